@@ -1,4 +1,5 @@
-"""The values of a user's loss and score: a mean over a batch's rows, a pair (sum, count), or a dict of these."""
+"""The values of a user's loss and score: a mean over a batch's rows, a pair (sum, count), or a dict
+of these."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ FORMS = "one number (the mean over a batch's rows), a pair (sum, count) or a dic
 
 @dataclass(frozen=True)
 class Amount:
-    """A mean over ``count`` things, or their sum: the rows of a batch, its tokens, or their weights."""
+    """A mean over ``count`` things, or their sum: the rows of a batch, its tokens, or their
+    weights."""
 
     value: Any
     """A number, or a tensor of one number with its gradient."""
     count: float
     is_mean: bool
-    """True if ``value`` is a mean, and ``count`` the number of the batch's rows. False if ``value`` is a sum."""
+    """True if ``value`` is a mean, and ``count`` the number of the batch's rows. False if ``value``
+    is a sum."""
 
     @property
     def mean(self) -> Any:
@@ -37,9 +40,11 @@ class Amount:
 
 
 def amounts_in(returned: Any, rows: int, subject: str) -> dict[str, Amount]:
-    """Return the amounts that a user's function returned for a batch of ``rows``, by their names ("" without a dict).
+    """Return the amounts that a user's function returned for a batch of ``rows``, by their names
+    ("" without a dict).
 
-    Raises ConfigError, which begins with ``subject``, for other forms, other than real numbers, or a wrong count.
+    Raises ConfigError, which begins with ``subject``, for other forms, other than real numbers, or
+    a wrong count.
     """
     named = returned if isinstance(returned, Mapping) else {"": returned}
     if not named:
@@ -47,7 +52,9 @@ def amounts_in(returned: Any, rows: int, subject: str) -> dict[str, Amount]:
     amounts = {}
     for name, value in named.items():
         if not isinstance(name, str) or (not name and isinstance(returned, Mapping)):
-            raise ConfigError(f"{subject} returns a dict with the key {name!r:.40}; its keys must be names.")
+            raise ConfigError(
+                f"{subject} returns a dict with the key {name!r:.40}; its keys must be names."
+            )
         its = f"{subject}: {name}" if name else subject
         if type(value) is tuple and len(value) == 2:
             amounts[name] = Amount(_number(value[0], its), _count(value[1], its), False)
@@ -57,11 +64,16 @@ def amounts_in(returned: Any, rows: int, subject: str) -> dict[str, Amount]:
 
 
 def _number(value: Any, subject: str) -> Any:
-    """Return a number, or a tensor of one number, as it is. Raises ConfigError for all other values."""
+    """Return a number, or a tensor of one number, as it is. Raises ConfigError for all other
+    values."""
     with suppress(Exception):  # a user's object may raise anything
         if isinstance(value, int | float):
             return value
-        if value.shape == () and not getattr(value, "is_meta", False) and "complex" not in str(value.dtype):
+        if (
+            value.shape == ()
+            and not getattr(value, "is_meta", False)
+            and "complex" not in str(value.dtype)
+        ):
             return value
     raise ConfigError(f"{subject} returns {_described(value)}; it must return {FORMS}.")
 
@@ -69,7 +81,9 @@ def _number(value: Any, subject: str) -> Any:
 def _count(value: Any, subject: str) -> float:
     count = float(_number(value, f"{subject}: its count"))
     if not isfinite(count) or count < 0:
-        raise ConfigError(f"{subject} returns a pair (sum, count) with the count {count:g}; it must be at least 0.")
+        raise ConfigError(
+            f"{subject} returns a pair (sum, count) with the count {count:g}; it must be at least 0."
+        )
     return count
 
 

@@ -14,9 +14,11 @@ from istmpi.errors import ConfigError, IstmpiError
 
 
 def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
-    """Import, and thereby run, the module of ``name``: FILE.py:NAME or package.module:NAME. Return module and NAME.
+    """Import, and thereby run, the module of ``name``: FILE.py:NAME or package.module:NAME. Return
+    module and NAME.
 
-    ``option`` and ``what`` are for messages. Raises ConfigError for a malformed name, or if the import fails.
+    ``option`` and ``what`` are for messages. Raises ConfigError for a malformed name, or if the
+    import fails.
     """
     path, _, inner = name.rpartition(":")
     if not path or not inner.isidentifier():
@@ -36,22 +38,25 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def gradients_kept() -> Iterator[None]:
-    """A context for foreign code. If the code turns torch's gradients on or off, undo that and raise RuntimeError."""
+    """A context for foreign code. If the code turns torch's gradients on or off, undo that and
+    raise RuntimeError."""
     import torch
 
     before = torch.is_grad_enabled()
     yield
     if torch.is_grad_enabled() != before:
         torch.set_grad_enabled(before)
-        raise RuntimeError(f"it turns gradients {'off' if before else 'on'} globally; use torch.no_grad() as a context")
+        raise RuntimeError(
+            f"it turns gradients {'off' if before else 'on'} globally; use torch.no_grad() as a context"
+        )
 
 
 @contextmanager
 def calling(subject: str, kind: type[IstmpiError] = ConfigError, cure: str = "") -> Iterator[None]:
     """A context in which one method of a user's object runs; ``subject`` names both.
 
-    Any exception becomes an error of this ``kind``, with the line of the user's code and the ``cure``, a sentence.
-    Errors of istmpi pass unchanged.
+    Any exception becomes an error of this ``kind``, with the line of the user's code and the
+    ``cure``, a sentence. Errors of istmpi pass unchanged.
     """
     try:
         yield
@@ -73,7 +78,8 @@ def short(error: BaseException) -> str:
 
 
 def raised_in(error: BaseException) -> str:
-    """Return a sentence that names the last line of the user's code in a traceback; empty if no line is the user's."""
+    """Return a sentence that names the last line of the user's code in a traceback; empty if no
+    line is the user's."""
     libraries = str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(libraries) and "-packages" not in frame.filename:
@@ -82,7 +88,8 @@ def raised_in(error: BaseException) -> str:
 
 
 def _module_of_file(path: Path, given: str) -> ModuleType:
-    """Import a file as a module that can import other files of its folder. Raises ConfigError if it is missing."""
+    """Import a file as a module that can import other files of its folder. Raises ConfigError if it
+    is missing."""
     if not path.is_file():
         raise ConfigError(f"{given}: {path} does not exist.")
     folder = str(path.resolve().parent)

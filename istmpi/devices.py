@@ -11,18 +11,21 @@ from istmpi.errors import ConfigError
 
 HOST = torch.device("cpu")
 
-# A pull fills fresh tensors: with pages of 2 MiB the kernel hands them over in half the time. torch reads this when it
-# first allocates; a user's own setting stands.
+# A pull fills fresh tensors: with pages of 2 MiB the kernel hands them over in half the time. torch
+# reads this when it first allocates; a user's own setting stands.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def choose_device(choice: str, local: Communicator) -> torch.device:
-    """Return this rank's device. The ranks of a host (``local``) take its CUDA devices in turn, if there are any.
+    """Return this rank's device. The ranks of a host (``local``) take its CUDA devices in turn, if
+    there are any.
 
     ``choice``: auto, cpu or cuda. Raises ConfigError for cuda without a device.
     """
     if choice == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("train.device = 'cuda' but this rank's host has no usable CUDA device. Use cpu or auto.")
+        raise ConfigError(
+            "train.device = 'cuda' but this rank's host has no usable CUDA device. Use cpu or auto."
+        )
     if choice == "cpu" or not torch.cuda.is_available():
         return HOST
     return torch.device("cuda", local.rank % torch.cuda.device_count())
@@ -30,22 +33,34 @@ def choose_device(choice: str, local: Communicator) -> torch.device:
 
 def with_room(device: torch.device, nbytes: float) -> torch.device:
     """Return ``device``, or the CPU if ``device`` is a GPU with less than twice ``nbytes`` free."""
-    return HOST if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * nbytes else device
+    return (
+        HOST
+        if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * nbytes
+        else device
+    )
 
 
 def usable_cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def fair_threads(local: Communicator) -> int:
-    """Return this rank's number of cores, at least 1. A host's ranks (``local``) divide shared cores. Collective."""
+    """Return this rank's number of cores, at least 1. A host's ranks (``local``) divide shared
+    cores. Collective."""
     usable = usable_cores()
     per_rank = local.allgather(usable)
-    return max(int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in usable)), 1)
+    return max(
+        int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in usable)), 1
+    )
 
 
 def choose_threads(choice: int, local: Communicator) -> int:
-    """Set and return this rank's threads: ``choice``, else OMP_NUM_THREADS, else a share of the cores. Collective."""
+    """Set and return this rank's threads: ``choice``, else OMP_NUM_THREADS, else a share of the
+    cores. Collective."""
     shared = fair_threads(local)
     threads = choice or _threads_of_openmp() or shared
     torch.set_num_threads(threads)
@@ -58,9 +73,11 @@ def _threads_of_openmp() -> int:
 
 
 def to_empty(network: nn.Module, device: torch.device | str) -> nn.Module:
-    """Move a network to a device; tensors from the meta device get memory there, with undefined values.
+    """Move a network to a device; tensors from the meta device get memory there, with undefined
+    values.
 
-    ``Module.to_empty`` is not used, because it imports all of torch's decompositions, which takes seconds.
+    ``Module.to_empty`` is not used, because it imports all of torch's decompositions, which takes
+    seconds.
     """
     made: dict[int, nn.Parameter] = {}
     for module in network.modules():
@@ -69,7 +86,9 @@ def to_empty(network: nn.Module, device: torch.device | str) -> nn.Module:
                 if id(parameter) not in made:
                     values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
                     made[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
-                setattr(module, key, made[id(parameter)])  # a recurrent layer has them in a list as well
+                setattr(
+                    module, key, made[id(parameter)]
+                )  # a recurrent layer has them in a list as well
         for key, buffer in list(module._buffers.items()):
             if buffer is not None and buffer.is_meta:
                 module._buffers[key] = torch.empty_like(buffer, device=device)

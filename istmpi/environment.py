@@ -3,17 +3,34 @@
 import os
 
 VARIABLES = {
-    "ISTMPI_RUNS": ("istmpi", "runs", "Folder of the runs: without --out, a run is its folder NAME."),
-    "ISTMPI_LOCAL": ("istmpi-run", "$SLURM_TMPDIR, $TMPDIR, /tmp", "A host's local disk, for --stage, --stage-venv."),
+    "ISTMPI_RUNS": (
+        "istmpi",
+        "runs",
+        "Folder of the runs: without --out, a run is its folder NAME.",
+    ),
+    "ISTMPI_LOCAL": (
+        "istmpi-run",
+        "$SLURM_TMPDIR, $TMPDIR, /tmp",
+        "A host's local disk, for --stage, --stage-venv.",
+    ),
     "ISTMPI_VENV": ("bin/quickstart, bin/test", ".venv", "Folder of the virtual environment."),
     "ISTMPI_PYTHON": ("bin/quickstart, bin/test", "python3", "Python that makes it."),
-    "ISTMPI_TORCH_INDEX": ("bin/quickstart, bin/test", "PyTorch's CPU builds", "Package index for PyTorch."),
-    "ISTMPI_HDF5_PYTHON": ("bin/test", "$ISTMPI_VENV-hdf5/bin/python", "Python whose h5py was built with MPI."),
+    "ISTMPI_TORCH_INDEX": (
+        "bin/quickstart, bin/test",
+        "PyTorch's CPU builds",
+        "Package index for PyTorch.",
+    ),
+    "ISTMPI_HDF5_PYTHON": (
+        "bin/test",
+        "$ISTMPI_VENV-hdf5/bin/python",
+        "Python whose h5py was built with MPI.",
+    ),
     "ISTMPI_SITE": ("bin/mkdocs.yml", "/tmp/istmpi-site", "Folder for the site of the pages."),
 }
 """The reading program, the default and the meaning of each variable."""
 
 
 def read(name: str) -> str:
-    """Return a variable of the table, or its default if it is not set or empty; a ~ becomes the home folder."""
+    """Return a variable of the table, or its default if it is not set or empty; a ~ becomes the
+    home folder."""
     return os.path.expanduser(os.environ.get(name) or VARIABLES[name][1])

@@ -78,25 +78,30 @@ class StuckError(IstmpiError):
 
 
 LONGEST_WORD = 100
-"""The most characters of a word to compare: comparing takes quadratic time, and longer words are not mistyped."""
+"""The most characters of a word to compare: comparing takes quadratic time, and longer words are
+not mistyped."""
 
 
 def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
-    """Return ``"; did you mean X?"`` for the choice nearest to ``word``; the list of choices if none is near.
+    """Return ``"; did you mean X?"`` for the choice nearest to ``word``; the list of choices if
+    none is near.
 
     ``prefix`` precedes each choice. A ``word`` longer than `LONGEST_WORD` gets an empty text.
     """
     words = sorted(choices)
     if len(word) > LONGEST_WORD:
         return ""
-    near = difflib.get_close_matches(word, [item for item in words if len(item) <= LONGEST_WORD], n=1)
+    near = difflib.get_close_matches(
+        word, [item for item in words if len(item) <= LONGEST_WORD], n=1
+    )
     if near:
         return f"; did you mean {prefix}{near[0]}?"
     return f"; known: {', '.join(prefix + item for item in words)}"
 
 
 def kind_of(path: Path) -> str:
-    """Name the kind of a path that is not a regular file, such as a pipe; the path is not opened."""
+    """Name the kind of a path that is not a regular file, such as a pipe; the path is not
+    opened."""
     if path.is_symlink() and not path.exists():
         return "a link to nothing"
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}

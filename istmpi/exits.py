@@ -1,7 +1,7 @@
 """Outputs of networks: a tensor, or a tensor for each exit; the last exit is the network's end.
 
-An early exit is a classifier in the middle of a network (BranchyNet, arXiv 1709.01686; over devices, edge and cloud,
-arXiv 1709.01921). The loss is the weighted sum over exits.
+An early exit is a classifier in the middle of a network (BranchyNet, arXiv 1709.01686; over
+devices, edge and cloud, arXiv 1709.01921). The loss is the weighted sum over exits.
 """
 
 from __future__ import annotations
@@ -33,9 +33,14 @@ def joined(returned: Outputs) -> torch.Tensor:
 
 
 def weighted_loss(
-    loss: Callable[..., torch.Tensor], returned: Outputs, targets: torch.Tensor, weights: Sequence[float], **how: str
+    loss: Callable[..., torch.Tensor],
+    returned: Outputs,
+    targets: torch.Tensor,
+    weights: Sequence[float],
+    **how: str,
 ) -> torch.Tensor:
-    """Return the sum over exits of weight times ``loss`` (called with ``how``); without ``weights``, a weight is 1."""
+    """Return the sum over exits of weight times ``loss`` (called with ``how``); without
+    ``weights``, a weight is 1."""
     losses = [loss(outputs, targets, **how) for outputs in outputs_of(returned)]
     if weights:
         losses = [weight * each for weight, each in zip(weights, losses, strict=True)]
@@ -43,10 +48,13 @@ def weighted_loss(
 
 
 def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
-    """Raise ConfigError unless ``weights`` is empty, or has a weight for each exit, not all 0. ``network``: a name."""
+    """Raise ConfigError unless ``weights`` is empty, or has a weight for each exit, not all 0.
+    ``network``: a name."""
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
         cure = f"Give {exits} numbers" if exits > 1 else "Leave it out"
-        raise ConfigError(f"{shown}: {network} has {exits} output{'s' * (exits > 1)}, including the last. {cure}.")
+        raise ConfigError(
+            f"{shown}: {network} has {exits} output{'s' * (exits > 1)}, including the last. {cure}."
+        )
     if weights and not any(weights):
         raise ConfigError(f"{shown} has no weight above 0. Give at least one.")

@@ -1,4 +1,5 @@
-"""Writes files that appear complete or not at all: under a temporary name, synced to disk, then renamed."""
+"""Writes files that appear complete or not at all: under a temporary name, synced to disk, then
+renamed."""
 
 import contextlib
 import os
@@ -12,7 +13,8 @@ from istmpi.errors import ConfigError, OutputError, kind_of
 from istmpi.foreign import reason
 
 _OF_FILES = (".h5", ".json", ".jsonl", ".toml")
-"""Endings of names that only files may have in a run's folder; a folder with another ending is accepted."""
+"""Endings of names that only files may have in a run's folder; a folder with another ending is
+accepted."""
 
 
 def temporary(path: Path) -> Path:
@@ -30,11 +32,14 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def preparing(path: Path) -> Iterator[None]:
-    """A context that prepares a folder for results. An OSError becomes a ConfigError, because no run has begun."""
+    """A context that prepares a folder for results. An OSError becomes a ConfigError, because no
+    run has begun."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"--out {path}: cannot be written ({error.strerror}). Give another folder.") from None
+        raise ConfigError(
+            f"--out {path}: cannot be written ({error.strerror}). Give another folder."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -57,14 +62,16 @@ def named_at_last(beside: Path, path: Path) -> None:
 
 
 def require_files(folder: Path) -> None:
-    """Raise ConfigError if a run's folder, or its checkpoints, has a pipe, a device, or a folder in a file's place."""
+    """Raise ConfigError if a run's folder, or its checkpoints, has a pipe, a device, or a folder in
+    a file's place."""
     for path in (folder, folder / "checkpoints"):
         for inside in path.iterdir() if path.is_dir() else ():
             require_file(inside, or_folder=inside.suffix not in _OF_FILES)
 
 
 def require_file(path: Path, or_folder: bool = False) -> None:
-    """Raise ConfigError for a path to a pipe, a device, a broken link or (unless ``or_folder``) a folder."""
+    """Raise ConfigError for a path to a pipe, a device, a broken link or (unless ``or_folder``) a
+    folder."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -77,16 +84,20 @@ def require_file(path: Path, or_folder: bool = False) -> None:
 
 def require_free(path: Path, force: bool) -> None:
     if path.is_dir() or (path.exists() and not force):
-        raise ConfigError(f"{path} exists. Replace it with --force, or choose another name with --out.")
+        raise ConfigError(
+            f"{path} exists. Replace it with --force, or choose another name with --out."
+        )
 
 
 def without_links(path: str, flags: int) -> int:
-    """Open a file as `open` asks its ``opener``; refuse a link, which another user may have put in its place."""
+    """Open a file as `open` asks its ``opener``; refuse a link, which another user may have put in
+    its place."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append to a file, which is as before if that fails. Raises OutputError, also for a link in the file's place."""
+    """Append to a file, which is as before if that fails. Raises OutputError, also for a link in
+    the file's place."""
     with writing(path), open(path, "ab", buffering=0, opener=without_links) as file:
         size, left = os.fstat(file.fileno()).st_size, memoryview(data)
         try:
@@ -101,8 +112,9 @@ def append(path: Path, data: bytes) -> None:
 def appearing(path: Path, follow: bool = True) -> Iterator[BinaryIO]:
     """Open a new file to write. It replaces ``path`` if the block ends without an exception.
 
-    ``follow``: write what a link points to; otherwise the link is replaced, as in a run's folder, where others may
-    have put it. A pipe or a device is written directly. Raises OutputError if the file cannot be written.
+    ``follow``: write what a link points to; otherwise the link is replaced, as in a run's folder,
+    where others may have put it. A pipe or a device is written directly. Raises OutputError if the
+    file cannot be written.
     """
     place = path.resolve() if follow else path
     plain = place.is_file() or not place.exists() or (place.is_symlink() and not follow)

@@ -23,11 +23,13 @@ MEGABYTE = 2**20
 TOML_BYTES = MEGABYTE
 JSON_BYTES = 64 * MEGABYTE
 METRICS_BYTES = 512 * MEGABYTE
-"""The most bytes of a metrics.jsonl. This file is read into memory whole, as are TOML and JSON files."""
+"""The most bytes of a metrics.jsonl. This file is read into memory whole, as are TOML and JSON
+files."""
 MOST = 1e30
 """The largest absolute value of a number in a file of a run or a cluster."""
 LINE = 1000
-"""The most characters of a message. The middle of a longer message is cut, because the cure is at the end."""
+"""The most characters of a message. The middle of a longer message is cut, because the cure is at
+the end."""
 
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
 _LIMITS = (RecursionError, OverflowError)
@@ -42,7 +44,8 @@ _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 
 
 def printable(text: str) -> str:
-    """Escape the characters of a text that cannot be printed: new lines, ESC, bytes that are not UTF-8."""
+    """Escape the characters of a text that cannot be printed: new lines, ESC, bytes that are not
+    UTF-8."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
@@ -54,21 +57,28 @@ def one_line(message: object) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a JSON value to compare and show: each text printable and cut to `LINE`, a nested value as JSON text."""
+    """Return a JSON value to compare and show: each text printable and cut to `LINE`, a nested
+    value as JSON text."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
         return [plain_value(item) for item in value]
-    return value if isinstance(value, bool | None) or is_figure(value) else one_line(json.dumps(value)[:LINE])
+    return (
+        value
+        if isinstance(value, bool | None) or is_figure(value)
+        else one_line(json.dumps(value)[:LINE])
+    )
 
 
 def whole_number(text: str) -> int:
-    """Read a whole number from a file's text. Raises ValueError for other text, and for forms like 1_0."""
+    """Read a whole number from a file's text. Raises ValueError for other text, and for forms like
+    1_0."""
     return int(_checked(text))
 
 
 def number(text: str) -> float:
-    """Read a number from a file's text. Raises ValueError for other text, and for forms like 1_0."""
+    """Read a number from a file's text. Raises ValueError for other text, and for forms like
+    1_0."""
     return float(_checked(text))
 
 
@@ -81,7 +91,8 @@ def is_number(text: str) -> bool:
 
 
 def in_ascii_digits(text: str) -> bool:
-    """Return False for a text with ``_`` or characters beyond ASCII, which Python accepts in numbers."""
+    """Return False for a text with ``_`` or characters beyond ASCII, which Python accepts in
+    numbers."""
     return text.isascii() and "_" not in text
 
 
@@ -101,10 +112,11 @@ def _is_taken(read: Callable[[str], object], text: str) -> bool:
 
 @contextmanager
 def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[None]:
-    """A context in which a library reads a file. Errors of the given ``kinds`` and of `_LIMITS` become DataError.
+    """A context in which a library reads a file. Errors of the given ``kinds`` and of `_LIMITS`
+    become DataError.
 
-    ``subject`` begins the message, ``cure`` is its last sentence. Errors of istmpi pass unchanged. A MemoryError
-    becomes a DataError that does not blame the file.
+    ``subject`` begins the message, ``cure`` is its last sentence. Errors of istmpi pass unchanged.
+    A MemoryError becomes a DataError that does not blame the file.
     """
     try:
         yield
@@ -120,7 +132,8 @@ def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[Non
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's reason in one line: the system's text, the first line of the error's text, or the class."""
+    """Return an error's reason in one line: the system's text, the first line of the error's text,
+    or the class."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
@@ -132,14 +145,19 @@ def reason(error: BaseException) -> str:
 
 
 def past_a_limit(error: BaseException) -> UserError | None:
-    """Return a UserError for an error from too large an input or an unusable path; None for other errors."""
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OF_MEMORY.search(str(error))):
+    """Return a UserError for an error from too large an input or an unusable path; None for other
+    errors."""
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _OF_MEMORY.search(str(error))
+    ):
         return UserError(
             f"a rank needs more memory than it gets: {reason(error)}. Use more ranks, a smaller batch or network, or "
             "more memory; istmpi train --dry-run predicts the memory of a rank."
         )
     if isinstance(error, _LIMITS):
-        return UserError(f"the input is too large or too deep: {reason(error)}. Give less, or smaller numbers.")
+        return UserError(
+            f"the input is too large or too deep: {reason(error)}. Give less, or smaller numbers."
+        )
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         return UserError(
             f"{error.filename}: cannot be used ({error.strerror}). Give another name, or change its permissions."
@@ -148,22 +166,30 @@ def past_a_limit(error: BaseException) -> UserError | None:
 
 
 def left(error: BaseException) -> IstmpiError | None:
-    """Return an error that names the foreign code that ended the program by ``error``; None for istmpi's code."""
+    """Return an error that names the foreign code that ended the program by ``error``; None for
+    istmpi's code."""
     code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
     how = type(error).__name__ + f" ({words})" * bool(words)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem not in _EXITS]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).stem not in _EXITS
+    ]
     return left_at(frames[-1].filename, frames[-1].lineno, how, code) if frames else None
 
 
 def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
-    """Return the error of `left` for a line of a file; None for istmpi's files. ``how``: the exception's text."""
+    """Return the error of `left` for a line of a file; None for istmpi's files. ``how``: the
+    exception's text."""
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(
         f"{file}, line {line}, ends the program with {how} before its work is done. Return, or raise an error "
         "with the reason."
     )
-    end.exit_code = code if isinstance(code, int) and code % 256 else 1  # a system keeps eight bits of it
+    end.exit_code = (
+        code if isinstance(code, int) and code % 256 else 1
+    )  # a system keeps eight bits of it
     return end
 
 
@@ -171,13 +197,16 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
 def staying(*others: type[BaseException]) -> Iterator[None]:
     """A context for foreign code that must not end the program: an attempt becomes an IstmpiError.
 
-    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have raised. Attempts of
-    istmpi's own code pass unchanged.
+    An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have
+    raised. Attempts of istmpi's own code pass unchanged.
     """
     try:
         yield
     except (SystemExit, KeyboardInterrupt, *others) as error:
-        asked = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        asked = (
+            isinstance(error, KeyboardInterrupt)
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
         if not asked and (end := left(error)):
             raise end from error
         raise
@@ -196,12 +225,15 @@ def is_file(path: Path) -> bool:
 
 
 def content(path: Path, most_bytes: int) -> bytes:
-    """Read a file. Raises ValueError if it is not a regular file or has more than ``most_bytes`` bytes."""
+    """Read a file. Raises ValueError if it is not a regular file or has more than ``most_bytes``
+    bytes."""
     if exists(path) and not path.is_file():
         raise ValueError(f"it is {kind_of(path)}, not a file")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        held = file.read(min(size, most_bytes) + 1)  # Python sets aside as many bytes as are asked for
+        held = file.read(
+            min(size, most_bytes) + 1
+        )  # Python sets aside as many bytes as are asked for
     if len(held) > most_bytes:
         raise ValueError(f"it has more than {most_bytes // MEGABYTE} MB")
     return held
@@ -226,15 +258,19 @@ def toml_value(text: str) -> Any:
 
 
 class Fields:
-    """A JSON object that may hold anything. Its methods, except `value`, check a value's kind before they return it.
+    """A JSON object that may hold anything. Its methods, except `value`, check a value's kind
+    before they return it.
 
-    A wrong or missing value raises DataError: ``subject`` begins its message, ``cure`` is the last sentence.
+    A wrong or missing value raises DataError: ``subject`` begins its message, ``cure`` is the last
+    sentence.
     """
 
     def __init__(self, tree: Any, subject: object, cure: str, prefix: str = ""):
         self._subject, self._cure, self._prefix = subject, cure, ""
         if not isinstance(tree, dict):
-            raise self.refused(prefix.rstrip(".") or "its content", tree, "must be an object with keys")
+            raise self.refused(
+                prefix.rstrip(".") or "its content", tree, "must be an object with keys"
+            )
         self._prefix = prefix
         self.tree: dict[str, Any] = tree
 
@@ -259,7 +295,9 @@ class Fields:
         with reading(self._subject, self._cure, ValueError):
             shown = repr(value)
         shown = shown if len(shown) < 80 else f"{shown[:60]}..."
-        return DataError(f"{self._subject}: {self._prefix}{key} is {shown}; it {constraint}. {self._cure}")
+        return DataError(
+            f"{self._subject}: {self._prefix}{key} is {shown}; it {constraint}. {self._cure}"
+        )
 
     def value(self, key: str) -> Any:
         if key not in self.tree:
@@ -303,7 +341,10 @@ class Fields:
         if not isinstance(value, list):
             raise self.refused(key, value, "must be a list")
         prefix = f"{self._prefix}{key}"
-        return [Fields(entry, self._subject, self._cure, f"{prefix}[{n}].") for n, entry in enumerate(value)]
+        return [
+            Fields(entry, self._subject, self._cure, f"{prefix}[{n}].")
+            for n, entry in enumerate(value)
+        ]
 
 
 def is_figure(value: Any, least: float = -MOST) -> bool:

@@ -4,8 +4,9 @@
     /checksums/PATH   [blocks] uint32: a CRC-32 for each block of rows of the dataset /PATH; of n rows block b has rows
                       ``n*b//blocks`` to ``n*(b+1)//blocks``
 
-Every dataset is contiguous, lies in the file itself and is reached by hard links. So a reader may map rows into memory,
-and reads nothing from other files. HDF5's own structures have checksums, too (object headers of version 2).
+Every dataset is contiguous, lies in the file itself and is reached by hard links. So a reader may
+map rows into memory, and reads nothing from other files. HDF5's own structures have checksums, too
+(object headers of version 2).
 """
 
 import json
@@ -24,13 +25,16 @@ from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.foreign import reason
 
 LOCKING = False
-"""HDF5's locks are off: a file appears complete and never changes. Cluster file systems often cannot lock."""
+"""HDF5's locks are off: a file appears complete and never changes. Cluster file systems often
+cannot lock."""
 
 CREATION = {"libver": ("v108", "v110"), "alignment_threshold": 2**16, "alignment_interval": 2**12}
-"""Options of new files: headers with checksums, readable since HDF5 1.8; large datasets begin at multiples of 4 KiB."""
+"""Options of new files: headers with checksums, readable since HDF5 1.8; large datasets begin at
+multiples of 4 KiB."""
 
 READABLE = (1, 2)
-"""Format versions that can be read. Version 1 has no checksum of attributes and of the list of datasets."""
+"""Format versions that can be read. Version 1 has no checksum of attributes and of the list of
+datasets."""
 CHECKSUM = "checksum"
 CHECKSUMS = "checksums/"
 
@@ -45,7 +49,8 @@ Kind = TypeVar("Kind")
 
 @contextmanager
 def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") -> Iterator[Kind]:
-    """Open a file; yield ``kind(path, file)``. Raises a one-line DataError, with ``cure``, if damaged or missing."""
+    """Open a file; yield ``kind(path, file)``. Raises a one-line DataError, with ``cure``, if
+    damaged or missing."""
     with damage_named(path, cure):
         file = h5py.File(path, "r", locking=LOCKING)
     with file:
@@ -56,7 +61,8 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
 @contextmanager
 def damage_named(path: Path, cure: str = "") -> Iterator[None]:
-    """A context that reads a file. ConfigError, and other packages' errors except MemoryError, become DataError."""
+    """A context that reads a file. ConfigError, and other packages' errors except MemoryError,
+    become DataError."""
     try:
         yield
     except ConfigError as error:
@@ -69,25 +75,31 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
 
 
 def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
-    """Return a file's format version. Raises DataError if format, version or attribute ``checksum`` is wrong."""
+    """Return a file's format version. Raises DataError if format, version or attribute ``checksum``
+    is wrong."""
     if plain(file.attrs.get("format", "")) != format:
         raise DataError(f"{path} is an HDF5 file, but not {what}.")
     version = file.attrs.get("version", 0)
     if version not in READABLE:
         readable = " and ".join(map(str, READABLE))
-        raise DataError(f"{path} has format version {shown(version)}; this istmpi reads versions {readable}. {cure}.")
+        raise DataError(
+            f"{path} has format version {shown(version)}; this istmpi reads versions {readable}. {cure}."
+        )
     if (CHECKSUM in file.attrs) != (version > 1):
         has = "no attribute" if version == 1 else "an attribute"
-        raise DataError(f"{path} is damaged: its format version is {version}, which has {has} {CHECKSUM}. {cure}.")
+        raise DataError(
+            f"{path} is damaged: its format version is {version}, which has {has} {CHECKSUM}. {cure}."
+        )
     return int(version)
 
 
 @contextmanager
 def new_file(path: Path, room: int) -> Iterator[h5py.File]:
-    """Create a file to fill. Raises OSError if the disk has no room for it, at once or at the end of the context.
+    """Create a file to fill. Raises OSError if the disk has no room for it, at once or at the end
+    of the context.
 
-    HDF5 writes its structures when the file is closed, and does not survive a full disk. Until then, another file
-    keeps ``room`` bytes for the structures.
+    HDF5 writes its structures when the file is closed, and does not survive a full disk. Until
+    then, another file keeps ``room`` bytes for the structures.
     """
     keeper = path.with_suffix(".room.tmp")
     try:
@@ -113,22 +125,30 @@ def names_array(names: Sequence[str]) -> np.ndarray:
     return np.array(encoded, h5py.string_dtype("utf-8", max(map(len, encoded)) or 1))
 
 
-def set_attribute(place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]) -> None:
-    """Set an attribute. Texts get a fixed length, because HDF5's checksums do not cover other texts."""
+def set_attribute(
+    place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]
+) -> None:
+    """Set an attribute. Texts get a fixed length, because HDF5's checksums do not cover other
+    texts."""
     if isinstance(value, str):
         text = value.encode()
-        place.attrs.create(name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1)))
+        place.attrs.create(
+            name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1))
+        )
     else:
         place.attrs[name] = value
 
 
 def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
-    """Write the CRC-32 of the file's and datasets' attributes, the list of datasets and /checksums. Call it last."""
+    """Write the CRC-32 of the file's and datasets' attributes, the list of datasets and /checksums.
+    Call it last."""
     file.attrs[CHECKSUM] = np.uint32(_crc_of_description(file, checksums))
 
 
 def sealed(file: h5py.File) -> bool:
-    guards = {path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)}
+    guards = {
+        path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)
+    }
     if any(misplaced(dataset, file.id.get_filesize()) for dataset in guards.values()):
         return False  # and perhaps of a size that nobody can read
     checksums = {path: dataset[...] for path, dataset in guards.items()}
@@ -136,14 +156,24 @@ def sealed(file: h5py.File) -> bool:
 
 
 def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> int:
-    """Return the CRC-32 of attributes, shapes, types and checksums as JSON, independent of HDF5's encoding."""
+    """Return the CRC-32 of attributes, shapes, types and checksums as JSON, independent of HDF5's
+    encoding."""
     description = {
-        "attributes": {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM},
+        "attributes": {
+            name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM
+        },
         "datasets": {
-            path: [list(dataset.shape), dtype_name(dataset), {name: plain(v) for name, v in dataset.attrs.items()}]
+            path: [
+                list(dataset.shape),
+                dtype_name(dataset),
+                {name: plain(v) for name, v in dataset.attrs.items()},
+            ]
             for path, dataset in all_datasets(file).items()
         },
-        "checksums": {path: zlib.crc32(np.ascontiguousarray(values, "<u4")) for path, values in checksums.items()},
+        "checksums": {
+            path: zlib.crc32(np.ascontiguousarray(values, "<u4"))
+            for path, values in checksums.items()
+        },
     }
     return zlib.crc32(json.dumps(description, sort_keys=True).encode())
 
@@ -161,7 +191,8 @@ def shown(value: Any) -> str:
 
 
 def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
-    """Return a dtype's type in the file, little-endian. bfloat16 is a float type, which HDF5 converts for readers."""
+    """Return a dtype's type in the file, little-endian. bfloat16 is a float type, which HDF5
+    converts for readers."""
     if dtype.startswith("S"):
         return h5py.h5t.py_create(h5py.string_dtype("utf-8", int(dtype[1:])))
     if dtype != "bfloat16":
@@ -180,11 +211,16 @@ def dtype_name(dataset: h5py.Dataset) -> str:
 
 def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
     """Return `all_datasets` without the checksums."""
-    return {path: dataset for path, dataset in all_datasets(file).items() if not path.startswith(CHECKSUMS)}
+    return {
+        path: dataset
+        for path, dataset in all_datasets(file).items()
+        if not path.startswith(CHECKSUMS)
+    }
 
 
 def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return all datasets of the file by path, in the order of names, without those behind links."""
+    """Return all datasets of the file by path, in the order of names, without those behind
+    links."""
     by_path = {}
 
     def visit(path: str, item: h5py.HLObject) -> None:
@@ -196,7 +232,8 @@ def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def dataset_at(file: h5py.File, path: str) -> h5py.Dataset | None:
-    """Return the dataset at a path; None if nothing is there. Raises ValueError for a soft or external link."""
+    """Return the dataset at a path; None if nothing is there. Raises ValueError for a soft or
+    external link."""
     place: h5py.HLObject = file
     for name in path.split("/"):
         # h5py's own look-ups would follow a link before they tell that it is one.
@@ -215,21 +252,26 @@ def _target(value: Any) -> str:
 
 
 def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
-    """Return the reason why a dataset's rows are not one block in a file of ``size`` bytes; None if they are."""
+    """Return the reason why a dataset's rows are not one block in a file of ``size`` bytes; None if
+    they are."""
     layout = dataset.id.get_create_plist()
     if layout.get_external_count():
         return f"lies in another file ({layout.get_external(0)[0].decode(errors='replace')})"
     if layout.get_layout() == h5py.h5d.VIRTUAL:
         return "is a virtual dataset"
     nbytes, offset = dataset.size * dataset.id.get_type().get_size(), dataset.id.get_offset()
-    if nbytes and (layout.get_layout() != h5py.h5d.CONTIGUOUS or offset is None or offset + nbytes > size):
+    if nbytes and (
+        layout.get_layout() != h5py.h5d.CONTIGUOUS or offset is None or offset + nbytes > size
+    ):
         return "is not stored contiguously"
     return None
 
 
 def structure_errors(file: h5py.File) -> Iterator[str]:
     stored, contents, size = all_datasets(file), datasets(file), file.id.get_filesize()
-    guarded = dict.fromkeys(path.removeprefix(CHECKSUMS) for path in stored if path.startswith(CHECKSUMS))
+    guarded = dict.fromkeys(
+        path.removeprefix(CHECKSUMS) for path in stored if path.startswith(CHECKSUMS)
+    )
     yield from (f"{path} is missing" for path in guarded if path not in contents)
     yield from (f"{path} has no checksums" for path in contents if path not in guarded)
     for path, dataset in stored.items():
@@ -244,13 +286,16 @@ def checksum_errors(
     read: Read = lambda nbytes: None,
     paths: Collection[str] | None = None,
 ) -> Iterator[str]:
-    """Check every ``parts``-th block of rows, from number ``part`` on; yield a line for each wrong checksum.
+    """Check every ``parts``-th block of rows, from number ``part`` on; yield a line for each wrong
+    checksum.
 
     ``paths``: the datasets to check, by default all that have checksums.
     """
     number = 0
     for path, dataset in datasets(file).items():
-        if (paths is not None and path not in paths) or (expected := expected_checksums(file, path)) is None:
+        if (paths is not None and path not in paths) or (
+            expected := expected_checksums(file, path)
+        ) is None:
             continue
         rows = dataset.shape[0]
         for block, crc in enumerate(expected):
@@ -266,11 +311,17 @@ def differs(path: str, first: int, last: int) -> str:
 
 
 def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
-    """Read the checksums of a dataset's blocks; None if it has none. Raises ValueError if they are malformed."""
+    """Read the checksums of a dataset's blocks; None if it has none. Raises ValueError if they are
+    malformed."""
     guard = dataset_at(file, CHECKSUMS + path)
     if guard is None:
         return None
-    if guard.dtype != np.uint32 or guard.ndim != 1 or guard.size == 0 or misplaced(guard, file.id.get_filesize()):
+    if (
+        guard.dtype != np.uint32
+        or guard.ndim != 1
+        or guard.size == 0
+        or misplaced(guard, file.id.get_filesize())
+    ):
         raise ValueError(f"{CHECKSUMS}{path} lacks checksums")
     return guard[...]
 

@@ -1,9 +1,9 @@
 """Locks a folder for one run at a time, by a file that names the run's process.
 
-The file is made in one step that fails if the file exists. This works on every file system that ranks share, also
-without locks of its own. The file of a killed run is stale on the run's host once
-the process is gone, and on other hosts once the file was not touched for a while. A restart of the same SLURM job takes
-the file at once.
+The file is made in one step that fails if the file exists. This works on every file system that
+ranks share, also without locks of its own. The file of a killed run is stale on the run's host once
+the process is gone, and on other hosts once the file was not touched for a while. A restart of the
+same SLURM job takes the file at once.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ FILE = "lock.json"
 
 SECONDS_BETWEEN_TOUCHES = 10.0
 SECONDS_UNTIL_LEFT = 120.0
-"""The age at which another host's file counts as stale. File systems may show a touch a minute late."""
+"""The age at which another host's file counts as stale. File systems may show a touch a minute
+late."""
 SECONDS_TO_END = 10.0
 """The seconds to wait for the end of a run on this host, whose launcher may be ending it."""
 
@@ -32,10 +33,12 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class FolderLock:
-    """A lock on a folder until `release` or the end of this process. The constructor creates a missing folder.
+    """A lock on a folder until `release` or the end of this process. The constructor creates a
+    missing folder.
 
-    ``note`` gets a message if a run on another host has the lock: the constructor waits up to `SECONDS_UNTIL_LEFT`.
-    Raises ConfigError if another run holds the folder, or if the file cannot be written.
+    ``note`` gets a message if a run on another host has the lock: the constructor waits up to
+    `SECONDS_UNTIL_LEFT`. Raises ConfigError if another run holds the folder, or if the file cannot
+    be written.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
@@ -47,11 +50,14 @@ class FolderLock:
             while not _create(self._own, self.path):
                 self._await_end(note)
         self._released = threading.Event()
-        with contextlib.suppress(RuntimeError):  # without a thread, this host still sees the process
+        with contextlib.suppress(
+            RuntimeError
+        ):  # without a thread, this host still sees the process
             threading.Thread(target=self._touch, name="lock", daemon=True).start()
 
     def require(self) -> None:
-        """Raise OutputError if another run took the folder over, as may happen to a suspended process."""
+        """Raise OutputError if another run took the folder over, as may happen to a suspended
+        process."""
         if _read(self.path) not in (self._own, ""):
             raise OutputError(f"{self.path} is no longer this run's: another run has taken it.")
 
@@ -62,7 +68,8 @@ class FolderLock:
                 self._remove(self._own)
 
     def _await_end(self, note: Callable[[str], None]) -> None:
-        """Wait until the file is gone or replaced; remove a stale file. Raises ConfigError if a run uses the folder."""
+        """Wait until the file is gone or replaced; remove a stale file. Raises ConfigError if a run
+        uses the folder."""
         text, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
         holder, noted = _parsed(text), False
         while not _continued_by_this_job(holder):
@@ -76,13 +83,16 @@ class FolderLock:
             if alive is None and max(waited, _age(self.path)) > SECONDS_UNTIL_LEFT:
                 break
             if alive is None and not noted:
-                note(f"{self.path} belongs to {_name(holder)}; stale if not updated for {SECONDS_UNTIL_LEFT:g} s.")
+                note(
+                    f"{self.path} belongs to {_name(holder)}; stale if not updated for {SECONDS_UNTIL_LEFT:g} s."
+                )
                 noted = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         self._remove(text)
 
     def _remove(self, text: str) -> None:
-        """Remove the lock's file if it still has this text; only one process at a time may remove a file."""
+        """Remove the lock's file if it still has this text; only one process at a time may remove a
+        file."""
         turn = self.path.with_name(f".{FILE}.turn")
         if not _create("", turn):  # an empty file has room even on a full disk
             if _age(turn) > SECONDS_UNTIL_LEFT:  # the file of a process that was killed right here
@@ -150,7 +160,9 @@ def _system() -> str:
 
 def _started(process: int) -> str | None:
     try:
-        state, *facts = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        state, *facts = (
+            Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        )
     except OSError:
         return None
     return None if state in "ZX" else facts[18]
@@ -162,9 +174,15 @@ def _restarts() -> int:
 
 
 def _alive(holder: dict[str, Any]) -> bool | None:
-    if not holder.get("system") or (holder.get("host"), holder["system"]) != (socket.gethostname(), _system()):
+    if not holder.get("system") or (holder.get("host"), holder["system"]) != (
+        socket.gethostname(),
+        _system(),
+    ):
         return None
-    return holder.get("started") is not None and _started(holder.get("process", 0)) == holder["started"]
+    return (
+        holder.get("started") is not None
+        and _started(holder.get("process", 0)) == holder["started"]
+    )
 
 
 def _continued_by_this_job(holder: dict[str, Any]) -> bool:
@@ -182,7 +200,9 @@ def _refusal(path: Path, holder: dict[str, Any]) -> str:
 def _name(holder: dict[str, Any]) -> str:
     if not holder:
         return "an unknown process"
-    return f"process {holder.get('process')} on host {holder.get('host')} since {holder.get('since')}"
+    return (
+        f"process {holder.get('process')} on host {holder.get('host')} since {holder.get('since')}"
+    )
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -208,7 +228,8 @@ def _touched(path: Path) -> int | None:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a file was touched, by its file system's clock, because hosts' clocks differ."""
+    """Return the seconds since a file was touched, by its file system's clock, because hosts'
+    clocks differ."""
     beside = temporary(path.with_name(FILE))
     try:
         beside.touch()

@@ -1,13 +1,13 @@
 """Losses and scores of rows that have any number of labels among very many.
 
-The loss ``softmax`` is the mean over an example's labels of the cross-entropy among all labels. The loss ``binary`` is
-the sum over all labels of the cross-entropy of each label alone.
+The loss ``softmax`` is the mean over an example's labels of the cross-entropy among all labels. The
+loss ``binary`` is the sum over all labels of the cross-entropy of each label alone.
 
-Both losses of an example are ``total(logits) - sum over its labels of weight * logit``. So a few numbers hold the
-contribution of a part of the labels, and ranks send no logits (`parts_of`).
+Both losses of an example are ``total(logits) - sum over its labels of weight * logit``. So a few
+numbers hold the contribution of a part of the labels, and ranks send no logits (`parts_of`).
 
-PSP@k is a precision at k in which a hit counts 1 / propensity of its label (the odds that a true label is noted),
-divided by the best ranking's value (Jain, Prabhu and Varma, KDD 2016).
+PSP@k is a precision at k in which a hit counts 1 / propensity of its label (the odds that a true
+label is noted), divided by the best ranking's value (Jain, Prabhu and Varma, KDD 2016).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TOP = max(AT)
 
 @dataclass(frozen=True)
 class Labels:
-    """Any number of labels for each example: example i has ``columns[offsets[i] : offsets[i + 1]]``."""
+    """Any number of labels for each example: example i has ``columns[offsets[i] : offsets[i +
+    1]]``."""
 
     offsets: torch.Tensor
     columns: torch.Tensor
@@ -45,14 +46,17 @@ class Labels:
     def rows(self) -> torch.Tensor:
         import torch
 
-        return torch.repeat_interleave(torch.arange(len(self), device=self.offsets.device), self.counts)
+        return torch.repeat_interleave(
+            torch.arange(len(self), device=self.offsets.device), self.counts
+        )
 
     def to(self, device: torch.device | str) -> Labels:
         return Labels(self.offsets.to(device), self.columns.to(device))
 
 
 def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return float64 weights: one for each true label's logit, and one for each example's total ``[b]``."""
+    """Return float64 weights: one for each true label's logit, and one for each example's total
+    ``[b]``."""
     import torch
 
     counts = targets.counts.double()
@@ -68,21 +72,25 @@ def total_of(logits: torch.Tensor, loss: str) -> torch.Tensor:
 
 
 def together(totals: torch.Tensor, loss: str) -> torch.Tensor:
-    """Combine `total_of` for parts of the labels ``[parts, b]`` into the total of all labels ``[b]``."""
+    """Combine `total_of` for parts of the labels ``[parts, b]`` into the total of all labels
+    ``[b]``."""
     return totals.logsumexp(dim=0) if loss == "softmax" else totals.sum(dim=0)
 
 
 def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
     weights, shares = (each.to(logits.dtype) for each in weights_of(targets, loss))
-    positive = logits.new_zeros(len(logits)).index_add(0, targets.rows, weights * logits[targets.rows, targets.columns])
+    positive = logits.new_zeros(len(logits)).index_add(
+        0, targets.rows, weights * logits[targets.rows, targets.columns]
+    )
     return shares * total_of(logits, loss) - positive
 
 
 def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np.ndarray:
-    """Return the contributions of labels ``first`` to ``first + n - 1``, with logits ``[b, n]``, to each example.
+    """Return the contributions of labels ``first`` to ``first + n - 1``, with logits ``[b, n]``, to
+    each example.
 
-    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of true labels' logits; top logits; their labels. Unused places
-    are -inf.
+    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of true labels' logits; top logits; their
+    labels. Unused places are -inf.
     """
     import torch
 
@@ -105,16 +113,24 @@ def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np
 
 
 def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each example's largest logits in order, and their places, ``[b, count]``. The lower place wins a tie."""
+    """Return each example's largest logits in order, and their places, ``[b, count]``. The lower
+    place wins a tie."""
     import torch
 
     values, places = logits.topk(count, dim=1)
     least = values[:, -1:]
     tied = (logits >= least).sum(dim=1) > count
     for row in tied.nonzero()[:, 0].tolist():
-        places_of = torch.cat([(logits[row] > least[row]).nonzero()[:, 0], (logits[row] == least[row]).nonzero()[:, 0]])
+        places_of = torch.cat(
+            [
+                (logits[row] > least[row]).nonzero()[:, 0],
+                (logits[row] == least[row]).nonzero()[:, 0],
+            ]
+        )
         places[row] = places_of[:count]
-    order = places.argsort(dim=1)  # by place, and then by value without changing the order of equal ones
+    order = places.argsort(
+        dim=1
+    )  # by place, and then by value without changing the order of equal ones
     places = places.gather(1, order)
     values = logits.gather(1, places)
     order = values.argsort(dim=1, descending=True, stable=True)
@@ -122,10 +138,12 @@ def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
 
 
 class Ranking:
-    """Sums over examples, for loss and `scores`. ``propensities``: a and b of `inverse_propensities`."""
+    """Sums over examples, for loss and `scores`. ``propensities``: a and b of
+    `inverse_propensities`."""
 
     size = 2 + 3 * len(AT)
-    """The number of sums: loss, examples and, for each k, hits, their inverse propensities, and the best ranking's."""
+    """The number of sums: loss, examples and, for each k, hits, their inverse propensities, and the
+    best ranking's."""
 
     def __init__(self, counts: np.ndarray, rows: int, propensities: tuple[float, float], loss: str):
         """``counts``: the number of training rows, out of ``rows``, with each label."""
@@ -142,12 +160,16 @@ class Ranking:
         values = np.concatenate(numbers[:, :, 2 : 2 + TOP], axis=1)
         labels = np.concatenate(numbers[:, :, 2 + TOP :], axis=1)
         # Among equal logits the lower label comes first; unused places come last.
-        order = np.lexsort((np.where(np.isfinite(labels), labels, np.inf), -values), axis=1)[:, :TOP]
+        order = np.lexsort((np.where(np.isfinite(labels), labels, np.inf), -values), axis=1)[
+            :, :TOP
+        ]
         best = np.take_along_axis(labels, order, axis=1)
         is_label = np.isfinite(best)
         ranked = np.where(is_label, best, 0).astype(np.int64)
         examples, columns = targets.rows.numpy(), targets.columns.numpy()
-        pairs = examples * len(self._inverse) + columns  # a number for each example with one of its labels
+        pairs = (
+            examples * len(self._inverse) + columns
+        )  # a number for each example with one of its labels
         hit = is_label & np.isin(np.arange(len(best))[:, None] * len(self._inverse) + ranked, pairs)
         gains = np.where(hit, self._inverse[ranked], 0.0)
         inverse = self._inverse[columns]
@@ -156,17 +178,24 @@ class Ranking:
         sums = np.zeros(self.size)
         sums[0], sums[1] = (shares.numpy() * totals - positive).sum(), len(best)
         for place, k in enumerate(AT):
-            sums[2 + 3 * place :][:3] = hit[:, :k].sum(), gains[:, :k].sum(), largest[places < k].sum()
+            sums[2 + 3 * place :][:3] = (
+                hit[:, :k].sum(),
+                gains[:, :k].sum(),
+                largest[places < k].sum(),
+            )
         return sums
 
     @staticmethod
     def scores(sums: np.ndarray) -> dict[str, float]:
         hits, gains, largest = (sums[2 + number :: 3] for number in range(3))
         precisions = {f"P@{k}": float(hit / k / sums[1]) for k, hit in zip(AT, hits)}
-        return precisions | {f"PSP@{k}": float(gain / max(all, 1e-300)) for k, gain, all in zip(AT, gains, largest)}
+        return precisions | {
+            f"PSP@{k}": float(gain / max(all, 1e-300)) for k, gain, all in zip(AT, gains, largest)
+        }
 
 
 def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:
-    """Return each label's 1 / propensity: ``1 + max(log(rows) - 1, 0) * ((b + 1) / (counts + b)) ** a``."""
+    """Return each label's 1 / propensity: ``1 + max(log(rows) - 1, 0) * ((b + 1) / (counts + b)) **
+    a``."""
     c = (log(max(rows, 2)) - 1) * (b + 1) ** a
     return 1 + max(c, 0) * (counts + b) ** -a

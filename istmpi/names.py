@@ -1,4 +1,5 @@
-"""The names of networks in a run: a word, or FILE.py:Class or package.module:Class for a user's network."""
+"""The names of networks in a run: a word, or FILE.py:Class or package.module:Class for a user's
+network."""
 
 from typing import Any
 
@@ -12,12 +13,20 @@ NETWORKS = {
     "vgg": "istmpi.models.vgg:VGG",
     "xc": "istmpi.models.xc:XC",
 }
-"""Networks that ship as plain modules. Their settings, widths and axes are found as for a user's network."""
+"""Networks that ship as plain modules. Their settings, widths and axes are found as for a user's
+network."""
 
 SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
-"""The networks that ship; the settings of mlp have a section of their own (`istmpi.config.learner.Model`)."""
+"""The networks that ship; the settings of mlp have a section of their own
+(`istmpi.config.learner.Model`)."""
 
-ACTIVATIONS = {"relu": "ReLU", "leaky-relu": "LeakyReLU", "gelu": "GELU", "silu": "SiLU", "tanh": "Tanh"}
+ACTIVATIONS = {
+    "relu": "ReLU",
+    "leaky-relu": "LeakyReLU",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "tanh": "Tanh",
+}
 NORMS = ("batch", "layer", "none")
 
 
@@ -35,5 +44,6 @@ def place_of(name: str) -> str:
 
 
 def class_of(name: Any) -> str:
-    """Return the class in a network's name, without the file or package; an empty text unless `is_module`."""
+    """Return the class in a network's name, without the file or package; an empty text unless
+    `is_module`."""
     return place_of(name).rpartition(":")[2] if is_module(name) else ""

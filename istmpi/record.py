@@ -1,4 +1,5 @@
-"""Keeps a run's record in its folder: a line of metrics for every round, and a summary at its end."""
+"""Keeps a run's record in its folder: a line of metrics for every round, and a summary at its
+end."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -21,11 +22,13 @@ COMPARISON = "comparison.json"
 """The file in a comparison's folder with the number of ranks."""
 CURE = "Repair the file, or remove the run's folder."
 JOB = "job"
-"""The file in a run's folder in which the job script describes the machine. It may exist before the run."""
+"""The file in a run's folder in which the job script describes the machine. It may exist before the
+run."""
 
 
 def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the items with values other than None and NaN: a ``dict_factory`` for `dataclasses.asdict`."""
+    """Return the items with values other than None and NaN: a ``dict_factory`` for
+    `dataclasses.asdict`."""
     return {name: value for name, value in items if value is not None and value == value}
 
 
@@ -39,11 +42,13 @@ class RunFolder:
 
     @staticmethod
     def of(given: str, name: str, resume: str = "") -> "RunFolder":
-        """Return a run's folder without creating it: ``given``, or the first free of runs/NAME, runs/NAME-2, ...
+        """Return a run's folder without creating it: ``given``, or the first free of runs/NAME,
+        runs/NAME-2, ...
 
-        With ``resume`` the folder may be an earlier run's: ``given``, runs/NAME for ``auto``, or the folder of the
-        checkpoint ``resume``. Raises DataError if the checkpoint does not exist. Raises ConfigError as `require_usable`
-        does and, without ``resume``, if another run uses the folder.
+        With ``resume`` the folder may be an earlier run's: ``given``, runs/NAME for ``auto``, or
+        the folder of the checkpoint ``resume``. Raises DataError if the checkpoint does not exist.
+        Raises ConfigError as `require_usable` does and, without ``resume``, if another run uses the
+        folder.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume} does not exist.")
@@ -62,9 +67,11 @@ class RunFolder:
         return folder
 
     def require_usable(self, resume: bool) -> None:
-        """Raise ConfigError if the folder is not empty; with ``resume``, only if it holds files but no run.
+        """Raise ConfigError if the folder is not empty; with ``resume``, only if it holds files but
+        no run.
 
-        Files of the lock and the job script do not count. A pipe, or a folder in a file's place, is always refused.
+        Files of the lock and the job script do not count. A pipe, or a folder in a file's place, is
+        always refused.
         """
         path = self.path
         with preparing(path):
@@ -73,7 +80,9 @@ class RunFolder:
             if used and not (resume and (path / METRICS).is_file()):
                 what = " and not a run's folder" if resume else ""
                 cure = ", or --resume auto to continue it" * (path / METRICS).is_file()
-                raise ConfigError(f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}.")
+                raise ConfigError(
+                    f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}."
+                )
 
     def make(self) -> None:
         with preparing(self.path):
@@ -84,12 +93,14 @@ class RunFolder:
         self._write_metrics(line for line in self.metrics() if line["round"] <= rounds)
 
     def begin_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Begin a folder with the lines of the run that it resumes, unless it has lines of its own."""
+        """Begin a folder with the lines of the run that it resumes, unless it has lines of its
+        own."""
         if not self.metrics():
             self._write_metrics(lines)
 
     def amend(self, scores: Mapping[str, Any]) -> None:
-        """Add scores to the last line of metrics.jsonl: those of an evaluation that a stop had put off."""
+        """Add scores to the last line of metrics.jsonl: those of an evaluation that a stop had put
+        off."""
         *before, last = self.metrics()
         self._write_metrics([*before, {**last, **scores}])
 
@@ -105,21 +116,27 @@ class RunFolder:
             file.write(text.encode())
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl. Raises OutputError if it cannot be written; the next call writes it first."""
+        """Append a line to metrics.jsonl. Raises OutputError if it cannot be written; the next call
+        writes it first."""
         self.pending.append(json.dumps(metrics) + "\n")
         append(self.path / METRICS, "".join(self.pending).encode())
         self.pending.clear()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Read all lines of metrics.jsonl, except half a line at its end, which a killed run left."""
+        """Read all lines of metrics.jsonl, except half a line at its end, which a killed run
+        left."""
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """Read a file's lines, except half a last line. Raises DataError if it is unreadable or a line has no round."""
+        """Read a file's lines, except half a last line. Raises DataError if it is unreadable or a
+        line has no round."""
         subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]
-        lines = [Fields.parsed(text, f"{subject}, line {number}", CURE) for number, text in enumerate(texts, 1)]
+        lines = [
+            Fields.parsed(text, f"{subject}, line {number}", CURE)
+            for number, text in enumerate(texts, 1)
+        ]
         for line in lines:
             line.whole("round")
             _flatten(line.tree)
@@ -157,7 +174,8 @@ def _flatten(line: dict[str, Any]) -> None:
         named["bits_per_byte"] = score.get("bits_per_byte")
         exits, more = score.get("exits"), score.get("more")
         named |= {
-            f"exit{number}_score": value for number, value in enumerate(exits if isinstance(exits, list) else (), 1)
+            f"exit{number}_score": value
+            for number, value in enumerate(exits if isinstance(exits, list) else (), 1)
         }
         named |= more if isinstance(more, dict) else {}
         for name, value in named.items():

@@ -1,8 +1,8 @@
 """Random numbers as a pure function of their purpose.
 
-Every draw hashes its purpose and its position. So any rank can compute any draw of any round without state, and two
-machines with different library versions agree bit for bit. The mixer is the finaliser of SplitMix64 (Steele, Lea and
-Flood, OOPSLA 2014).
+Every draw hashes its purpose and its position. So any rank can compute any draw of any round
+without state, and two machines with different library versions agree bit for bit. The mixer is the
+finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 """
 
 import hashlib
@@ -20,7 +20,8 @@ def key(*purpose: int | str) -> int:
 
 
 def bits(stream: int, start: int, count: int) -> np.ndarray:
-    """Return 64 random bits for each of the positions ``start .. start + count - 1``: ``[count]`` uint64."""
+    """Return 64 random bits for each of the positions ``start .. start + count - 1``: ``[count]``
+    uint64."""
     position = np.arange(start, start + count, dtype=np.uint64)
     position *= np.uint64(_GOLDEN)
     position += np.uint64(stream & _MASK)
@@ -28,7 +29,8 @@ def bits(stream: int, start: int, count: int) -> np.ndarray:
 
 
 def uniform(stream: int, start: int, count: int) -> np.ndarray:
-    """Return uniform numbers in [0, 1), one for each position of `bits`: ``[count]`` float64, multiples of 2**-53."""
+    """Return uniform numbers in [0, 1), one for each position of `bits`: ``[count]`` float64,
+    multiples of 2**-53."""
     return (bits(stream, start, count) >> np.uint64(11)) * 2.0**-53
 
 

@@ -1,9 +1,11 @@
-"""Types of settings: a type has the setting's values, range and a sentence of help. msgspec checks values against it.
+"""Types of settings: a type has the setting's values, range and a sentence of help. msgspec checks
+values against it.
 
     rounds: Annotated[int, Meta(ge=1), "Rounds to train."] = 30
 
-`also` adds limits that msgspec lacks: ``at_most`` beyond 64 bits, ``at_most_bytes`` of a text, ``rising`` numbers of a
-list, ``known`` names, with ``or`` for words on other values, and ``must`` for a message that explains a range better.
+`also` adds limits that msgspec lacks: ``at_most`` beyond 64 bits, ``at_most_bytes`` of a text,
+``rising`` numbers of a list, ``known`` names, with ``or`` for words on other values, and ``must``
+for a message that explains a range better.
 """
 
 import math
@@ -26,7 +28,13 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Between = Annotated[float, Meta(gt=0, lt=1)]
 
-_ENGLISH = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a section with keys"}
+_ENGLISH = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    dict: "a section with keys",
+}
 
 convert = msgspec.convert
 
@@ -97,7 +105,8 @@ def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
 
 
 def _draft_7(node: Any) -> Any:
-    """Convert a schema of msgspec to draft 7: drop null, which TOML lacks, and rename the items of tuples."""
+    """Convert a schema of msgspec to draft 7: drop null, which TOML lacks, and rename the items of
+    tuples."""
     if isinstance(node, list):
         return [_draft_7(item) for item in node]
     if not isinstance(node, dict):
@@ -112,9 +121,11 @@ def _draft_7(node: Any) -> Any:
 
 
 def checked(value: Any, hint: Any, name: str, source: str) -> Any:
-    """Return a setting's value as its type ``hint``: a whole number may stand for a float, a list for a tuple.
+    """Return a setting's value as its type ``hint``: a whole number may stand for a float, a list
+    for a tuple.
 
-    Raises ConfigError for another value, with ``source``, the setting's ``name`` and what it must be.
+    Raises ConfigError for another value, with ``source``, the setting's ``name`` and what it must
+    be.
     """
     where = f"{source}: {name} = {shown(value)}"
     parts = value if isinstance(value, list | tuple) else (value,)
@@ -128,18 +139,23 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
         raise ConfigError(f"{where} {_demand(value, hint)}") from None
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)):
         interval = range_of(hint)
-        raise ConfigError(f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}.")
+        raise ConfigError(
+            f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}."
+        )
     limits = _bare(hint)[1]
     if converted is not None and "at_most" in limits and converted > limits["at_most"]:
         raise ConfigError(f"{where} must be at most {limits['at_most']}.")
-    too_long = isinstance(converted, str) and len(converted.encode()) > limits.get("at_most_bytes", math.inf)
+    too_long = isinstance(converted, str) and len(converted.encode()) > limits.get(
+        "at_most_bytes", math.inf
+    )
     if too_long or ("rising" in limits and any(a >= b for a, b in zip(converted, converted[1:]))):
         raise ConfigError(f"{where} must {limits['must']}.")
     return converted
 
 
 def converted(value: Any, hint: Any, name: str) -> Any:
-    """Convert a file's value to type ``hint``. Raises a one-line ConfigError, also for NaN if ``hint`` has limits."""
+    """Convert a file's value to type ``hint``. Raises a one-line ConfigError, also for NaN if
+    ``hint`` has limits."""
     try:
         value = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
@@ -150,7 +166,8 @@ def converted(value: Any, hint: Any, name: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value as in a run file; huge integers in hexadecimal, since Python refuses to write them."""
+    """Return a value as in a run file; huge integers in hexadecimal, since Python refuses to write
+    them."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
     if isinstance(value, bool):
@@ -175,7 +192,11 @@ def _demand(value: Any, hint: Any) -> str:
         if item_kind in _ENGLISH and not all(_fits(item, item_kind) for item in value):
             return f"must be {_ENGLISH[item_kind]}, each."
     elif get_origin(kind) is Literal:
-        return f"is not known{did_you_mean(value, get_args(kind))}" if isinstance(value, str) else "must be text."
+        return (
+            f"is not known{did_you_mean(value, get_args(kind))}"
+            if isinstance(value, str)
+            else "must be text."
+        )
     elif not _fits(value, kind):
         return f"must be {_ENGLISH[kind]}."
     if "must" in limits:
@@ -196,7 +217,8 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
-    """Split a type into the bare type without None, its limits (with those of `also`), and its help."""
+    """Split a type into the bare type without None, its limits (with those of `also`), and its
+    help."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         kind, limits, help = _bare(inner)
@@ -204,7 +226,9 @@ def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
             if isinstance(note, str):
                 help = note
             else:
-                bounds = {name: getattr(note, name) for name in ("gt", "ge", "lt", "le")} | (note.extra or {})
+                bounds = {name: getattr(note, name) for name in ("gt", "ge", "lt", "le")} | (
+                    note.extra or {}
+                )
                 limits |= {name: bound for name, bound in bounds.items() if bound is not None}
         return kind, limits, help
     if get_origin(hint) in (Union, types.UnionType):
@@ -213,7 +237,9 @@ def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
 
 
 def _ends(limits: dict[str, Any]) -> tuple[float, float]:
-    return limits.get("gt", limits.get("ge", -math.inf)), limits.get("lt", limits.get("le", math.inf))
+    return limits.get("gt", limits.get("ge", -math.inf)), limits.get(
+        "lt", limits.get("le", math.inf)
+    )
 
 
 def _or(words: str, limits: dict[str, Any]) -> str:

@@ -10,14 +10,16 @@ from functools import cache
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 _SAME_REQUEST = 0.5
-"""Seconds in which a second signal counts as the same request: a terminal and a launcher may both pass on a Ctrl-C."""
+"""Seconds in which a second signal counts as the same request: a terminal and a launcher may both
+pass on a Ctrl-C."""
 
 
 class Receiver:
-    """Takes the process's signals: the first is a request, a later SIGTERM or Ctrl-C ends the process at once.
+    """Takes the process's signals: the first is a request, a later SIGTERM or Ctrl-C ends the
+    process at once.
 
-    A thread receives the signals, because the main thread may be waiting inside MPI. Get the object from `receiver`,
-    first in the main thread.
+    A thread receives the signals, because the main thread may be waiting inside MPI. Get the object
+    from `receiver`, first in the main thread.
     """
 
     def __init__(self) -> None:
@@ -27,14 +29,17 @@ class Receiver:
         self._tell: Callable[[str], None] | None = None
         receiving, sending = os.pipe()
         os.set_blocking(sending, False)
-        signal.set_wakeup_fd(sending, warn_on_full_buffer=False)  # first: a handler alone would swallow a signal
+        signal.set_wakeup_fd(
+            sending, warn_on_full_buffer=False
+        )  # first: a handler alone would swallow a signal
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
             signal.siginterrupt(number, False)
         threading.Thread(target=self._receive, args=(receiving,), daemon=True).start()
 
     def listen(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with the next signal's name, or at once with that of an unreported signal."""
+        """Call ``tell`` with the next signal's name, or at once with that of an unreported
+        signal."""
         with self._changing:
             self._tell = tell
             if self._untold:
@@ -56,7 +61,9 @@ class Receiver:
                         self._tell(name)
                     else:
                         self._untold = name
-                elif number in (signal.SIGTERM, signal.SIGINT) and now - self._first > _SAME_REQUEST:
+                elif (
+                    number in (signal.SIGTERM, signal.SIGINT) and now - self._first > _SAME_REQUEST
+                ):
                     os._exit(128 + number)
 
 

@@ -1,6 +1,8 @@
-"""Tasks: the loss that training reduces, and the score that judges a network. This module imports torch only when used.
+"""Tasks: the loss that training reduces, and the score that judges a network. This module imports
+torch only when used.
 
-A new task needs a class in this module and its name in `TASKS`. The class has all facts on the task.
+A new task needs a class in this module and its name in `TASKS`. The class has all facts on the
+task.
 """
 
 from __future__ import annotations
@@ -47,29 +49,35 @@ class Task(ABC):
     inputs = "numbers"
     """The form of the data, as messages name it."""
     network = ""
-    """The advice for a network that takes dense rows of numbers; empty if the task's data are such rows."""
+    """The advice for a network that takes dense rows of numbers; empty if the task's data are such
+    rows."""
     start: tuple[str, ...] = ()
     """The arguments of `istmpi train` for a first run."""
     scored = 0
     """The number of examples that an evaluation scores by default; 0 is all."""
     one_class = predicts_numbers = several_labels = False
-    """True if the target of an example is, in this order, a class; numbers; a row with a 0 or 1 for each label."""
+    """True if the target of an example is, in this order, a class; numbers; a row with a 0 or 1 for
+    each label."""
     of_tokens = ranks_labels = of_nodes = False
-    """True if examples are, in this order, windows of tokens; sparse rows with ranked labels; nodes of a graph."""
+    """True if examples are, in this order, windows of tokens; sparse rows with ranked labels; nodes
+    of a graph."""
     of_trees = False
-    """True if the user's functions compute loss and score, from outputs (any tree) and a batch (`OwnTask`)."""
+    """True if the user's functions compute loss and score, from outputs (any tree) and a batch
+    (`OwnTask`)."""
     distils = False
     """True if networks can learn from each other's `probabilities`."""
 
     @staticmethod
     @abstractmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        """Return the loss of a batch's outputs ``[b, outputs]``: the mean over its examples, or the ``"sum"``."""
+        """Return the loss of a batch's outputs ``[b, outputs]``: the mean over its examples, or the
+        ``"sum"``."""
 
     @staticmethod
     @abstractmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float | tuple[float, ...]:
-        """Return sums over examples whose means make the score: one number, or as many as `numbers`."""
+        """Return sums over examples whose means make the score: one number, or as many as
+        `numbers`."""
 
     @staticmethod
     def of_mean(*points: float) -> float:
@@ -85,7 +93,8 @@ class Task(ABC):
 
     @staticmethod
     def many_outputs(features: int, outputs: int) -> int:
-        """Return an example's number of outputs, if they limit the examples of a pass; 0 if the network does."""
+        """Return an example's number of outputs, if they limit the examples of a pass; 0 if the
+        network does."""
         return 0
 
 
@@ -126,7 +135,8 @@ class Regression(Task):
 
 
 class NextToken(Task):
-    """Cross-entropy in nats of each token given the tokens before: outputs ``[b, t, vocabulary]``, targets ``[b, t]``.
+    """Cross-entropy in nats of each token given the tokens before: outputs ``[b, t, vocabulary]``,
+    targets ``[b, t]``.
 
     An example is a window of tokens; its loss is the mean over tokens. The score is the perplexity.
     """
@@ -161,7 +171,8 @@ class NextToken(Task):
 class MultiLabel(Task):
     """Rows with any number of labels (`istmpi.multilabel.Labels`); the score is precision at 1.
 
-    ``outputs`` may also be an object that computes its own losses, such as `istmpi.models.linear.Deferred`.
+    ``outputs`` may also be an object that computes its own losses, such as
+    `istmpi.models.linear.Deferred`.
     """
 
     score = "P@1"
@@ -192,7 +203,8 @@ class BinaryMultiLabel(MultiLabel):
 
 
 class NodeClasses(Task):
-    """Cross-entropy of the nodes of a batch that have a target; 0 if none has. The score is these nodes' accuracy."""
+    """Cross-entropy of the nodes of a batch that have a target; 0 if none has. The score is these
+    nodes' accuracy."""
 
     score = "accuracy"
     inputs = "a graph"
@@ -209,7 +221,8 @@ class NodeClasses(Task):
 
 
 class _Flags(Task):
-    """Binary cross-entropy, averaged over labels. Targets ``[n, outputs]``: 0 and 1; rows of `OFF` are left out."""
+    """Binary cross-entropy, averaged over labels. Targets ``[n, outputs]``: 0 and 1; rows of `OFF`
+    are left out."""
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -222,7 +235,8 @@ class _Flags(Task):
 
     @staticmethod
     def f1_points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-        """Return twice the number of true positives, and this plus the number of wrongly predicted labels."""
+        """Return twice the number of true positives, and this plus the number of wrongly predicted
+        labels."""
         positive, scored = outputs > 0, targets[:, :1] != OFF
         twice = 2 * int((positive & (targets == 1)).sum())
         return float(twice), float(twice + (scored & (positive != (targets == 1))).sum())
@@ -233,11 +247,17 @@ class _Flags(Task):
 
 
 class NodeLabels(_Flags):
-    """`_Flags` of nodes; the score is micro-F1 over all labels, with a probability above one half as positive."""
+    """`_Flags` of nodes; the score is micro-F1 over all labels, with a probability above one half
+    as positive."""
 
     score = "micro-F1"
     numbers = 2
-    inputs, network, start, of_nodes = NodeClasses.inputs, NodeClasses.network, NodeClasses.start, True
+    inputs, network, start, of_nodes = (
+        NodeClasses.inputs,
+        NodeClasses.network,
+        NodeClasses.start,
+        True,
+    )
     points, of_mean = staticmethod(_Flags.f1_points), staticmethod(_Flags.f1)
 
 
@@ -246,7 +266,8 @@ class DenseLabels(_Flags):
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """The length of `points`: the number of true labels among the first k, for each k of `AT`; then `f1_points`."""
+    """The length of `points`: the number of true labels among the first k, for each k of `AT`; then
+    `f1_points`."""
     several_labels = distils = True
 
     @staticmethod
@@ -266,7 +287,8 @@ class DenseLabels(_Flags):
 
 
 class OwnTask(Task):
-    """A user's loss and score, as amounts of a batch (`istmpi.amounts`, `istmpi.data.callable.task`).
+    """A user's loss and score, as amounts of a batch (`istmpi.amounts`,
+    `istmpi.data.callable.task`).
 
     A program (`istmpi.Distributed`) computes both, not this class.
     """
@@ -275,19 +297,22 @@ class OwnTask(Task):
     inputs = "of a program"
     of_trees = True
     losses: Callable[[Any, Any], dict[str, Any]]
-    """A function of (outputs, batch) that returns the loss's amounts; the loss is the sum of their means."""
+    """A function of (outputs, batch) that returns the loss's amounts; the loss is the sum of their
+    means."""
     scores: Callable[[Any, Any], dict[str, Any]] | None
-    """A function like `losses` for the score, whose first amount is the run's score; None if the loss is the score."""
+    """A function like `losses` for the score, whose first amount is the run's score; None if the
+    loss is the score."""
 
     functions: Mapping[str, Callable[[Any, Any], dict[str, Any]]]
     """Both functions by their names for messages."""
 
     @classmethod
     def no_means(cls, scored: list[tuple[Any, Any]]) -> str:
-        """Return a sentence on a function whose numbers depend on the size of a batch; empty if there is none.
+        """Return a sentence on a function whose numbers depend on the size of a batch; empty if
+        there is none.
 
-        ``scored``: pairs (outputs, batch) of an evaluation's first batches. The last pair is halved. If it has a single
-        row, the two last pairs are joined.
+        ``scored``: pairs (outputs, batch) of an evaluation's first batches. The last pair is
+        halved. If it has a single row, the two last pairs are joined.
         """
         return ""
 
@@ -309,4 +334,6 @@ def task_of(scoring: type[Task], multi_label_loss: str) -> type[Task]:
 
 
 def higher_is_better(score: str) -> bool:
-    return not score.endswith(LOWER) and all(task.higher_is_better for task in TASKS.values() if task.score == score)
+    return not score.endswith(LOWER) and all(
+        task.higher_is_better for task in TASKS.values() if task.score == score
+    )

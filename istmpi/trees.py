@@ -13,7 +13,9 @@ class Named(dict):
     """A network's keyword arguments, which are the last input of a batch."""
 
 
-def inputs_to(inputs: tuple[Any, ...], device: torch.device | str, dtype: torch.dtype) -> tuple[Any, ...]:
+def inputs_to(
+    inputs: tuple[Any, ...], device: torch.device | str, dtype: torch.dtype
+) -> tuple[Any, ...]:
     """Return a batch's inputs on a device. Floating-point tensors also get the ``dtype``."""
     return mapped(lambda x: x.to(device, dtype) if x.is_floating_point() else x.to(device), inputs)
 
@@ -52,5 +54,7 @@ def all_finite(tree: Any) -> torch.Tensor:
     """Return a tensor that is True if all values of a tree's floating-point tensors are finite."""
     import torch
 
-    checks = [x.detach().isfinite().all().reshape(()) for x in tensors_of(tree) if x.is_floating_point()]
+    checks = [
+        x.detach().isfinite().all().reshape(()) for x in tensors_of(tree) if x.is_floating_point()
+    ]
     return torch.stack(checks).all() if checks else torch.tensor(True)

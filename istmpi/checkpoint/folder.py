@@ -1,4 +1,5 @@
-"""The checkpoints in a run's folder: their names and contents, the newest valid checkpoint, and those to keep."""
+"""The checkpoints in a run's folder: their names and contents, the newest valid checkpoint, and
+those to keep."""
 
 import contextlib
 import dataclasses
@@ -31,7 +32,8 @@ def name(header: Header) -> str:
 
 
 def listed(folder: Path) -> list[Path]:
-    """List the checkpoints of a run's folder: `NETWORK`, then the others, the newest first; not `BEST`.
+    """List the checkpoints of a run's folder: `NETWORK`, then the others, the newest first; not
+    `BEST`.
 
     ``folder`` may also be the run's folder of checkpoints.
     """
@@ -40,13 +42,17 @@ def listed(folder: Path) -> list[Path]:
     return network + sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)
 
 
-def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
+def newest_valid(
+    folder: Path, communicator: Communicator, note: Callable[[str], None]
+) -> Path | None:
     """Return the valid checkpoint of the latest round: its checksums fit. Collective.
 
-    Returns None if there are no checkpoints. Raises DataError on every rank if none of them is valid. Rank 0 calls
-    ``note`` with a message about each invalid checkpoint.
+    Returns None if there are no checkpoints. Raises DataError on every rank if none of them is
+    valid. Rank 0 calls ``note`` with a message about each invalid checkpoint.
     """
-    paths = communicator.broadcast_from_root(_by_position(folder, note) if communicator.rank == 0 else None)
+    paths = communicator.broadcast_from_root(
+        _by_position(folder, note) if communicator.rank == 0 else None
+    )
     for path in paths:
         try:
             require_valid(path, communicator)
@@ -65,7 +71,8 @@ def newest_valid(folder: Path, communicator: Communicator, note: Callable[[str],
 
 
 def require_valid(path: Path, communicator: Communicator) -> None:
-    """Verify a checkpoint, a part on each rank. Raises DataError on every rank if it is damaged. Collective."""
+    """Verify a checkpoint, a part on each rank. Raises DataError on every rank if it is damaged.
+    Collective."""
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
 
@@ -82,14 +89,24 @@ def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
 
 
 def set_aside(folder: Path, start: Path) -> list[Path]:
-    """Rename the checkpoints that a later resume would take for newer than ``start``; return their new paths.
+    """Rename the checkpoints that a later resume would take for newer than ``start``; return their
+    new paths.
 
-    An unreadable checkpoint has the round of its name. Raises OutputError if a file cannot be renamed.
+    An unreadable checkpoint has the round of its name. Raises OutputError if a file cannot be
+    renamed.
     """
     paths = sorted(listed(folder), key=_position, reverse=True)
     inside = next((number for number, path in enumerate(paths) if path.samefile(start)), None)
-    beyond = [path for path in paths if _position(path) >= _position(start)] if inside is None else paths[:inside]
-    ending = next(f".aside-{n}" for n in count(1) if not any(folder.rglob(f"*.aside-{n}"))) if beyond else ""
+    beyond = (
+        [path for path in paths if _position(path) >= _position(start)]
+        if inside is None
+        else paths[:inside]
+    )
+    ending = (
+        next(f".aside-{n}" for n in count(1) if not any(folder.rglob(f"*.aside-{n}")))
+        if beyond
+        else ""
+    )
     for path in beyond:
         try:
             path.rename(path.with_name(path.name + ending))
@@ -108,7 +125,8 @@ def _position(path: Path) -> tuple[float, float]:
 
 
 def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
-    """Remove all checkpoints except the last ``keep`` of ``valid``; if ``valid`` has fewer, remove nothing."""
+    """Remove all checkpoints except the last ``keep`` of ``valid``; if ``valid`` has fewer, remove
+    nothing."""
     if len(valid) < keep:
         return
     for path in listed(folder):
@@ -118,7 +136,8 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove a killed run's unfinished files from ``folder``: the run's folder, or its folder of checkpoints."""
+    """Remove a killed run's unfinished files from ``folder``: the run's folder, or its folder of
+    checkpoints."""
     names = _PATTERN, NETWORK, BEST, "progress.png", "run.toml", "summary.json", "metrics.jsonl"
     for path in (path for name in names for path in folder.glob(f".{name}.*.tmp")):
         with contextlib.suppress(OSError):
@@ -127,9 +146,14 @@ def remove_leftovers(folder: Path) -> None:
 
 def files(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder. Give a run's folder, or its folder of checkpoints.")
+        raise DataError(
+            f"{folder} is not a folder. Give a run's folder, or its folder of checkpoints."
+        )
     try:
-        places = [sorted(place.glob("*.h5"), key=lambda path: path.stem) for place in (folder / FOLDER, folder)]
+        places = [
+            sorted(place.glob("*.h5"), key=lambda path: path.stem)
+            for place in (folder / FOLDER, folder)
+        ]
     except OSError as error:
         raise DataError(f"{folder} cannot be read ({error.strerror}).") from None
     hdf5_files = [path for paths in places for path in paths if path.is_file()]
@@ -139,9 +163,11 @@ def files(folder: Path) -> list[Path]:
 
 
 def entry(path: Path, folder: Path) -> dict[str, Any] | None:
-    """Return facts about a file of a folder; None if it is gone. ``problem``: the reason why it is unreadable.
+    """Return facts about a file of a folder; None if it is gone. ``problem``: the reason why it is
+    unreadable.
 
-    ``local_steps`` counts each rank's steps since the start; it is None if a round consists of passes over the data.
+    ``local_steps`` counts each rank's steps since the start; it is None if a round consists of
+    passes over the data.
     """
     facts = {"file": str(path.relative_to(folder)), "bytes": 0, "modified": "", "problem": None}
     facts |= dict.fromkeys(("round", "rounds", "local_steps", "ranks", "method"))
@@ -193,9 +219,18 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
 def _tensor(tensor: Tensor) -> dict[str, Any]:
     nbytes = tensor.dataset.id.get_storage_size()
     axes = str(tensor.pattern)
-    return {"name": tensor.name, "shape": list(tensor.shape), "axes": axes, "dtype": tensor.dtype, "bytes": nbytes}
+    return {
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "axes": axes,
+        "dtype": tensor.dtype,
+        "bytes": nbytes,
+    }
 
 
 def _moments(*pair: Sequence[float]) -> dict[str, Any]:
-    ranges = {name: [float(np.min(values)), float(np.max(values))] for name, values in zip(MOMENTS, pair, strict=True)}
+    ranges = {
+        name: [float(np.min(values)), float(np.max(values))]
+        for name, values in zip(MOMENTS, pair, strict=True)
+    }
     return {"units": len(pair[0]), **ranges}

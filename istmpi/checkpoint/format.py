@@ -1,6 +1,8 @@
-"""The format of checkpoints (docs/formats.md): their attributes, and how a file and its datasets are created.
+"""The format of checkpoints (docs/formats.md): their attributes, and how a file and its datasets
+are created.
 
-Every dataset is contiguous; its place is fixed before values are written. istmpi/hdf5.py has the checksums.
+Every dataset is contiguous; its place is fixed before values are written. istmpi/hdf5.py has the
+checksums.
 """
 
 import dataclasses
@@ -22,7 +24,14 @@ from istmpi.hdf5 import CHECKSUMS, CREATION, hdf5_type, plain, seal, set_attribu
 from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
-_LEFT_OUT = {"network": {}, "side": 0, "shares": {}, "temperature": 1.0, "frozen": 0.0, "state_since": 0}
+_LEFT_OUT = {
+    "network": {},
+    "side": 0,
+    "shares": {},
+    "temperature": 1.0,
+    "frozen": 0.0,
+    "state_since": 0,
+}
 """Defaults of attributes; a file has such an attribute only if the value differs."""
 _MOST = 2**31 - 1
 _Upto = Annotated[int, Meta(ge=0, le=_MOST)]
@@ -34,7 +43,8 @@ class DataSummary:
 
     source: str
     kind: str
-    """The KIND of `istmpi prepare`, ``digits``, ``python`` (a user's function), or ``program`` (a user's program)."""
+    """The KIND of `istmpi prepare`, ``digits``, ``python`` (a user's function), or ``program`` (a
+    user's program)."""
     task: str
     shape: tuple[Count, ...]
     outputs: Natural
@@ -43,7 +53,8 @@ class DataSummary:
     labels: Natural
     """CRC-32 of the training labels, or a sample; 0 for text, or if each rank has its own data."""
     features: Natural | None = None
-    """CRC-32 of a sample of the training features; 0 if each rank has its own data, None in files of version 1."""
+    """CRC-32 of a sample of the training features; 0 if each rank has its own data, None in files
+    of version 1."""
 
     @property
     def fingerprint(self) -> str:
@@ -52,25 +63,30 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Header:
-    """The root attributes that describe a run and its network. Numbers stay numbers; all else is JSON."""
+    """The root attributes that describe a run and its network. Numbers stay numbers; all else is
+    JSON."""
 
     run: Run
     ranks: Annotated[int, Meta(ge=1, le=_MOST)]
     round: _Upto
     local_step: _Upto
-    """Local steps done in the round after ``round``: the most of any rank. Always 0 in new files."""
+    """Local steps done in the round after ``round``: the most of any rank. Always 0 in new
+    files."""
     examples: Natural
-    """Examples that all ranks have consumed since the data's first batch: the position in the data."""
+    """Examples that all ranks have consumed since the data's first batch: the position in the
+    data."""
     seconds: Annotated[float, Meta(ge=0, le=1e12)]
     bytes: Natural
     """Bytes that all ranks have sent in rounds so far, without evaluations."""
     loss: float
     data: DataSummary
     scale: Mapping[str, Positive] = field(default_factory=dict)
-    """The factor by which the full network multiplies products that sum over a group's units, for each group."""
+    """The factor by which the full network multiplies products that sum over a group's units, for
+    each group."""
     versions: Mapping[str, str] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
-    """The network's `istmpi.models.table.Table` as a tree for JSON; empty for an mlp in files of earlier versions."""
+    """The network's `istmpi.models.table.Table` as a tree for JSON; empty for an mlp in files of
+    earlier versions."""
 
     side: _Upto = 0
     """The side of the downscaled images in the last round; 0 if images were not downscaled."""
@@ -81,16 +97,18 @@ class Header:
     """The number that divides a classifier's logits before the softmax; 1 if it was not fitted."""
 
     shares: Mapping[int, tuple[Positive, ...]] = field(default_factory=dict)
-    """The ranks' shares (`istmpi.engine.shares`) by their first round: for the last trained round and the next two;
-    empty while shares are equal or fixed."""
+    """The ranks' shares (`istmpi.engine.shares`) by their first round: for the last trained round
+    and the next two; empty while shares are equal or fixed."""
 
     blocks: _Upto = 0
-    """The number of subnets that form the network side by side (evaluate.form); 0 for the full network."""
+    """The number of subnets that form the network side by side (evaluate.form); 0 for the full
+    network."""
 
     frozen: float = 0.0
 
     state_since: _Upto = 0
-    """The number of rounds done when ranks lost their own optimizer states, which began anew; 0 if they never did."""
+    """The number of rounds done when ranks lost their own optimizer states, which began anew; 0 if
+    they never did."""
 
     @property
     def full_scale(self) -> dict[str, float]:
@@ -113,11 +131,13 @@ class Piece:
     shape: tuple[int, ...]
     dtype: str
     values: np.ndarray
-    """This rank's rows, contiguous; there may be none. Any type with the right number of bytes will do."""
+    """This rank's rows, contiguous; there may be none. Any type with the right number of bytes will
+    do."""
     first_row: int = 0
     axes: str | None = None
     blocks: int = 1
-    """The number of blocks that have a checksum each: block b has rows ``n*b//blocks`` to ``n*(b+1)//blocks``."""
+    """The number of blocks that have a checksum each: block b has rows ``n*b//blocks`` to
+    ``n*(b+1)//blocks``."""
     block: int | None = 0
     """The number of this rank's block; None for a rank that writes nothing here."""
 
@@ -138,7 +158,13 @@ def with_checksums(pieces: Iterable[Piece]) -> list[Piece]:
     extended = []
     for piece in pieces:
         crc = [] if piece.block is None else [zlib.crc32(piece.bytes)]
-        guard = Piece(CHECKSUMS + piece.path, (piece.blocks,), "uint32", np.array(crc, "<u4"), piece.block or 0)
+        guard = Piece(
+            CHECKSUMS + piece.path,
+            (piece.blocks,),
+            "uint32",
+            np.array(crc, "<u4"),
+            piece.block or 0,
+        )
         extended += piece, guard
     return extended
 
@@ -148,11 +174,16 @@ def parts_of_checksums(pieces: Iterable[Piece]) -> list[np.ndarray]:
 
 
 def create(
-    file: h5py.File, header: Header, pieces: Sequence[Piece], checksums: Sequence[Sequence[np.ndarray]]
+    file: h5py.File,
+    header: Header,
+    pieces: Sequence[Piece],
+    checksums: Sequence[Sequence[np.ndarray]],
 ) -> dict[str, int]:
-    """Write the attributes and create every dataset without values; return the file offset of each dataset.
+    """Write the attributes and create every dataset without values; return the file offset of each
+    dataset.
 
-    ``checksums``: each rank's `parts_of_checksums`. `istmpi.hdf5.seal` is called unless they are ().
+    ``checksums``: each rank's `parts_of_checksums`. `istmpi.hdf5.seal` is called unless they are
+    ().
     """
     for name, value in _attributes(header).items():
         set_attribute(file, name, value)
@@ -164,12 +195,19 @@ def create(
         offsets[piece.path] = dataset.id.get_offset() or 0
     if checksums:
         guards = [piece.path for piece in pieces if piece.path.startswith(CHECKSUMS)]
-        seal(file, {path: np.concatenate(parts) for path, *parts in zip(guards, *checksums, strict=True)})
+        seal(
+            file,
+            {path: np.concatenate(parts) for path, *parts in zip(guards, *checksums, strict=True)},
+        )
     return offsets
 
 
 def _attributes(header: Header) -> dict[str, str | int | float]:
-    attributes: dict[str, str | int | float] = {"format": FORMAT, "version": VERSION, "seed": header.run.train.seed}
+    attributes: dict[str, str | int | float] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "seed": header.run.train.seed,
+    }
     for item in dataclasses.fields(header):
         value = getattr(header, item.name)
         if value == _LEFT_OUT.get(item.name, ...):
@@ -183,11 +221,14 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
 def room_for_structure(header: Header, pieces: Sequence[Piece]) -> int:
     """Return an upper bound for the bytes of a file without the datasets' values."""
     texts = sum(len(str(value)) for value in _attributes(header).values())
-    return 2**16 + 2 * texts + sum(2**10 + len(piece.path) + len(piece.axes or "") for piece in pieces)
+    return (
+        2**16 + 2 * texts + sum(2**10 + len(piece.path) + len(piece.axes or "") for piece in pieces)
+    )
 
 
 def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
-    """Try to create a file in memory. Raises ConfigError if HDF5 or TOML cannot store a setting or a name."""
+    """Try to create a file in memory. Raises ConfigError if HDF5 or TOML cannot store a setting or
+    a name."""
     try:
         with h5py.File("rehearsal", "w", driver="core", backing_store=False, **CREATION) as file:
             create(file, header, [*pieces], ())
@@ -208,7 +249,9 @@ def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
     group, _, name = piece.path.rpartition("/")
     space = h5py.h5s.create_simple(piece.shape)
     place = file.require_group(group)
-    return h5py.Dataset(h5py.h5d.create(place.id, name.encode(), hdf5_type(piece.dtype), space, settings))
+    return h5py.Dataset(
+        h5py.h5d.create(place.id, name.encode(), hdf5_type(piece.dtype), space, settings)
+    )
 
 
 def read_header(file: h5py.File, path: Any) -> Header:
@@ -229,7 +272,9 @@ def read_header(file: h5py.File, path: Any) -> Header:
             values[name] = converted(values[name], hint, f"its attribute {name}")
     header, seed = Header(**values), file.attrs.get("seed")
     if seed != header.run.train.seed:
-        raise DataError(f"{path} is damaged: its seed is {shown(seed)}, that of its run {header.run.train.seed}.")
+        raise DataError(
+            f"{path} is damaged: its seed is {shown(seed)}, that of its run {header.run.train.seed}."
+        )
     return header
 
 
@@ -239,7 +284,9 @@ def _plain(value: Any, name: str, path: Any) -> Any:
     try:
         tree = json.loads(plain(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: its attribute {name} is not readable JSON ({error}).") from None
+        raise DataError(
+            f"{path} is damaged: its attribute {name} is not readable JSON ({error})."
+        ) from None
     if not isinstance(tree, dict):
         raise DataError(f"{path} is damaged: its attribute {name} is not a JSON object.")
     return tree

@@ -1,7 +1,8 @@
-"""Reads initial weights from a network of istmpi, .safetensors files, or a state dict saved by torch.
+"""Reads initial weights from a network of istmpi, .safetensors files, or a state dict saved by
+torch.
 
-A tensor is used if its name and shape fit a parameter. The values are scaled so that the full network computes the
-same as the file's network.
+A tensor is used if its name and shape fit a parameter. The values are scaled so that the full
+network computes the same as the file's network.
 """
 
 import pickle
@@ -32,7 +33,8 @@ _INSIDE = ("state_dict", "model_state_dict", "model")
 
 @dataclass(frozen=True)
 class _File:
-    """The tensors of a file by name; ``factor(name)`` is the factor by which the file's network multiplies a weight."""
+    """The tensors of a file by name; ``factor(name)`` is the factor by which the file's network
+    multiplies a weight."""
 
     shapes: Mapping[str, tuple[int, ...]]
     rows: Callable[[str, int, int], torch.Tensor]
@@ -40,7 +42,9 @@ class _File:
 
 
 def _of_istmpi(checkpoint: Checkpoint) -> _File:
-    tensors = {name: checkpoint.tensors[name] for name in weights_among(checkpoint.tensors)} | checkpoint.frozen
+    tensors = {
+        name: checkpoint.tensors[name] for name in weights_among(checkpoint.tensors)
+    } | checkpoint.frozen
     network, scale = checkpoint.architecture, checkpoint.header.full_scale
     return _File(
         {name: tensor.shape for name, tensor in tensors.items()},
@@ -59,7 +63,11 @@ def _safetensors(path: Path) -> _File:
     except library.SafetensorError as error:
         raise ValueError(str(error)) from None
     slices = {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118
-    shapes = {name: tuple(each.get_shape()) for name, each in slices.items() if each.get_dtype() in _FLOATS}
+    shapes = {
+        name: tuple(each.get_shape())
+        for name, each in slices.items()
+        if each.get_dtype() in _FLOATS
+    }
     return _File(shapes, lambda name, first, last: slices[name][first:last])
 
 
@@ -79,7 +87,9 @@ def _state_dict(path: Path) -> _File:
     for name in _INSIDE:
         if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
             tree = tree[name]
-    tensors = {str(name): value for name, value in tree.items()} if isinstance(tree, Mapping) else {}
+    tensors = (
+        {str(name): value for name, value in tree.items()} if isinstance(tree, Mapping) else {}
+    )
     shapes = {
         name: tuple(value.shape)
         for name, value in tensors.items()
@@ -125,13 +135,17 @@ def fit_of(path: Path, network: Architecture, renamed: Mapping[str, str] | None 
 
 
 def begin_with(
-    path: Path, network: Architecture, store: ParameterStore, renamed: Mapping[str, str] | None = None
+    path: Path,
+    network: Architecture,
+    store: ParameterStore,
+    renamed: Mapping[str, str] | None = None,
 ) -> Fit:
-    """Set this rank's rows of the parameters (``store``) to the values in a file, where names and shapes fit.
+    """Set this rank's rows of the parameters (``store``) to the values in a file, where names and
+    shapes fit.
 
-    Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps prefixes of names in the file
-    to prefixes in the network. Raises DataError if the file cannot be read or a weight is not finite, ConfigError if no
-    parameter fits.
+    Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps prefixes of
+    names in the file to prefixes in the network. Raises DataError if the file cannot be read or a
+    weight is not finite, ConfigError if no parameter fits.
     """
     with _opened(path, store.rank, store.owners.ranks) as file:
         fit, sources = _matched(path, file, network, renamed)
@@ -146,12 +160,17 @@ def begin_with(
             store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
     if odd := store.not_finite():
         dtype = next(iter(store.parameters.values())).dtype
-        raise DataError(f"train.init: {path}: {odd} as {dtype}; weights must be finite. Give another file.")
+        raise DataError(
+            f"train.init: {path}: {odd} as {dtype}; weights must be finite. Give another file."
+        )
     return fit
 
 
-def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int, names: Collection[str]) -> None:
-    """Set a store's rows of parameters ``names`` to values of a network that each rank constructs with ``seed``."""
+def begin_as_constructed(
+    network: Architecture, store: ParameterStore, seed: int, names: Collection[str]
+) -> None:
+    """Set a store's rows of parameters ``names`` to values of a network that each rank constructs
+    with ``seed``."""
     values = dict(network.plain(seed).requires_grad_(False).named_parameters()) if names else {}
     for name in names:
         rows = store.owners.rows(len(values[name]), store.rank)
@@ -161,17 +180,31 @@ def begin_as_constructed(network: Architecture, store: ParameterStore, seed: int
 def _matched(
     path: Path, file: _File, network: Architecture, renamed: Mapping[str, str] | None
 ) -> tuple[Fit, dict[str, str]]:
-    """Return a file's fit to a network, and the file's name of each fitting parameter. ConfigError if none fits."""
+    """Return a file's fit to a network, and the file's name of each fitting parameter. ConfigError
+    if none fits."""
     sources: dict[str, str] = {}
-    misshapen, missing, used, names = [], [], set(), _plainly(_renamed(file.shapes, renamed or {}), network)
-    shapes = {name: shape for name, shape in shapes_of(network).items() if name in names or name not in network.frozen}
+    misshapen, missing, used, names = (
+        [],
+        [],
+        set(),
+        _plainly(_renamed(file.shapes, renamed or {}), network),
+    )
+    shapes = {
+        name: shape
+        for name, shape in shapes_of(network).items()
+        if name in names or name not in network.frozen
+    }
     for name, shape in shapes.items():
-        there = next((names[key] for key in (name, plain_name(network, name)) if key in names), None)
+        there = next(
+            (names[key] for key in (name, plain_name(network, name)) if key in names), None
+        )
         used.add(there)
         if there is None:
             missing.append(name)
         elif file.shapes[there] != shape:
-            misshapen.append(f"{name} ({_times(file.shapes[there])} in the file, {_times(shape)} here)")
+            misshapen.append(
+                f"{name} ({_times(file.shapes[there])} in the file, {_times(shape)} here)"
+            )
         else:
             sources[name] = there
     weights = sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))
@@ -186,15 +219,23 @@ def _matched(
 
 
 def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors that a file can set: parameters, and frozen float tensors with an axis."""
+    """Return the shapes of all tensors that a file can set: parameters, and frozen float tensors
+    with an axis."""
     parameters = {name: network.parameters[name] for name in weights_among(network.parameters)}
-    frozen = {name: values for name, values in network.frozen.items() if values.ndim and values.is_floating_point()}
-    shapes = {name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()}
+    frozen = {
+        name: values
+        for name, values in network.frozen.items()
+        if values.ndim and values.is_floating_point()
+    }
+    shapes = {
+        name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()
+    }
     return shapes | {name: tuple(values.shape) for name, values in frozen.items()}
 
 
 def plain_name(network: Architecture, name: str) -> str:
-    """Return a parameter's name in exported files: an mlp's ``stage.linear.weight`` is ``stage.weight`` there."""
+    """Return a parameter's name in exported files: an mlp's ``stage.linear.weight`` is
+    ``stage.weight`` there."""
     if not network.stages:
         return name
     stage, key, kind = name.split(".")
@@ -203,7 +244,8 @@ def plain_name(network: Architecture, name: str) -> str:
 
 @contextmanager
 def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
-    """Open a file of initial weights; verify ``part`` of ``parts`` of a checkpoint. DataError if unusable."""
+    """Open a file of initial weights; verify ``part`` of ``parts`` of a checkpoint. DataError if
+    unusable."""
     subject = f"train.init: {path}"
     if not path.is_file() and not path.is_dir():
         what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."
@@ -214,7 +256,9 @@ def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
             yield _of_istmpi(checkpoint)
         return
     with reading(f"{subject} cannot be read", CURE, Exception):
-        file = (_safetensors if path.is_dir() or path.suffix == ".safetensors" else _state_dict)(path)
+        file = (_safetensors if path.is_dir() or path.suffix == ".safetensors" else _state_dict)(
+            path
+        )
     yield file
 
 
@@ -228,9 +272,11 @@ def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]
 
 
 def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
-    """Remove prefixes that all names share (module., _orig_mod., model.), until a name fits the network.
+    """Remove prefixes that all names share (module., _orig_mod., model.), until a name fits the
+    network.
 
-    If no name fits, put a prefix of the network's own names before the names: its class may be a wrapper.
+    If no name fits, put a prefix of the network's own names before the names: its class may be a
+    wrapper.
     """
     expected = {key for name in shapes_of(network) for key in (name, plain_name(network, name))}
     plain = dict(names)
@@ -239,7 +285,11 @@ def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
         if not all(name.startswith(wrapper) for name in plain):
             break
         plain = {name.removeprefix(wrapper): there for name, there in plain.items()}
-    for wrapper in dict.fromkeys(name.partition(".")[0] for name in expected) if expected.isdisjoint(plain) else ():
+    for wrapper in (
+        dict.fromkeys(name.partition(".")[0] for name in expected)
+        if expected.isdisjoint(plain)
+        else ()
+    ):
         wrapped = {f"{wrapper}.{name}": there for name, there in names.items()}
         if not expected.isdisjoint(wrapped):
             return wrapped

@@ -77,11 +77,17 @@ class Checkpoint:
         self.header: Header = read_header(file, path)
         self._datasets = datasets(file)
         self.architecture = self._described()
-        self.tensors: dict[str, Tensor] = {name: self._tensor(f"model/{name}") for name in self.architecture.parameters}
+        self.tensors: dict[str, Tensor] = {
+            name: self._tensor(f"model/{name}") for name in self.architecture.parameters
+        }
         self.tensors |= self._below("optim/")
         for name, parameter in self.architecture.parameters.items():
             shape, tensor = parameter.pattern.shape(self.architecture.lengths), self.tensors[name]
-            if (tensor.shape, tensor.pattern, tensor.dtype) != (shape, parameter.pattern, parameter.dtype):
+            if (tensor.shape, tensor.pattern, tensor.dtype) != (
+                shape,
+                parameter.pattern,
+                parameter.dtype,
+            ):
                 raise DataError(
                     f"{path} is damaged: {name} is {tensor.shape} {tensor.dtype} ({tensor.pattern}), but its "
                     f"run has {shape} {parameter.dtype} ({parameter.pattern})."
@@ -101,20 +107,28 @@ class Checkpoint:
 
     @property
     def calibrated(self) -> bool:
-        """True if the file has the moments of all batch normalisations, to score examples one by one."""
+        """True if the file has the moments of all batch normalisations, to score examples one by
+        one."""
         return not self.architecture.batch_norms or bool(self._norms)
 
     @property
     def _norms(self) -> list[str]:
         norms = self.architecture.batch_norms
-        if self.header.blocks:  # a subnet does not have the normalisations of residual blocks that it lacks
-            numbered = [f"{number}/{name}" for number in range(self.header.blocks) for name in norms]
+        if (
+            self.header.blocks
+        ):  # a subnet does not have the normalisations of residual blocks that it lacks
+            numbered = [
+                f"{number}/{name}" for number in range(self.header.blocks) for name in norms
+            ]
             return [name for name in numbered if self._has(f"norm/{name}/")]
         return [*norms] if all(self._has(f"norm/{name}/") for name in norms) else []
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        return {name: (self.array(f"norm/{name}/mean"), self.array(f"norm/{name}/std")) for name in self._norms}
+        return {
+            name: (self.array(f"norm/{name}/mean"), self.array(f"norm/{name}/std"))
+            for name in self._norms
+        }
 
     @property
     def normalisation(self) -> Normalisation | None:
@@ -124,8 +138,13 @@ class Checkpoint:
 
     @property
     def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The mean and deviation ``[outputs]`` of the targets, if outputs are standardised; else None."""
-        return (self.array("output/mean"), self.array("output/std")) if self._has("output/mean") else None
+        """The mean and deviation ``[outputs]`` of the targets, if outputs are standardised; else
+        None."""
+        return (
+            (self.array("output/mean"), self.array("output/std"))
+            if self._has("output/mean")
+            else None
+        )
 
     @property
     def target_offset(self) -> np.ndarray | None:
@@ -133,7 +152,8 @@ class Checkpoint:
 
     @property
     def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The factors and terms, ``[outputs]``, of prediction = factor * output + term; None: no change.
+        """The factors and terms, ``[outputs]``, of prediction = factor * output + term; None: no
+        change.
 
         They are float64 if there is a `target_offset`.
         """
@@ -149,7 +169,8 @@ class Checkpoint:
 
     @property
     def output_names(self) -> tuple[str, ...] | None:
-        """Names of the numbers that the network predicts, such as a column of labels; None without names."""
+        """Names of the numbers that the network predicts, such as a column of labels; None without
+        names."""
         return self._names("output/names")
 
     @property
@@ -172,7 +193,8 @@ class Checkpoint:
             return {} if text is None else json.loads(text.tobytes())
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
-        """Return the fingerprint of a rank's own data; None if ranks share data, or in files of version 1."""
+        """Return the fingerprint of a rank's own data; None if ranks share data, or in files of
+        version 1."""
         rows = self._if_there("data/own")
         return None if rows is None else tuple(rows[rank].tolist())
 
@@ -201,10 +223,14 @@ class Checkpoint:
     def nbytes(self) -> int:
         return sum(dataset.id.get_storage_size() for dataset in self._datasets.values())
 
-    def errors(self, part: int = 0, parts: int = 1, read: Read = lambda nbytes: None) -> Iterator[str]:
-        """Yield errors in the contents, one line each; verifies every ``parts``-th block, from block ``part`` on.
+    def errors(
+        self, part: int = 0, parts: int = 1, read: Read = lambda nbytes: None
+    ) -> Iterator[str]:
+        """Yield errors in the contents, one line each; verifies every ``parts``-th block, from
+        block ``part`` on.
 
-        ``read`` is called with the number of bytes of each read; the sum over all parts is `nbytes`.
+        ``read`` is called with the number of bytes of each read; the sum over all parts is
+        `nbytes`.
         """
         with damage_named(self.path):
             yield from self._misfits()
@@ -215,12 +241,23 @@ class Checkpoint:
             raise DataError(f"{self.path} is damaged: {error}.")
 
     def _misfits(self) -> Iterator[str]:
-        data, network, stored, slots = self.header.data, self.architecture, self._datasets, kinds_of(self.tensors)
+        data, network, stored, slots = (
+            self.header.data,
+            self.architecture,
+            self._datasets,
+            kinds_of(self.tensors),
+        )
         inputs, outputs = (prod(data.shape),), (data.outputs,)
-        shapes = {name: each.pattern.shape(network.lengths) for name, each in network.parameters.items()}
+        shapes = {
+            name: each.pattern.shape(network.lengths) for name, each in network.parameters.items()
+        }
         groups = [
             {place(Slot(name, kind)): shape for kind in slots for name, shape in shapes.items()},
-            {f"norm/{name}/{kind}": (norm.units,) for name, norm in network.batch_norms.items() for kind in MOMENTS},
+            {
+                f"norm/{name}/{kind}": (norm.units,)
+                for name, norm in network.batch_norms.items()
+                for kind in MOMENTS
+            },
             {f"input/{kind}": inputs for kind in MOMENTS},
             {f"output/{kind}": outputs for kind in MOMENTS},
             {"input/offset": inputs},
@@ -254,13 +291,16 @@ class Checkpoint:
     def _dataset(self, path: str) -> h5py.Dataset:
         dataset = dataset_at(self.file, path)
         if dataset is None:
-            raise DataError(f"{self.path} is damaged: it has no dataset {path}{did_you_mean(path, self._datasets)}")
+            raise DataError(
+                f"{self.path} is damaged: it has no dataset {path}{did_you_mean(path, self._datasets)}"
+            )
         return dataset
 
 
 @contextmanager
 def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
-    """Open a checkpoint and check its structure. Raises DataError if the file is missing, damaged or no checkpoint."""
+    """Open a checkpoint and check its structure. Raises DataError if the file is missing, damaged
+    or no checkpoint."""
     path = Path(path)
     with damage_named(path):
         if not path.is_file():

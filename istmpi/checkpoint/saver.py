@@ -1,4 +1,5 @@
-"""Saves checkpoints during training, by default in a thread. A file gets its name only when it is complete."""
+"""Saves checkpoints during training, by default in a thread. A file gets its name only when it is
+complete."""
 
 import contextlib
 import queue
@@ -20,10 +21,14 @@ from istmpi.files import named_at_last, temporary, writing
 _CALL = "checkpoint"
 
 
-def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator) -> None:
-    """Write a checkpoint to a temporary file; rename it to ``path`` when all ranks' parts are on disk. Collective.
+def commit(
+    path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator
+) -> None:
+    """Write a checkpoint to a temporary file; rename it to ``path`` when all ranks' parts are on
+    disk. Collective.
 
-    Raises OutputError on every rank if any rank cannot write; an older file at ``path`` is then unchanged.
+    Raises OutputError on every rank if any rank cannot write; an older file at ``path`` is then
+    unchanged.
     """
     beside, header = communicator.broadcast_from_root((temporary(path), header))
     try:
@@ -40,11 +45,13 @@ def commit(path: Path, header: Header, pieces: Sequence[Piece], writer: str, com
 
 
 class Saver:
-    """Writes a run's checkpoints one after another, by default in a thread. Collective, except `close` and `newest`.
+    """Writes a run's checkpoints one after another, by default in a thread. Collective, except
+    `close` and `newest`.
 
-    After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError. ``start``: the checkpoint
-    from which the run resumes. ``communicators_are_made``: True if rounds create MPI communicators; parallel
-    HDF5 then uses no thread, for two threads that create communicators may deadlock.
+    After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError.
+    ``start``: the checkpoint from which the run resumes. ``communicators_are_made``: True if rounds
+    create MPI communicators; parallel HDF5 then uses no thread, for two threads that create
+    communicators may deadlock.
     """
 
     def __init__(
@@ -59,7 +66,9 @@ class Saver:
         self.folder = folder / FOLDER
         self.writer = choose(settings.writer, communicator)
         alone = self.writer == "mpio" and communicators_are_made
-        self.background = not settings.wait and not alone and all(communicator.allgather(threads_may_call()))
+        self.background = (
+            not settings.wait and not alone and all(communicator.allgather(threads_may_call()))
+        )
         self._settings, self._warn = settings, warn
         self._communicator = communicator.duplicate()
         self._staged: dict[str, np.ndarray] = {}
@@ -79,7 +88,8 @@ class Saver:
                 remove_leftovers(folder)
 
     def save(self, header: Header, pieces: Sequence[Piece]) -> None:
-        """Save a checkpoint, or let the thread save it; ``pieces`` may change once the call returns."""
+        """Save a checkpoint, or let the thread save it; ``pieces`` may change once the call
+        returns."""
         self.wait()
         if self.background:
             staged = self._stage(pieces)
@@ -94,11 +104,14 @@ class Saver:
         with self._communicator.waiting_for_itself(_CALL):
             self._idle.wait()
         outcome, self._outcome = self._outcome, None
-        if outcome and (not isinstance(outcome, OutputError) or self._failures >= self._settings.max_failures):
+        if outcome and (
+            not isinstance(outcome, OutputError) or self._failures >= self._settings.max_failures
+        ):
             raise outcome
 
     def save_now(self, header: Header, pieces: Sequence[Piece], path: Path | None = None) -> Path:
-        """Save a checkpoint before the call returns, to ``path`` if given. Raises OutputError at the first failure."""
+        """Save a checkpoint before the call returns, to ``path`` if given. Raises OutputError at
+        the first failure."""
         self.wait()
         path = path or self.folder / name(header)
         with self._communicator.waiting_for_itself(_CALL):
@@ -113,12 +126,15 @@ class Saver:
         self._jobs.put(None)
 
     def _start_thread(self) -> None:
-        """Start the thread of all checkpoints before training. If that fails on a rank, no rank uses a thread."""
+        """Start the thread of all checkpoints before training. If that fails on a rank, no rank
+        uses a thread."""
         failure = ""
         try:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()
         except RuntimeError as error:
-            failure = f"rank {self._communicator.rank}: cannot start the checkpoint thread ({error})"
+            failure = (
+                f"rank {self._communicator.rank}: cannot start the checkpoint thread ({error})"
+            )
         failures = list(filter(None, self._communicator.allgather(failure)))
         if failures:
             self.background = False
@@ -142,7 +158,8 @@ class Saver:
             self._failures += 1
             last = self._failures >= self._settings.max_failures
             then = (
-                f"Failures in a row: {self._failures}." * last or "The run continues; older checkpoints are untouched."
+                f"Failures in a row: {self._failures}." * last
+                or "The run continues; older checkpoints are untouched."
             )
             error.args = (f"checkpoint of round {header.round}: {error} {then}",)
             self._outcome = error

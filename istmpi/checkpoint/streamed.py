@@ -18,13 +18,18 @@ Yields = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
 
 def begin_with_function(
-    source: str, function: Yields | None, network: Architecture, store: ParameterStore, communicator: Communicator
+    source: str,
+    function: Yields | None,
+    network: Architecture,
+    store: ParameterStore,
+    communicator: Communicator,
 ) -> list[str]:
-    """Set a store to the (name, tensor) pairs that a function yields on rank 0; return lines to print. Collective.
+    """Set a store to the (name, tensor) pairs that a function yields on rank 0; return lines to
+    print. Collective.
 
-    Each rank gets the rows that it owns, and frozen parameters whole. If ``function`` is None, rank 0 loads it by its
-    name ``source``. Raises DataError on all ranks if the function fails, ConfigError if a tensor does not fit or is not
-    finite. Only floating-point tensors are used.
+    Each rank gets the rows that it owns, and frozen parameters whole. If ``function`` is None, rank
+    0 loads it by its name ``source``. Raises DataError on all ranks if the function fails,
+    ConfigError if a tensor does not fit or is not finite. Only floating-point tensors are used.
     """
     on_root, taken = Replicated(network.lengths, communicator.size, (0,)), set()
     pairs = _pairs(source, function, network) if communicator.rank == 0 else iter(())
@@ -32,7 +37,9 @@ def begin_with_function(
         with communicator.agreed():
             name, values = next(pairs, ("", None))
         if not (name := communicator.broadcast_from_root(name)):
-            return [f"initial weights from {source}: {len(taken)} of {len(shapes_of(network))} parameters."]
+            return [
+                f"initial weights from {source}: {len(taken)} of {len(shapes_of(network))} parameters."
+            ]
         taken.add(name)
         if name in network.frozen:
             frozen = network.frozen[name]
@@ -43,12 +50,18 @@ def begin_with_function(
         if values is None:
             values = target.new_empty(part_shape(on_root, parameter, store.rank))
         factor = network.weight_factor(name, store.full_scale)
-        values = (values if factor == 1 else values.double() / factor).to("cpu", target.dtype).contiguous()
+        values = (
+            (values if factor == 1 else values.double() / factor)
+            .to("cpu", target.dtype)
+            .contiguous()
+        )
         transfer = Transfer({name: parameter}, on_root, store.owners, store.rank)
         transfer.run({name: values}, store.tensors, communicator)
 
 
-def _pairs(source: str, function: Yields | None, network: Architecture) -> Iterator[tuple[str, torch.Tensor]]:
+def _pairs(
+    source: str, function: Yields | None, network: Architecture
+) -> Iterator[tuple[str, torch.Tensor]]:
     shapes = shapes_of(network)
     try:
         for name, values in (function or loaded("--init", source, "function")[1])():
@@ -62,4 +75,6 @@ def _pairs(source: str, function: Yields | None, network: Architecture) -> Itera
     except IstmpiError:
         raise
     except Exception as error:
-        raise DataError(f"train.init = {source!r}: {short(error)}. It must yield (name, tensor) pairs.") from error
+        raise DataError(
+            f"train.init = {source!r}: {short(error)}. It must yield (name, tensor) pairs."
+        ) from error

@@ -1,7 +1,8 @@
-"""Two ways to write one file from all ranks: with parallel HDF5 (mpio), or without HDF5 (direct). The bytes are equal.
+"""Two ways to write one file from all ranks: with parallel HDF5 (mpio), or without HDF5 (direct).
+The bytes are equal.
 
-Rank 0 first creates the file and all its datasets. A writer leaves a complete file at ``path``, or raises OSError on
-the ranks that failed.
+Rank 0 first creates the file and all its datasets. A writer leaves a complete file at ``path``, or
+raises OSError on the ranks that failed.
 """
 
 import os
@@ -28,7 +29,8 @@ def available(communicator: Communicator) -> list[str]:
 
 
 def choose(choice: str, communicator: Communicator) -> str:
-    """Return ``choice``, or for ``auto`` the first writer of all ranks. ConfigError if a rank lacks it. Collective."""
+    """Return ``choice``, or for ``auto`` the first writer of all ranks. ConfigError if a rank lacks
+    it. Collective."""
     able = available(communicator)
     if choice == "mpio" and choice not in able:
         raise ConfigError(
@@ -54,9 +56,12 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
 
 
 def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
-    """Write all ranks' rows together, by parallel HDF5; a rank that fails still takes part in every collective call."""
+    """Write all ranks' rows together, by parallel HDF5; a rank that fails still takes part in every
+    collective call."""
     _lay_out(path, header, pieces, communicator)
-    most_rows = np.max(communicator.allgather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0)
+    most_rows = np.max(
+        communicator.allgather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0
+    )
     collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     collective.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
     failure: OSError | None = None
@@ -76,8 +81,11 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
         raise failure
 
 
-def _lay_out(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> dict[str, int]:
-    """Let rank 0 create the file without the rows; return each dataset's file offset on every rank. Collective.
+def _lay_out(
+    path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator
+) -> dict[str, int]:
+    """Let rank 0 create the file without the rows; return each dataset's file offset on every rank.
+    Collective.
 
     A full disk can then only affect rows, not the file's structure.
     """

@@ -11,7 +11,9 @@ STOPPABLE = ("train", "compare")
 _AT_ONCE = {"-h", "--help", "--dry-run"}
 
 
-def _report_no_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _report_no_interrupt(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 

@@ -55,8 +55,14 @@ class LiveView:
             self._score = f"{progress.score_name} {scored.score:.4f}"
         figures, last = [f"loss {progress.loss:.4f}", self._score], progress.last_round
         if last and last.rates:
-            figures += [f"{number(last.rates[0])} examples/s", f"{size(last.rates[1])}/s" * self._several]
-        figures += [f"evaluate {progress.evaluating:.0%}" * bool(self._score), str(progress.slowest or "")]
+            figures += [
+                f"{number(last.rates[0])} examples/s",
+                f"{size(last.rates[1])}/s" * self._several,
+            ]
+        figures += [
+            f"evaluate {progress.evaluating:.0%}" * bool(self._score),
+            str(progress.slowest or ""),
+        ]
         self._line = ""
         for figure in filter(None, figures):
             longer = f"{self._line}  {figure}".lstrip()
@@ -68,13 +74,15 @@ class LiveView:
 
 
 class TrainingDisplay(Watch):
-    """Follows one run on the console. Leaving the ``with`` block gives a terminal its cursor back."""
+    """Follows one run on the console. Leaving the ``with`` block gives a terminal its cursor
+    back."""
 
     every_evaluation = True
 
     def __init__(self, showing: Showing | None = None) -> None:
         self._showing = showing = showing or Showing()
-        # Under mpirun a rank's own output tells nothing: MPICH gives it a pipe, Open MPI a terminal, in any case.
+        # Under mpirun a rank's own output tells nothing: MPICH gives it a pipe, Open MPI a
+        # terminal, in any case.
         columns = comm.terminal_columns()
         self._terminal = columns is not None or (sys.stdout.isatty() and sys.stderr.isatty())
         self._way = showing.progress or ("bar" if self._terminal else "lines")
@@ -115,10 +123,16 @@ class TrainingDisplay(Watch):
             self._view.progressed(progress)
         now = time.monotonic()
         late = not self._view and now - self._line_at >= SECONDS_BETWEEN_LINES
-        due = late or self._showing.verbose or ((progress.score or progress.validation) and self.every_evaluation)
+        due = (
+            late
+            or self._showing.verbose
+            or ((progress.score or progress.validation) and self.every_evaluation)
+        )
         if due and self._way != "none":
             self._line_at = now
-            self._console.print(round_line(progress, self._rounds, self._showing.verbose), markup=False)
+            self._console.print(
+                round_line(progress, self._rounds, self._showing.verbose), markup=False
+            )
 
     def noticed(self, message: str) -> None:
         if self._showing.quiet:
@@ -147,14 +161,17 @@ class TrainingDisplay(Watch):
             self._view = None
 
     def plots(self) -> None:
-        """Draw the run's pictures. The run is saved by now, so a picture that fails is a line and no error."""
+        """Draw the run's pictures. The run is saved by now, so a picture that fails is a line and
+        no error."""
         if not self._to_draw:
             return
         try:
             drawn = str(plots.draw(self._to_draw))
         except ImportError:
             drawn = "none: matplotlib is not installed (pip install 'istmpi[plots]')"
-        except Exception as error:  # of any kind: matplotlib reads the user's fonts, caches and settings
+        except (
+            Exception
+        ) as error:  # of any kind: matplotlib reads the user's fonts, caches and settings
             drawn = f"none: {error if isinstance(error, IstmpiError) else reason(error)}"
         self._print_facts({"plots": drawn})
 
@@ -181,7 +198,9 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         if not self._introduced:
             facts = banner(training, folder, saver)
-            self._print_facts({name: facts[name] for name in ("MPI", "ranks", "compute", "data", "network")})
+            self._print_facts(
+                {name: facts[name] for name in ("MPI", "ranks", "compute", "data", "network")}
+            )
             self._introduced = True
         self._line_at = time.monotonic()
         self._follow(training, self._heading)

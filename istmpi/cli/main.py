@@ -1,4 +1,5 @@
-"""``istmpi``: finds the command, and turns an error that ends it into a message and an exit code."""
+"""``istmpi``: finds the command, and turns an error that ends it into a message and an exit
+code."""
 
 import importlib
 import io
@@ -27,12 +28,15 @@ FOLDER = Path(__file__).parent / "commands"
 def _command(name: str) -> click.Command:
     command = importlib.import_module(f"istmpi.cli.commands.{name}").command
     if command.callback:
-        command.callback = staying(click.exceptions.Exit, click.exceptions.Abort, EOFError)(command.callback)
+        command.callback = staying(click.exceptions.Exit, click.exceptions.Abort, EOFError)(
+            command.callback
+        )
     return command
 
 
 class LazyGroup(click.Group):
-    """Imports ``istmpi.cli.commands.NAME`` only when command NAME is used. Its short help is the file's first line."""
+    """Imports ``istmpi.cli.commands.NAME`` only when command NAME is used. Its short help is the
+    file's first line."""
 
     def __init__(self, *args, commands: Iterable[str], **settings):
         super().__init__(*args, **settings)
@@ -109,7 +113,9 @@ def istmpi() -> None:
     """Train a PyTorch network on several machines that are joined by a slow network, over MPI."""
 
 
-def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False)) -> NoReturn:
+def main(
+    program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False),
+) -> NoReturn:
     comm.announce(sys.argv[1:])
     os._exit = _never_done(os.getpid(), os._exit)
     _open_streams()
@@ -119,15 +125,16 @@ def main(program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", stan
     if code and not together:
         comm.abort_at_exit(code)
     elif code:
-        # Keep the exit code: a second Ctrl-C, or a launcher's SIGTERM to ranks that leave late, may come after Python
-        # has dropped its handlers and before MPI is done.
+        # Keep the exit code: a second Ctrl-C, or a launcher's SIGTERM to ranks that leave late, may
+        # come after Python has dropped its handlers and before MPI is done.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
 def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """Return a replacement of ``os._exit``. If foreign code calls it, this process never ends as a success."""
+    """Return a replacement of ``os._exit``. If foreign code calls it, this process never ends as a
+    success."""
 
     def exit(status: int) -> NoReturn:
         caller = sys._getframe(1)
@@ -163,9 +170,18 @@ def _open_streams() -> None:
     os.close(number)
     for number, name in enumerate(("stdout", "stderr"), 1):
         old, output = getattr(sys, name), _Output(number, "w", closefd=False)
-        output.replaced, file = old, io.BufferedWriter(output)  # keep the old stream: it closes its file when freed
+        output.replaced, file = (
+            old,
+            io.BufferedWriter(output),
+        )  # keep the old stream: it closes its file when freed
         by_lines = bool(old) and (old.line_buffering or old.write_through)
-        setattr(sys, name, io.TextIOWrapper(file, old and old.encoding, "backslashreplace", line_buffering=by_lines))
+        setattr(
+            sys,
+            name,
+            io.TextIOWrapper(
+                file, old and old.encoding, "backslashreplace", line_buffering=by_lines
+            ),
+        )
 
 
 def _to_nowhere(number: int) -> None:
@@ -173,7 +189,8 @@ def _to_nowhere(number: int) -> None:
 
 
 def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
-    """Run the program. Return its exit code, and True if every rank ends by itself, so that none must be aborted."""
+    """Run the program. Return its exit code, and True if every rank ends by itself, so that none
+    must be aborted."""
     try:
         code = int(program() or 0)
         sys.stdout.flush()
@@ -211,14 +228,24 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
 def _plainly(error: click.ClickException) -> str:
     message = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        names = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
-        near = did_you_mean(error.option_name[2:], [name[2:] for name in names if name.startswith("--")], "--")
+        names = (
+            [name for option in error.ctx.command.params for name in option.opts]
+            if error.ctx
+            else []
+        )
+        near = did_you_mean(
+            error.option_name[2:], [name[2:] for name in names if name.startswith("--")], "--"
+        )
         cure = near if near.endswith("?") else "."
         if "--set" in names:
             from istmpi.config import every_setting
 
             end = error.option_name.replace("--", ".").replace("-", "_")
-            settings = [f"--set {each.name}=VALUE" for each in every_setting() if f".{each.name}".endswith(end)]
+            settings = [
+                f"--set {each.name}=VALUE"
+                for each in every_setting()
+                if f".{each.name}".endswith(end)
+            ]
             cure = f"; it is {' or '.join(settings)}." if settings else cure
         message = f"no option {error.option_name}{cure}"
     if isinstance(error, click.UsageError) and error.ctx and "elp" not in message:
@@ -232,7 +259,9 @@ def _refusal_of_output(error: BaseException) -> OutputError | None:
     try:
         os.write(sys.stdout.fileno(), b"\n")
     except OSError as refusal:
-        return OutputError(f"cannot write to standard output ({refusal.strerror}). Free space, or redirect it.")
+        return OutputError(
+            f"cannot write to standard output ({refusal.strerror}). Free space, or redirect it."
+        )
     return None
 
 
@@ -246,7 +275,8 @@ def _needs_no_ranks() -> bool:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Print an error on rank 0 if all ranks have it, else on each that failed. Return as `_outcome` does."""
+    """Print an error on rank 0 if all ranks have it, else on each that failed. Return as `_outcome`
+    does."""
     alone = _needs_no_ranks()
     if not alone:
         error = comm.agree_on_error(error)

@@ -1,4 +1,5 @@
-"""Finds a run's network: without data if `has_table` holds for its name, and layers or a shape are given."""
+"""Finds a run's network: without data if `has_table` holds for its name, and layers or a shape are
+given."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Described:
     data: Dataset | None = None
 
     def require_trainable(self, run: Run, ranks: int) -> list[tuple[Cost, int]]:
-        """Return the costs of ``run`` on this network. Raises the errors with which its training would begin."""
+        """Return the costs of ``run`` on this network. Raises the errors with which its training
+        would begin."""
         from istmpi.training.best import Best
         from istmpi.training.epochs import examples_of_ranks
 
@@ -60,9 +62,11 @@ def described(
     degree: float = DEGREE,
     ranks: int = 1,
 ) -> Described:
-    """Return a run's network from ``layers`` (1000-4000-200), from a ``shape`` (features, labels), or from its data.
+    """Return a run's network from ``layers`` (1000-4000-200), from a ``shape`` (features, labels),
+    or from its data.
 
-    If no data are read, ``in_a_row``, ``nodes`` and ``degree`` describe them. Epochs become rounds of ``ranks`` ranks.
+    If no data are read, ``in_a_row``, ``nodes`` and ``degree`` describe them. Epochs become rounds
+    of ``ranks`` ranks.
     """
     require_known(run.model.name)
     run = run.with_implied()
@@ -90,13 +94,18 @@ def described(
         from istmpi.data.images.split import resized
         from istmpi.training.resolution import require_resizable, sides_of
 
-        smaller = {side: planned_network(run, resized(data, side)) for _, side in sides_of(run, data) if side}
+        smaller = {
+            side: planned_network(run, resized(data, side))
+            for _, side in sides_of(run, data)
+            if side
+        }
         require_resizable(run, network)
     return Described(run, network, len(data.train), smaller, data)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
-    """Return a run's network, which only rank 0 inspects. Collective. Raises ConfigError or DataError on every rank."""
+    """Return a run's network, which only rank 0 inspects. Collective. Raises ConfigError or
+    DataError on every rank."""
     with communicator.agreed():
         if has_table(run.model.name) and layers is not None:
             return described(run, layers)

@@ -1,4 +1,5 @@
-"""Options of commands, and quantities such as 2.5Gbit, 100us, 250G and 16GB. Other texts raise ConfigError."""
+"""Options of commands, and quantities such as 2.5Gbit, 100us, 250G and 16GB. Other texts raise
+ConfigError."""
 
 import math
 import re
@@ -34,7 +35,9 @@ class _Range:
         if self.max is None or self.max >= 1e6:
             return low
         whole = least is not None and not above
-        return f"{least:g} to {self.max:,g}" if whole else f"{low}, at most {self.max:,g}".lstrip(", ")
+        return (
+            f"{least:g} to {self.max:,g}" if whole else f"{low}, at most {self.max:,g}".lstrip(", ")
+        )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -42,9 +45,13 @@ class _Range:
                 raise click.BadParameter(value)
             number = super().convert(value, param, ctx)
         except click.BadParameter:
-            machine = " below 2^63" * (self.max == MOST_WHOLE and len(str(value)) >= len(str(MOST_WHOLE)))
+            machine = " below 2^63" * (
+                self.max == MOST_WHOLE and len(str(value)) >= len(str(MOST_WHOLE))
+            )
             limits = self._describe_range()
-            self.fail(f"{value!r} must be {self.kind}{machine}{', ' * bool(limits)}{limits}.", param, ctx)
+            self.fail(
+                f"{value!r} must be {self.kind}{machine}{', ' * bool(limits)}{limits}.", param, ctx
+            )
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
@@ -95,7 +102,8 @@ def memory(option: str, text: str) -> float:
 
 
 def ranks(option: str, text: str) -> list[int]:
-    """Return the numbers of ranks in ``1,2,4``, or in ``3..10``: both ends and the powers of two between them."""
+    """Return the numbers of ranks in ``1,2,4``, or in ``3..10``: both ends and the powers of two
+    between them."""
     expected = f"numbers of ranks from 1 to {MOST_RANKS}, such as 1,2,4, or a range of powers of two, such as 1..1024"
     if ".." not in text:
         return sorted({*_whole_numbers(option, text, ",", expected, MOST_RANKS)})
@@ -106,7 +114,9 @@ def ranks(option: str, text: str) -> list[int]:
 
 
 def shape(option: str, text: str) -> tuple[int, ...]:
-    return tuple(_whole_numbers(option, text, "x", "the lengths of an example's axes, such as 3x32x32"))
+    return tuple(
+        _whole_numbers(option, text, "x", "the lengths of an example's axes, such as 3x32x32")
+    )
 
 
 def widths(option: str, text: str) -> list[int]:
@@ -136,7 +146,9 @@ def _quantity(option: str, text: str, units: Mapping[str, float], expected: str)
     return number * units[match[2]]
 
 
-def _whole_numbers(option: str, text: str, separator: str, expected: str, largest: int = MOST_UNITS) -> list[int]:
+def _whole_numbers(
+    option: str, text: str, separator: str, expected: str, largest: int = MOST_UNITS
+) -> list[int]:
     try:
         numbers = [whole_number(part) for part in text.split(separator)]
     except ValueError:
@@ -147,7 +159,9 @@ def _whole_numbers(option: str, text: str, separator: str, expected: str, larges
 
 
 def _refused(option: str, text: str, expected: str) -> ConfigError:
-    return ConfigError(f"{option} {one_line(text.strip())!r} must be {expected}, greater than zero.")
+    return ConfigError(
+        f"{option} {one_line(text.strip())!r} must be {expected}, greater than zero."
+    )
 
 
 Decorator = Callable[[Callable], Callable]
@@ -159,17 +173,29 @@ def flag(name: str, help: str) -> Decorator:
 
 
 def text(name: str, metavar: str, help: str, **settings: Any) -> Decorator:
-    return click.option(name, metavar=metavar, help=help, show_default=bool(settings.get("default")), **settings)
+    return click.option(
+        name, metavar=metavar, help=help, show_default=bool(settings.get("default")), **settings
+    )
 
 
 def whole(
-    name: str, metavar: str, help: str, least: int | None = None, largest: int = MOST_WHOLE, **settings: Any
+    name: str,
+    metavar: str,
+    help: str,
+    least: int | None = None,
+    largest: int = MOST_WHOLE,
+    **settings: Any,
 ) -> Decorator:
     return text(name, metavar, help, type=WholeRange(least, largest), **settings)
 
 
 def real(
-    name: str, metavar: str, help: str, least: float | None = None, largest: float | None = None, **settings: Any
+    name: str,
+    metavar: str,
+    help: str,
+    least: float | None = None,
+    largest: float | None = None,
+    **settings: Any,
 ) -> Decorator:
     return text(name, metavar, help, type=FiniteRange(least, largest), **settings)
 
@@ -183,4 +209,6 @@ def listed(rows: Sequence[tuple[str, str]]) -> str:
 as_json = flag("--json", "Print JSON for other programs.")
 force = flag("--force", "Replace the file if it exists.")
 own_class = text("--model", "FILE.py:Class", "The class of your network; its code is run.")
-calibrate_on = text("--calibrate-on", "DATA", "Training data of CKPT, for calibration if it needs any.")
+calibrate_on = text(
+    "--calibrate-on", "DATA", "Training data of CKPT, for calibration if it needs any."
+)

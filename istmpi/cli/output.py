@@ -1,4 +1,5 @@
-"""The console, and output that commands share: notes, JSON, progress without training, damaged files."""
+"""The console, and output that commands share: notes, JSON, progress without training, damaged
+files."""
 
 import json
 import sys
@@ -11,7 +12,14 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from istmpi.errors import DataError
@@ -45,7 +53,11 @@ def note(text: object) -> None:
 
 def print_json(value: object) -> None:
     print(
-        json.dumps(value, indent=1, default=lambda other: float(other) if isinstance(other, Fraction) else str(other))
+        json.dumps(
+            value,
+            indent=1,
+            default=lambda other: float(other) if isinstance(other, Fraction) else str(other),
+        )
     )
 
 
@@ -56,10 +68,17 @@ def progress(in_bytes: bool = False) -> Iterator[Report]:
         yield _lines(stderr, size if in_bytes else "{:,}".format)
         return
     count = DownloadColumn() if in_bytes else MofNCompleteColumn()
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        count,
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task("reading", total=None)
-        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+        yield lambda stage, done, total: bar.update(
+            task, description=stage, completed=done, total=total
+        )
 
 
 def _lines(console: Console, text: Callable[[int], str]) -> Report:
@@ -81,9 +100,11 @@ def verify(
     listed: Collection[Path] = (),
     as_json: bool = False,
 ) -> None:
-    """Read every byte of the files and print what is damaged. Raises DataError if any file is damaged.
+    """Read every byte of the files and print what is damaged. Raises DataError if any file is
+    damaged.
 
-    ``unguarded`` is added to the verdict on files of version 1. A file of ``listed`` that no longer exists is skipped.
+    ``unguarded`` is added to the verdict on files of version 1. A file of ``listed`` that no longer
+    exists is skipped.
     """
     results = []
     with progress(in_bytes=True) as report:

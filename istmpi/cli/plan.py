@@ -26,7 +26,9 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
         begun = [f"Initial weights from {run.train.init}."]
         if not is_function(run.train.init):
             begun = fit_of(Path(run.train.init), network, run.train.init_names).lines
-    figures = _figures(run, network, costs, alone) | {"sent_bytes": run_bytes(run, network, ranks, planned.smaller)}
+    figures = _figures(run, network, costs, alone) | {
+        "sent_bytes": run_bytes(run, network, ranks, planned.smaller)
+    }
     if as_json:
         print_json(figures | ({"init": begun} if begun else {}))
         return
@@ -35,8 +37,11 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
         print(one_line(line))
 
 
-def _figures(run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost) -> dict[str, Any]:
-    """Return the plan's figures, in bytes, weights and FLOPs. ``phases``: each phase's cost and number of rounds.
+def _figures(
+    run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost
+) -> dict[str, Any]:
+    """Return the plan's figures, in bytes, weights and FLOPs. ``phases``: each phase's cost and
+    number of rounds.
 
     ``alone``: the cost on one process. Shapes, FLOPs and memory are those of the first phase.
     """

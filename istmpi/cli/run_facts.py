@@ -20,21 +20,30 @@ from istmpi.units import counted, duration, number, size
 
 
 def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
-    run, ranks, network, data = training.run, training.communicator.size, training.architecture, training.dataset
+    run, ranks, network, data = (
+        training.run,
+        training.communicator.size,
+        training.architecture,
+        training.dataset,
+    )
     hosts = list(dict.fromkeys(training.hosts))
     some_hosts = ", ".join(hosts[:4]) + ", ..." * (len(hosts) > 4)
     weights = sum(parameter.size(network.lengths) for parameter in network.parameters.values())
     plan = cost(run, network, ranks)
     examples, counts = "examples", f"{len(data.train):,} + {len(data.test):,} examples"
     if TASKS[data.task].of_nodes:
-        examples = {"full": "whole graph", "clusters": "clusters"}.get(run.data.graph, "nodes and their neighbours")
-        graph, learnt, tested = data.train.graph, len(data.train.nodes), len(data.test.nodes)
-        counts = (
-            f"{len(graph):,} nodes with {graph.edges:,} neighbours, {learnt:,} to learn from, {tested:,} for testing"
+        examples = {"full": "whole graph", "clusters": "clusters"}.get(
+            run.data.graph, "nodes and their neighbours"
         )
+        graph, learnt, tested = data.train.graph, len(data.train.nodes), len(data.test.nodes)
+        counts = f"{len(graph):,} nodes with {graph.edges:,} neighbours, {learnt:,} to learn from, {tested:,} for testing"
     if training.best:
         counts += f", {len(training.sizes[0].dataset.splits['validation']):,} for validation"
-    if changed := [f"{name} {value}" for name in ("crop", "flip", "cutout") if (value := getattr(run.data, name))]:
+    if changed := [
+        f"{name} {value}"
+        for name in ("crop", "flip", "cutout")
+        if (value := getattr(run.data, name))
+    ]:
         changed = [f", training images randomly changed ({', '.join(changed)})"]
     steps = f"{run.method.local_steps} local steps of {run.train.batch} {examples} a rank"
     if plan.spec.in_passes:
@@ -74,7 +83,9 @@ def _evaluations(training: Training) -> str:
     if training.architecture.batch_norms:
         words += f", calibrated on {evaluator.sampled:,}"
     words += f": {evaluator.share:.0%} of the FLOPs"
-    return words + ", more than a tenth (reduce it with evaluate.every, evaluate.examples)" * (evaluator.share > SHARE)
+    return words + ", more than a tenth (reduce it with evaluate.every, evaluate.examples)" * (
+        evaluator.share > SHARE
+    )
 
 
 def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
@@ -86,11 +97,15 @@ def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
         examples, sent = last.rates
         text += f"  {number(examples)} examples/s  {size(sent)}/s  {_phases(last.phases)}"
         text += f"  {progress.slowest}" if progress.slowest else ""
-        text += f"  shares {','.join(f'{share:.3g}' for share in last.shares)}" if last.shares else ""
+        text += (
+            f"  shares {','.join(f'{share:.3g}' for share in last.shares)}" if last.shares else ""
+        )
     for split, score in (("validation", progress.validation), ("test", progress.score)):
         if score:
             text += f"  {split} loss {score.loss:.4f}  {progress.score_name} {_scores(score)}"
-    return text + f"  evaluate {progress.evaluating:.0%}" * bool(progress.score or progress.validation)
+    return text + f"  evaluate {progress.evaluating:.0%}" * bool(
+        progress.score or progress.validation
+    )
 
 
 def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> dict[str, str]:
@@ -126,4 +141,6 @@ def _scores(score: Score) -> str:
 def _phases(seconds: Mapping[str, float]) -> str:
     total = sum(seconds.values()) or 1
     most_first = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{phase} {part / total:.0%}" for phase, part in most_first if part / total >= 0.005)
+    return ", ".join(
+        f"{phase} {part / total:.0%}" for phase, part in most_first if part / total >= 0.005
+    )

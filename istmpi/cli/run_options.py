@@ -58,7 +58,9 @@ OPTIONS = {
     "--out": ("output.folder", "FOLDER"),
 }
 
-COST_NOTHING = "--out --evaluate-every --rounds --epochs --max-minutes --seed --lr --warm-up --finish --init"
+COST_NOTHING = (
+    "--out --evaluate-every --rounds --epochs --max-minutes --seed --lr --warm-up --finish --init"
+)
 
 DEFAULT = "digits"
 run_argument = click.argument("run", required=False)
@@ -66,7 +68,11 @@ run_argument = click.argument("run", required=False)
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
     """Decorate a click command with the options that change a run. `resolve` takes their values."""
-    assigning = {"metavar": "A.B=VALUE", "help": "Any other setting (list: istmpi settings).", "multiple": True}
+    assigning = {
+        "metavar": "A.B=VALUE",
+        "help": "Any other setting (list: istmpi settings).",
+        "multiple": True,
+    }
     command = click.option("--set", "assignments", **assigning)(command)
     for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
@@ -84,11 +90,15 @@ def _help(setting: str) -> str:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    return {setting.name: setting.default for setting in reversed([*every_setting()])} | Run.load(DEFAULT).flat()
+    return {setting.name: setting.default for setting in reversed([*every_setting()])} | Run.load(
+        DEFAULT
+    ).flat()
 
 
 def planning(command: Callable) -> Callable:
-    layers = text("--layers", "N-N-...", "Features, hidden widths and labels, instead of reading data.")
+    layers = text(
+        "--layers", "N-N-...", "Features, hidden widths and labels, instead of reading data."
+    )
     return layers(options(command, COST_NOTHING.split()))
 
 
@@ -100,7 +110,8 @@ def resolve(
 ) -> Run:
     """Return the run that a command line describes.
 
-    Raises ConfigError for a wrong setting, and for a setting in ``refused``, whose value is the option to use instead.
+    Raises ConfigError for a wrong setting, and for a setting in ``refused``, whose value is the
+    option to use instead.
     """
     run = run or DEFAULT
     loaded = Run.load(run)
@@ -110,14 +121,20 @@ def resolve(
             raise ConfigError(f"--set {setting}: this command sets it; use {option}.")
     name = PurePath(changed.get("data.source", "")).stem.replace("{rank}", "").strip("-_. ")
     resolved = loaded.override({"name": name, **changed} if run in shipped() and name else changed)
-    if resolved.optimizer != loaded.optimizer or not Path(run).is_dir():  # a saved run may have useless settings
+    if (
+        resolved.optimizer != loaded.optimizer or not Path(run).is_dir()
+    ):  # a saved run may have useless settings
         schedules.require_effective(resolved.optimizer)
     return resolved
 
 
-def changes(assignments: Sequence[str], options: Mapping[str, str | None], model: str = "mlp") -> dict[str, Any]:
+def changes(
+    assignments: Sequence[str], options: Mapping[str, str | None], model: str = "mlp"
+) -> dict[str, Any]:
     given = {option: options.get(option.lstrip("-").replace("-", "_")) for option in OPTIONS}
-    typed = [(option, OPTIONS[option][0], value) for option, value in given.items() if value is not None]
+    typed = [
+        (option, OPTIONS[option][0], value) for option, value in given.items() if value is not None
+    ]
     typed += [(f"--set {setting}", setting, value) for setting, value in assigned(assignments)]
     for option, setting, value in typed:
         model = _read(option, setting, value, model) if setting == "model.name" else model
@@ -128,23 +145,32 @@ def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
     for assignment in assignments:
         setting, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"--set {assignment} must be SECTION.KEY=VALUE, such as model.norm=layer.")
+            raise ConfigError(
+                f"--set {assignment} must be SECTION.KEY=VALUE, such as model.norm=layer."
+            )
         yield setting.strip(), value.strip()
 
 
 def _read(option: str, setting: str, text: str, model: str) -> Any:
-    """Return an option's text as a run file's value: a number, a list or a text; brackets and quotes are optional."""
+    """Return an option's text as a run file's value: a number, a list or a text; brackets and
+    quotes are optional."""
     if holds_text(type_of(setting, model)) and not text.startswith(("'", '"')):
         return text
     if setting == "train.threads" and text == "auto":
         return 0
-    is_list = setting == "method.shares" or (setting == "model.hidden" and ("," in text or not is_module(model)))
+    is_list = setting == "method.shares" or (
+        setting == "model.hidden" and ("," in text or not is_module(model))
+    )
     listed = f"[{text}]" if is_list and not text.startswith(("[", "'", '"')) else text
     try:
         return toml_value(listed)
     except ValueError:
-        if listed.startswith("[") and not (setting == "method.shares" and any(map(str.isalpha, text))):
-            raise ConfigError(f"{option} {listed.strip('[]')} must be numbers separated by commas.") from None
+        if listed.startswith("[") and not (
+            setting == "method.shares" and any(map(str.isalpha, text))
+        ):
+            raise ConfigError(
+                f"{option} {listed.strip('[]')} must be numbers separated by commas."
+            ) from None
         return text
 
 
@@ -164,7 +190,10 @@ class Showing:
             many = counted(ranks, "rank")
             if ranks == 1 and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
                 many += f" of this SLURM job's {tasks} tasks (srun or mpirun starts all)"
-            click.echo(f"istmpi {__version__} {work} on {many}: loading MPI, PyTorch and the data", err=self.as_json)
+            click.echo(
+                f"istmpi {__version__} {work} on {many}: loading MPI, PyTorch and the data",
+                err=self.as_json,
+            )
             sys.stdout.flush()
 
 
@@ -178,16 +207,22 @@ def showing(command: Callable) -> Callable:
         help="Progress display.  [default: bar on a terminal, otherwise lines]",
     )
     @click.option("-q", "--quiet", is_flag=True, help="Print only errors and warnings.")
-    @click.option("-v", "--verbose", is_flag=True, help="Print a line for every round, with all figures.")
+    @click.option(
+        "-v", "--verbose", is_flag=True, help="Print a line for every round, with all figures."
+    )
     @flag("--json", "Print the result as JSON, other output to standard error.")
     @wraps(command)
-    def shown(progress: str | None, quiet: bool, verbose: bool, as_json: bool, **given: object) -> object:
+    def shown(
+        progress: str | None, quiet: bool, verbose: bool, as_json: bool, **given: object
+    ) -> object:
         return command(shown=Showing(progress, quiet, verbose, as_json), **given)
 
     return shown
 
 
-def _installed(context: click.Context, option: click.Parameter, names: Sequence[str]) -> Sequence[str]:
+def _installed(
+    context: click.Context, option: click.Parameter, names: Sequence[str]
+) -> Sequence[str]:
     if launched()[0] == 0:  # only rank 0 logs
         require_installed(names)
     return names

@@ -1,9 +1,10 @@
-"""Averages tensors over all ranks, in place. The bytes move while the caller computes, if threads may call MPI.
+"""Averages tensors over all ranks, in place. The bytes move while the caller computes, if threads
+may call MPI.
 
-Exact values travel round a ring (`istmpi.comm.ring`). Chunk c is always summed in the order of ranks c+1, c+2, ..., c,
-so all ranks, and two runs, get the same bits. Encoded chunks go straight to rank c, which sums them in the order c,
-c-1, ..., c+1; rank c's own copy passes through the codec, too. Rank c encodes the mean once, and all ranks decode the
-same bytes.
+Exact values travel round a ring (`istmpi.comm.ring`). Chunk c is always summed in the order of
+ranks c+1, c+2, ..., c, so all ranks, and two runs, get the same bits. Encoded chunks go straight to
+rank c, which sums them in the order c, c-1, ..., c+1; rank c's own copy passes through the codec,
+too. Rank c encodes the mean once, and all ranks decode the same bytes.
 """
 
 import threading
@@ -25,18 +26,25 @@ _TAGS = 2**15
 
 
 class MeanOverRanks:
-    """Averages named tensors over all ranks. Every rank hands over tensors of the same names, in any order.
+    """Averages named tensors over all ranks. Every rank hands over tensors of the same names, in
+    any order.
 
-    ``nbytes`` has the bytes of each tensor; the tensors travel in reverse order. ``forms`` names the codec
-    (`istmpi.comm.codec`) of each encoded tensor. Until `finish` the communicator carries no other messages.
+    ``nbytes`` has the bytes of each tensor; the tensors travel in reverse order. ``forms`` names
+    the codec (`istmpi.comm.codec`) of each encoded tensor. Until `finish` the communicator carries
+    no other messages.
     """
 
     def __init__(
-        self, nbytes: Mapping[str, int], communicator: Communicator, forms: ring.Forms = ring.ALL_EXACT, key: int = 0
+        self,
+        nbytes: Mapping[str, int],
+        communicator: Communicator,
+        forms: ring.Forms = ring.ALL_EXACT,
+        key: int = 0,
     ):
         self._communicator, self._forms = communicator, forms
         self.key = key
-        """The key of the random roundings of encoded values. The caller sets a new one for every mean."""
+        """The key of the random roundings of encoded values. The caller sets a new one for every
+        mean."""
         self._buckets = ring.buckets(nbytes, forms)
         self._reset()
 
@@ -48,7 +56,8 @@ class MeanOverRanks:
         self._moving = _Moving(self._communicator)
 
     def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
-        """Hand over a contiguous tensor or its first ``made`` elements, which must stay untouched until `finish`."""
+        """Hand over a contiguous tensor or its first ``made`` elements, which must stay untouched
+        until `finish`."""
         if self._communicator.size == 1:
             return
         self._tensors[name], self._ready[name] = tensor, tensor.numel() if made is None else made
@@ -57,7 +66,8 @@ class MeanOverRanks:
                 self._moving.begin()
                 return
             self._moving.put(segment)
-        # Now all tensors are here. The caller calls `finish`, or `begin` if it has other work first.
+        # Now all tensors are here. The caller calls `finish`, or `begin` if it has other work
+        # first.
 
     def has(self, name: str) -> bool:
         return self._communicator.size > 1 and self._complete(name)
@@ -77,7 +87,8 @@ class MeanOverRanks:
         self._reset()
 
     def _segments_in_order(self) -> Iterator["_Segment | None"]:
-        """Yield the segments in the order in which they travel; None while the next segment is incomplete."""
+        """Yield the segments in the order in which they travel; None while the next segment is
+        incomplete."""
         count = 0
         for names in self._buckets:
             while self._elements_there(names) is None:
@@ -107,13 +118,16 @@ class MeanOverRanks:
 
     def _unpack(self, names: Sequence[str], flat: torch.Tensor) -> None:
         tensors = [self._tensors[name] for name in names]
-        for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, values in zip(
+            tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
+        ):
             if tensor.data_ptr() != values.data_ptr():
                 tensor.view(-1).copy_(values)
 
 
 class EncodedMean:
-    """Averages a flat float32 tensor in host memory over all ranks, in place; its messages are encoded."""
+    """Averages a flat float32 tensor in host memory over all ranks, in place; its messages are
+    encoded."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._flat, self._moving = flat, _Moving(communicator)
@@ -121,13 +135,15 @@ class EncodedMean:
         self._moving.begin()
 
     def finish(self) -> torch.Tensor:
-        """Wait for the mean, and return it. Values pass through the codec twice, even on a single rank."""
+        """Wait for the mean, and return it. Values pass through the codec twice, even on a single
+        rank."""
         self._moving.finish()
         return self._flat
 
 
 class _Moving:
-    """Moves segments, a few at once, in the order of `put`: in the background after `begin`, else in `finish`."""
+    """Moves segments, a few at once, in the order of `put`: in the background after `begin`, else
+    in `finish`."""
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
@@ -181,9 +197,17 @@ class _Moving:
 
 
 class _Segment:
-    """A flat tensor on its way between P ranks: P-1 steps sum its chunks, and P-1 steps spread the means."""
+    """A flat tensor on its way between P ranks: P-1 steps sum its chunks, and P-1 steps spread the
+    means."""
 
-    def __init__(self, values: torch.Tensor, codec: Codec | None, key: int, tag: int, communicator: Communicator):
+    def __init__(
+        self,
+        values: torch.Tensor,
+        codec: Codec | None,
+        key: int,
+        tag: int,
+        communicator: Communicator,
+    ):
         self._communicator, self._tag = communicator, tag
         flat = values.detach()
         flat = flat if flat.dtype == torch.bfloat16 else flat.numpy()
@@ -203,22 +227,28 @@ class _Segment:
     def _exchanges(self) -> Iterator[list]:
         rank, ranks = self._communicator.rank, self._communicator.size
         arriving = max(self._chunks, key=len)
-        arriving = arriving.clone() if isinstance(arriving, torch.Tensor) else np.empty_like(arriving)
+        arriving = (
+            arriving.clone() if isinstance(arriving, torch.Tensor) else np.empty_like(arriving)
+        )
         for step in range(1, ranks):
             chunk = self._chunks[(rank - step - 1) % ranks]
             yield self._pass_on(self._chunks[(rank - step) % ranks], arriving[: len(chunk)])
             chunk += arriving[: len(chunk)]
         self._chunks[rank] /= ranks
         for step in range(ranks - 1):
-            yield self._pass_on(self._chunks[(rank - step) % ranks], self._chunks[(rank - step - 1) % ranks])
+            yield self._pass_on(
+                self._chunks[(rank - step) % ranks], self._chunks[(rank - step - 1) % ranks]
+            )
 
     def _encoded_exchanges(self, codec: Codec, key: int) -> Iterator[list]:
-        """Yield the requests of each step: encoded chunks go straight to their ranks, then means go round the ring."""
+        """Yield the requests of each step: encoded chunks go straight to their ranks, then means go
+        round the ring."""
         rank, ranks, chunks = self._communicator.rank, self._communicator.size, self._chunks
         lengths = [*map(len, chunks)]
 
         def encoded(number: int, sender: int) -> np.ndarray:
-            """Encode a chunk. ``sender`` seeds the rounding: this rank or, for a mean, the number of ranks."""
+            """Encode a chunk. ``sender`` seeds the rounding: this rank or, for a mean, the number
+            of ranks."""
             return codec.encode(chunks[number], rng.key(key, number, sender))
 
         total = codec.decode(encoded(rank, rank), lengths[rank])
@@ -250,4 +280,8 @@ class _Segment:
 
 
 def _bytes(values: Array) -> np.ndarray:
-    return values.view(np.uint8) if isinstance(values, np.ndarray) else values.view(torch.uint8).numpy()
+    return (
+        values.view(np.uint8)
+        if isinstance(values, np.ndarray)
+        else values.view(torch.uint8).numpy()
+    )

@@ -1,7 +1,8 @@
-"""Notices, from /proc, that ranks were started but never join the job, or that the launcher is gone.
+"""Notices, from /proc, that ranks were started but never join the job, or that the launcher is
+gone.
 
-A rank that runs `istmpi --version`, or another command that does not start MPI, leaves without a message. Waiting ranks
-must notice that.
+A rank that runs `istmpi --version`, or another command that does not start MPI, leaves without a
+message. Waiting ranks must notice that.
 """
 
 import errno
@@ -18,9 +19,11 @@ from istmpi.comm.launcher import launched, on_this_host, process_facts, starter,
 from istmpi.errors import StuckError
 
 LONGEST_WAIT = 600.0
-"""Seconds that the first rank waits for the last one. Imports from a busy file server take minutes."""
+"""Seconds that the first rank waits for the last one. Imports from a busy file server take
+minutes."""
 GONE_AFTER = 10.0
-"""Seconds after which a missing rank of this host counts as gone. A launcher starts ranks one after another."""
+"""Seconds after which a missing rank of this host counts as gone. A launcher starts ranks one after
+another."""
 _LOOK_EVERY = 2.0
 watched = threading.Event()
 """An event, set when a hang watch begins; it ends the thread of `expected`."""
@@ -28,10 +31,11 @@ watched = threading.Event()
 
 @contextmanager
 def expected() -> Iterator[None]:
-    """End this process, and thus the job, with exit code 2 if other ranks do not come during the block.
+    """End this process, and thus the job, with exit code 2 if other ranks do not come during the
+    block.
 
-    Until a hang watch begins (`watched`), stopped ranks of this host are named. A rank that stays stopped ends the job
-    with exit code 76.
+    Until a hang watch begins (`watched`), stopped ranks of this host are named. A rank that stays
+    stopped ends the job with exit code 76.
     """
     if launched()[1] == 1:
         yield
@@ -77,7 +81,9 @@ def _watch(here: threading.Event) -> None:
         if claim:
             cure = "Start the same command on all ranks; --version, --dry-run and commands without MPI join no job."
             print(f"istmpi: rank {rank}: {what}. {cure}", file=sys.stderr, flush=True)
-            while on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER:  # its end frees the claim
+            while (
+                on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER
+            ):  # its end frees the claim
                 time.sleep(0.1)
         os._exit(2)
 
@@ -92,7 +98,8 @@ def _name(rank: int, process: int) -> None:
 
 
 def _claim_to_tell() -> socket.socket | None:
-    """Claim the right to print for this host's waiting ranks, until this process ends; None if another has it."""
+    """Claim the right to print for this host's waiting ranks, until this process ends; None if
+    another has it."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0istmpi {starter()}")  # a name that is no file
@@ -113,7 +120,8 @@ class LauncherWatch:
         return self._launcher is not None
 
     def look(self, me: Member, neighbours: Sequence[Member], cure: str) -> None:
-        """End this process if the launcher was gone at two looks in a row. The lowest rank of the host prints why."""
+        """End this process if the launcher was gone at two looks in a row. The lowest rank of the
+        host prints why."""
         if self._launcher is None or process_facts(self._launcher[0])[1] == self._launcher[1]:
             self._missed = False
         elif not self._missed:  # a launcher that ends the job gets a moment to end this rank
@@ -122,5 +130,9 @@ class LauncherWatch:
             if not any(member.rank < me.rank for member in neighbours):
                 gone = f"the launcher of rank {me.rank} on {me.host} (process {self._launcher[0]}) is gone"
                 with suppress(OSError):
-                    print(f"istmpi: {gone}; the ranks of this host end. {cure}", file=sys.stderr, flush=True)
+                    print(
+                        f"istmpi: {gone}; the ranks of this host end. {cure}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             os._exit(StuckError.exit_code)

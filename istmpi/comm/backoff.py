@@ -7,9 +7,11 @@ from collections.abc import Callable
 from istmpi.comm.mpi import stand_in
 
 YIELDING = 1e-3
-"""Seconds of unsuccessful polls before a rank sleeps. Until then it only yields its core after each poll."""
+"""Seconds of unsuccessful polls before a rank sleeps. Until then it only yields its core after each
+poll."""
 LONGEST_SLEEP = 5e-4
-"""The longest sleep in seconds. Socket buffers hold the 62 kB that a line of 1 Gbit/s carries in that time."""
+"""The longest sleep in seconds. Socket buffers hold the 62 kB that a line of 1 Gbit/s carries in
+that time."""
 _SPIN_POLLS = 20
 """Unsuccessful polls before a rank first yields its core."""
 in_waits: Callable[[], None] | None = None
@@ -17,14 +19,16 @@ in_waits: Callable[[], None] | None = None
 
 
 class Backoff:
-    """Pauses between polls, longer and longer. MPI libraries spin, which takes cores from ranks that compute."""
+    """Pauses between polls, longer and longer. MPI libraries spin, which takes cores from ranks
+    that compute."""
 
     def __init__(self) -> None:
         self._idle = 0
         self._since = 0.0
 
     def wait_unless(self, progress: bool) -> None:
-        """Pause after a poll without ``progress``: not after the first such polls, then longer and longer."""
+        """Pause after a poll without ``progress``: not after the first such polls, then longer and
+        longer."""
         self._idle = 0 if progress else self._idle + 1
         simulated = stand_in()
         if self._idle and simulated:

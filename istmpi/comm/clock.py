@@ -7,14 +7,17 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 
 class Clock:
-    """Measures this rank's seconds in each phase: ``with clock("pull"): ...``. Outer phases exclude inner phases."""
+    """Measures this rank's seconds in each phase: ``with clock("pull"): ...``. Outer phases exclude
+    inner phases."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.background = 0.0
-        """Seconds in which a thread sent data. A phase that waits for the thread counts the waiting time, too."""
+        """Seconds in which a thread sent data. A phase that waits for the thread counts the waiting
+        time, too."""
         self.followers: list[Callable[[str], AbstractContextManager]] = []
-        """Functions of a phase's name. Each returns a context manager that is entered and left with the phase."""
+        """Functions of a phase's name. Each returns a context manager that is entered and left with
+        the phase."""
         self._running: list[str] = []
         self._since = 0.0
 
@@ -32,8 +35,11 @@ class Clock:
             self._running.pop()
 
     def since(self, earlier: Mapping[str, float]) -> dict[str, float]:
-        """Return each phase's seconds since ``earlier``, a copy of `seconds`, without phases that took no time."""
-        spent = {phase: seconds - earlier.get(phase, 0.0) for phase, seconds in self.seconds.items()}
+        """Return each phase's seconds since ``earlier``, a copy of `seconds`, without phases that
+        took no time."""
+        spent = {
+            phase: seconds - earlier.get(phase, 0.0) for phase, seconds in self.seconds.items()
+        }
         return {phase: seconds for phase, seconds in spent.items() if seconds > 0}
 
     def _lap(self) -> None:

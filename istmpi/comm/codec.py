@@ -1,7 +1,9 @@
-"""Codecs send float32 values in fewer bits. They are pure functions of values, scales, a key and positions.
+"""Codecs send float32 values in fewer bits. They are pure functions of values, scales, a key and
+positions.
 
-`Bfloat16` and `Int8` round at random, so that on average a value arrives unchanged. Rounding to nearest would lose
-small changes. A decoded value can be encoded again without change, unless its scale has grown.
+`Bfloat16` and `Int8` round at random, so that on average a value arrives unchanged. Rounding to
+nearest would lose small changes. A decoded value can be encoded again without change, unless its
+scale has grown.
 """
 
 from collections.abc import Iterator
@@ -17,7 +19,8 @@ RUN = 256
 _LARGEST = 127
 _BIAS = 127
 _NO_NUMBER = 255
-"""The exponent byte of a scale whose values are not all finite. All values of such a scale arrive as NaN."""
+"""The exponent byte of a scale whose values are not all finite. All values of such a scale arrive
+as NaN."""
 _AT_ONCE = 2**17
 """Values computed at a time, so that temporary arrays stay in the processor's cache."""
 _ODD, _LOW = np.uint32(0x9E3779B1), 0xFFFFFFFF
@@ -27,7 +30,8 @@ Places = np.ndarray | range
 
 
 class Scales:
-    """The scales of flat values. Run i has ``counts[i]`` values, and ``coded[i]`` is the exponent byte of its scale."""
+    """The scales of flat values. Run i has ``counts[i]`` values, and ``coded[i]`` is the exponent
+    byte of its scale."""
 
     def __init__(self, coded: np.ndarray, counts: np.ndarray):
         self.coded, self._counts, self._ends = coded, counts, np.cumsum(counts)
@@ -43,7 +47,8 @@ class Scales:
 
 @dataclass(frozen=True)
 class Wire:
-    """The coding of a transfer. ``kind`` is the setting method.wire, ``key`` the key of the random roundings."""
+    """The coding of a transfer. ``kind`` is the setting method.wire, ``key`` the key of the random
+    roundings."""
 
     kind: str
     key: int
@@ -68,9 +73,11 @@ class Codec(Protocol):
 
 
 class BlockForm(Codec, Protocol):
-    """A codec that the setting method.wire may name. A new codec is a class here, with a name in `CODECS`.
+    """A codec that the setting method.wire may name. A new codec is a class here, with a name in
+    `CODECS`.
 
-    Its `encode` also takes ``start``: the position of the first value. Scales are those of `exponents`.
+    Its `encode` also takes ``start``: the position of the first value. Scales are those of
+    `exponents`.
     """
 
     itemsize: int
@@ -78,10 +85,14 @@ class BlockForm(Codec, Protocol):
     scaled: bool
     """True if the values of a block share scales."""
     for_all: bool
-    """True if optimizer slots and tensors of one axis travel in this form; otherwise they travel as bfloat16."""
+    """True if optimizer slots and tensors of one axis travel in this form; otherwise they travel as
+    bfloat16."""
 
-    def round(self, values: np.ndarray, key: int, places: Places, scales: Scales | None) -> np.ndarray:
-        """Return values as bytes. ``places``: the values' positions among all values that ``key`` rounds."""
+    def round(
+        self, values: np.ndarray, key: int, places: Places, scales: Scales | None
+    ) -> np.ndarray:
+        """Return values as bytes. ``places``: the values' positions among all values that ``key``
+        rounds."""
 
     def values(self, coded: np.ndarray, scales: Scales | None) -> np.ndarray:
         """Return the float32 values that `round` made into bytes."""
@@ -101,7 +112,9 @@ class Bfloat16:
     def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
         return self.values(coded)
 
-    def round(self, values: np.ndarray, key: int, places: Places, scales: Scales | None = None) -> np.ndarray:
+    def round(
+        self, values: np.ndarray, key: int, places: Places, scales: Scales | None = None
+    ) -> np.ndarray:
         coded = np.empty(len(values), np.uint16)
         for at, noise in _noises(key, places):
             bits = values[at].view(np.uint32)
@@ -179,9 +192,11 @@ def encoded_bytes(elements: int, form: str, itemsize: int) -> int:
 
 
 def exponents(largest: np.ndarray) -> np.ndarray:
-    """Return each scale's float32 exponent byte: the scale is the least power of two with largest / scale <= 127.
+    """Return each scale's float32 exponent byte: the scale is the least power of two with largest /
+    scale <= 127.
 
-    ``largest`` has the largest absolute value that each scale covers; `_NO_NUMBER` if it is not finite.
+    ``largest`` has the largest absolute value that each scale covers; `_NO_NUMBER` if it is not
+    finite.
     """
     mantissa, exponent = np.frexp(largest.astype(np.float32))
     exponent = exponent - 7 + (mantissa > _LARGEST / 128)
@@ -200,10 +215,11 @@ def _parts(length: int) -> list[slice]:
 
 
 def _noises(key: int, places: Places) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield (slice of ``places``, 32 random bits for each place in the slice); the next pair overwrites the bits.
+    """Yield (slice of ``places``, 32 random bits for each place in the slice); the next pair
+    overwrites the bits.
 
-    The bits are a hash of key and place in two rounds, like the end of MurmurHash3. `istmpi.rng` would take longer than
-    the rest of the codec.
+    The bits are a hash of key and place in two rounds, like the end of MurmurHash3. `istmpi.rng`
+    would take longer than the rest of the codec.
     """
     memory, folded = np.empty((2, min(len(places), _AT_ONCE)), np.uint32)
     steps = np.arange(len(memory), dtype=np.uint32) * _ODD

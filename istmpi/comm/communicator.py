@@ -1,8 +1,10 @@
-"""A rank's transport: it sends, receives and agrees on values with a group of ranks, and counts the bytes.
+"""A rank's transport: it sends, receives and agrees on values with a group of ranks, and counts the
+bytes.
 
-Values travel as bytes. `Traffic` counts the bytes of arrays, not of Python objects, that this rank hands to MPI for
-other ranks. A transfer never blocks in MPI: a rank tests a request until it is done, with pauses that leave the core to
-other ranks. `Whereabouts` has the ranks for which this rank waits.
+Values travel as bytes. `Traffic` counts the bytes of arrays, not of Python objects, that this rank
+hands to MPI for other ranks. A transfer never blocks in MPI: a rank tests a request until it is
+done, with pauses that leave the core to other ranks. `Whereabouts` has the ranks for which this
+rank waits.
 """
 
 import pickle
@@ -27,8 +29,8 @@ T = TypeVar("T")
 STAGING_BYTES = 2**27
 """The most bytes that a rank packs for one exchange.
 
-The limit bounds the memory beside the weights. It keeps counts and displacements far below 2**31, the limit of MPI
-libraries before MPI-4.
+The limit bounds the memory beside the weights. It keeps counts and displacements far below 2**31,
+the limit of MPI libraries before MPI-4.
 """
 
 LARGEST_CALL = 2**30
@@ -46,7 +48,8 @@ class Traffic:
 
 
 class Communicator:
-    """A group of ranks. Methods are collective, except for scratch memory, waits, sends, receives and tests."""
+    """A group of ranks. Methods are collective, except for scratch memory, waits, sends, receives
+    and tests."""
 
     def __init__(
         self,
@@ -55,7 +58,8 @@ class Communicator:
         ranks: Sequence[int] | None = None,
         whereabouts: Whereabouts | None = None,
     ):
-        """``ranks``: the group's ranks in the job, by default all. ``name``: unique, and the same on these ranks."""
+        """``ranks``: the group's ranks in the job, by default all. ``name``: unique, and the same
+        on these ranks."""
         self.mpi = mpi_communicator
         """The mpi4py communicator, for a library that takes one."""
         self.rank: int = mpi_communicator.Get_rank()
@@ -79,14 +83,17 @@ class Communicator:
         self.traffic.add(sum(send[1]) - send[1][self.rank])
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
-        """Join all ranks' flat arrays of any one dtype in rank order. Rank r's array has ``counts[r]`` elements."""
+        """Join all ranks' flat arrays of any one dtype in rank order. Rank r's array has
+        ``counts[r]`` elements."""
         lengths = [count * part.dtype.itemsize for count in counts]
         starts = [*accumulate(lengths, initial=0)][:-1]
         result = np.empty(sum(counts), dtype=part.dtype)
         sent, received = np.ascontiguousarray(part).view(np.uint8), result.view(np.uint8)
         if received.nbytes <= LARGEST_CALL:
             byte = self._library.BYTE
-            self._finish(self.mpi.Iallgatherv([sent, byte], [received, lengths, starts, byte]), "allgatherv")
+            self._finish(
+                self.mpi.Iallgatherv([sent, byte], [received, lengths, starts, byte]), "allgatherv"
+            )
             self.traffic.add(sent.nbytes * (self.size - 1))
         else:
             received[starts[self.rank] :][: sent.nbytes] = sent
@@ -111,7 +118,8 @@ class Communicator:
     # ---- messages between two ranks
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to send ``values``, which must not change until `all_done`. `Traffic` does not count their bytes."""
+        """Begin to send ``values``, which must not change until `all_done`. `Traffic` does not
+        count their bytes."""
         return self.mpi.Isend([values, self._library.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
@@ -144,7 +152,10 @@ class Communicator:
         self._finish(self.mpi.Igatherv([packed, self._library.BYTE], target), "gather")
         if self.rank > 0:
             return None
-        return [pickle.loads(whole[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+        return [
+            pickle.loads(whole[start : start + length])
+            for start, length in zip(starts, lengths, strict=True)
+        ]
 
     def broadcast_from_root(self, value: T) -> T:
         packed, size = objects.packed(value) if self.rank == 0 else b"", objects.SLOT
@@ -159,7 +170,8 @@ class Communicator:
         return max(self.allgather(value))
 
     def start_allreduce_max(self, value: int) -> Callable[[], int]:
-        """Begin to find the largest value of all ranks; return a function that waits for the result."""
+        """Begin to find the largest value of all ranks; return a function that waits for the
+        result."""
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
 
@@ -177,10 +189,12 @@ class Communicator:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Run local work that every rank must complete. If ranks fail, all raise the error of the lowest failing rank.
+        """Run local work that every rank must complete. If ranks fail, all raise the error of the
+        lowest failing rank.
 
-        The message names that rank if another rank succeeded. Ranks agree only on an `IstmpiError`, and on errors of
-        too large an input, such as a lack of memory (`past_a_limit`). Any other error ends the job.
+        The message names that rank if another rank succeeded. Ranks agree only on an `IstmpiError`,
+        and on errors of too large an input, such as a lack of memory (`past_a_limit`). Any other
+        error ends the job.
         """
         error: IstmpiError | None = None
         try:
@@ -196,7 +210,9 @@ class Communicator:
         if failed:
             first = by_rank[failed[0]]
             if not isinstance(first, IstmpiError):
-                raise UserError(f"rank {failed[0]} made another call than rank {self.rank}; all must make the same.")
+                raise UserError(
+                    f"rank {failed[0]} made another call than rank {self.rank}; all must make the same."
+                )
             if len(failed) < self.size:
                 first.args = (f"rank {failed[0]}: {first}",)
             first.everywhere = True
@@ -230,7 +246,8 @@ class Communicator:
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """Open a communicator of ``ranks``, in their order; None on other ranks. Traffic counts in both groups."""
+        """Open a communicator of ``ranks``, in their order; None on other ranks. Traffic counts in
+        both groups."""
         if self.rank not in ranks:
             yield None
             return
@@ -246,7 +263,8 @@ class Communicator:
 
     @contextmanager
     def on_this_host(self) -> Iterator["Communicator"]:
-        """Open a communicator of the ranks on this host. Entering and leaving the block are collective."""
+        """Open a communicator of the ranks on this host. Entering and leaving the block are
+        collective."""
         split = self.mpi.Split_type(self._library.COMM_TYPE_SHARED)
         here, everyone = split.Get_group(), self.mpi.Get_group()
         ranks = here.Translate_ranks(list(range(split.Get_size())), everyone)
@@ -257,14 +275,17 @@ class Communicator:
                 made.Free()
 
     def _with(self, mpi_communicator: Any, ranks: Sequence[int], name: str = "") -> "Communicator":
-        other = Communicator(mpi_communicator, name or f"{self._name}:{list(ranks)}", ranks, self.whereabouts)
+        other = Communicator(
+            mpi_communicator, name or f"{self._name}:{list(ranks)}", ranks, self.whereabouts
+        )
         other.in_pieces = self.in_pieces
         return other
 
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """Return a reused buffer of at least ``nbytes`` bytes: new memory costs a page fault for every 4 KiB."""
+        """Return a reused buffer of at least ``nbytes`` bytes: new memory costs a page fault for
+        every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)

@@ -1,4 +1,5 @@
-"""The hang watch's rules, messages and stack traces: which ranks are missing, why, and when the job ends."""
+"""The hang watch's rules, messages and stack traces: which ranks are missing, why, and when the job
+ends."""
 
 import faulthandler
 import os
@@ -16,7 +17,8 @@ TIMES_THE_SLOWEST = 3
 TIMES_BEFORE_THE_FIRST = 10
 """The deadline as a multiple of the patience, until the first round ends."""
 HASTE = 10.0
-"""The longest deadline in seconds after a request to stop: a job then often has only half a minute."""
+"""The longest deadline in seconds after a request to stop: a job then often has only half a
+minute."""
 
 _STATES = {
     "T": "its process is stopped (kill -CONT {process} resumes it)",
@@ -25,7 +27,8 @@ _STATES = {
     "Z": "its process has ended",
     "": "its process has ended",
 }
-"""The meaning of a process's state letter in /proc; the letter is empty if there is no such process."""
+"""The meaning of a process's state letter in /proc; the letter is empty if there is no such
+process."""
 
 _FOLDER = "stacks"
 _SECONDS_TO_WRITE = 3.0
@@ -75,7 +78,8 @@ class Sighting:
 class Missing:
     member: Member
     why: str
-    """``silent``: no answer; ``still``: no progress; ``slow``: progress; ``waits``: a wait for other ranks."""
+    """``silent``: no answer; ``still``: no progress; ``slow``: progress; ``waits``: a wait for
+    other ranks."""
     since: float
     """Seconds for which the rank has been silent or still, as far as is known."""
     seen: Sighting | None = None
@@ -89,7 +93,11 @@ class Missing:
         if self.why == "silent":
             held = _STATES.get(self.state, "").format(process=self.member.process)
             held = held or "its process does not answer: it is stopped, or its host is gone"
-            return f"{held}; last seen {self.seen_ago:.0f} s ago {where}" if self.seen else f"{held}; not seen before"
+            return (
+                f"{held}; last seen {self.seen_ago:.0f} s ago {where}"
+                if self.seen
+                else f"{held}; not seen before"
+            )
         if self.why == "still":
             return f"its process answers but has made no progress for {self.since:.0f} s, {where}"
         if self.why == "slow":
@@ -98,7 +106,11 @@ class Missing:
 
 
 def deadline(patience: float, slowest_round: float) -> float:
-    return max(patience, TIMES_THE_SLOWEST * slowest_round) if slowest_round else TIMES_BEFORE_THE_FIRST * patience
+    return (
+        max(patience, TIMES_THE_SLOWEST * slowest_round)
+        if slowest_round
+        else TIMES_BEFORE_THE_FIRST * patience
+    )
 
 
 def missing(
@@ -113,9 +125,10 @@ def missing(
 ) -> list[Missing]:
     """Return the ranks that have not reached the call of ``wait``, and those that do not answer.
 
-    Ranks that wait for others are left out, unless all missing ranks wait. ``silent_for``: seconds since a rank was
-    first asked in vain. ``seen``: each rank's last sighting and its age in seconds. ``states``: processes' state
-    letters. A rank with progress in the last ``limit`` seconds is slow, otherwise still.
+    Ranks that wait for others are left out, unless all missing ranks wait. ``silent_for``: seconds
+    since a rank was first asked in vain. ``seen``: each rank's last sighting and its age in
+    seconds. ``states``: processes' state letters. A rank with progress in the last ``limit``
+    seconds is slow, otherwise still.
     """
     absent = []
     for member in members:
@@ -124,7 +137,9 @@ def missing(
             continue
         if rank not in answers:
             last = seen.get(rank, (None, 0.0))
-            absent.append(Missing(member, "silent", silent_for.get(rank, 0.0), *last, states.get(rank)))
+            absent.append(
+                Missing(member, "silent", silent_for.get(rank, 0.0), *last, states.get(rank))
+            )
             continue
         answer = answers[rank]
         if answer.arrivals.get(wait.group, 0) < wait.number:
@@ -134,18 +149,26 @@ def missing(
 
 
 def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
-    """Return the missing ranks that end the job: silent for one deadline (``limit``), or still for two deadlines.
+    """Return the missing ranks that end the job: silent for one deadline (``limit``), or still for
+    two deadlines.
 
-    After a request to stop (``hurry``), a silent rank ends the job at once, a still rank after one deadline.
+    After a request to stop (``hurry``), a silent rank ends the job at once, a still rank after one
+    deadline.
     """
     enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
     return [each for each in absent if each.why in enough and each.since >= enough[each.why]]
 
 
-def line(absent: Missing, waited: float, where: str, slowest: tuple[str, float], ends: float) -> str:
+def line(
+    absent: Missing, waited: float, where: str, slowest: tuple[str, float], ends: float
+) -> str:
     phase, seconds = slowest
     remark = f" The slowest phase so far was {phase}, {in_seconds(seconds)}." if phase else ""
-    then = f" The job ends at {ends:.0f} s if nothing changes." if ends and absent.why in ("silent", "still") else ""
+    then = (
+        f" The job ends at {ends:.0f} s if nothing changes."
+        if ends and absent.why in ("silent", "still")
+        else ""
+    )
     return f"waiting for {absent.member} in {where} for {waited:.0f} s: {absent.condition}.{remark}{then}"
 
 
@@ -156,7 +179,9 @@ def all_here(where: str, waited: float) -> str:
 def lines(
     absent: Sequence[Missing], waited: float, where: str, slowest: tuple[str, float], ends: float
 ) -> dict[tuple[int, str], str]:
-    by_rank = {(each.member.rank, each.why): line(each, waited, where, slowest, ends) for each in absent}
+    by_rank = {
+        (each.member.rank, each.why): line(each, waited, where, slowest, ends) for each in absent
+    }
     return by_rank or {(-1, ""): all_here(where, waited)}
 
 
@@ -179,8 +204,12 @@ def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
         try:
             folder.mkdir(exist_ok=True)
             for rank, text in by_rank.items():
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW  # others may have put a link there
-                with open(os.open(folder / f"rank{rank}.txt", flags, 0o666), "w", encoding="utf-8") as file:
+                flags = (
+                    os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+                )  # others may have put a link there
+                with open(
+                    os.open(folder / f"rank{rank}.txt", flags, 0o666), "w", encoding="utf-8"
+                ) as file:
                     file.write(text)
             failed.clear()
         except OSError as error:

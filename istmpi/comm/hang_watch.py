@@ -1,9 +1,10 @@
-"""Watches ranks that wait for others: names a rank that does not come, and ends a job that is stuck.
+"""Watches ranks that wait for others: names a rank that does not come, and ends a job that is
+stuck.
 
-A thread on every rank has a communicator of its own. Once a second it sends this rank's whereabouts to another rank. If
-this rank has waited for too long, the thread calls the roll: it asks all ranks where they are, and judges their answers
-by the rules of `istmpi.comm.hang_report`. A rank that was asked does not call the roll for a while. Low ranks call
-first.
+A thread on every rank has a communicator of its own. Once a second it sends this rank's whereabouts
+to another rank. If this rank has waited for too long, the thread calls the roll: it asks all ranks
+where they are, and judges their answers by the rules of `istmpi.comm.hang_report`. A rank that was
+asked does not call the roll for a while. Low ranks call first.
 
     beat    where I am                 to the rank P/2 after this one
     ask     where are you?             from a rank that has waited for too long
@@ -67,9 +68,9 @@ class _Roll:
 class HangWatch:
     """Watches this rank's waits and launcher, until the watch is closed. Creation is collective.
 
-    ``patience``: the shortest deadline in seconds; with 0 no rank is reported. ``tell`` prints messages for people, on
-    any rank. ``folder`` gets stack traces. ``cure``: the advice after a stuck job. If threads may not call MPI, only
-    the launcher is watched.
+    ``patience``: the shortest deadline in seconds; with 0 no rank is reported. ``tell`` prints
+    messages for people, on any rank. ``folder`` gets stack traces. ``cure``: the advice after a
+    stuck job. If threads may not call MPI, only the launcher is watched.
     """
 
     def __init__(
@@ -82,17 +83,31 @@ class HangWatch:
     ):
         self._communicator, self._where = communicator, communicator.whereabouts
         self._where.restart()
-        self._patience, self._folder, self._tell, self._wished, self._cure = patience, folder, tell, str, cure
+        self._patience, self._folder, self._tell, self._wished, self._cure = (
+            patience,
+            folder,
+            tell,
+            str,
+            cure,
+        )
         self._launcher = LauncherWatch()
-        facts = communicator.allgather((socket.gethostname(), os.getpid(), process_facts(os.getpid())[1]))
-        self._members = [Member(rank, host, process) for rank, (host, process, _) in enumerate(facts)]
+        facts = communicator.allgather(
+            (socket.gethostname(), os.getpid(), process_facts(os.getpid())[1])
+        )
+        self._members = [
+            Member(rank, host, process) for rank, (host, process, _) in enumerate(facts)
+        ]
         self._process_starts = [start for _, _, start in facts]
         self._rank = communicator.rank
         self._turn = min(_APART * self._rank, _LAST)
         self._me = self._members[self._rank]
         self._others = [member for member in self._members if member != self._me]
         self._neighbours = [member for member in self._others if member.host == self._me.host]
-        calls = communicator.size > 1 and patience > 0 and all(communicator.allgather(mpi.threads_may_call()))
+        calls = (
+            communicator.size > 1
+            and patience > 0
+            and all(communicator.allgather(mpi.threads_may_call()))
+        )
         self._mailbox = ThreadMailbox(communicator.mpi.Dup()) if calls else None
         self._seen: Seen = {}
         self._roll: _Roll | None = None
@@ -109,7 +124,8 @@ class HangWatch:
         watched.set()
 
     def of_run(self, folder: Path, wished: Callable[[], str]) -> None:
-        """Set the run's folder, and a function that returns the reason of a requested stop or else an empty text."""
+        """Set the run's folder, and a function that returns the reason of a requested stop or else
+        an empty text."""
         self._folder, self._wished = folder, wished
 
     def __enter__(self) -> "HangWatch":
@@ -176,7 +192,9 @@ class HangWatch:
                     self._roll.answers.setdefault(rank, values[0])
             elif kind == "ask":
                 seen = {other: (sighting, now - at) for other, (sighting, at) in self._seen.items()}
-                self._mailbox.send(rank, "here", Sighting.of(self._where, now), seen, self._states())
+                self._mailbox.send(
+                    rank, "here", Sighting.of(self._where, now), seen, self._states()
+                )
                 self._next_roll = max(self._next_roll, now + self._limit + self._turn)
             elif kind == "here":
                 self._take_answer(rank, *values, now)
@@ -187,7 +205,9 @@ class HangWatch:
             elif kind == "stack":
                 self._stacks[rank] = values[0]
 
-    def _take_answer(self, rank: int, sighting: Sighting, seen: Seen, states: dict[int, str], now: float) -> None:
+    def _take_answer(
+        self, rank: int, sighting: Sighting, seen: Seen, states: dict[int, str], now: float
+    ) -> None:
         self._seen[rank] = sighting, now
         if self._roll:
             self._roll.answers[rank] = sighting
@@ -201,11 +221,16 @@ class HangWatch:
         self._where.count_bytes()
         size = len(self._members)
         half_way_round = (self._rank + max(size // 2, 1)) % size
-        self._mailbox.send_unless_last_is_under_way(half_way_round, "beat", Sighting.of(self._where, now))
+        self._mailbox.send_unless_last_is_under_way(
+            half_way_round, "beat", Sighting.of(self._where, now)
+        )
 
     def _states(self) -> dict[int, str]:
         facts = {member.rank: process_facts(member.process) for member in self._neighbours}
-        return {rank: state if start == self._process_starts[rank] else "" for rank, (state, start) in facts.items()}
+        return {
+            rank: state if start == self._process_starts[rank] else ""
+            for rank, (state, start) in facts.items()
+        }
 
     # ---- the roll
 
@@ -227,10 +252,14 @@ class HangWatch:
             self._silent_since.clear()
             self._reported.clear()
             return
-        last = self._first_limit if wait.for_itself else 0.0  # a rank that waits for others knows more: it calls first
+        last = (
+            self._first_limit if wait.for_itself else 0.0
+        )  # a rank that waits for others knows more: it calls first
         due = _begin_to_ask(self._first_limit) + self._turn + last
         if now >= self._next_roll + last and self._waited(wait, now) >= due:
-            self._roll = _Roll(wait, now, now + self._first_limit - _begin_to_ask(self._first_limit))
+            self._roll = _Roll(
+                wait, now, now + self._first_limit - _begin_to_ask(self._first_limit)
+            )
             self._send_to_others("ask")
 
     def _judge(self, now: float) -> None:
@@ -246,16 +275,24 @@ class HangWatch:
         silent_for = {rank: roll.began - since for rank, since in self._silent_since.items()}
         seen = {rank: (sighting, now - at) for rank, (sighting, at) in self._seen.items()}
         asked = roll.wait, self._members, self._rank, roll.answers
-        absent = report.missing(*asked, silent_for, seen, {**roll.states, **self._states()}, self._limit)
+        absent = report.missing(
+            *asked, silent_for, seen, {**roll.states, **self._states()}, self._limit
+        )
         hopeless = report.stuck(absent, self._limit, bool(self._wished()))
         speaker = min([self._rank, *roll.answers])
         if hopeless:
             reasons = "; ".join(f"{each.member}: {each.condition}" for each in hopeless[:4])
-            self._ending = reasons + "; ..." * (len(hopeless) > 4), speaker, {self._rank, *roll.answers}
+            self._ending = (
+                reasons + "; ..." * (len(hopeless) > 4),
+                speaker,
+                {self._rank, *roll.answers},
+            )
             self._send_to_others("end", *self._ending)
             return
         waited, where = self._waited(roll.wait, now), f"{self._where.phase} ({roll.wait.call})"
-        lines = report.lines(absent, waited, where, self._where.slowest_phase, waited + self._first_limit)
+        lines = report.lines(
+            absent, waited, where, self._where.slowest_phase, waited + self._first_limit
+        )
         news = [text for key, text in lines.items() if key not in self._reported]
         self._reported |= set(lines)
         for text in news:

@@ -1,4 +1,5 @@
-"""The start of a job: launched processes meet through MPI, and check that all run the same command."""
+"""The start of a job: launched processes meet through MPI, and check that all run the same
+command."""
 
 import hashlib
 import shlex
@@ -31,15 +32,18 @@ def announce(words: Sequence[str]) -> None:
 def world() -> Communicator:
     """Return a new communicator of all ranks of this job. Collective.
 
-    Raises LaunchError if the ranks do not form one job, or run different commands or versions. If ranks do not come,
-    the process ends with exit code 2. In a user's own program, a failure on one rank ends all ranks from now on.
+    Raises LaunchError if the ranks do not form one job, or run different commands or versions. If
+    ranks do not come, the process ends with exit code 2. In a user's own program, a failure on one
+    rank ends all ranks from now on.
     """
     global _agreed
     with expected():
         everyone = mpi.start().COMM_WORLD
         announced = launched()[1]
         if everyone.Get_size() == 1 and announced > 1:
-            raise LaunchError(f"{announced} ranks were started, but {mpi.library()} sees only one: {mpi.NOT_TOGETHER}")
+            raise LaunchError(
+                f"{announced} ranks were started, but {mpi.library()} sees only one: {mpi.NOT_TOGETHER}"
+            )
         if not _agreed:
             _agree(everyone)
             _agreed = True
@@ -54,7 +58,9 @@ def _agree(everyone: Any) -> None:
     digest = np.frombuffer(hashlib.sha256(repr(started_as).encode()).digest(), dtype=np.uint8)
     digests = np.empty((everyone.Get_size(), digest.size), dtype=np.uint8)
     request, backoff = everyone.Iallgather(digest, digests), Backoff()
-    while not request.Test():  # a rank that does something else never comes: `expected` must be able to report it
+    while (
+        not request.Test()
+    ):  # a rank that does something else never comes: `expected` must be able to report it
         backoff.wait_unless(False)
     if (digests == digests[0]).all():
         return
@@ -64,7 +70,10 @@ def _agree(everyone: Any) -> None:
             f"the ranks have different versions of istmpi: {_by_rank(versions)}. Install the same version on all hosts."
         )
     else:
-        lines = [shlex.join(["istmpi", *words]) if words is not None else "a program" for words in commands]
+        lines = [
+            shlex.join(["istmpi", *words]) if words is not None else "a program"
+            for words in commands
+        ]
         error = LaunchError(
             f"the ranks were started with different commands: {_by_rank(lines)}. Start the same command on all ranks."
         )
@@ -73,7 +82,8 @@ def _agree(everyone: Any) -> None:
 
 
 def _by_rank(values: Iterable[str]) -> str:
-    """Return ``A on ranks 0, 2, 3; B on rank 1``: at most four values, each with up to four ranks."""
+    """Return ``A on ranks 0, 2, 3; B on rank 1``: at most four values, each with up to four
+    ranks."""
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)
@@ -85,14 +95,18 @@ def _by_rank(values: Iterable[str]) -> str:
 
 
 def handshake(seconds: float) -> list[tuple[int, int]]:
-    """Let every rank greet every other. Rank 0 gets the pairs (listener, speaker) whose greeting did not come in time.
+    """Let every rank greet every other. Rank 0 gets the pairs (listener, speaker) whose greeting
+    did not come in time.
 
-    A handshake makes no collective calls, which one such pair would hang. With such a pair, the other ranks do not
-    return: they abort the job unless rank 0 ends it first.
+    A handshake makes no collective calls, which one such pair would hang. With such a pair, the
+    other ranks do not return: they abort the job unless rank 0 ends it first.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD
-    rank, peers = everyone.Get_rank(), [rank for rank in range(everyone.Get_size()) if rank != everyone.Get_rank()]
+    rank, peers = (
+        everyone.Get_rank(),
+        [rank for rank in range(everyone.Get_size()) if rank != everyone.Get_rank()],
+    )
     greeting, report, verdict = range(3)
     sent = [everyone.isend(None, peer, greeting) for peer in peers]
     silent = [(rank, peer) for peer in _received(everyone, peers, greeting, seconds)[1]]
@@ -112,7 +126,9 @@ def handshake(seconds: float) -> list[tuple[int, int]]:
     return sorted(silent)
 
 
-def _received(everyone: Any, peers: list[int], tag: int, seconds: float) -> tuple[dict[int, Any], list[int]]:
+def _received(
+    everyone: Any, peers: list[int], tag: int, seconds: float
+) -> tuple[dict[int, Any], list[int]]:
     waiting = {peer: everyone.irecv(source=peer, tag=tag) for peer in peers}
     values = {}
     deadline = time.monotonic() + seconds
@@ -127,13 +143,15 @@ def _received(everyone: Any, peers: list[int], tag: int, seconds: float) -> tupl
 
 
 def current_rank() -> int:
-    """Return this process's rank: MPI's, or the launcher's if MPI is not up or sees a single rank."""
+    """Return this process's rank: MPI's, or the launcher's if MPI is not up or sees a single
+    rank."""
     MPI = mpi.if_up()
     return MPI.COMM_WORLD.Get_rank() if MPI and MPI.COMM_WORLD.Get_size() > 1 else launched()[0]
 
 
 def agree_on_error(error: IstmpiError) -> IstmpiError:
-    """Return the error to report: ``error`` or, if MPI was not up, the lowest failing rank's error (then collective).
+    """Return the error to report: ``error`` or, if MPI was not up, the lowest failing rank's error
+    (then collective).
 
     ``everywhere`` is True in the result if all ranks have the error.
     """

@@ -1,4 +1,5 @@
-"""Facts about the launcher of this process, from environment variables and /proc; MPI need not be up."""
+"""Facts about the launcher of this process, from environment variables and /proc; MPI need not be
+up."""
 
 import os
 from collections.abc import Mapping
@@ -10,11 +11,13 @@ LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 }
-"""Variables: rank, number of ranks, number of ranks on this host. Not SLURM_NTASKS: batch scripts have it, too."""
+"""Variables: rank, number of ranks, number of ranks on this host. Not SLURM_NTASKS: batch scripts
+have it, too."""
 
 
 def launched() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks, as the launcher set them; (0, 1) without a launcher."""
+    """Return this process's rank and the number of ranks, as the launcher set them; (0, 1) without
+    a launcher."""
     for rank, size, _ in LAUNCHERS.values():
         with suppress(KeyError, ValueError):
             return int(os.environ[rank]), int(os.environ[size])
@@ -22,7 +25,8 @@ def launched() -> tuple[int, int]:
 
 
 def on_this_host() -> tuple[list[int], int]:
-    """Return the ranks that run on this host, and how many started here; only this rank and 1 if unknown."""
+    """Return the ranks that run on this host, and how many started here; only this rank and 1 if
+    unknown."""
     for name, _, local in LAUNCHERS.values():
         if name in os.environ and os.environ.get(local, "").isdecimal():
             if present := _processes(name):
@@ -32,15 +36,21 @@ def on_this_host() -> tuple[list[int], int]:
 
 
 def stopped_here() -> tuple[dict[int, int], int]:
-    """Return the process of each stopped rank on this host, and the lowest rank here that is not stopped."""
+    """Return the process of each stopped rank on this host, and the lowest rank here that is not
+    stopped."""
     name = rank_variable()
     processes = _processes(name) if name else {}
-    stopped = {rank: process for rank, process in processes.items() if process_facts(process)[0] in ("T", "t")}
+    stopped = {
+        rank: process
+        for rank, process in processes.items()
+        if process_facts(process)[0] in ("T", "t")
+    }
     return stopped, min(processes.keys() - stopped.keys(), default=launched()[0])
 
 
 def starter() -> tuple[int, str] | None:
-    """Return the launcher's process on this host, and its start time; None if there is none or it is not visible."""
+    """Return the launcher's process on this host, and its start time; None if there is none or it
+    is not visible."""
     name = rank_variable()
     if name is None:
         return None
@@ -57,16 +67,20 @@ def starter() -> tuple[int, str] | None:
 
 
 def process_facts(process: int) -> tuple[str, str]:
-    """Return a process's state letter and its start time in clock ticks; two empty texts if there is none."""
+    """Return a process's state letter and its start time in clock ticks; two empty texts if there
+    is none."""
     try:
-        state, *facts = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        state, *facts = (
+            Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        )
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return "", ""
     return state, facts[18]
 
 
 def terminal_columns() -> int | None:
-    """Return the width of the terminal to which mpirun on this host prints ranks' output; None if there is none."""
+    """Return the width of the terminal to which mpirun on this host prints ranks' output; None if
+    there is none."""
     for name, *_ in LAUNCHERS.values():
         if name in os.environ:
             with suppress(OSError, ValueError):
@@ -82,8 +96,12 @@ def terminal_columns() -> int | None:
 
 
 def rank_variable() -> str | None:
-    """Return the name of the launcher's variable with this process's rank; None without a launcher."""
-    return next((rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ), None)
+    """Return the name of the launcher's variable with this process's rank; None without a
+    launcher."""
+    return next(
+        (rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ),
+        None,
+    )
 
 
 def _processes(name: str) -> dict[int, int]:
@@ -91,7 +109,11 @@ def _processes(name: str) -> dict[int, int]:
         environments = {child: _environment(child) for child in _children(_above(name))}
     except (OSError, ValueError):
         return {}
-    return {int(variables[name]): child for child, variables in environments.items() if name in variables}
+    return {
+        int(variables[name]): child
+        for child, variables in environments.items()
+        if name in variables
+    }
 
 
 def _above(name: str) -> int:

@@ -1,4 +1,5 @@
-"""The end of a job: orderly if all ranks know of it, by force if a rank fails for which others may wait."""
+"""The end of a job: orderly if all ranks know of it, by force if a rank fails for which others may
+wait."""
 
 import atexit
 import builtins
@@ -15,19 +16,24 @@ from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError, StuckError
 
 PASSED_ON = 0.5
-"""Seconds in which a launcher prints a last line. MPICH's launcher drops unread output when a job aborts."""
+"""Seconds in which a launcher prints a last line. MPICH's launcher drops unread output when a job
+aborts."""
 GRACE = 3.0
-"""Seconds that a rank at its script's end waits for the others, before it ends them or asks them to answer."""
+"""Seconds that a rank at its script's end waits for the others, before it ends them or asks them to
+answer."""
 _LEFT, _WAITS = 1, 2
-"""Tags: a rank at its script's end sends the calls that it reached; ranks that wait for it in other calls answer."""
+"""Tags: a rank at its script's end sends the calls that it reached; ranks that wait for it in other
+calls answer."""
 _exit_code = 0
 _message = ""
-"""The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different line once."""
+"""The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different
+line once."""
 _worlds: list[Whereabouts] = []
 
 
 def final_barrier() -> None:
-    """Wait for all ranks, if MPI is up: a launcher ends the others at once when one rank exits with an error."""
+    """Wait for all ranks, if MPI is up: a launcher ends the others at once when one rank exits with
+    an error."""
     MPI = mpi.if_up()
     if MPI:
         MPI.COMM_WORLD.Barrier()
@@ -47,17 +53,21 @@ def end_stuck_job(error: StuckError) -> None:
 
 
 def end_with_this_script(communicator: Communicator) -> None:
-    """Let an exception or a nonzero sys.exit on one rank end all ranks of a user's own program from now on.
+    """Let an exception or a nonzero sys.exit on one rank end all ranks of a user's own program from
+    now on.
 
-    If all ranks end within `GRACE` seconds, each rank keeps its exit code. An IstmpiError gives the code of the command
-    line, and its line is printed once. A rank that ends without an error ends ranks that wait for it, with code 1.
+    If all ranks end within `GRACE` seconds, each rank keeps its exit code. An IstmpiError gives the
+    code of the command line, and its line is printed once. A rank that ends without an error ends
+    ranks that wait for it, with code 1.
     """
     _worlds.append(communicator.whereabouts)
     if len(_worlds) > 1:
         return
     excepthook, leave = sys.excepthook, sys.exit
 
-    def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def failed(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, IstmpiError):
             _note(error.exit_code, f"istmpi: {error}")
             return
@@ -86,9 +96,15 @@ def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> No
     for rank, reached in sorted(left.items()):
         for where, arrivals in zip(_worlds, reached):
             for wait in list(where.waiting.values()):
-                if rank in wait.ranks and not wait.for_itself and arrivals.get(wait.group, 0) < wait.number:
+                if (
+                    rank in wait.ranks
+                    and not wait.for_itself
+                    and arrivals.get(wait.group, 0) < wait.number
+                ):
                     text = f"rank {rank} ended its program while rank {everyone.rank} waits for it in {wait.call}."
-                    everyone.mpi.send(f"{text} End the program on all ranks, or raise an error.", rank, _WAITS)
+                    everyone.mpi.send(
+                        f"{text} End the program on all ranks, or raise an error.", rank, _WAITS
+                    )
                     return
 
 

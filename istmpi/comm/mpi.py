@@ -1,4 +1,5 @@
-"""Access to the MPI library, or in a thread that is a simulated rank, to its stand-in (`stand_in`)."""
+"""Access to the MPI library, or in a thread that is a simulated rank, to its stand-in
+(`stand_in`)."""
 
 import ctypes
 import os
@@ -10,7 +11,9 @@ from typing import Any
 from istmpi.comm.loopback import stay_on_loopback
 from istmpi.errors import LaunchError
 
-NOT_TOGETHER = "launcher and MPI library do not match. Use the mpirun (or srun --mpi=...) of that library."
+NOT_TOGETHER = (
+    "launcher and MPI library do not match. Use the mpirun (or srun --mpi=...) of that library."
+)
 
 _this_thread = threading.local()
 
@@ -25,7 +28,8 @@ def stand_in_here(library: Any) -> None:
 
 
 def start() -> Any:
-    """Start the MPI library if it is not up, and return mpi4py's MPI module. Raises LaunchError if that fails."""
+    """Start the MPI library if it is not up, and return mpi4py's MPI module. Raises LaunchError if
+    that fails."""
     try:
         with warnings.catch_warnings():
             # mpi4py warns of a foreign launcher in three lines; we refuse it in one.
@@ -46,7 +50,8 @@ def start() -> Any:
 
 
 def _refuse_foreign_launcher(MPI: Any) -> None:
-    """Raise LaunchError if Open MPI's launcher started a rank of MPICH. `world` detects other mismatches."""
+    """Raise LaunchError if Open MPI's launcher started a rank of MPICH. `world` detects other
+    mismatches."""
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
         raise LaunchError(
@@ -56,7 +61,8 @@ def _refuse_foreign_launcher(MPI: Any) -> None:
 
 
 def _initialise(MPI: Any) -> None:
-    """Call MPI_Init_thread without Python's lock, unlike mpi4py, so that other threads can name missing ranks."""
+    """Call MPI_Init_thread without Python's lock, unlike mpi4py, so that other threads can name
+    missing ranks."""
     from mpi4py import rc
 
     level = getattr(MPI, f"THREAD_{rc.thread_level}".upper()) if rc.threads else MPI.THREAD_SINGLE
@@ -68,7 +74,9 @@ def _initialise(MPI: Any) -> None:
     if call(None, None, level, ctypes.byref(ctypes.c_int())):
         raise RuntimeError("MPI_Init_thread failed")
     for communicator in MPI.COMM_WORLD, MPI.COMM_SELF:
-        communicator.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py makes exceptions of what is returned
+        communicator.Set_errhandler(
+            MPI.ERRORS_RETURN
+        )  # mpi4py makes exceptions of what is returned
 
 
 def library_here() -> Any:
@@ -81,7 +89,8 @@ def library_here() -> Any:
 
 
 def if_up() -> Any:
-    """Return mpi4py's MPI module if the library is up, otherwise None. In a simulated rank return its stand-in."""
+    """Return mpi4py's MPI module if the library is up, otherwise None. In a simulated rank return
+    its stand-in."""
     if simulated := stand_in():
         return simulated
     mpi = sys.modules.get("mpi4py.MPI")
@@ -94,13 +103,18 @@ def ranks_here() -> int:
 
 
 def lost_connection(error: BaseException) -> str:
-    """Return the message for an exception which means that a rank is gone; an empty text for any other exception."""
+    """Return the message for an exception which means that a rank is gone; an empty text for any
+    other exception."""
     MPI = if_up()
     if MPI is None or not isinstance(error, MPI.Exception):
         return ""
-    if error.Get_error_class() not in {getattr(MPI, name) for name in _OF_THE_CONNECTION if hasattr(MPI, name)}:
+    if error.Get_error_class() not in {
+        getattr(MPI, name) for name in _OF_THE_CONNECTION if hasattr(MPI, name)
+    }:
         return ""
-    reason = error.Get_error_string().strip().splitlines()[-1].strip()  # the end of a chain of calls
+    reason = (
+        error.Get_error_string().strip().splitlines()[-1].strip()
+    )  # the end of a chain of calls
     return f"a rank is gone: its connection broke ({reason}). See its error message, or the launcher's."
 
 

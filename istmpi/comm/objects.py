@@ -1,4 +1,5 @@
-"""Packs Python objects into equal slots: the length, then the object if it fits. Small objects need one message."""
+"""Packs Python objects into equal slots: the length, then the object if it fits. Small objects need
+one message."""
 
 import pickle
 from typing import Any
@@ -14,7 +15,8 @@ def packed(value: Any) -> bytes:
 
 
 def slot(packed: bytes, size: int) -> bytes:
-    """Return a slot of ``size`` bytes with a packed object, or with its length alone if it does not fit."""
+    """Return a slot of ``size`` bytes with a packed object, or with its length alone if it does not
+    fit."""
     fits = packed if len(packed) <= size - _LENGTH else b""
     return (len(packed).to_bytes(_LENGTH, "little") + fits).ljust(size, b"\0")
 
@@ -26,4 +28,7 @@ def needed(slots: bytes | bytearray, size: int) -> int:
 
 
 def unpacked(slots: bytes | bytearray, size: int) -> list[Any]:
-    return [pickle.loads(memoryview(slots)[start + _LENGTH : start + size]) for start in range(0, len(slots), size)]
+    return [
+        pickle.loads(memoryview(slots)[start + _LENGTH : start + size])
+        for start in range(0, len(slots), size)
+    ]

@@ -1,9 +1,10 @@
-"""The schedule of the ring all-reduce: which tensors travel together, and in which pieces. Pure functions.
+"""The schedule of the ring all-reduce: which tensors travel together, and in which pieces. Pure
+functions.
 
-Tensors are grouped into buckets. A bucket is cut into segments, and a segment into one chunk for each rank. Every chunk
-goes round the ring once to be summed and once to be spread, so each rank sends 2(P-1)/P of the bytes to the next rank.
-Encoded chunks (`istmpi.comm.codec`) go straight to the rank that sums them: on the ring they would be rounded P-1
-times.
+Tensors are grouped into buckets. A bucket is cut into segments, and a segment into one chunk for
+each rank. Every chunk goes round the ring once to be summed and once to be spread, so each rank
+sends 2(P-1)/P of the bytes to the next rank. Encoded chunks (`istmpi.comm.codec`) go straight to
+the rank that sums them: on the ring they would be rounded P-1 times.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +14,13 @@ from types import MappingProxyType
 from istmpi.comm.codec import EXACT, encoded_bytes
 
 BUCKET_BYTES = 2**20
-"""Bytes of a bucket. Smaller tensors share a bucket; larger tensors travel alone, without a copy."""
+"""Bytes of a bucket. Smaller tensors share a bucket; larger tensors travel alone, without a
+copy."""
 CHUNK_BYTES = 2**20
 """The most bytes of a message."""
 SEGMENTS_AT_ONCE = 4
-"""Segments under way at once. While one segment waits for the next rank, the others keep the line busy."""
+"""Segments under way at once. While one segment waits for the next rank, the others keep the line
+busy."""
 
 
 Forms = Mapping[str, str]
@@ -25,9 +28,11 @@ ALL_EXACT: Forms = MappingProxyType({})
 
 
 def buckets(nbytes: Mapping[str, int], forms: Forms = ALL_EXACT) -> list[list[str]]:
-    """Return the buckets of names in travel order, the last tensor first, whose gradient a backward pass makes first.
+    """Return the buckets of names in travel order, the last tensor first, whose gradient a backward
+    pass makes first.
 
-    The tensors of a bucket have one form. A bucket is full when the next tensor of its form does not fit.
+    The tensors of a bucket have one form. A bucket is full when the next tensor of its form does
+    not fit.
     """
     full: list[list[str]] = []
     filling: dict[str, tuple[list[str], int]] = {}
@@ -49,29 +54,43 @@ def segments(elements: int, itemsize: int, ranks: int) -> Iterator[slice]:
 
 def chunks(elements: int, ranks: int) -> list[slice]:
     """Cut a segment into one chunk for each rank; lengths differ by at most one element."""
-    return [slice(elements * rank // ranks, elements * (rank + 1) // ranks) for rank in range(ranks)]
+    return [
+        slice(elements * rank // ranks, elements * (rank + 1) // ranks) for rank in range(ranks)
+    ]
 
 
-def sent_bytes(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT) -> list[int]:
+def sent_bytes(
+    elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT
+) -> list[int]:
     """Return the bytes that each rank sends in an all-reduce of these tensors.
 
-    To sum, a rank sends every chunk but its own. To spread the means, it sends every chunk but its successor's.
+    To sum, a rank sends every chunk but its own. To spread the means, it sends every chunk but its
+    successor's.
     """
     sent = [0] * ranks
     for form, length in _pieces(elements, itemsize, ranks, forms):
-        for rank, nbytes in enumerate(sent_of(length, ranks, partial(encoded_bytes, form=form, itemsize=itemsize))):
+        for rank, nbytes in enumerate(
+            sent_of(length, ranks, partial(encoded_bytes, form=form, itemsize=itemsize))
+        ):
             sent[rank] += nbytes
     return sent
 
 
 def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int]:
-    """Return the bytes that each rank sends for a segment of ``elements`` values; n values take ``nbytes(n)`` bytes."""
+    """Return the bytes that each rank sends for a segment of ``elements`` values; n values take
+    ``nbytes(n)`` bytes."""
     sizes = [nbytes(chunk.stop - chunk.start) for chunk in chunks(elements, ranks)]
-    return [2 * sum(sizes) - size - after for size, after in zip(sizes, [*sizes[1:], sizes[0]], strict=True)]
+    return [
+        2 * sum(sizes) - size - after
+        for size, after in zip(sizes, [*sizes[1:], sizes[0]], strict=True)
+    ]
 
 
-def once_round(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT) -> int:
-    """Return the bytes of all chunks of these tensors. In an all-reduce, all ranks send 2(P-1) times as many."""
+def once_round(
+    elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT
+) -> int:
+    """Return the bytes of all chunks of these tensors. In an all-reduce, all ranks send 2(P-1)
+    times as many."""
     return sum(
         once_round_of(length, ranks, partial(encoded_bytes, form=form, itemsize=itemsize))
         for form, length in _pieces(elements, itemsize, ranks, forms)
@@ -79,12 +98,15 @@ def once_round(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Fo
 
 
 def once_round_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> int:
-    """Return the bytes of all chunks of a segment of ``elements`` values; n values take ``nbytes(n)`` bytes."""
+    """Return the bytes of all chunks of a segment of ``elements`` values; n values take
+    ``nbytes(n)`` bytes."""
     shorter, longer = divmod(elements, ranks)
     return longer * nbytes(shorter + 1) + (ranks - longer) * nbytes(shorter)
 
 
-def _pieces(elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms) -> Iterator[tuple[str, int]]:
+def _pieces(
+    elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms
+) -> Iterator[tuple[str, int]]:
     for names in buckets({name: count * itemsize for name, count in elements.items()}, forms):
         for segment in segments(sum(elements[name] for name in names), itemsize, ranks):
             yield forms.get(names[0], EXACT), segment.stop - segment.start

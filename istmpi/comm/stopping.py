@@ -1,4 +1,5 @@
-"""Stopping early: a signal, a file or the job's time limit asks one rank to stop, and all ranks learn of it."""
+"""Stopping early: a signal, a file or the job's time limit asks one rank to stop, and all ranks
+learn of it."""
 
 import math
 import os
@@ -23,8 +24,8 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 class StopGossip:
     """Spreads a reason to stop from any rank to all ranks. No rank waits for a reason.
 
-    A rank to which `poll` returns a reason must call `notify`, which sends it to the ranks 1, 2, 4, ... after the rank.
-    Creation and `settle` are collective.
+    A rank to which `poll` returns a reason must call `notify`, which sends it to the ranks 1, 2, 4,
+    ... after the rank. Creation and `settle` are collective.
     """
 
     def __init__(self, communicator: Communicator):
@@ -36,7 +37,9 @@ class StopGossip:
         self._received_from: set[int] = set()
 
     def notify(self, reason: str) -> None:
-        self._sent = [self._mpi.isend(reason, (self._rank + step) % self._size) for step in self._steps]
+        self._sent = [
+            self._mpi.isend(reason, (self._rank + step) % self._size) for step in self._steps
+        ]
 
     def poll(self) -> str:
         """Return the reason if one has arrived, otherwise an empty text."""
@@ -61,10 +64,13 @@ class StopGossip:
 class StopSign:
     """A request that this run stop early, and its reason. Creation is collective.
 
-    A ``file`` requests a stop once it exists, a ``deadline`` from that Unix time on. Rank 0 checks file and deadline.
+    A ``file`` requests a stop once it exists, a ``deadline`` from that Unix time on. Rank 0 checks
+    file and deadline.
     """
 
-    def __init__(self, communicator: Communicator, file: Path | None = None, deadline: float | None = None):
+    def __init__(
+        self, communicator: Communicator, file: Path | None = None, deadline: float | None = None
+    ):
         self.reason = ""
         self._rank = communicator.rank
         self._gossip = StopGossip(communicator)
@@ -82,24 +88,32 @@ class StopSign:
 
     @property
     def cure(self) -> str:
-        """The beginning of a sentence on how to continue; it names a stop file that must be removed first."""
-        return f"Remove {self._file} and run the same" if self.reason.startswith(_FILE_REASON) else "Run the same"
+        """The beginning of a sentence on how to continue; it names a stop file that must be removed
+        first."""
+        return (
+            f"Remove {self._file} and run the same"
+            if self.reason.startswith(_FILE_REASON)
+            else "Run the same"
+        )
 
     def wished(self) -> str:
-        """Return this rank's reason to stop, or an empty text; unread messages of other ranks do not count.
+        """Return this rank's reason to stop, or an empty text; unread messages of other ranks do
+        not count.
 
         Any thread may call it; it sends and receives no message.
         """
         return self.reason or self._signal or ("" if self._rank else self._seen())
 
     def settle(self, reasons: list[str]) -> None:
-        """Adopt the first reason in all ranks' ``reasons``, and finish the messages that `asked` began. Collective."""
+        """Adopt the first reason in all ranks' ``reasons``, and finish the messages that `asked`
+        began. Collective."""
         self.reason = next(filter(None, reasons), "")
         if self.reason:
             self._gossip.settle()
 
     def listen(self) -> None:
-        """Treat signals to this process as requests to stop (`istmpi.signals.Receiver`). Call it in the main thread."""
+        """Treat signals to this process as requests to stop (`istmpi.signals.Receiver`). Call it in
+        the main thread."""
         receiver().listen(self._take)
 
     def _take(self, name: str) -> None:
@@ -119,7 +133,8 @@ class StopSign:
 
 
 def end_of_job() -> float:
-    """Return the Unix time when this SLURM job's time is up. Raises ConfigError if the time is unknown."""
+    """Return the Unix time when this SLURM job's time is up. Raises ConfigError if the time is
+    unknown."""
     given = os.environ.get("SLURM_JOB_END_TIME")
     if given is not None:
         with suppress(ValueError):
@@ -137,7 +152,9 @@ def end_of_job() -> float:
         )
     query = ["squeue", "--noheader", "--jobs", job, "--Format", "EndTime"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        answer = subprocess.run(
+            query, capture_output=True, text=True, check=True, timeout=60
+        ).stdout.strip()
         return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(

@@ -6,12 +6,14 @@ from typing import Any
 from istmpi.comm import mpi
 
 _PROBES = 4
-"""The probes without a message after which a rank stops probing. MPICH moves a message one step at a probe."""
+"""The probes without a message after which a rank stops probing. MPICH moves a message one step at
+a probe."""
 _BETWEEN_LOOKS = 1e-4
 
 
 class ThreadMailbox:
-    """Pickled messages over an MPI communicator that nothing else uses. Only one thread of each rank may call it."""
+    """Pickled messages over an MPI communicator that nothing else uses. Only one thread of each
+    rank may call it."""
 
     def __init__(self, communicator: Any):
         self._mpi = communicator
@@ -24,7 +26,8 @@ class ThreadMailbox:
         self._sent.append(self._mpi.issend(message, rank))
 
     def send_unless_last_is_under_way(self, rank: int, *message: object) -> None:
-        """Begin to send a message, unless the previous message of this method is still under way."""
+        """Begin to send a message, unless the previous message of this method is still under
+        way."""
         if self._last is None or self._last.test()[0]:
             self._last = self._mpi.issend(message, rank)
 
@@ -43,7 +46,8 @@ class ThreadMailbox:
     def close(self) -> None:
         """Receive and drop all messages under way, then free the communicator. Collective.
 
-        A send ends once its message is received, so nothing is under way after a barrier of ranks whose sends ended.
+        A send ends once its message is received, so nothing is under way after a barrier of ranks
+        whose sends ended.
         """
         if self._last is not None:
             self._sent.append(self._last)

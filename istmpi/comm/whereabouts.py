@@ -1,6 +1,8 @@
-"""The whereabouts of a rank: its phase, the ranks it waits for, and since when. The hang watch's thread reads them.
+"""The whereabouts of a rank: its phase, the ranks it waits for, and since when. The hang watch's
+thread reads them.
 
-A transfer of a `Communicator` that must wait for ranks passes through `waits`, and so do waits for checkpoints.
+A transfer of a `Communicator` that must wait for ranks passes through `waits`, and so do waits for
+checkpoints.
 """
 
 import threading
@@ -13,14 +15,16 @@ from pathlib import Path
 SETTING_UP = "setting up"
 BETWEEN_ROUNDS = "between rounds"
 _ASLEEP = 5.0
-"""The longest time between two looks of the watch. A longer gap means that the process or machine was stopped."""
+"""The longest time between two looks of the watch. A longer gap means that the process or machine
+was stopped."""
 _MANY_BYTES = 2**20
 """The bytes that a rank must read or write to make progress, without which it counts as still."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A collective call in which this rank waits for other ranks or, ``for_itself``, for its own work."""
+    """A collective call in which this rank waits for other ranks or, ``for_itself``, for its own
+    work."""
 
     call: str
     group: str
@@ -28,13 +32,16 @@ class Wait:
     ranks: tuple[int, ...]
     since: float
     trains: bool = True
-    """True if the training thread waits for other ranks; False for a background thread and for ``for_itself``."""
+    """True if the training thread waits for other ranks; False for a background thread and for
+    ``for_itself``."""
     for_itself: bool = False
-    """True if each rank waits for its own work in this call, such as a write, and not for other ranks."""
+    """True if each rank waits for its own work in this call, such as a write, and not for other
+    ranks."""
 
 
 class Whereabouts:
-    """Phase, round and waits of a rank, on all its communicators. The watch's thread reads the fields at any moment."""
+    """Phase, round and waits of a rank, on all its communicators. The watch's thread reads the
+    fields at any moment."""
 
     def __init__(self) -> None:
         self._trainer = threading.get_ident()
@@ -51,7 +58,8 @@ class Whereabouts:
         self.slowest_round = 0.0
         """Seconds of the longest round so far, evaluations and checkpoints included."""
         self.slowest_phase = "", 0.0
-        """The longest finished phase of a round and its seconds; ``wait``, for other ranks' steps, does not count."""
+        """The longest finished phase of a round and its seconds; ``wait``, for other ranks' steps,
+        does not count."""
         self.moved = time.monotonic()
         self.awake_since = self._round_began = self._phase_began = self.moved
         self._watched: float | None = None
@@ -115,10 +123,14 @@ class Whereabouts:
         self.moved = time.monotonic()
 
     @contextmanager
-    def waits(self, call: str, group: str, ranks: Sequence[int], for_itself: bool = False) -> Iterator[None]:
+    def waits(
+        self, call: str, group: str, ranks: Sequence[int], for_itself: bool = False
+    ) -> Iterator[None]:
         number = self.arrivals.get(group, 0)
         trains = threading.get_ident() == self._trainer and not for_itself
-        self.waiting[group] = Wait(call, group, number, tuple(ranks), time.monotonic(), trains, for_itself)
+        self.waiting[group] = Wait(
+            call, group, number, tuple(ranks), time.monotonic(), trains, for_itself
+        )
         try:
             yield
         finally:
@@ -127,7 +139,8 @@ class Whereabouts:
 
 
 def bytes_of_others() -> int:
-    """Return the bytes that this process has read and written, without those of the calling thread."""
+    """Return the bytes that this process has read and written, without those of the calling
+    thread."""
     this_thread, all_threads = (
         [int(word) for word in Path(file).read_text().split()[1:4:2]]
         for file in ("/proc/thread-self/io", "/proc/self/io")

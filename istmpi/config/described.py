@@ -35,8 +35,11 @@ class Setting:
 
 
 def every_setting() -> Iterator[Setting]:
-    """Yield the settings of all sections in order, with those of every method and of every built-in network."""
-    owners = {f"method.{setting}": spec.name for spec in METHODS.values() for setting in spec.settings}
+    """Yield the settings of all sections in order, with those of every method and of every built-in
+    network."""
+    owners = {
+        f"method.{setting}": spec.name for spec in METHODS.values() for setting in spec.settings
+    }
     owners |= {f"model.{name}": "mlp" for name in types_of(Model) if name not in OWN_SETTINGS}
     for section, value in vars(Run()).items():
         if not dataclasses.is_dataclass(value):

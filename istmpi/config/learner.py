@@ -44,24 +44,33 @@ class Model:
         "Widths of the hidden layers.",
     ] = (512,)
     norm: Annotated[str, also(known=NORMS), "Normalisation of hidden layers."] = "batch"
-    activation: Annotated[str, also(known=tuple(ACTIVATIONS)), "Activation of hidden units."] = "relu"
+    activation: Annotated[str, also(known=tuple(ACTIVATIONS)), "Activation of hidden units."] = (
+        "relu"
+    )
     dropout: Annotated[Fraction, "Fraction of the units that a step drops."] = 0.0
     bias: Annotated[bool, "Add a bias to products."] = False
     output_norm: Annotated[
-        bool | None, "Normalise the logits; by default in classifiers with batch normalisation, as in the paper."
+        bool | None,
+        "Normalise the logits; by default in classifiers with batch normalisation, as in the paper.",
     ] = None
     dtype: DType = "float32"
     scale: Scale = "share"
     init: Init = "fan-in"
 
     def arguments_for(self, task: str) -> dict[str, Any]:
-        arguments = {name: getattr(self, name) for name in ("hidden", "norm", "activation", "dropout", "bias")}
+        arguments = {
+            name: getattr(self, name)
+            for name in ("hidden", "norm", "activation", "dropout", "bias")
+        }
         normalised = self.norm == "batch" and TASKS[task].one_class
-        return arguments | {"output_norm": normalised if self.output_norm is None else self.output_norm}
+        return arguments | {
+            "output_norm": normalised if self.output_norm is None else self.output_norm
+        }
 
     @property
     def batch_statistics(self) -> str:
-        """The setting that makes the network normalise over the batch, as text; empty without one."""
+        """The setting that makes the network normalise over the batch, as text; empty without
+        one."""
         if self.norm == "batch":
             return "model.norm = 'batch'"
         return "model.output_norm = true" if self.output_norm else ""
@@ -69,7 +78,8 @@ class Model:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A network that is a plain torch.nn.Module. ``arguments``: the constructor's arguments that the run sets."""
+    """A network that is a plain torch.nn.Module. ``arguments``: the constructor's arguments that
+    the run sets."""
 
     name: Network
     dtype: DType = "float32"
@@ -98,7 +108,8 @@ class _CommonMethod:
         "moves with its weights). The default is keep in diloco, otherwise reset.",
     ] = None
     outer_lr: Annotated[
-        Positive | None, "Learning rate of the outer step, once a round; the default depends on the method, usually 1."
+        Positive | None,
+        "Learning rate of the outer step, once a round; the default depends on the method, usually 1.",
     ] = None
     outer_momentum: Annotated[
         Fraction | None,
@@ -132,8 +143,12 @@ class Optimizer:
     ] = "sgd"
     lr: Annotated[Positive, "Learning rate."] = 0.01
     momentum: Annotated[Fraction, "Momentum of sgd."] = 0.0
-    weight_decay: Annotated[NotNegative, "Weight decay: decoupled in adamw, otherwise added to the gradient."] = 0.0
-    warm_up: Annotated[Natural, "Local steps over which the learning rate rises linearly from 0 to lr."] = 0
+    weight_decay: Annotated[
+        NotNegative, "Weight decay: decoupled in adamw, otherwise added to the gradient."
+    ] = 0.0
+    warm_up: Annotated[
+        Natural, "Local steps over which the learning rate rises linearly from 0 to lr."
+    ] = 0
     clip: Annotated[
         NotNegative | None,
         "Gradient clipping: largest norm of a rank's whole gradient. 0: none. The default is 1 for "
@@ -144,7 +159,8 @@ class Optimizer:
         "Learning rate schedule after the warm-up, over all local steps of the run.",
     ] = "constant"
     least_lr: Annotated[
-        NotNegative, "Learning rate at which a schedule ends, except constant; one-cycle: 0 is lr / 250,000."
+        NotNegative,
+        "Learning rate at which a schedule ends, except constant; one-cycle: 0 is lr / 250,000.",
     ] = 0.0
     milestones: Annotated[
         tuple[Between, ...],
@@ -158,10 +174,14 @@ class Optimizer:
         also(must="be two numbers from 0 to below 1, as [0.9, 0.95]"),
         "adam, adamw: decay of the means of gradients and of their squares; by default 0.9 and 0.999.",
     ] = None
-    eps: Annotated[Positive | None, "adam, adamw: added to the root of the mean of squares; by default 1e-8."] = None
-    arguments: Annotated[
-        dict | None, "package.module:Class: constructor arguments besides lr, momentum and weight_decay."
+    eps: Annotated[
+        Positive | None, "adam, adamw: added to the root of the mean of squares; by default 1e-8."
     ] = None
-    state: Annotated[tuple[str, ...] | None, "Optimizer state of a program, by weight; set by the program itself."] = (
-        None
-    )
+    arguments: Annotated[
+        dict | None,
+        "package.module:Class: constructor arguments besides lr, momentum and weight_decay.",
+    ] = None
+    state: Annotated[
+        tuple[str, ...] | None,
+        "Optimizer state of a program, by weight; set by the program itself.",
+    ] = None

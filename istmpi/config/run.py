@@ -1,7 +1,8 @@
-"""A run: all settings. The command line overrides the run file (TOML), and the run file overrides the defaults.
+"""A run: all settings. The command line overrides the run file (TOML), and the run file overrides
+the defaults.
 
-Unknown keys are refused, with the most similar known key as a hint. The complete run is saved with its results, in a
-file that gives the same run again.
+Unknown keys are refused, with the most similar known key as a hint. The complete run is saved with
+its results, in a file that gives the same run again.
 """
 
 import dataclasses
@@ -46,15 +47,19 @@ class Run:
     name: Annotated[
         str,
         Meta(min_length=1, pattern=r"^(?!\.{1,2}$)[^/]+$"),
-        also(at_most_bytes=200, must="be a short name without /: it names the run's folder in runs/"),
+        also(
+            at_most_bytes=200, must="be a short name without /: it names the run's folder in runs/"
+        ),
         "Name of the run; by default that of its file.",
     ] = "digits"
 
     @staticmethod
     def load(name_or_path: str) -> "Run":
-        """Return the run of a TOML file, of a run's folder, or of a name that ships with the package.
+        """Return the run of a TOML file, of a run's folder, or of a name that ships with the
+        package.
 
-        From a folder, the run comes without output.folder, for a new training. Raises ConfigError if unusable.
+        From a folder, the run comes without output.folder, for a new training. Raises ConfigError
+        if unusable.
         """
         path = Path(name_or_path)
         if is_file(path / SAVED_AS):
@@ -65,13 +70,19 @@ class Run:
             path = SHIPPED / f"{name_or_path}.toml"
         if not is_file(path):
             given = Path(name_or_path)
-            files = [file.name for file in given.parent.glob("*.toml")] if given.suffix == ".toml" else []
+            files = (
+                [file.name for file in given.parent.glob("*.toml")]
+                if given.suffix == ".toml"
+                else []
+            )
             near = did_you_mean(given.name if files else name_or_path, files or shipped())
             raise ConfigError(f"run {name_or_path} is neither a file nor a built-in run{near}")
         try:
             tree = read_toml(path, "Correct it; istmpi runs lists readable runs.")
             train = tree.get("train")
-            _require_one_length([f"train.{key}" for key in train] if isinstance(train, dict) else [], path.name)
+            _require_one_length(
+                [f"train.{key}" for key in train] if isinstance(train, dict) else [], path.name
+            )
         except DataError as error:
             raise ConfigError(str(error)) from None
         return _build(Run, without_gone({"name": path.stem, **tree}, path.name), "", path.name)
@@ -81,14 +92,18 @@ class Run:
         return _build(Run, without_gone(tree, source), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
-        """Return the run with ``settings``, e.g. ``{"method.local_steps": 20}``. Raises ConfigError if one is wrong.
+        """Return the run with ``settings``, e.g. ``{"method.local_steps": 20}``. Raises ConfigError
+        if one is wrong.
 
-        Another network class drops this run's model settings except dtype; ``train.rounds`` drops ``train.epochs``.
+        Another network class drops this run's model settings except dtype; ``train.rounds`` drops
+        ``train.epochs``.
         """
         tree = self.tree()
         name = settings.get("model.name", self.model.name)
         if class_of(name) != class_of(self.model.name):
-            tree["model"] = {"dtype": self.model.dtype}  # the other settings are those of another network
+            tree["model"] = {
+                "dtype": self.model.dtype
+            }  # the other settings are those of another network
         _require_one_length(settings, source)
         if "train.rounds" in settings:
             tree["train"].pop("epochs", None)
@@ -100,16 +115,23 @@ class Run:
             for section in sections:
                 branch = branch.setdefault(section, {})
                 if not isinstance(branch, dict):
-                    raise ConfigError(f"{source}: {section} of {dotted} is a setting, not a section.")
+                    raise ConfigError(
+                        f"{source}: {section} of {dotted} is a setting, not a section."
+                    )
             branch[key] = value
         return _build(Run, tree, "", source)
 
     def with_implied(self) -> "Run":
-        """Return the run with the settings that others imply. Raises ConfigError if settings contradict each other."""
+        """Return the run with the settings that others imply. Raises ConfigError if settings
+        contradict each other."""
         own_files, implied = "{rank}" in self.data.source, {}
         if is_function(self.data.source):
             own_files = takes_rank(self.data.source)
-            implied = {} if self.data.scoring or not is_own(self.model.name) else {"data.scoring": self.model.name}
+            implied = (
+                {}
+                if self.data.scoring or not is_own(self.model.name)
+                else {"data.scoring": self.model.name}
+            )
         if own_files and self.data.placement not in ("shared", "local"):
             raise ConfigError(
                 f"data.placement = {self.data.placement!r} does not go with a file for each rank "
@@ -139,9 +161,11 @@ class Run:
         return self.override(implied) if implied else self
 
     def sides(self) -> list[tuple[int, int]]:
-        """Return (rounds done when an image size ends, side of the images) for each size, in the order of training.
+        """Return (rounds done when an image size ends, side of the images) for each size, in the
+        order of training.
 
-        The side is 0 without `train.resolution`. Raises ConfigError if `train.resolution` is unusable.
+        The side is 0 without `train.resolution`. Raises ConfigError if `train.resolution` is
+        unusable.
         """
         plan, rounds = self.train.resolution, self.train.rounds
         if not plan:
@@ -149,7 +173,9 @@ class Run:
         setting = f"train.resolution = {[list(pair) for pair in plan]}"
         fractions, sides = zip(*plan)
         if abs(sum(fractions) - 1) > 1e-9:
-            raise ConfigError(f"{setting}: its fractions sum to {sum(fractions):.6g}; they must sum to 1.")
+            raise ConfigError(
+                f"{setting}: its fractions sum to {sum(fractions):.6g}; they must sum to 1."
+            )
         if any(side >= after for side, after in zip(sides, sides[1:])):
             raise ConfigError(f"{setting}: its sides must increase.")
         ends = [round(rounds * part) for part in accumulate(fractions)]
@@ -163,8 +189,8 @@ class Run:
     def phases(self) -> list[tuple[str, int]]:
         """Return the methods to use one after the other, each with its number of rounds.
 
-        The method of `method.finish` is included even without a round, so that its name is checked. Raises ConfigError
-        if `method.finish` is unusable.
+        The method of `method.finish` is included even without a round, so that its name is checked.
+        Raises ConfigError if `method.finish` is unusable.
         """
         first, rounds, finish = self.method.name, self.train.rounds, self.method.finish
         if not finish:
@@ -188,7 +214,8 @@ class Run:
         return [(first, rounds - last), (name, last)]
 
     def stretches(self) -> list[tuple[str, int, int]]:
-        """Return (method, side of the images, number of rounds) for each part of the run with one method and side."""
+        """Return (method, side of the images, number of rounds) for each part of the run with one
+        method and side."""
         (first, rounds), *finish = self.phases()
         stretches, begin = [], 0
         for end in sorted({rounds, *(end for end, _ in self.sides())} - {0}):
@@ -198,7 +225,8 @@ class Run:
         return stretches
 
     def last_rounds(self) -> set[int]:
-        """Return the numbers of rounds after which the method or the image size changes, or the run ends."""
+        """Return the numbers of rounds after which the method or the image size changes, or the run
+        ends."""
         return {end for end, _ in self.sides()} | {self.phases()[0][1]}
 
     @property
@@ -216,7 +244,8 @@ class Run:
         return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
-        """Return (value here, value in ``other``) of each setting that differs, by dotted name; None if not set."""
+        """Return (value here, value in ``other``) of each setting that differs, by dotted name;
+        None if not set."""
         first, second = self.flat(), other.flat()
         pairs = {key: (first.get(key), second.get(key)) for key in sorted({*first, *second})}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -227,7 +256,8 @@ def shipped() -> list[str]:
 
 
 def type_of(setting: str, model: str = "mlp") -> Any:
-    """Return the type of a setting, given by its dotted name, for the network ``model``; None if unknown."""
+    """Return the type of a setting, given by its dotted name, for the network ``model``; None if
+    unknown."""
     section, _, key = setting.rpartition(".")
     kind = {"": Run, **types_of(Run), "model": OwnModel if is_module(model) else Model}.get(section)
     return types_of(kind).get(key) if dataclasses.is_dataclass(kind) else None
@@ -235,7 +265,10 @@ def type_of(setting: str, model: str = "mlp") -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, OwnModel):
-        return {**{name: getattr(value, name) for name in OWN_SETTINGS}, **_plain(dict(value.arguments))}
+        return {
+            **{name: getattr(value, name) for name in OWN_SETTINGS},
+            **_plain(dict(value.arguments)),
+        }
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if dataclasses.is_dataclass(value):
@@ -257,17 +290,26 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if key not in types:
-            nearest = f"; did you mean {inner}?" if (inner := _in_a_section(name)) else did_you_mean(key, types, prefix)
+            nearest = (
+                f"; did you mean {inner}?"
+                if (inner := _in_a_section(name))
+                else did_you_mean(key, types, prefix)
+            )
             raise ConfigError(f"{source}: unknown key {name}{nearest}")
         section = types[key]
         if key == "model":
-            section = OwnModel if isinstance(value, Mapping) and is_module(value.get("name")) else Model
+            section = (
+                OwnModel if isinstance(value, Mapping) and is_module(value.get("name")) else Model
+            )
         if dataclasses.is_dataclass(section):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{source}: {name} = {shown(value)} must be a section with keys.")
             if section is OwnModel:
                 settings = {key: given for key, given in value.items() if key in OWN_SETTINGS}
-                value = {**settings, "arguments": {key: value[key] for key in value if key not in settings}}
+                value = {
+                    **settings,
+                    "arguments": {key: value[key] for key in value if key not in settings},
+                }
             values[key] = _build(section, value, f"{name}.", source)
         elif name == "model.arguments":
             values[key] = _usable_arguments(value, source, values["name"])
@@ -278,7 +320,9 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
 
 def _require_one_length(settings: Collection[str], source: str) -> None:
     if {"train.rounds", "train.epochs"} <= {*settings}:
-        raise ConfigError(f"{source}: train.rounds and train.epochs both say how long to train. Leave one out.")
+        raise ConfigError(
+            f"{source}: train.rounds and train.epochs both say how long to train. Leave one out."
+        )
 
 
 def _in_a_section(name: str) -> str:

@@ -1,4 +1,5 @@
-"""The sections data, train, evaluate, checkpoint, comm and output: each setting's type, range, default and help."""
+"""The sections data, train, evaluate, checkpoint, comm and output: each setting's type, range,
+default and help."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -6,18 +7,35 @@ from typing import Annotated, Literal
 from istmpi.data.batches import PLACEMENTS
 from istmpi.data.graph.split import FANOUT
 from istmpi.data.text.split import WINDOW
-from istmpi.settings import MOST, Between, Count, Fraction, Meta, Natural, NotNegative, Positive, also
+from istmpi.settings import (
+    MOST,
+    Between,
+    Count,
+    Fraction,
+    Meta,
+    Natural,
+    NotNegative,
+    Positive,
+    also,
+)
 
 
 @dataclass(frozen=True)
 class Data:
     source: Annotated[
-        str, "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it becomes the rank's number."
+        str,
+        "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it becomes the rank's number.",
     ] = "digits"
-    scoring: Annotated[str, "Data from a function: FILE.py:Class with loss and score; by default the network's."] = ""
-    ahead: Annotated[Natural, "Data from a function: batches that a thread reads ahead; 0: none."] = 2
+    scoring: Annotated[
+        str, "Data from a function: FILE.py:Class with loss and score; by default the network's."
+    ] = ""
+    ahead: Annotated[
+        Natural, "Data from a function: batches that a thread reads ahead; 0: none."
+    ] = 2
     placement: Annotated[Literal[PLACEMENTS], "Placement of examples on ranks."] = "shared"
-    alpha: Annotated[Positive, "by-label: Dirichlet concentration; smaller values give a rank fewer classes."] = 0.5
+    alpha: Annotated[
+        Positive, "by-label: Dirichlet concentration; smaller values give a rank fewer classes."
+    ] = 0.5
     validation: Annotated[
         Fraction,
         "Fraction of the training examples to hold out, drawn by train.seed. Evaluations during training "
@@ -33,9 +51,15 @@ class Data:
         "Regression: standardise targets by their training mean and deviation. Scores and predictions keep "
         "the data's units, losses do not.",
     ] = True
-    crop: Annotated[Natural, "Images: padding in pixels; training crops to the image's size at random."] = 0
-    flip: Annotated[bool, "Images: training mirrors images left to right with probability 1/2."] = False
-    cutout: Annotated[Natural, "Images: side in pixels of a square that training blanks at a random place."] = 0
+    crop: Annotated[
+        Natural, "Images: padding in pixels; training crops to the image's size at random."
+    ] = 0
+    flip: Annotated[bool, "Images: training mirrors images left to right with probability 1/2."] = (
+        False
+    )
+    cutout: Annotated[
+        Natural, "Images: side in pixels of a square that training blanks at a random place."
+    ] = 0
     transforms: Annotated[
         tuple[str, ...],
         'Images: transforms of torchvision.transforms.v2 in training, as ["RandomRotation(15)", "ColorJitter(0.2)"], '
@@ -75,7 +99,8 @@ class Train:
         "state dict, or FILE.py:function that yields (name, tensor) pairs on rank 0. Ignored when resuming.",
     ] = ""
     init_names: Annotated[
-        dict | None, 'Prefixes of names in train.init and their replacements: {"bert." = "encoder."}.'
+        dict | None,
+        'Prefixes of names in train.init and their replacements: {"bert." = "encoder."}.',
     ] = None
     patience: Annotated[
         Natural,
@@ -84,7 +109,9 @@ class Train:
     batch: Annotated[Count, "Examples in a local step of one rank."] = 128
     resolution: Annotated[
         tuple[tuple[Annotated[float, Meta(gt=0, le=1)], Count], ...],
-        also(must="be pairs of a fraction of the rounds and a side in pixels, such as [[0.4, 8], [0.6, 16]]"),
+        also(
+            must="be pairs of a fraction of the rounds and a side in pixels, such as [[0.4, 8], [0.6, 16]]"
+        ),
         "Images: pairs [fraction of the rounds, side in pixels], smaller sides first, the full side last: "
         "[[0.4, 8], [0.6, 16]] (results/growing.md).",
     ] = ()
@@ -99,7 +126,8 @@ class Train:
         "examples to the logits in training; 1 corrects fully.",
     ] = 0.0
     label_smoothing: Annotated[
-        Fraction, "Classes: share of each label that training spreads evenly over all classes; test losses are plain."
+        Fraction,
+        "Classes: share of each label that training spreads evenly over all classes; test losses are plain.",
     ] = 0.0
     class_weights: Annotated[
         tuple[NotNegative, ...] | str | None,
@@ -119,7 +147,9 @@ class Train:
     ] = "auto"
     # Not this host's cores at most, for a run is repeated elsewhere; with very many torch crashes.
     threads: Annotated[
-        int, Meta(ge=0, le=1024), "Threads per rank; 0 (auto) takes OMP_NUM_THREADS, or a share of this host's cores."
+        int,
+        Meta(ge=0, le=1024),
+        "Threads per rank; 0 (auto) takes OMP_NUM_THREADS, or a share of this host's cores.",
     ] = 0
 
 
@@ -164,18 +194,23 @@ class Checkpoint:
 
     every: Annotated[Natural, "Rounds between checkpoints; 0: none."] = 0
     keep: Annotated[Count, "Newest checkpoints to keep."] = 2
-    best: Annotated[bool, "Keep the network that scored best on the validation split, as best.h5."] = False
+    best: Annotated[
+        bool, "Keep the network that scored best on the validation split, as best.h5."
+    ] = False
     writer: Annotated[
         Literal["auto", "mpio", "direct"],
         "Writer: mpio (parallel HDF5), direct (each rank writes its rows), or auto: mpio if h5py has MPI.",
     ] = "auto"
-    wait: Annotated[bool, "Wait until a checkpoint is on disk instead of writing it in the background."] = False
+    wait: Annotated[
+        bool, "Wait until a checkpoint is on disk instead of writing it in the background."
+    ] = False
     max_failures: Annotated[Count, "Failed checkpoints in a row that end the run."] = 3
 
 
 @dataclass(frozen=True)
 class Comm:
-    """The exchange of weights, and the watch over ranks that wait for others; neither changes what is learnt."""
+    """The exchange of weights, and the watch over ranks that wait for others; neither changes what
+    is learnt."""
 
     exchange: Annotated[
         Literal["alltoallv", "pieces"],
@@ -192,5 +227,6 @@ class Comm:
 @dataclass(frozen=True)
 class Output:
     folder: Annotated[
-        str, "New folder for the results; by default NAME in $ISTMPI_RUNS (runs), numbered if it exists."
+        str,
+        "New folder for the results; by default NAME in $ISTMPI_RUNS (runs), numbered if it exists.",
     ] = ""

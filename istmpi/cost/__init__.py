@@ -1,4 +1,5 @@
-"""Counts the cost of a run from the named axes of its parameters (`istmpi.engine.axes`), without MPI and torch."""
+"""Counts the cost of a run from the named axes of its parameters (`istmpi.engine.axes`), without
+MPI and torch."""
 
 from istmpi.cost.counts import Cost, cost, phase_costs
 from istmpi.cost.one_round import round_bytes, run_bytes

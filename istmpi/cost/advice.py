@@ -1,4 +1,5 @@
-"""Advice on what to run on a cluster: a method, ranks and local steps, by rules that anyone can check."""
+"""Advice on what to run on a cluster: a method, ranks and local steps, by rules that anyone can
+check."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
 TRANSFER_SHARE = 0.2
 """The largest share of a round's time for transfers; below it, more local steps save little."""
 LEAST_SHARE = 0.1
-"""The smallest share of the network that an example may train: a share of 1/8 helped, 1/20 harmed."""
+"""The smallest share of the network that an example may train: a share of 1/8 helped, 1/20
+harmed."""
 LEAST_EFFICIENCY = 0.5
 WORTH_IT = 1.25
 """The least speed-up over a method that trains more like a single process."""
@@ -50,8 +52,12 @@ class Choice:
     @property
     def sensible(self) -> bool:
         share, memory = self.cost.held.share_of_a_rank, self.cost.largest.memory.total
-        efficient = speed_up(self.scenario.alone(), self.seconds) >= max(LEAST_EFFICIENCY * self.ranks, 1)
-        return share >= LEAST_SHARE and memory <= (self.scenario.cluster.memory or inf) and efficient
+        efficient = speed_up(self.scenario.alone(), self.seconds) >= max(
+            LEAST_EFFICIENCY * self.ranks, 1
+        )
+        return (
+            share >= LEAST_SHARE and memory <= (self.scenario.cluster.memory or inf) and efficient
+        )
 
 
 @dataclass(frozen=True)
@@ -64,12 +70,19 @@ class Advice:
 
 
 def advise(scenario: Scenario, most_ranks: int) -> Advice:
-    """Recommend a run on a cluster, or a single process if no method is efficient; list all methods."""
+    """Recommend a run on a cluster, or a single process if no method is efficient; list all
+    methods."""
     alone, best, chosen = scenario.alone(), {}, None
     counts = [2**power for power in range(1, most_ranks.bit_length())]
-    names = [name for name in dict.fromkeys([*FAITHFUL, scenario.run.method.name]) if name in METHODS]
+    names = [
+        name for name in dict.fromkeys([*FAITHFUL, scenario.run.method.name]) if name in METHODS
+    ]
     for method in filter(scenario.can, names):
-        choices = [_with_local_steps(scenario, method, ranks) for ranks in counts if scenario.allows(method, ranks)]
+        choices = [
+            _with_local_steps(scenario, method, ranks)
+            for ranks in counts
+            if scenario.allows(method, ranks)
+        ]
         if sensible := [choice for choice in choices if choice.sensible]:
             best[method] = choice = min(sensible, key=lambda choice: choice.seconds)
             if chosen is None or choice.seconds * WORTH_IT <= chosen.seconds:
@@ -81,8 +94,13 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
             f"speed with each method."
         )
         return Advice(first, _rows(scenario, 2, scenario.run.method.local_steps, best), notes)
-    gigabytes, share = chosen.cost.largest.memory.total / 1e9, float(chosen.cost.held.share_of_a_rank)
-    notes.insert(0, f"A rank needs {float(gigabytes):.3g} GB. An example trains {share:.0%} of the network.")
+    gigabytes, share = (
+        chosen.cost.largest.memory.total / 1e9,
+        float(chosen.cost.held.share_of_a_rank),
+    )
+    notes.insert(
+        0, f"A rank needs {float(gigabytes):.3g} GB. An example trains {share:.0%} of the network."
+    )
     if chosen.method == "ist":
         notes += [
             "Accuracy: a network 1/P as wide under local-sgd or sparse-loco was usually as good: try it first.",
@@ -115,20 +133,28 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
         yield f"ist{words}", "ist", replace(scenario, run=scenario.run.override(settings))
     full = scenario.architecture
     dealt = counted("ist").groups(scenario.run, full)
-    narrow = resized(full, full.lengths | {name: max(full.lengths[name] // ranks, 1) for name in dealt})
+    narrow = resized(
+        full, full.lengths | {name: max(full.lengths[name] // ranks, 1) for name in dealt}
+    )
     for method in ("local-sgd", "sparse-loco"):
         yield f"{method}, network 1/P as wide", method, replace(scenario, architecture=narrow)
 
 
-def _rows(scenario: Scenario, ranks: int, local_steps: int, best: Mapping[str, Choice]) -> list[tuple[str, ...]]:
+def _rows(
+    scenario: Scenario, ranks: int, local_steps: int, best: Mapping[str, Choice]
+) -> list[tuple[str, ...]]:
     methods = [
         (name, name, scenario)
         for name, spec in METHODS.items()
-        if scenario.can(name) and not spec.in_passes and (name in best or scenario.allows(name, ranks))
+        if scenario.can(name)
+        and not spec.in_passes
+        and (name in best or scenario.allows(name, ranks))
     ]
     rows = []
     for title, method, variant in [*methods, *_variants(scenario, ranks)]:
-        choice = best.get(title) or Choice(variant, method, ranks, max(local_steps, LEAST_LOCAL_STEPS.get(method, 1)))
+        choice = best.get(title) or Choice(
+            variant, method, ranks, max(local_steps, LEAST_LOCAL_STEPS.get(method, 1))
+        )
         link = _bits(link_rate(choice.cost, scenario.cluster))
         steps = "-" if counted(method).sends_every_step else str(choice.local_steps)
         rows.append((title, str(choice.ranks), steps, in_seconds(choice.seconds), link))

@@ -1,4 +1,5 @@
-"""Counts the examples to calibrate the full network on, and evaluations' share of a run's FLOPs, without torch."""
+"""Counts the examples to calibrate the full network on, and evaluations' share of a run's FLOPs,
+without torch."""
 
 from collections.abc import Collection
 from fractions import Fraction
@@ -18,17 +19,23 @@ LEAST_SAMPLED = 64
 FREE = 2**28  # FLOPs: a fraction of a second
 
 
-def rounds_flops(run: Run, architecture: Architecture, ranks: int, trained: int | None = None) -> Number:
-    """The busiest rank's FLOPs of products and norms between evaluations. ``trained``: number of training examples."""
+def rounds_flops(
+    run: Run, architecture: Architecture, ranks: int, trained: int | None = None
+) -> Number:
+    """The busiest rank's FLOPs of products and norms between evaluations. ``trained``: number of
+    training examples."""
     phase_cost = cost(run, architecture, ranks, run.phases()[0][0], examples=trained)
     step = max(part.flops.products + part.flops.normalisation for part in phase_cost.parts)
     return run.evaluate.rounds_between(run.train.rounds) * phase_cost.local_steps * step
 
 
 def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[str] = ()) -> Number:
-    """Return a rank's forward FLOPs per example. Ranks divide the sharded products, or all if none is sharded."""
+    """Return a rank's forward FLOPs per example. Ranks divide the sharded products, or all if none
+    is sharded."""
     lengths = architecture.lengths
-    normalised = FORWARD_NORMALISATION_FLOPS * sum(prod(axes.shape(lengths)) for axes in architecture.normalised)
+    normalised = FORWARD_NORMALISATION_FLOPS * sum(
+        prod(axes.shape(lengths)) for axes in architecture.normalised
+    )
     shared = whole = Fraction(0)
     for operator in architecture.operators:
         flops = operator.flops(lengths)[0]
@@ -42,7 +49,8 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
 def calibration_examples(
     run: Run, architecture: Architecture, ranks: int, trained: int | None = None, scored: int = 0
 ) -> int:
-    """Return the number of examples to calibrate on: the run's setting, or as many as FLOPs allow, up to `SAMPLED`.
+    """Return the number of examples to calibrate on: the run's setting, or as many as FLOPs allow,
+    up to `SAMPLED`.
 
     ``trained``, ``scored``: the numbers of training and scored examples.
     """
@@ -57,7 +65,12 @@ def calibration_examples(
 
 
 def evaluation_share(
-    run: Run, architecture: Architecture, ranks: int, trained: int, passed: int, sharded: Collection[str]
+    run: Run,
+    architecture: Architecture,
+    ranks: int,
+    trained: int,
+    passed: int,
+    sharded: Collection[str],
 ) -> float:
     evaluation = passed * forward_flops(architecture, ranks, sharded)
     return float(evaluation / (evaluation + rounds_flops(run, architecture, ranks, trained)))

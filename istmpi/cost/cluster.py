@@ -41,7 +41,8 @@ class Cluster:
     name: str
     source: str
     links: Mapping[str, Link]
-    """The link ``alltoallv`` gives the time of transfers, the link ``allreduce`` the time of all-reduces."""
+    """The link ``alltoallv`` gives the time of transfers, the link ``allreduce`` the time of
+    all-reduces."""
     flops: tuple[float, ...]
     """FLOP/s in matrix products: one number for all ranks, or one for each."""
     product_seconds: float = 0.0
@@ -81,13 +82,22 @@ class Cluster:
 def load(path: Path) -> Cluster:
     file = Fields.read(path, f"cluster file {path}", "Create it again: mpirun -n P istmpi measure.")
     if "format" not in file or file.value("format") != FORMAT:
-        raise file.refused("format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}")
+        raise file.refused(
+            "format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}"
+        )
     if file.value("version") != VERSION:
-        raise file.refused("version", file.value("version"), f"must be {VERSION}, the version of this istmpi")
+        raise file.refused(
+            "version", file.value("version"), f"must be {VERSION}, the version of this istmpi"
+        )
     earlier = {"price", "watts"}  # of earlier versions
-    _require_known(file, {"format", "version", *earlier, *(entry.name for entry in fields(Cluster))})
+    _require_known(
+        file, {"format", "version", *earlier, *(entry.name for entry in fields(Cluster))}
+    )
     named = {"alltoallv", "allreduce"}
-    links = {name: _link(file.inner("links").inner(name)) for name in sorted({*file.inner("links")} | named)}
+    links = {
+        name: _link(file.inner("links").inner(name))
+        for name in sorted({*file.inner("links")} | named)
+    }
     flops = file.value("flops")
     if not isinstance(flops, list) or not flops or not all(is_figure(speed, 1) for speed in flops):
         raise file.refused("flops", flops, "must be a list of numbers of at least 1")
@@ -95,7 +105,14 @@ def load(path: Path) -> Cluster:
     if "memory" in file and file.value("memory") is not None:
         extras["memory"] = file.figure("memory", LEAST)
     measured = file.value("measured") if "measured" in file else {}
-    return Cluster(file.text("name"), file.text("source"), links, tuple(map(float, flops)), **extras, measured=measured)
+    return Cluster(
+        file.text("name"),
+        file.text("source"),
+        links,
+        tuple(map(float, flops)),
+        **extras,
+        measured=measured,
+    )
 
 
 def _link(file: Fields) -> Link:
@@ -113,27 +130,47 @@ _SECONDS = tuple(entry.name for entry in fields(Cluster) if "seconds" in entry.n
 
 
 def network(latency: float, bandwidth: float) -> dict[str, Link]:
-    """Return a network's links from the seconds of a message, and the bytes a second in each direction."""
+    """Return a network's links from the seconds of a message, and the bytes a second in each
+    direction."""
     link = Link(latency, 1 / bandwidth)
     return {"alltoallv": link, "allreduce": link}
 
 
 def preset(name: str) -> Cluster:
     if name not in PRESETS:
-        raise ConfigError(f"cluster {name} is neither a preset nor a file{did_you_mean(name, PRESETS)}")
+        raise ConfigError(
+            f"cluster {name} is neither a preset nor a file{did_you_mean(name, PRESETS)}"
+        )
     return PRESETS[name]
 
 
 def _preset(
-    name: str, source: str, gigabits: float, latency: float, flops: float, memory: float | None = None
+    name: str,
+    source: str,
+    gigabits: float,
+    latency: float,
+    flops: float,
+    memory: float | None = None,
 ) -> Cluster:
     return Cluster(name, source, network(latency, gigabits * 1e9 / 8), (flops,), memory=memory)
 
 
-_AWS, _NOMINAL = "2.5 Gbit/s baseline, 10 Gbit/s in bursts", "nominal rate; latency and FLOP/s assumed"
+_AWS, _NOMINAL = (
+    "2.5 Gbit/s baseline, 10 Gbit/s in bursts",
+    "nominal rate; latency and FLOP/s assumed",
+)
 _ALL = (
-    _preset("m5.2xlarge", f"8 vCPU, 32 GiB; {_AWS}; FLOP/s assumed", 2.5, 100e-6, 250e9, 32 * 2**30),
-    _preset("p3.2xlarge", f"one V100 of 16 GB; {_AWS}; 3/4 of 15.7 TFLOP/s assumed", 2.5, 100e-6, 11.8e12, 16e9),
+    _preset(
+        "m5.2xlarge", f"8 vCPU, 32 GiB; {_AWS}; FLOP/s assumed", 2.5, 100e-6, 250e9, 32 * 2**30
+    ),
+    _preset(
+        "p3.2xlarge",
+        f"one V100 of 16 GB; {_AWS}; 3/4 of 15.7 TFLOP/s assumed",
+        2.5,
+        100e-6,
+        11.8e12,
+        16e9,
+    ),
     _preset("1gbit", _NOMINAL, 1, 100e-6, 250e9),
     _preset("10gbit", _NOMINAL, 10, 50e-6, 250e9),
     _preset("25gbit", _NOMINAL, 25, 20e-6, 250e9),
@@ -144,9 +181,11 @@ PRESETS: dict[str, Cluster] = {cluster.name: cluster for cluster in _ALL}
 
 
 def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Fit seconds by columns with nonnegative coefficients; return the coefficients and the median relative error.
+    """Fit seconds by columns with nonnegative coefficients; return the coefficients and the median
+    relative error.
 
-    The fit minimises relative errors. A negative coefficient is set to zero, and the others are fitted again.
+    The fit minimises relative errors. A negative coefficient is set to zero, and the others are
+    fitted again.
     """
     table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
     used = list(range(table.shape[1]))

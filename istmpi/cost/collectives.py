@@ -1,8 +1,8 @@
 """The ways in which ranks send each other parameters, and their load on network and memory.
 
-A pull goes from owners to holders (the ranks that train), a push goes back to owners, a hop goes to the next holders.
-Sizes are bytes, with one tensor for each parameter. The busiest rank's messages and bytes decide the time, if all ranks
-send at full rate.
+A pull goes from owners to holders (the ranks that train), a push goes back to owners, a hop goes to
+the next holders. Sizes are bytes, with one tensor for each parameter. The busiest rank's messages
+and bytes decide the time, if all ranks send at full rate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,8 @@ from istmpi.engine.route import Leg
 from istmpi.methods import spec_of
 
 PACKING, PICKING = 60, 65
-"""The times to convert a network to 4 bits and back, and to pick and pack its largest values; a copy takes 1."""
+"""The times to convert a network to 4 bits and back, and to pick and pack its largest values; a
+copy takes 1."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,11 @@ class Collective:
     """A way of sending parameters: its expected load and, for some ways, the exact bytes."""
 
     load: Callable[[Holdings], Load | None]
-    """A function that returns the load of sending once, or None if the run does not send in this way."""
+    """A function that returns the load of sending once, or None if the run does not send in this
+    way."""
     sent: Callable[[Mapping[str, Parameter], Owners, str], np.ndarray] | None = None
-    """A function that returns the bytes that each rank hands to MPI to send the whole network: ``[rank]`` int64."""
+    """A function that returns the bytes that each rank hands to MPI to send the whole network:
+    ``[rank]`` int64."""
 
 
 def _pull(held: Holdings) -> Load:
@@ -93,7 +96,8 @@ def _hop(held: Holdings) -> Load | None:
 
 
 def beside_steps(loads: Sequence[Load], local_steps: int, early: int) -> list[Load]:
-    """Return IST's loads with method.delay: holders send in the last ``early`` local steps, owners in earlier ones."""
+    """Return IST's loads with method.delay: holders send in the last ``early`` local steps, owners
+    in earlier ones."""
     pull, hop, push, *rest = loads
     return [
         replace(pull, steps_behind=local_steps - early),
@@ -123,11 +127,14 @@ def _ring(held: Holdings) -> Load:
 def _round_a_ring(nbytes: int, ranks: int, wired: int) -> Load:
     sent = 2 * (ranks - 1) * wired
     buffers = min(Fraction(nbytes, ranks), ring.SEGMENTS_AT_ONCE * ring.CHUNK_BYTES)
-    return Load("allreduce", sent, messages=2 * (ranks - 1), busiest=Fraction(sent, ranks), buffers=buffers)
+    return Load(
+        "allreduce", sent, messages=2 * (ranks - 1), busiest=Fraction(sent, ranks), buffers=buffers
+    )
 
 
 def _share(run: Run, held: Holdings) -> Load | None:
-    """Return a round's part of the load of averaging undealt parameters; None if ranks do not average them."""
+    """Return a round's part of the load of averaging undealt parameters; None if ranks do not
+    average them."""
     if not held.shared_every:
         return None
     every, spec = held.shared_every, spec_of(run.method.name)
@@ -146,11 +153,19 @@ def _share(run: Run, held: Holdings) -> Load | None:
 
 def _all_gather(held: Holdings) -> Load:
     busiest = (held.ranks - 1) * held.network_bytes
-    return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled=2 * busiest, buffers=busiest)
+    return Load(
+        "alltoallv",
+        held.ranks * busiest,
+        held.ranks - 1,
+        busiest,
+        handled=2 * busiest,
+        buffers=busiest,
+    )
 
 
 def _leg(name: str) -> Callable[[Mapping[str, Parameter], Owners, str], np.ndarray]:
-    """Return a function that counts the bytes each rank sends in a pull or push of whole copies, or in a mean."""
+    """Return a function that counts the bytes each rank sends in a pull or push of whole copies, or
+    in a mean."""
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
         everyone = Replicated(owners.lengths, owners.ranks)
@@ -175,7 +190,10 @@ def _fragments(run: Run) -> Collective:
 
     def load(held: Holdings) -> Load:
         counts = elements(held.parameters, held.lengths)
-        sent = [2 * (held.ranks - 1) * ring.once_round_of(count, held.ranks, float4_bytes) for count in counts]
+        sent = [
+            2 * (held.ranks - 1) * ring.once_round_of(count, held.ranks, float4_bytes)
+            for count in counts
+        ]
         total = sum(sent)
         return Load(
             "allreduce",
@@ -189,7 +207,9 @@ def _fragments(run: Run) -> Collective:
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
         counts = elements(parameters, owners.lengths)
-        return np.array([ring.sent_of(count, owners.ranks, float4_bytes) for count in counts]).sum(axis=0)
+        return np.array([ring.sent_of(count, owners.ranks, float4_bytes) for count in counts]).sum(
+            axis=0
+        )
 
     return Collective(load, sent)
 
@@ -197,13 +217,22 @@ def _fragments(run: Run) -> Collective:
 def _largest(run: Run) -> Collective:
 
     def message(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
-        return top_k_bytes(run.method.top, [parameter.size(lengths) for parameter in parameters.values()])
+        return top_k_bytes(
+            run.method.top, [parameter.size(lengths) for parameter in parameters.values()]
+        )
 
     def load(held: Holdings, parameters: Mapping[str, Parameter] | None = None) -> Load:
         parameters = held.parameters if parameters is None else parameters
         nbytes = message(parameters, held.lengths)
         busiest, handled = (held.ranks - 1) * nbytes, PICKING * bytes_of(parameters, held.lengths)
-        return Load("alltoallv", held.ranks * busiest, held.ranks - 1, busiest, handled, buffers=held.ranks * nbytes)
+        return Load(
+            "alltoallv",
+            held.ranks * busiest,
+            held.ranks - 1,
+            busiest,
+            handled,
+            buffers=held.ranks * nbytes,
+        )
 
     def sent(parameters: Mapping[str, Parameter], owners: Owners, wire: str) -> np.ndarray:
         return np.full(owners.ranks, (owners.ranks - 1) * message(parameters, owners.lengths))

@@ -1,4 +1,5 @@
-"""Counts a run's bytes, FLOPs and memory. Bytes sent are expectations over deals; so are sizes if blocks are dealt."""
+"""Counts a run's bytes, FLOPs and memory. Bytes sent are expectations over deals; so are sizes if
+blocks are dealt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -58,7 +59,8 @@ class Memory:
 
     @property
     def total(self) -> Number:
-        """The peak of bytes. Training, an evaluation and a transfer follow each other, so only the largest counts."""
+        """The peak of bytes. Training, an evaluation and a transfer follow each other, so only the
+        largest counts."""
         at_a_time = max(self.gradients + self.activations, self.evaluation, self.buffers)
         return self.process + self.owned + self.network + self.optimizer + at_a_time + self.copies
 
@@ -85,9 +87,11 @@ class Cost:
     """The number of times in a round that all of ``loads`` are sent."""
     loads: list[Load]
     received_elements: Number
-    """The elements that all ranks receive in a round. As in the paper, a rank's own elements count, too."""
+    """The elements that all ranks receive in a round. As in the paper, a rank's own elements count,
+    too."""
     tensors: int
-    """Tensors sent for each parameter: its weights and optimizer state; 1 if ``loads`` include the state already."""
+    """Tensors sent for each parameter: its weights and optimizer state; 1 if ``loads`` include the
+    state already."""
     start_bytes: Number
     """Bytes of the first round minus bytes of a later round."""
     since: int
@@ -113,7 +117,8 @@ class Cost:
         return self.sends * self.tensors * sum(load.sent for load in self.loads)
 
     def sent_bytes(self, first: int, rounds: int) -> Number:
-        """The bytes of the method's start and of ``rounds`` rounds, the first of which has the number ``first``.
+        """The bytes of the method's start and of ``rounds`` rounds, the first of which has the
+        number ``first``.
 
         Rounds before round ``since`` send nothing.
         """
@@ -125,7 +130,11 @@ class Cost:
         return self.sends * sum(load.messages for load in self.loads)
 
     def flops(self, *kinds: str) -> Number:
-        each = sum(len(part.part.ranks) * getattr(part.flops, kind) for part in self.parts for kind in kinds)
+        each = sum(
+            len(part.part.ranks) * getattr(part.flops, kind)
+            for part in self.parts
+            for kind in kinds
+        )
         return self.held.taking_part * each
 
 
@@ -137,11 +146,12 @@ def cost(
     shared_batch: bool = False,
     examples: int | None = None,
 ) -> Cost:
-    """The cost of a run on ``ranks`` ranks. ``method``, also one of `RIVALS`, replaces the run's method.
+    """The cost of a run on ``ranks`` ranks. ``method``, also one of `RIVALS`, replaces the run's
+    method.
 
-    ``shared_batch``: True if the ranks of a method that sends in each step divide train.batch, as in the paper.
-    ``examples``: the number of training examples, for methods whose rounds are passes over the data. Raises ConfigError
-    if ranks or settings do not fit.
+    ``shared_batch``: True if the ranks of a method that sends in each step divide train.batch, as
+    in the paper. ``examples``: the number of training examples, for methods whose rounds are passes
+    over the data. Raises ConfigError if ranks or settings do not fit.
     """
     name = method or run.method.name
     spec = counted(name)
@@ -149,7 +159,14 @@ def cost(
     limits.require_room(spec, run, architecture, ranks)
     groups = spec.groups(run, architecture)
     members = spec.members(run, ranks)
-    dealing = architecture.parameters, architecture.lengths, groups, ranks, spec.shares(run), members
+    dealing = (
+        architecture.parameters,
+        architecture.lengths,
+        groups,
+        ranks,
+        spec.shares(run),
+        members,
+    )
     stays = spec.stays_with_holders(run, architecture, ranks)
     by_ring = spec.shares_by_ring(run, architecture, ranks)
     resting = run.method.redeal if stays else None, run.method.share_every if by_ring else 0
@@ -180,34 +197,52 @@ def cost(
         hopping = HOP.load(wired)
         later = PULL.load(wired).sent + (hopping.sent if hopping else 0)
         first = moved * PULL.load(Holdings(*dealing)).sent - tensors * later
-    # Copies of undealt parameters: for a network that changes in every round, or a mean that is not taken in each.
-    staying = by_ring and (run.method.share_every > 1 or any(name in architecture.blocks for name in groups))
+    # Copies of undealt parameters: for a network that changes in every round, or a mean that is not
+    # taken in each.
+    staying = by_ring and (
+        run.method.share_every > 1 or any(name in architecture.blocks for name in groups)
+    )
     parts = []
     for part in held.parts:
-        # Its part at the start of the round; parts that leave early, and parts that arrive meanwhile.
+        # Its part at the start of the round; parts that leave early, and parts that arrive
+        # meanwhile.
         copies = held.network_bytes * spec.copies(run, ranks, stored) + moved * held.bytes(part) * (
             stays + 2 * bool(early)
         )
-        copies += len(spec.own_slots(run)) * held.network_bytes  # the slots of a round's start, for a dropped round
-        if spec.sends_changes(run, ranks) and not spec.replicated:  # replicated methods have the outer step's copy
+        copies += (
+            len(spec.own_slots(run)) * held.network_bytes
+        )  # the slots of a round's start, for a dropped round
+        if (
+            spec.sends_changes(run, ranks) and not spec.replicated
+        ):  # replicated methods have the outer step's copy
             copies += held.bytes(part)
         copies += moved * staying * held.shared_bytes
-        copies += (moved + 1) * spec.sends_largest(run) * by_ring * held.shared_bytes  # start, errors, own slots
+        copies += (
+            (moved + 1) * spec.sends_largest(run) * by_ring * held.shared_bytes
+        )  # start, errors, own slots
         sparse = made.name == "sgd" and not run.optimizer.clip and not spec.sends_every_step
         inside = batch * Fraction(architecture.nodes[0])
-        parts.append(_part_cost(part, held, architecture, inside, made, owned, buffers, copies, others, sparse))
+        parts.append(
+            _part_cost(
+                part, held, architecture, inside, made, owned, buffers, copies, others, sparse
+            )
+        )
     return Cost(
         spec.name,
         spec,
         held,
         parts,
-        local_steps=run.method.local_steps if examples is None else spec.steps(run, ranks, examples),
+        local_steps=run.method.local_steps
+        if examples is None
+        else spec.steps(run, ranks, examples),
         examples_per_step=batch * members,
         sends=spec.sends_in_a_round(run),
         loads=loads,
         received_elements=spec.sends_in_a_round(run) * spec.received(run, held),
         tensors=tensors,
-        start_bytes=(1 + stored) * (COLLECTIVES["pull"](run).load(held).sent if spec.replicated else 0) + first,
+        start_bytes=(1 + stored)
+        * (COLLECTIVES["pull"](run).load(held).sent if spec.replicated else 0)
+        + first,
         since=spec.sends_since(run),
     )
 
@@ -221,8 +256,8 @@ def phase_costs(
 ) -> list[tuple[Cost, int]]:
     """Return (cost, number of rounds) for each part of a run with one method and image size.
 
-    ``smaller``: the networks for downscaled images, by the images' side; for other sides, ``architecture`` counts.
-    ``examples`` and errors are as for `cost`.
+    ``smaller``: the networks for downscaled images, by the images' side; for other sides,
+    ``architecture`` counts. ``examples`` and errors are as for `cost`.
     """
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="
@@ -248,8 +283,8 @@ def _part_cost(
 ) -> PartCost:
     """Return the cost of one rank of ``part``.
 
-    ``others``: the number of other networks through which a batch passes forward. ``sparse``: a step changes only the
-    embedding rows that it reads.
+    ``others``: the number of other networks through which a batch passes forward. ``sparse``: a
+    step changes only the embedding rows that it reads.
     """
     elements = sum(parameter.size(part.lengths) for parameter in architecture.parameters.values())
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
@@ -261,7 +296,9 @@ def _part_cost(
         if operator.lookups and operator.parameter and sparse:
             rows, *columns = architecture.parameters[operator.parameter].pattern.shape(part.lengths)
             untouched += max(rows - batch * operator.lookups, 0) * prod(columns)
-        if operator.kind == "LabelBlocks" and sparse and not slots:  # its step is taken block by block
+        if (
+            operator.kind == "LabelBlocks" and sparse and not slots
+        ):  # its step is taken block by block
             ungraded += architecture.parameters[operator.parameter].size(part.lengths)
         forward, backward = operator.flops(part.lengths, batch)
         if forward:  # otherwise it looks up
@@ -292,7 +329,8 @@ def _part_cost(
             copies,
             whole_graph_bytes(architecture, held.ranks),
         ),
-        # Read and written: a weight and its optimizer state; read: its gradient. Activations: there and back.
+        # Read and written: a weight and its optimizer state; read: its gradient. Activations: there
+        # and back.
         touched=(3 + 2 * slots + others) * (weights - untouched * itemsize)
         + (4 + others) * activations
         + (2 + others) * added_up * itemsize,

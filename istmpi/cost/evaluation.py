@@ -1,10 +1,12 @@
-"""Plans the evaluation of the full network without torch: the weights that every rank gathers, and the bytes sent.
+"""Plans the evaluation of the full network without torch: the weights that every rank gathers, and
+the bytes sent.
 
 *Gathered* weights are whole on every rank. *Sharded* weights stay with their owners: each rank computes with its rows
-of a leaf (a layer), and the outputs are gathered. A leaf is sharded if this sends fewer bytes, or if gathered weights
-would not fit into the memory that training's gradients and activations leave free. If any weight is sharded, all ranks
-pass the same examples; if that takes longer (`FLOPS_A_BYTE`), and memory allows, all weights are gathered. If each rank
-has its own examples, a leaf is sharded only for lack of memory, and its owners in turn send their rows to all ranks.
+of a leaf (a layer), and the outputs are gathered. A leaf is sharded if this sends fewer bytes, or
+if gathered weights would not fit into the memory that training's gradients and activations leave
+free. If any weight is sharded, all ranks pass the same examples; if that takes longer
+(`FLOPS_A_BYTE`), and memory allows, all weights are gathered. If each rank has its own examples, a
+leaf is sharded only for lack of memory, and its owners in turn send their rows to all ranks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,22 +43,27 @@ class Weights:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The parameters that are sharded in an evaluation, the bytes of all others, and the bytes that ranks send."""
+    """The parameters that are sharded in an evaluation, the bytes of all others, and the bytes that
+    ranks send."""
 
     sharded: frozenset[str]
     gathered_bytes: int
     sent: int
-    """Bytes that all ranks send; if ranks have their own examples, only the bytes of gathered weights."""
+    """Bytes that all ranks send; if ranks have their own examples, only the bytes of gathered
+    weights."""
     by_units: bool = False
     """True for a graph if each layer's units are spread over the ranks."""
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Return the bytes of gradients and activations, which are free on every rank during an evaluation.
+    """Return the bytes of gradients and activations, which are free on every rank during an
+    evaluation.
 
     If each rank has its own graph, only gradients count, because activations depend on the graph.
     """
-    memories = [part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts]
+    memories = [
+        part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts
+    ]
     local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
     return min(memory.gradients + (0 if local_graph else memory.activations) for memory in memories)
 
@@ -70,8 +77,12 @@ def windows_together(batch: int, logits: int) -> int:
 
 
 def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
-    """Return the least bytes of a pass: examples or graph, and the widest outputs before and after a normalisation."""
-    widest = max(operator.outputs(architecture.lengths) // operator.calls for operator in architecture.operators)
+    """Return the least bytes of a pass: examples or graph, and the widest outputs before and after
+    a normalisation."""
+    widest = max(
+        operator.outputs(architecture.lengths) // operator.calls
+        for operator in architecture.operators
+    )
     if architecture.nodes[1]:
         return whole_graph_bytes(architecture, ranks)
     batch, code = run.evaluate.batch, architecture.code
@@ -80,7 +91,11 @@ def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
     sampled = calibration_examples(run, architecture, ranks) if architecture.batch_norms else 0
     examples = max(batch, -(-sampled // ranks))
     in_a_row = sum(operator.lookups for operator in architecture.operators)
-    return examples * ((in_a_row or prod(architecture.example_shape)) + 2 * widest) * architecture.itemsize
+    return (
+        examples
+        * ((in_a_row or prod(architecture.example_shape)) + 2 * widest)
+        * architecture.itemsize
+    )
 
 
 def evaluation_plan(
@@ -91,24 +106,34 @@ def evaluation_plan(
     local: bool = False,
     spread: bool = False,
 ) -> EvaluationPlan:
-    """Plan an evaluation. ``room``: bytes for gathered weights. ``passes``: the number of examples in each pass.
+    """Plan an evaluation. ``room``: bytes for gathered weights. ``passes``: the number of examples
+    in each pass.
 
-    ``local``: ranks have their own examples. ``spread``: a sharded head sends only its highest outputs, and in the
-    first pass (calibration) nothing.
+    ``local``: ranks have their own examples. ``spread``: a sharded head sends only its highest
+    outputs, and in the first pass (calibration) nothing.
     """
     parameters = architecture.parameters.items()
-    sizes = {name: parameter.size(architecture.lengths) * parameter.itemsize for name, parameter in parameters}
+    sizes = {
+        name: parameter.size(architecture.lengths) * parameter.itemsize
+        for name, parameter in parameters
+    }
     if unitwise(architecture) and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
     choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
-    kept = [weights for weights in choices if weights.sharded < (ranks - 1) * weights.nbytes and not local]
+    kept = [
+        weights
+        for weights in choices
+        if weights.sharded < (ranks - 1) * weights.nbytes and not local
+    ]
     everything = sum(sizes.values())
     if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
         kept = []
     gathered = everything - sum(weights.nbytes for weights in kept)
 
     def price(weights: Weights) -> tuple[Number, str]:
-        return -weights.nbytes if local else Fraction(weights.sharded, weights.nbytes), weights.names[0]
+        return -weights.nbytes if local else Fraction(
+            weights.sharded, weights.nbytes
+        ), weights.names[0]
 
     for weights in sorted((weights for weights in choices if weights not in kept), key=price):
         if gathered <= room:
@@ -122,9 +147,15 @@ def evaluation_plan(
         sent += sum(weights.sharded for weights in choices if sharded.issuperset(weights.names))
     elif not local:
         sent += ranks * (ranks - 1) * (RANKED if spread else TOTALS)
-        if not architecture.nodes[1]:  # each rank calibrates on some examples, and sums are added up
+        if not architecture.nodes[
+            1
+        ]:  # each rank calibrates on some examples, and sums are added up
             norms = architecture.batch_norms.values()
-            sent += ranks * (ranks - 1) * sum(COUNT + 2 * norm.units * architecture.itemsize for norm in norms)
+            sent += (
+                ranks
+                * (ranks - 1)
+                * sum(COUNT + 2 * norm.units * architecture.itemsize for norm in norms)
+            )
     return EvaluationPlan(frozenset(sharded), whole, sent)
 
 
@@ -133,12 +164,18 @@ def _costs_more_than_it_saves(
 ) -> bool:
     sharded = {name for weights in kept for name in weights.names}
     on_all = [operator for operator in architecture.operators if operator.parameter not in sharded]
-    flops = sum(operator.flops(architecture.lengths, examples)[0] for operator in on_all for examples in passes)
+    flops = sum(
+        operator.flops(architecture.lengths, examples)[0]
+        for operator in on_all
+        for examples in passes
+    )
     saved = sum((ranks - 1) * weights.nbytes - weights.sharded for weights in kept)
     return flops * (ranks - 1) > FLOPS_A_BYTE * saved
 
 
-def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]) -> EvaluationPlan:
+def _graph_plan(
+    architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]
+) -> EvaluationPlan:
     nodes, everything = architecture.nodes[1], sum(sizes.values())
     if everything + whole_graph_bytes(architecture, 1) <= room:
         return EvaluationPlan(frozenset(), everything, (ranks - 1) * (everything + ranks * TOTALS))
@@ -159,16 +196,27 @@ def _graph_plan(architecture: Architecture, ranks: int, room: Number, sizes: dic
 
 
 def _choices(
-    architecture: Architecture, ranks: int, passes: Sequence[int], sizes: dict[str, int], spread: bool
+    architecture: Architecture,
+    ranks: int,
+    passes: Sequence[int],
+    sizes: dict[str, int],
+    spread: bool,
 ) -> Iterator[Weights]:
     for paths in _together(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
-        rows = min(architecture.parameters[name].pattern.axes[0].length(architecture.lengths) for name in names)
+        rows = min(
+            architecture.parameters[name].pattern.axes[0].length(architecture.lengths)
+            for name in names
+        )
         if rows >= ranks:
             if spread and paths == [architecture.head]:
                 sharded = ranks * (ranks - 1) * sum(passes[1:]) * PART
             else:
-                sharded = sum(_pass_bytes(architecture, path, ranks, examples) for path in paths for examples in passes)
+                sharded = sum(
+                    _pass_bytes(architecture, path, ranks, examples)
+                    for path in paths
+                    for examples in passes
+                )
             yield Weights(names, sum(sizes[name] for name in names), sharded)
 
 

@@ -1,7 +1,9 @@
-"""Counts the elements of every parameter that ranks hold, in closed form if ranks have equal shares.
+"""Counts the elements of every parameter that ranks hold, in closed form if ranks have equal
+shares.
 
-All P ranks together hold |W|·P^(1-k) elements of a parameter W with k dealt axes (arXiv 1910.02120, section 3.3). If
-whole blocks are dealt out (``blocks[3]``), sizes are expected values, as exact fractions.
+All P ranks together hold |W|·P^(1-k) elements of a parameter W with k dealt axes (arXiv 1910.02120,
+section 3.3). If whole blocks are dealt out (``blocks[3]``), sizes are expected values, as exact
+fractions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +23,8 @@ Number = int | Fraction
 
 @dataclass(frozen=True)
 class Part:
-    """A range of ranks that train equally large networks in a round, and the axis lengths of these networks."""
+    """A range of ranks that train equally large networks in a round, and the axis lengths of these
+    networks."""
 
     ranks: range
     lengths: Mapping[str, Number]
@@ -57,12 +60,14 @@ class Term:
 
 
 class Holdings:
-    """The sizes of the parameters that ranks are dealt, and the bytes that ranks get from owners and other holders.
+    """The sizes of the parameters that ranks are dealt, and the bytes that ranks get from owners
+    and other holders.
 
-    ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``members``: the ranks that take part in
-    a round. ``redeal``: the fraction of units that change ranks in a round; None if all return to owners.
-    ``shared_every``: rounds between means of undealt parameters; 0 without means. ``wire``: the form of sent values;
-    if not float32, ``slots`` more tensors count for each parameter. Raises ConfigError if the deal is impossible.
+    ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``members``: the
+    ranks that take part in a round. ``redeal``: the fraction of units that change ranks in a round;
+    None if all return to owners. ``shared_every``: rounds between means of undealt parameters; 0
+    without means. ``wire``: the form of sent values; if not float32, ``slots`` more tensors count
+    for each parameter. Raises ConfigError if the deal is impossible.
     """
 
     def __init__(
@@ -84,10 +89,17 @@ class Holdings:
         self.redeal, self.shared_every = redeal, shared_every
         self._wire, self._slots = wire, slots if wire != "float32" else 0
         self._origins: dict[tuple[tuple[str, ...], int], Origin] = {}
-        self.parameters, self.lengths, self.groups, self.ranks = parameters, lengths, tuple(groups), ranks
+        self.parameters, self.lengths, self.groups, self.ranks = (
+            parameters,
+            lengths,
+            tuple(groups),
+            ranks,
+        )
         patterns = [parameter.pattern for parameter in parameters.values()]
         spans = self._spans(shares)
-        self.parts = [Part(span, {**lengths, **with_odds(lengths, patterns, dealt)}) for span, dealt in spans]
+        self.parts = [
+            Part(span, {**lengths, **with_odds(lengths, patterns, dealt)}) for span, dealt in spans
+        ]
 
     def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
         if shares is None:
@@ -95,7 +107,10 @@ class Holdings:
             parts = {name: divmod(self.lengths[name], self.ranks) for name in self.groups}
             bounds = sorted({0, self.ranks, *(remainder for _, remainder in parts.values())})
             for first, stop in zip(bounds, bounds[1:]):
-                yield range(first, stop), {name: each + (first < more) for name, (each, more) in parts.items()}
+                yield (
+                    range(first, stop),
+                    {name: each + (first < more) for name, (each, more) in parts.items()},
+                )
         else:
             sizes = {name: blocks(self.lengths[name], self.ranks, shares) for name in self.groups}
             for rank in range(self.ranks):
@@ -105,7 +120,8 @@ class Holdings:
         return bytes_of(self.parameters, part.lengths)
 
     def owner_bytes(self, part: Part) -> Number:
-        """Return the expected bytes that each of ``part.ranks`` gets from owners, and later returns."""
+        """Return the expected bytes that each of ``part.ranks`` gets from owners, and later
+        returns."""
         return self._arriving(part, "nobody", self.ranks)
 
     def hop_bytes(self, part: Part) -> Number:
@@ -116,13 +132,18 @@ class Holdings:
         total: Number = 0
         for term in self._travelling:
             odds = getattr(self.origin(term, part), origin)
-            total += term.parameter.size(part.lengths) * term.itemsize * odds + term.scales * messages * (odds > 0)
+            total += term.parameter.size(
+                part.lengths
+            ) * term.itemsize * odds + term.scales * messages * (odds > 0)
         return total
 
     def origin(self, term: Term, part: Part) -> "Origin":
         """Return the origin of a term's elements that a rank of ``part`` holds."""
         names = tuple(
-            factor.name for axis in term.parameter.pattern.axes for factor in axis.factors if factor.name in self.groups
+            factor.name
+            for axis in term.parameter.pattern.axes
+            for factor in axis.factors
+            if factor.name in self.groups
         )
         if not names and self.shared_every and not term.beside:
             return Origin(0, 0)
@@ -130,7 +151,9 @@ class Holdings:
             return Origin(1, 0)
         key = names, part.ranks.start
         if key not in self._origins:
-            stays = prod(1 - self._moving(name) * (self.lengths[name] - part.lengths[name]) for name in names)
+            stays = prod(
+                1 - self._moving(name) * (self.lengths[name] - part.lengths[name]) for name in names
+            )
             others = sum(
                 (len(other.ranks) - (other.ranks == part.ranks))
                 * prod(self._moving(name) * other.lengths[name] for name in names)
@@ -152,13 +175,19 @@ class Holdings:
                 scales = scales_of(form, piece, self.lengths, groups, self.ranks)
                 beside = len(pieces) > 1 and not piece.pattern.dealt(groups)
                 first = piece.pattern.axes[0]
-                starts = [place.start for n, place in enumerate(first.places(self.lengths)) if n not in first.omitted]
+                starts = [
+                    place.start
+                    for n, place in enumerate(first.places(self.lengths))
+                    if n not in first.omitted
+                ]
                 products = piece.pattern.terms()
                 for number, pattern in enumerate(products):
                     start = starts[number * len(starts) // len(products)]
                     term = replace(parameter, pattern=pattern)
                     sent = value_bytes(form, parameter.itemsize)
-                    terms.append(Term(term, sent, scales if number == 0 else 0, start, rows, beside))
+                    terms.append(
+                        Term(term, sent, scales if number == 0 else 0, start, rows, beside)
+                    )
         return terms
 
     def with_slots(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
@@ -172,8 +201,12 @@ class Holdings:
         if not travelling:
             return 0
         elements = {name: parameter.size(self.lengths) for name, parameter in travelling.items()}
-        forms = {name: form_of(self._wire, name, parameter) for name, parameter in travelling.items()}
-        return ring.once_round(elements, next(iter(travelling.values())).itemsize, self.ranks, forms)
+        forms = {
+            name: form_of(self._wire, name, parameter) for name, parameter in travelling.items()
+        }
+        return ring.once_round(
+            elements, next(iter(travelling.values())).itemsize, self.ranks, forms
+        )
 
     def _moving(self, name: str) -> Fraction:
         length = self.lengths[name]
@@ -206,11 +239,15 @@ class Holdings:
         fetched = Fraction(0)
         for term in self._travelling:
             rows = term.parameter.pattern.axes[0].length(self.lengths)
-            first, last = ((row + 1) * self.ranks - 1 for row in (term.start, term.start + rows - 1))
+            first, last = (
+                (row + 1) * self.ranks - 1 for row in (term.start, term.start + rows - 1)
+            )
             owners = min(last // term.rows - first // term.rows + 1, rows)
             for part in self.parts:
                 # The number of the term's rows that these ranks own together.
-                first, stop = (term.rows * bound // self.ranks for bound in (part.ranks.start, part.ranks.stop))
+                first, stop = (
+                    term.rows * bound // self.ranks for bound in (part.ranks.start, part.ranks.stop)
+                )
                 owned = max(min(stop, term.start + rows) - max(first, term.start), 0)
                 nobody = self.origin(term, part).nobody
                 size = term.parameter.size(part.lengths) * term.itemsize * nobody
@@ -241,7 +278,9 @@ class Holdings:
     @property
     def shared(self) -> dict[str, Parameter]:
         return {
-            name: parameter for name, parameter in self.parameters.items() if not parameter.pattern.dealt(self.groups)
+            name: parameter
+            for name, parameter in self.parameters.items()
+            if not parameter.pattern.dealt(self.groups)
         }
 
     @cached_property
@@ -258,7 +297,9 @@ class Holdings:
         groups = dict.fromkeys(self.groups)
         last = {name: parameter.pieces(groups)[-1] for name, parameter in self.parameters.items()}
         return {
-            name: piece for name, piece in last.items() if name not in self.shared and not piece.pattern.dealt(groups)
+            name: piece
+            for name, piece in last.items()
+            if name not in self.shared and not piece.pattern.dealt(groups)
         }
 
     @cached_property
@@ -271,7 +312,9 @@ class Holdings:
         return Fraction(self.held_elements) / self.members / self.network_elements
 
 
-def _owned_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int) -> int:
+def _owned_bytes(
+    parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int
+) -> int:
     total = 0
     for parameter in parameters.values():
         rows, *columns = parameter.pattern.axes

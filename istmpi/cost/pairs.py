@@ -1,4 +1,5 @@
-"""Counts exactly the bytes that ranks send each other to bring parameters from one layout to another.
+"""Counts exactly the bytes that ranks send each other to bring parameters from one layout to
+another.
 
 A layout (`istmpi.engine.layout`) says which elements each rank has.
 """
@@ -25,10 +26,11 @@ def pair_bytes(
     wire: str = "float32",
     shared: bool = True,
 ) -> np.ndarray:
-    """The bytes from every rank to every rank, also to itself, if all parameters move: ``[from, to]`` int64.
+    """The bytes from every rank to every rank, also to itself, if all parameters move: ``[from,
+    to]`` int64.
 
-    ``exclude``: a deal. Elements of dealt parameters that any rank holds in this deal do not move. ``shared``: False
-    leaves out what all ranks have of parameters that are dealt out in part.
+    ``exclude``: a deal. Elements of dealt parameters that any rank holds in this deal do not move.
+    ``shared``: False leaves out what all ranks have of parameters that are dealt out in part.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, _, parameter in pieces_to_move(parameters, (source, target, exclude), shared):
@@ -42,7 +44,9 @@ def pair_bytes(
                 for rank, marks in enumerate(_marks(exclude, axis, place)):
                     held[rank] *= ((here * marks) @ there.T).astype(np.int64)
         form, moved = form_of(wire, name, parameter), elements - held.sum(axis=0)
-        scales = scales_of(form, parameter, source.lengths, source.units | target.units, source.ranks)
+        scales = scales_of(
+            form, parameter, source.lengths, source.units | target.units, source.ranks
+        )
         total += moved * value_bytes(form, parameter.itemsize) + (moved > 0) * scales
     return total
 
@@ -61,7 +65,9 @@ def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
 
 def _marks(layout: Layout, axis: Axis, place: int) -> np.ndarray:
     length = axis.length(layout.lengths)
-    return np.stack([_marked(layout.positions(axis, place, rank), length) for rank in range(layout.ranks)])
+    return np.stack(
+        [_marked(layout.positions(axis, place, rank), length) for rank in range(layout.ranks)]
+    )
 
 
 def _marked(positions: Sequence[int], length: int) -> np.ndarray:

@@ -11,7 +11,12 @@ _ALL = (
         sends_every_step=True,
         owned_tensors=0,
     ),
-    MethodSpec("ist-push-pull", "all weights are flushed to their owners in every round", ("pull", "push"), deals=True),
+    MethodSpec(
+        "ist-push-pull",
+        "all weights are flushed to their owners in every round",
+        ("pull", "push"),
+        deals=True,
+    ),
 )
 
 RIVALS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}

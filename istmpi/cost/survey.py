@@ -1,4 +1,5 @@
-"""The cost of several methods at several numbers of ranks, as flat rows for tables, files and plots."""
+"""The cost of several methods at several numbers of ranks, as flat rows for tables, files and
+plots."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -12,7 +13,12 @@ from istmpi.cost.rivals import counted
 from istmpi.cost.time import round_time
 from istmpi.models.architecture import Architecture
 
-FIGURE_2 = {"model.hidden": (4000, 4000, 4000), "model.norm": "none", "train.batch": 512, "method.local_steps": 10}
+FIGURE_2 = {
+    "model.hidden": (4000, 4000, 4000),
+    "model.norm": "none",
+    "train.batch": 512,
+    "method.local_steps": 10,
+}
 """The run of the paper's Figure 2, whose network is 1000-4000-4000-4000-200."""
 FIGURE_2_FEATURES, FIGURE_2_LABELS = 1000, 200
 
@@ -40,7 +46,8 @@ class Scenario:
         return self.examples / examples * round_time(plain_cost, cluster).compute
 
     def can(self, method: str) -> bool:
-        """Return False if a method deals out units, but there are none, unless method.partition is empty."""
+        """Return False if a method deals out units, but there are none, unless method.partition is
+        empty."""
         spec, partition = counted(method), self.run.method.partition
         return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
 
@@ -59,12 +66,16 @@ class Scenario:
 def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> list[Row]:
     alone = scenario.alone()
     return [
-        _row(scenario, method, count, alone) for method in methods for count in ranks if scenario.allows(method, count)
+        _row(scenario, method, count, alone)
+        for method in methods
+        for count in ranks
+        if scenario.allows(method, count)
     ]
 
 
 def speed_up(alone: float, together: float) -> float:
-    """Return how many times as fast as one process ranks are; 1 if their work takes no time on this cluster."""
+    """Return how many times as fast as one process ranks are; 1 if their work takes no time on this
+    cluster."""
     return alone / together if together else 1.0
 
 
@@ -97,7 +108,9 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "flops_per_step": products,
         "flops_per_step_without_first_input_gradient": plan.flops("products"),
         "memory_bytes": largest.memory.total,
-        **{f"memory_{name}_bytes": getattr(largest.memory, name) for name in asdict(largest.memory)},
+        **{
+            f"memory_{name}_bytes": getattr(largest.memory, name) for name in asdict(largest.memory)
+        },
         "compute_seconds_per_round": time.compute,
         "transfer_seconds_per_round": time.transfer,
         "seconds_per_round": time.total,

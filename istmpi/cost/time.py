@@ -1,7 +1,7 @@
 """Seconds of a round and an epoch: the α-β model, applied to the counts of `istmpi.cost.counts`.
 
-All ranks compute at the same time and wait for the slowest at the end of a round. A link is full duplex. Only the
-sender's or the receiver's link can limit a message.
+All ranks compute at the same time and wait for the slowest at the end of a round. A link is full
+duplex. Only the sender's or the receiver's link can limit a message.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,8 @@ from istmpi.cost.counts import Cost, PartCost
 BACKWARD_SHARE = 2 / 3
 """The backward pass's part of a step; ranks send gradients in buckets during the pass."""
 CROWDED = 2.5
-"""The measured factor by which an all-reduce takes longer during a backward pass on the same cores."""
+"""The measured factor by which an all-reduce takes longer during a backward pass on the same
+cores."""
 COMPUTING = 0.95
 """The fraction of time that a rank should spend on computing."""
 
@@ -40,7 +41,8 @@ def step_seconds(part: PartCost, cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A transfer: seconds that no rate changes, bytes of the busiest rank, and seconds that local steps hide."""
+    """A transfer: seconds that no rate changes, bytes of the busiest rank, and seconds that local
+    steps hide."""
 
     fixed: float
     nbytes: float
@@ -65,7 +67,9 @@ def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
         fixed = longer * (fixed + cluster.transfer_seconds)
         nbytes = longer * float(load.busiest * cost.tensors)
         hidden = cluster.beside * (of_a_step + load.steps_behind * step)
-        exchanged += [Exchange(fixed * float(part), nbytes * float(part), link, hidden) for part in load.parts]
+        exchanged += [
+            Exchange(fixed * float(part), nbytes * float(part), link, hidden) for part in load.parts
+        ]
     return exchanged
 
 
@@ -76,7 +80,8 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
 
 
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
-    """The lowest rate, in bits a second each way, at which a rank computes for the fraction ``computing`` of its time.
+    """The lowest rate, in bits a second each way, at which a rank computes for the fraction
+    ``computing`` of its time.
 
     The rate is 0 if nothing is sent, and infinite if no rate is enough.
     """
@@ -91,7 +96,10 @@ def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> flo
     for term, following in zip_longest(terms, terms[1:]):
         nbytes, room = nbytes + term.nbytes, room + term.hidden - term.fixed
         seconds_a_byte = (allowed + room) / nbytes
-        if following is None or seconds_a_byte <= (following.hidden - following.fixed) / following.nbytes:
+        if (
+            following is None
+            or seconds_a_byte <= (following.hidden - following.fixed) / following.nbytes
+        ):
             break
     return 8 / seconds_a_byte if seconds_a_byte > 0 else inf
 

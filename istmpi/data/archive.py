@@ -23,12 +23,14 @@ from istmpi.units import counted
 MOST = 256 * MEGABYTE
 LONGEST_LINE = 32 * MEGABYTE
 _DENSEST = 2**20
-"""The most bytes that a compressed byte can unpack to. `_DENSEST` times a tar file's bytes limits a member's size."""
+"""The most bytes that a compressed byte can unpack to. `_DENSEST` times a tar file's bytes limits a
+member's size."""
 _AGAIN = "Copy or download it again."
 
 
 class Stream:
-    """A file of an archive, unpacked if its name ends in ".gz". A read raises DataError if the file is damaged."""
+    """A file of an archive, unpacked if its name ends in ".gz". A read raises DataError if the file
+    is damaged."""
 
     def __init__(self, name: str, file: BinaryIO, archive: Path):
         self.name, self._archive = name, archive
@@ -43,13 +45,16 @@ class Stream:
             yield piece
 
     def lines(self) -> Iterator[bytes]:
-        """Yield lines with their ends, without a byte order mark. DataError for a line above `LONGEST_LINE`."""
+        """Yield lines with their ends, without a byte order mark. DataError for a line above
+        `LONGEST_LINE`."""
         mark, line = BOM_UTF8, b"\n"
         while line:
             with self._named_damage():
                 line = self._file.readline(LONGEST_LINE + 1)
             if len(line) > LONGEST_LINE:
-                raise DataError(f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Split the line.")
+                raise DataError(
+                    f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Split the line."
+                )
             if line:
                 yield line.removeprefix(mark)
             mark = b""
@@ -59,11 +64,13 @@ class Stream:
 
 
 class Archive:
-    """The regular files in ``path``: a folder, a tar file or a single file. DataError if there are none.
+    """The regular files in ``path``: a folder, a tar file or a single file. DataError if there are
+    none.
 
-    ``names`` are sorted paths relative to ``path``, with "/" between the parts; invisible characters are escaped.
-    Hidden files are left out. In a tar file, links, devices, absolute paths and paths with ".." are left out, too; if
-    several members have the same name, the last counts. ``open`` puts copies of members into the folder ``scratch``.
+    ``names`` are sorted paths relative to ``path``, with "/" between the parts; invisible
+    characters are escaped. Hidden files are left out. In a tar file, links, devices, absolute paths
+    and paths with ".." are left out, too; if several members have the same name, the last counts.
+    ``open`` puts copies of members into the folder ``scratch``.
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
@@ -77,7 +84,11 @@ class Archive:
         if self.path.is_file() and _is_tar(self.path):
             self._members_of = self._list_tar()
         else:
-            self._paths = self._list_folder() if self.path.is_dir() else {printable(self.path.name): self.path}
+            self._paths = (
+                self._list_folder()
+                if self.path.is_dir()
+                else {printable(self.path.name): self.path}
+            )
         self.names = sorted(self._paths if self._members_of is None else self._members_of)
         if not self.names:
             raise DataError(
@@ -96,7 +107,8 @@ class Archive:
             yield name, content
 
     def streams(self, names: Collection[str]) -> Iterator[Stream]:
-        """Yield the files ``names`` as streams. A stream can be read only until the next stream is requested."""
+        """Yield the files ``names`` as streams. A stream can be read only until the next stream is
+        requested."""
         for name, file in self._files(names):
             yield Stream(name, file, self.path)
 
@@ -106,7 +118,8 @@ class Archive:
             yield next(streams)
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for seeking; the caller closes it. A tar's member is first copied to a file without a name.
+        """Open a file for seeking; the caller closes it. A tar's member is first copied to a file
+        without a name.
 
         Raises DataError if the file cannot be read, OutputError if the copy cannot be written.
         """
@@ -127,7 +140,9 @@ class Archive:
 
     def passed_over(self) -> Iterator[str]:
         unread = [name for name in self.names if name not in self._read]
-        endings = Counter(PurePosixPath(name).suffix.lower() or "without an ending" for name in unread)
+        endings = Counter(
+            PurePosixPath(name).suffix.lower() or "without an ending" for name in unread
+        )
         if unread:
             shown = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(8))
             yield f"{counted(len(unread), 'file')} not read: {shown}; such as {unread[0]}"
@@ -166,7 +181,10 @@ class Archive:
         members: dict[str, int] = {}
         for number, (member, _) in enumerate(self._walk_tar()):
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
-            absolute, hidden = member.name.startswith("/"), any(part.startswith(".") for part in parts)
+            absolute, hidden = (
+                member.name.startswith("/"),
+                any(part.startswith(".") for part in parts),
+            )
             shown = printable("/" * absolute + "/".join(parts))
             if member.isreg() and not absolute and not hidden:
                 members[shown] = number
@@ -179,7 +197,9 @@ class Archive:
         for number, (member, tar) in enumerate(self._walk_tar()):
             if number in waiting:
                 if member.issparse():
-                    raise DataError(f"{self.path}: {waiting[number]} is a sparse entry. Pack it without --sparse.")
+                    raise DataError(
+                        f"{self.path}: {waiting[number]} is a sparse entry. Pack it without --sparse."
+                    )
                 yield waiting.pop(number), tar.extractfile(member)
                 if not waiting:
                     return
@@ -189,7 +209,9 @@ class Archive:
             reached, largest = -1, _DENSEST * self.path.stat().st_size
             while (member := tar.next()) is not None:
                 if not 0 <= member.size <= largest or tar.offset <= reached:
-                    raise tarfile.ReadError(f"the size of {printable(member.name)} cannot be {member.size}")
+                    raise tarfile.ReadError(
+                        f"the size of {printable(member.name)} cannot be {member.size}"
+                    )
                 reached = tar.offset
                 yield member, tar
                 tar.members.clear()  # tarfile remembers every member; a large archive has millions

@@ -23,5 +23,9 @@ class Batch:
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Batch:
         targets = self.targets
-        targets = targets.to(device) if hasattr(targets, "to") else mapped(lambda x: x.to(device), targets)
+        targets = (
+            targets.to(device)
+            if hasattr(targets, "to")
+            else mapped(lambda x: x.to(device), targets)
+        )
         return Batch(inputs_to(self.inputs, device, dtype), targets, self.examples)

@@ -20,10 +20,11 @@ from istmpi.errors import ConfigError, DataError
 
 
 class Batches:
-    """The batches of a stream: passes over ``rows`` [n], joined end to end, each in a new random order.
+    """The batches of a stream: passes over ``rows`` [n], joined end to end, each in a new random
+    order.
 
-    Batch k has positions k * batch .. (k + 1) * batch - 1 of the joined passes. Orders depend only on ``seed`` and
-    ``stream``.
+    Batch k has positions k * batch .. (k + 1) * batch - 1 of the joined passes. Orders depend only
+    on ``seed`` and ``stream``.
     """
 
     def __init__(self, split: Split, rows: np.ndarray, batch: int, seed: int, stream: int):
@@ -37,7 +38,8 @@ class Batches:
         self._waiting: dict[int, Future] = {}
 
     def at(self, step: int) -> Batch:
-        """Return a step's batch; a thread reads ``split.ahead`` more. A failed batch raises its error at its step."""
+        """Return a step's batch; a thread reads ``split.ahead`` more. A failed batch raises its
+        error at its step."""
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)
@@ -45,7 +47,9 @@ class Batches:
             self._waiting.pop(passed).cancel()
         for each in steps:
             if each not in self._waiting:
-                self._waiting[each] = self._reader.submit(self._split.batch, self.indices(each), self._key(each))
+                self._waiting[each] = self._reader.submit(
+                    self._split.batch, self.indices(each), self._key(each)
+                )
         return self._waiting.pop(step).result()
 
     @property
@@ -89,10 +93,14 @@ class Batches:
 PLACEMENTS = ("shared", "sharded", "by-label", "local")
 
 
-def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0) -> np.ndarray:
-    """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on every machine.
+def place(
+    placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0
+) -> np.ndarray:
+    """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on
+    every machine.
 
-    ``alpha`` is for ``by-label``, which raises ConfigError without classes. Raises DataError if the stream has no rows.
+    ``alpha`` is for ``by-label``, which raises ConfigError without classes. Raises DataError if the
+    stream has no rows.
     """
     assert 0 <= stream < streams and placement in PLACEMENTS, (stream, streams, placement)
     if placement == "sharded":
@@ -102,7 +110,11 @@ def place(placement: str, labels: np.ndarray, stream: int, streams: int, seed: i
     else:
         rows = np.arange(len(labels))
     if len(rows) == 0:
-        cure = "raise alpha, change the seed or use fewer ranks" if placement == "by-label" else "use fewer ranks"
+        cure = (
+            "raise alpha, change the seed or use fewer ranks"
+            if placement == "by-label"
+            else "use fewer ranks"
+        )
         raise DataError(
             f"rank {stream} of {streams} gets no training example of {len(labels)} with {placement} placement; {cure}."
         )
@@ -116,7 +128,9 @@ def _sharded(length: int, stream: int, streams: int, seed: int) -> np.ndarray:
 
 def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
     if labels.ndim != 1:
-        raise ConfigError("by-label placement needs classes, but this is a regression task. Use sharded placement.")
+        raise ConfigError(
+            "by-label placement needs classes, but this is a regression task. Use sharded placement."
+        )
     shards: list[list[np.ndarray]] = [[] for _ in range(streams)]
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)

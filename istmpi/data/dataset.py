@@ -29,11 +29,15 @@ WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
 }
 """Words that name each split, alone or as a part of the name of a folder, file or array."""
-_CONVENTIONS = {"counted_from": "its features were counted from {}, but from {}", "type": "its features are {}, but {}"}
+_CONVENTIONS = {
+    "counted_from": "its features were counted from {}, but from {}",
+    "type": "its features are {}, but {}",
+}
 
 
 class Split(ABC):
-    """Examples that are read by number, without labels, shape or normalisation unless a class adds them."""
+    """Examples that are read by number, without labels, shape or normalisation unless a class adds
+    them."""
 
     ahead = 0
     chosen: np.ndarray | None = None
@@ -44,14 +48,16 @@ class Split(ABC):
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return the examples ``indices`` [b] as a network takes them; ``key`` seeds random changes."""
+        """Return the examples ``indices`` [b] as a network takes them; ``key`` seeds random
+        changes."""
 
     @abstractmethod
     def __len__(self) -> int:
         """The number of examples."""
 
     def labels(self) -> np.ndarray:
-        """Return a read-only target for each example: zeros [n], unless the split's class overrides the method."""
+        """Return a read-only target for each example: zeros [n], unless the split's class overrides
+        the method."""
         return np.broadcast_to(np.int64(0), len(self))
 
     def reshaped(self, shape: tuple[int, ...]) -> Split:
@@ -61,10 +67,14 @@ class Split(ABC):
         assert not side, side
         return self
 
-    def hold_out(self, fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[Split, Split]:
-        """Return the remaining examples and a held-out ``fraction``, drawn by ``seed``; nothing is copied.
+    def hold_out(
+        self, fraction: float, seed: int, classes: np.ndarray | None = None
+    ) -> tuple[Split, Split]:
+        """Return the remaining examples and a held-out ``fraction``, drawn by ``seed``; nothing is
+        copied.
 
-        With ``classes`` [n], the fraction of each class is held out. Raises ConfigError if a part is empty.
+        With ``classes`` [n], the fraction of each class is held out. Raises ConfigError if a part
+        is empty.
         """
         train, held = split_indices(len(self), fraction, seed, classes)
         return replace(self, chosen=self.places(train)), replace(self, chosen=self.places(held))
@@ -80,7 +90,10 @@ class Split(ABC):
 
 
 def checksum_of(
-    rows: np.ndarray, read: Callable[[np.ndarray], Iterable[np.ndarray]], step: int = 64, first: int = 0
+    rows: np.ndarray,
+    read: Callable[[np.ndarray], Iterable[np.ndarray]],
+    step: int = 64,
+    first: int = 0,
 ) -> int:
     checksum = first
     for start in range(0, len(rows), step):
@@ -90,24 +103,33 @@ def checksum_of(
 
 
 def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
-    """Return the numbers below ``count`` or, above ``limit``, a fixed sample of ``drawn`` (0: ``limit``) of them."""
+    """Return the numbers below ``count`` or, above ``limit``, a fixed sample of ``drawn`` (0:
+    ``limit``) of them."""
     if count <= limit:
         return np.arange(count)
-    return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(np.int64)
+    return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(
+        np.int64
+    )
 
 
 def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Return True if two shapes are equal without axes of length 1, or have the same size and one of them is flat."""
+    """Return True if two shapes are equal without axes of length 1, or have the same size and one
+    of them is flat."""
     first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
     return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
 
 
 def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe the first convention that the ``reading`` of two data sets states differently; empty text if none."""
+    """Describe the first convention that the ``reading`` of two data sets states differently; empty
+    text if none."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
-    if "columns" not in given or "columns" not in expected or given["columns"] == expected["columns"]:
+    if (
+        "columns" not in given
+        or "columns" not in expected
+        or given["columns"] == expected["columns"]
+    ):
         return ""
     pairs = enumerate(zip_longest(given["columns"] or (), expected["columns"] or ()))
     number, names = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
@@ -116,7 +138,8 @@ def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> None:
-    """Raise DataError if x [b, features] is not finite in float32. The message calls row i ``what`` ``first`` + i."""
+    """Raise DataError if x [b, features] is not finite in float32. The message calls row i ``what``
+    ``first`` + i."""
     if x.dtype.kind != "f":
         return
     with np.errstate(over="ignore"):
@@ -133,8 +156,8 @@ def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> Non
 class Dataset:
     """A data set that is ready to train on.
 
-    ``shape`` is the shape of an example, channels first. ``outputs`` is the number of classes, tokens, labels or
-    numbers to predict. The splits normalise with ``mean`` and ``std`` [features].
+    ``shape`` is the shape of an example, channels first. ``outputs`` is the number of classes,
+    tokens, labels or numbers to predict. The splits normalise with ``mean`` and ``std`` [features].
     """
 
     splits: Mapping[str, Split]
@@ -147,7 +170,8 @@ class Dataset:
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     targets: tuple[np.ndarray, np.ndarray] | None = None
-    """The mean and deviation ``[outputs]`` by which batches standardise numbers to predict; None if not used."""
+    """The mean and deviation ``[outputs]`` by which batches standardise numbers to predict; None if
+    not used."""
     bytes_per_token: float | None = None
     tokenizer: Tokenizer | None = None
     output_names: tuple[str, ...] | None = None
@@ -155,7 +179,8 @@ class Dataset:
     """Assumptions about an .npz that is used without `istmpi prepare`, as texts."""
     reading: Mapping[str, Any] = field(default_factory=dict)
     offset: np.ndarray | None = None
-    """Float64 ``[features]`` that was subtracted from examples; ``target_offset`` is the same for targets."""
+    """Float64 ``[features]`` that was subtracted from examples; ``target_offset`` is the same for
+    targets."""
     target_offset: np.ndarray | None = None
     own_task: type[Task] | None = None
     network: type | None = None
@@ -184,10 +209,14 @@ class Dataset:
 
     def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
         mean, std, offset = normalisation or (None, None, self.offset)
-        return replace(self._with("normalised_by", normalisation), mean=mean, std=std, offset=offset)
+        return replace(
+            self._with("normalised_by", normalisation), mean=mean, std=std, offset=offset
+        )
 
     def with_target_offset(self, offset: np.ndarray | None) -> Dataset:
-        return replace(self._with("with_target_offset", self.target_offset, offset), target_offset=offset)
+        return replace(
+            self._with("with_target_offset", self.target_offset, offset), target_offset=offset
+        )
 
     def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
         return replace(self._with("standardised", targets), targets=targets)
@@ -210,5 +239,8 @@ class Dataset:
         splits = self.splits.items()
         return replace(
             self,
-            splits={name: getattr(split, method, lambda *_, same=split: same)(*arguments) for name, split in splits},
+            splits={
+                name: getattr(split, method, lambda *_, same=split: same)(*arguments)
+                for name, split in splits
+            },
         )

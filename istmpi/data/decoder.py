@@ -41,7 +41,8 @@ class Notes:
     assumed: list[Note] = field(default_factory=list)
     left_out: list[Note] = field(default_factory=list)
     reading: dict[str, Any] = field(default_factory=dict)
-    """Conventions of the source, such as ``delimiter``, as JSON values. Prediction uses the same conventions."""
+    """Conventions of the source, such as ``delimiter``, as JSON values. Prediction uses the same
+    conventions."""
 
     def assume(self, text: str, option: str = "") -> None:
         self.assumed.append(Note(text, option))
@@ -69,10 +70,11 @@ class Example:
 
 
 class Decoder(ExitStack):
-    """Decodes files into examples with bounded memory; a context that closes temporary files at its end.
+    """Decodes files into examples with bounded memory; a context that closes temporary files at its
+    end.
 
-    Decoded rows go to a temporary file in the folder ``scratch``, because a tar file is not sorted by name. ``max_bad``
-    is the fraction of files that may be unreadable.
+    Decoded rows go to a temporary file in the folder ``scratch``, because a tar file is not sorted
+    by name. ``max_bad`` is the fraction of files that may be unreadable.
     """
 
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
@@ -82,12 +84,18 @@ class Decoder(ExitStack):
         super().__init__()
 
     def run(
-        self, archive: Archive, examples: list[Example], decode: Callable[[str, bytes], np.ndarray], most_bytes: int
+        self,
+        archive: Archive,
+        examples: list[Example],
+        decode: Callable[[str, bytes], np.ndarray],
+        most_bytes: int,
     ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
-        """Decode all files; return (examples, class numbers) per split, sorted classes, and unreadable files.
+        """Decode all files; return (examples, class numbers) per split, sorted classes, and
+        unreadable files.
 
-        ``decode(name, content)`` returns arrays of one shape and type, or raises BadFileError. Raises DataError if too
-        many are bad, a file exceeds ``most_bytes``, or train or test is empty.
+        ``decode(name, content)`` returns arrays of one shape and type, or raises BadFileError.
+        Raises DataError if too many are bad, a file exceeds ``most_bytes``, or train or test is
+        empty.
         """
         classes = tuple(sorted({example.label for example in examples}))
         examples = sorted(examples, key=lambda example: example.name)
@@ -106,7 +114,11 @@ class Decoder(ExitStack):
         with os.fdopen(os.dup(scratch), "rb") as file:
             rows = np.memmap(file, row.dtype, "r", shape=(len(examples), *row.shape))
         for split in SPLITS:
-            part = [example for example in examples if example.split == split and example.name not in bad]
+            part = [
+                example
+                for example in examples
+                if example.split == split and example.name not in bad
+            ]
             if not part and split != "validation":
                 raise DataError(
                     f"{archive.path} has no {split} examples; a data set needs at least one. Check its layout."
@@ -119,7 +131,9 @@ class Decoder(ExitStack):
     def scratch(self) -> int:
         return self.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
 
-    def refuse(self, archive: Archive, bad: dict[str, str], total: int, what: str = "files") -> None:
+    def refuse(
+        self, archive: Archive, bad: dict[str, str], total: int, what: str = "files"
+    ) -> None:
         if len(bad) <= self._max_bad * total:
             return
         names = sorted(bad)[:3]
@@ -130,12 +144,14 @@ class Decoder(ExitStack):
 
 
 Block = tuple[Sequence[str | int] | None, np.ndarray, Sequence[str] | None]
-"""Names of examples (None: numbers), x [b, features], not normalised, and true classes (None: unknown)."""
+"""Names of examples (None: numbers), x [b, features], not normalised, and true classes (None:
+unknown)."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Choices of `istmpi predict`, for a network whose training data had examples of this ``shape``."""
+    """Choices of `istmpi predict`, for a network whose training data had examples of this
+    ``shape``."""
 
     shape: tuple[int, ...]
     split: str = "test"
@@ -161,11 +177,14 @@ def decoded(
     most_bytes: int,
     context: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Iterator[Block]:
-    """Yield the decoded files of ``path`` that have one of the endings; ``context`` is around the work on a block."""
+    """Yield the decoded files of ``path`` that have one of the endings; ``context`` is around the
+    work on a block."""
     archive = Archive(path)
     names = [name for name in archive.names if name.lower().endswith(endings)]
     if not names:
-        raise DataError(f"{path} holds no {' '.join(endings)}; the network was trained on such files.")
+        raise DataError(
+            f"{path} holds no {' '.join(endings)}; the network was trained on such files."
+        )
     contents, step = archive.read(names, most_bytes), rows_per_block(prod(request.shape))
     while part := list(islice(contents, step)):
         rows: dict[str, np.ndarray] = {}
@@ -183,7 +202,10 @@ def with_holdout(examples: list[Example]) -> list[Example]:
     examples = sorted(examples, key=lambda example: example.name)
     _, codes = np.unique([example.label for example in examples], return_inverse=True)
     test = held_out(len(examples), codes)
-    return [replace(example, split="test" if chosen else "train") for example, chosen in zip(examples, test)]
+    return [
+        replace(example, split="test" if chosen else "train")
+        for example, chosen in zip(examples, test)
+    ]
 
 
 def split_of(name: str) -> str:
@@ -191,7 +213,8 @@ def split_of(name: str) -> str:
 
 
 def common_folder(names: Collection[str], splits: bool = True) -> str:
-    """Return the folder that holds all class folders or, with ``splits``, split folders: "" or a path ending in "/"."""
+    """Return the folder that holds all class folders or, with ``splits``, split folders: "" or a
+    path ending in "/"."""
     paths, above = [name.split("/")[:-1] for name in names], []
     while True:
         below = [path[len(above) :] for path in paths if len(path) > len(above)]
@@ -201,23 +224,37 @@ def common_folder(names: Collection[str], splits: bool = True) -> str:
         above += outermost
 
 
-def class_folders(archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True) -> list[Example]:
-    """Return the files with the given endings as examples; folders name the classes, as in torchvision's ImageFolder.
+def class_folders(
+    archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True
+) -> list[Example]:
+    """Return the files with the given endings as examples; folders name the classes, as in
+    torchvision's ImageFolder.
 
-    Below the common folder, a path is SPLIT/CLASS/... or CLASS/..., whose split is ""; without ``splits`` it is
-    CLASS/... Files in no folder below the common folder are skipped. Raises DataError for other paths.
+    Below the common folder, a path is SPLIT/CLASS/... or CLASS/..., whose split is ""; without
+    ``splits`` it is CLASS/... Files in no folder below the common folder are skipped. Raises
+    DataError for other paths.
     """
     names = [name for name in archive.names if name.lower().endswith(endings)]
     common = common_folder(names, splits)
-    paths = {name: name.removeprefix(common).split("/")[:-1] for name in names if name.startswith(common)}
+    paths = {
+        name: name.removeprefix(common).split("/")[:-1] for name in names if name.startswith(common)
+    }
     paths = {name: path for name, path in paths.items() if path}
     deep = {path[0] for path in paths.values() if len(path) > 1}
-    in_splits = splits and (any(map(split_of, deep)) or all(split_of(path[0]) for path in paths.values()))
+    in_splits = splits and (
+        any(map(split_of, deep)) or all(split_of(path[0]) for path in paths.values())
+    )
     examples = []
     for name, path in paths.items():
-        outer, split, folders = path[0], split_of(path[0]) if in_splits else "", path[1:] if in_splits else path
+        outer, split, folders = (
+            path[0],
+            split_of(path[0]) if in_splits else "",
+            path[1:] if in_splits else path,
+        )
         if in_splits and split and not folders:
-            raise DataError(f"{archive.path}: {name} is not in a class folder; it must be {outer}/CLASS/FILE.")
+            raise DataError(
+                f"{archive.path}: {name} is not in a class folder; it must be {outer}/CLASS/FILE."
+            )
         if in_splits and not split:
             raise DataError(
                 f"{archive.path} has train/ or test/, but {name} is in neither. Move it into one or remove it."
@@ -241,7 +278,9 @@ def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> l
     """
     if {example.split for example in examples} == {"train", "validation"}:
         notes.assume("validation examples are used for testing: there are no others")
-        examples = [replace(e, split="test" if e.split == "validation" else e.split) for e in examples]
+        examples = [
+            replace(e, split="test" if e.split == "validation" else e.split) for e in examples
+        ]
     trained = {example.label for example in examples if example.split == "train"}
     unknown = next((example for example in examples if example.label not in trained), None)
     if trained and unknown:

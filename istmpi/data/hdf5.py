@@ -1,7 +1,9 @@
-"""The prepared file: one HDF5 file that holds a data set ready to be memory-mapped (docs/formats.md).
+"""The prepared file: one HDF5 file that holds a data set ready to be memory-mapped
+(docs/formats.md).
 
-HDF5 only finds the rows, which are read by memory maps. Opening the file verifies all checksums except those of
-`MAPPED`. A block of a `MAPPED` dataset is verified when a row of the block is first read.
+HDF5 only finds the rows, which are read by memory maps. Opening the file verifies all checksums
+except those of `MAPPED`. A block of a `MAPPED` dataset is verified when a row of the block is first
+read.
 """
 
 import json
@@ -85,7 +87,11 @@ class PreparedFile:
         splits, facts = KINDS.get(kind, OTHER).open(self)
         facts["reading"] = json.loads(self.mapped(READING).tobytes()) if self.has(READING) else {}
         facts |= {"outputs": self.outputs, "classes": self.names("classes")}
-        facts |= {"source": self.text("source"), "kind": kind, "shape": facts.get("shape") or self.shape}
+        facts |= {
+            "source": self.text("source"),
+            "kind": kind,
+            "shape": facts.get("shape") or self.shape,
+        }
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}{CURE}")
@@ -93,7 +99,11 @@ class PreparedFile:
 
     @property
     def splits(self) -> list[str]:
-        return [name for name in SPLITS if name != "validation" or self._file.id.links.exists(name.encode())]
+        return [
+            name
+            for name in SPLITS
+            if name != "validation" or self._file.id.links.exists(name.encode())
+        ]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,7 +132,9 @@ class PreparedFile:
 
     def guarded(self, name: str) -> tuple[np.memmap, Callable[..., None] | None]:
         x, expected = self.mapped(name), expected_checksums(self._file, name)
-        return x, letting_go(x, None if expected is None else FirstRead(x, expected, self._path, name))
+        return x, letting_go(
+            x, None if expected is None else FirstRead(x, expected, self._path, name)
+        )
 
     def attribute(self, name: str) -> object:
         if name not in self._file.attrs:
@@ -146,26 +158,35 @@ class FirstRead:
         self._left = len(expected)
 
     def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
-        """Verify the blocks of ``length`` rows from each of ``rows`` on. Raises DataError if a block is damaged."""
+        """Verify the blocks of ``length`` rows from each of ``rows`` on. Raises DataError if a
+        block is damaged."""
         if not self._left:
             return
         blocks, count = len(self._expected), len(self._x)
-        first, last = (((np.asarray(rows, np.int64) + more) * blocks - 1) // count for more in (1, length))
-        touched = np.concatenate([np.minimum(first + n, last) for n in range(int((last - first).max(initial=0)) + 1)])
+        first, last = (
+            ((np.asarray(rows, np.int64) + more) * blocks - 1) // count for more in (1, length)
+        )
+        touched = np.concatenate(
+            [np.minimum(first + n, last) for n in range(int((last - first).max(initial=0)) + 1)]
+        )
         for block in np.unique(touched[self._unread[touched]]).tolist():
             first, last = count * block // blocks, count * (block + 1) // blocks
             if zlib.crc32(self._x[first:last]) != self._expected[block]:
-                raise DataError(f"{self._path} is damaged: {differs(self._name, first, last)}{CURE}.")
+                raise DataError(
+                    f"{self._path} is damaged: {differs(self._name, first, last)}{CURE}."
+                )
             self._unread[block] = False
             self._left -= 1
 
 
 KEPT = 2**31
-"""The bytes above which a memory map's pages, which count as memory, are released (`letting_go`)."""
+"""The bytes above which a memory map's pages, which count as memory, are released
+(`letting_go`)."""
 
 
 def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``; for a map above `KEPT`, a function that first releases its pages and then calls ``before``."""
+    """Return ``before``; for a map above `KEPT`, a function that first releases its pages and then
+    calls ``before``."""
     if x.nbytes <= KEPT:
         return before
 

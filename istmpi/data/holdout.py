@@ -12,7 +12,8 @@ ONE_IN_FIVE = "one in five for testing, drawn"
 
 
 class TestSplit(NamedTuple):
-    """The setting ``data.test``: a fraction of the data that a run holds out for testing, drawn by a seed."""
+    """The setting ``data.test``: a fraction of the data that a run holds out for testing, drawn by
+    a seed."""
 
     fraction: float | None = None
     seed: int = 0
@@ -26,7 +27,9 @@ class TestSplit(NamedTuple):
             )
         return bool(self.fraction) and not has_one
 
-    def indices(self, count: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def indices(
+        self, count: int, labels: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         return split_indices(count, self.fraction, self.seed, labels, "test")
 
 
@@ -34,7 +37,8 @@ NO_TEST = TestSplit()
 
 
 def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
-    """Return a mask [count] of the test examples: one in five, or one in five of each class in ``labels`` [count]."""
+    """Return a mask [count] of the test examples: one in five, or one in five of each class in
+    ``labels`` [count]."""
     mask = np.zeros(count, dtype=bool)
     mask[_drawn(count, labels, "held out", count)[::5]] = count > 1
     return mask
@@ -48,7 +52,8 @@ def _drawn(count: int, labels: np.ndarray | None, *key: int | str) -> np.ndarray
 def with_test(
     splits: Mapping[str, tuple[np.ndarray, np.ndarray]], source: str, by_class: bool = False
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return x and y per split; without splits (key ``""``), one in five is for testing. DataError if one is empty."""
+    """Return x and y per split; without splits (key ``""``), one in five is for testing. DataError
+    if one is empty."""
     if "" in splits:
         x, y = splits[""]
         test = held_out(len(y), y if by_class else None)
@@ -60,9 +65,14 @@ def with_test(
 
 
 def split_indices(
-    count: int, fraction: float, seed: int, labels: np.ndarray | None = None, split: str = "validation"
+    count: int,
+    fraction: float,
+    seed: int,
+    labels: np.ndarray | None = None,
+    split: str = "validation",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the remaining and the held-out row numbers, by class with ``labels``. ConfigError if a part is empty."""
+    """Return the remaining and the held-out row numbers, by class with ``labels``. ConfigError if a
+    part is empty."""
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(

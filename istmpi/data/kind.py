@@ -1,4 +1,5 @@
-"""A kind of data, as its folder declares it. Help needs the declarations, so they import no reader."""
+"""A kind of data, as its folder declares it. Help needs the declarations, so they import no
+reader."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -8,7 +9,9 @@ from typing import Any, NamedTuple
 def lazy(place: str) -> Callable[..., Any]:
     """Return the function MODULE:NAME of this package; the first call imports it."""
     module, name = place.split(":")
-    return lambda *given, **options: getattr(import_module(f"istmpi.data.{module}"), name)(*given, **options)
+    return lambda *given, **options: getattr(import_module(f"istmpi.data.{module}"), name)(
+        *given, **options
+    )
 
 
 class Kind(NamedTuple):
@@ -26,7 +29,8 @@ class Kind(NamedTuple):
     input: tuple[str, str] | None = None
     """A file to predict and its description, for the help of `istmpi predict`."""
     examples: Callable[..., Any] | None = None
-    """``examples(path, request) -> Iterator[Block]`` reads such files; None: only tables, arrays and prepared files."""
+    """``examples(path, request) -> Iterator[Block]`` reads such files; None: only tables, arrays
+    and prepared files."""
     reading: Mapping[str, str] = {}
     """Conventions of all data of this kind, which prepared files do not state."""
     open: Callable[..., Any] = lazy("images.split:open_examples")

@@ -14,14 +14,19 @@ Parts = dict[str, np.ndarray]
 def read_labels(
     parts: Parts, task: str | None, source: str, *, notes: Notes | None = None
 ) -> tuple[str, tuple[str, ...] | None, Parts]:
-    """Return the task, the class names (None without classes) and y per split, from raw labels per split.
+    """Return the task, the class names (None without classes) and y per split, from raw labels per
+    split.
 
-    If ``task`` is None, the labels decide. Strings, booleans and integers are classes. A matrix of 0 and 1 means
-    classes if each row has a single 1, otherwise several labels per example. Everything else is regression. y is [n]
-    int64 for classes, [n, outputs] uint8 for several labels and, for regression, finite [n, outputs] of the labels'
-    type. Raises ConfigError or DataError.
+    If ``task`` is None, the labels decide. Strings, booleans and integers are classes. A matrix of
+    0 and 1 means classes if each row has a single 1, otherwise several labels per example.
+    Everything else is regression. y is [n] int64 for classes, [n, outputs] uint8 for several labels
+    and, for regression, finite [n, outputs] of the labels' type. Raises ConfigError or DataError.
     """
-    tasks, notes, decided = (CLASSIFICATION, REGRESSION, MULTI_LABEL), notes or Notes(), task is None
+    tasks, notes, decided = (
+        (CLASSIFICATION, REGRESSION, MULTI_LABEL),
+        notes or Notes(),
+        task is None,
+    )
     if not decided and task not in tasks:
         raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, tasks)}")
     parts = {split: read_names(_flat(part), source, split) for split, part in parts.items()}
@@ -33,19 +38,31 @@ def read_labels(
         notes.assume(f"{labels.shape[0]:,} rows of {labels.shape[1]} labels, {why}", _TASK)
     elif decided:
         task = REGRESSION if labels.dtype.kind == "f" else CLASSIFICATION
-        if labels.dtype.kind in "iufO" and (task == CLASSIFICATION or (labels == np.trunc(labels)).all()):
-            count, taken = len(np.unique(labels)), "numbers to predict" if task == REGRESSION else "classes"
-            notes.assume(f"{len(labels):,} labels are whole numbers of {count:,} values: treated as {taken}", _TASK)
+        if labels.dtype.kind in "iufO" and (
+            task == CLASSIFICATION or (labels == np.trunc(labels)).all()
+        ):
+            count, taken = (
+                len(np.unique(labels)),
+                "numbers to predict" if task == REGRESSION else "classes",
+            )
+            notes.assume(
+                f"{len(labels):,} labels are whole numbers of {count:,} values: treated as {taken}",
+                _TASK,
+            )
     if task == CLASSIFICATION:
         classes, y = _classes(labels, parts, source)
         return task, classes, _split(y.reshape(-1).astype(np.int64), parts)
     if task == MULTI_LABEL:
         y = _split(_flags(labels, parts, source), parts)
         if never := [*map(str, np.flatnonzero(~y["train"].any(axis=0)))]:
-            notes.leave_out(f"{len(never)} of {labels.shape[1]} labels that no training example has: {first_of(never)}")
+            notes.leave_out(
+                f"{len(never)} of {labels.shape[1]} labels that no training example has: {first_of(never)}"
+            )
         return DENSE_LABELS, None, y
     if labels.dtype.kind not in "fiubO":
-        raise DataError(f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label.")
+        raise DataError(
+            f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label."
+        )
     with np.errstate(over="ignore"):  # it is infinite then
         rows = labels.astype(np.float32).reshape(len(labels), -1)
     if not (finite := np.isfinite(rows).all(axis=1)).all():
@@ -58,7 +75,8 @@ def read_labels(
 
 
 def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
-    """Return labels, with white space stripped from names. Raises DataError if a name is empty or not UTF-8."""
+    """Return labels, with white space stripped from names. Raises DataError if a name is empty or
+    not UTF-8."""
     what = f"{split} labels".strip()
     if labels.dtype.kind not in "SU":
         return labels
@@ -66,7 +84,9 @@ def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
         try:
             labels = np.char.decode(labels, "utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"{source}: {what}: {error.object!r} is not UTF-8 text. Write names in UTF-8.") from None
+            raise DataError(
+                f"{source}: {what}: {error.object!r} is not UTF-8 text. Write names in UTF-8."
+            ) from None
     names = np.char.strip(labels)
     if (empty := names == "").any():
         raise DataError(
@@ -125,7 +145,9 @@ def _joined(parts: Parts, source: str) -> np.ndarray:
         types = ", ".join(str(part.dtype) for part in arrays)
         raise DataError(f"{source}: the labels are of {types}; give whole numbers or names.")
     if len({part.shape[1:] for part in arrays}) > 1:
-        raise DataError(f"{source}: the labels of its splits differ in shape; give them the same shape.")
+        raise DataError(
+            f"{source}: the labels of its splits differ in shape; give them the same shape."
+        )
     if kinds <= {*"biu"} and np.result_type(*arrays).kind == "f":  # int64 and uint64
         arrays = [part.astype(object) for part in arrays]
     return np.concatenate(arrays)

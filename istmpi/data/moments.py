@@ -9,7 +9,8 @@ from istmpi.units import counted
 
 
 class Normalisation(NamedTuple):
-    """The normalisation of examples: (x - offset - mean) / std; the first difference is float64, the rest float32."""
+    """The normalisation of examples: (x - offset - mean) / std; the first difference is float64,
+    the rest float32."""
 
     mean: np.ndarray
     std: np.ndarray
@@ -22,7 +23,8 @@ class Normalisation(NamedTuple):
 
 
 class Moments:
-    """Per-feature mean and sum of squared deviations, merged block by block (Chan, Golub and LeVeque 1983)."""
+    """Per-feature mean and sum of squared deviations, merged block by block (Chan, Golub and
+    LeVeque 1983)."""
 
     def __init__(self, features: int):
         self._count = 0
@@ -52,8 +54,8 @@ class Moments:
     def normalisation(self, groups: int) -> Normalisation:
         """Return the mean and the deviation to normalise with.
 
-        The features form ``groups`` consecutive runs of equal length. Each run has one mean and one deviation; the
-        deviation of a constant run is 1.
+        The features form ``groups`` consecutive runs of equal length. Each run has one mean and one
+        deviation; the deviation of a constant run is 1.
         """
         means = self._mean.reshape(groups, -1)
         mean = means.mean(axis=1, keepdims=True)

@@ -1,7 +1,7 @@
 """Reads plain values and arrays from a pickle of CIFAR or Planetoid, safely.
 
-A class or function that the pickle names is refused, or replaced with one of this module. NumPy's are not safe:
-``numpy.ndarray`` can make an array of objects from any bytes.
+A class or function that the pickle names is refused, or replaced with one of this module. NumPy's
+are not safe: ``numpy.ndarray`` can make an array of objects from any bytes.
 """
 
 import io
@@ -19,10 +19,11 @@ class PickleError(ValueError):
 
 
 def read_pickle(content: bytes, kind: type = object) -> object:
-    """Return the pickled value, which must be of type ``kind`` and made of plain values and arrays of numbers.
+    """Return the pickled value, which must be of type ``kind`` and made of plain values and arrays
+    of numbers.
 
-    Text of Python 2 is returned as bytes, and a CSR matrix as a dictionary of its arrays. Raises PickleError for other
-    content.
+    Text of Python 2 is returned as bytes, and a CSR matrix as a dictionary of its arrays. Raises
+    PickleError for other content.
     """
     try:
         value = _plain(_Reader(io.BytesIO(content), encoding="bytes").load())
@@ -42,9 +43,15 @@ class _Array:
 
     def __setstate__(self, state: tuple) -> None:
         _, shape, dtype, fortran, content = state
-        if not isinstance(dtype, _Dtype) or not isinstance(content, bytes) or min(shape, default=0) < 0:
+        if (
+            not isinstance(dtype, _Dtype)
+            or not isinstance(content, bytes)
+            or min(shape, default=0) < 0
+        ):
             raise PickleError("it has an array that does not hold numbers")
-        self.values = np.frombuffer(content, dtype.code).reshape(shape, order="F" if fortran else "C")
+        self.values = np.frombuffer(content, dtype.code).reshape(
+            shape, order="F" if fortran else "C"
+        )
 
 
 class _Dtype:
@@ -64,21 +71,29 @@ class _Matrix(_Array):
 
 
 class _Unused:
-    """Replaces a class that a pickle only passes to a function, as it passes numpy.ndarray to _reconstruct."""
+    """Replaces a class that a pickle only passes to a function, as it passes numpy.ndarray to
+    _reconstruct."""
 
 
 _NAMES = {
-    **dict.fromkeys(("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"), lambda *_: _Array()),
+    **dict.fromkeys(
+        ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"),
+        lambda *_: _Array(),
+    ),
     **dict.fromkeys(("copy_reg _reconstructor", "copyreg _reconstructor"), lambda *_: _Matrix()),
     **dict.fromkeys(("scipy.sparse.csr csr_matrix", "scipy.sparse._csr csr_matrix"), _Matrix),
-    **dict.fromkeys(("numpy ndarray", "__builtin__ object", "builtins object", "__builtin__ list"), _Unused),
+    **dict.fromkeys(
+        ("numpy ndarray", "__builtin__ object", "builtins object", "__builtin__ list"), _Unused
+    ),
     "numpy dtype": _Dtype,
     "collections defaultdict": lambda *_: {},
     "_codecs encode": lambda text, _: text.encode("latin-1"),
 }
 
 
-class _Reader(pickle._Unpickler):  # the one in Python: the one in C allocates memory for any memo number
+class _Reader(
+    pickle._Unpickler
+):  # the one in Python: the one in C allocates memory for any memo number
     def find_class(self, module: str, name: str) -> object:
         if (key := f"{module} {name}") not in _NAMES:
             raise PickleError(f"it asks for {repr(f'{module}.{name}')[:80]}")
@@ -87,7 +102,9 @@ class _Reader(pickle._Unpickler):  # the one in Python: the one in C allocates m
 
 def _plain(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _plain(item) if isinstance(item, _Array) else item for key, item in value.items()}
+        return {
+            key: _plain(item) if isinstance(item, _Array) else item for key, item in value.items()
+        }
     return value.values if isinstance(value, _Array) else value
 
 

@@ -45,10 +45,11 @@ def prepare(
     max_bad: float = 0.01,
     **options: object,
 ) -> Report:
-    """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file ``target``.
+    """Turn ``source`` (a folder, a .tar, .tar.gz or a file) of a kind into the prepared file
+    ``target``.
 
-    ``max_bad`` is the fraction of files that may be unreadable. ``options`` go to the kind's reader. A failure leaves
-    ``target`` as it was. Raises ConfigError, DataError or OutputError.
+    ``max_bad`` is the fraction of files that may be unreadable. ``options`` go to the kind's
+    reader. A failure leaves ``target`` as it was. Raises ConfigError, DataError or OutputError.
     """
     started, target = time.monotonic(), Path(target)
     if kind not in KINDS:
@@ -58,7 +59,9 @@ def prepare(
         takes = did_you_mean(option, names) if names else "; it has no options"
         raise ConfigError(f"data kind {kind} has no option {option}{takes}")
     if not 0 <= max_bad <= 1:
-        raise ConfigError(f"max_bad is {max_bad}; it must be a fraction of the files from 0 to 1, such as 0.01.")
+        raise ConfigError(
+            f"max_bad is {max_bad}; it must be a fraction of the files from 0 to 1, such as 0.01."
+        )
     check_target(target, force)
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
@@ -76,7 +79,10 @@ def prepare(
         of_class=_of_class(material),
         seconds=time.monotonic() - started,
         bytes=target.stat().st_size,
-        **{name: getattr(material, name) for name in ("task", "shape", "classes", "counts", "skipped", "facts")},
+        **{
+            name: getattr(material, name)
+            for name in ("task", "shape", "classes", "counts", "skipped", "facts")
+        },
         **vars(notes),
     )
 

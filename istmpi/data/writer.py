@@ -92,7 +92,8 @@ def write(
     reading: Mapping[str, Any] | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> None:
-    """Write a prepared file; ConfigError or OutputError leaves ``target`` as it was. ``reading``: conventions."""
+    """Write a prepared file; ConfigError or OutputError leaves ``target`` as it was. ``reading``:
+    conventions."""
     target = Path(target)
     check_target(target, force)
     beside, datasets, checksums, done = temporary(target), {**material.datasets}, {}, 0
@@ -100,7 +101,11 @@ def write(
         datasets[READING] = np.frombuffer(json.dumps(reading).encode(), np.uint8)
     total = sum(values.shape[0] for values in datasets.values())
     attributes = {"format": FORMAT, "version": VERSION, "kind": kind, "source": material.source}
-    attributes |= {"task": material.task, "outputs": material.outputs, "skipped": len(material.skipped)}
+    attributes |= {
+        "task": material.task,
+        "outputs": material.outputs,
+        "skipped": len(material.skipped),
+    }
     try:
         with writing(target), new_file(beside, _ROOM) as file:
             for name, value in {**attributes, **material.attributes, **material.counts}.items():
@@ -108,7 +113,9 @@ def write(
             for path, values in datasets.items():
                 dataset = file.create_dataset(path, values.shape, values.dtype.newbyteorder("<"))
                 guards = checksums[CHECKSUMS + path] = []
-                for first, last in blocks_of(values.shape[0], prod(values.shape[1:]) * values.dtype.itemsize):
+                for first, last in blocks_of(
+                    values.shape[0], prod(values.shape[1:]) * values.dtype.itemsize
+                ):
                     rows = np.ascontiguousarray(values[first:last], dataset.dtype)
                     dataset[first:last] = rows
                     guards.append(zlib.crc32(rows.view(np.uint8)))
@@ -126,10 +133,14 @@ def write(
 
 def check_target(target: Path, force: bool) -> None:
     if target.suffix not in SUFFIXES:
-        raise ConfigError(f"{target} must end in .h5, as prepared files do. Name it {target.name}.h5.")
+        raise ConfigError(
+            f"{target} must end in .h5, as prepared files do. Name it {target.name}.h5."
+        )
     if target.is_dir() or (target.exists() and not force):
         raise ConfigError(f"{target} exists. Replace it with --force, or choose another name.")
     if not target.parent.is_dir():
-        raise OutputError(f"{target}: cannot be written (the folder {target.parent} does not exist). Create it first.")
+        raise OutputError(
+            f"{target}: cannot be written (the folder {target.parent} does not exist). Create it first."
+        )
     with writing(target), TemporaryFile(dir=target.parent):
         pass

@@ -1,4 +1,5 @@
-"""Exports a checkpoint's network: safetensors and npz are written in pieces, torch and ONNX by PyTorch."""
+"""Exports a checkpoint's network: safetensors and npz are written in pieces, torch and ONNX by
+PyTorch."""
 
 import json
 import os
@@ -43,7 +44,8 @@ class Content:
     state: State
 
     def metadata(self, of_state: bool = False) -> dict[str, str]:
-        """Return the texts to store with a program, or with a state if ``of_state``; all except "format" are JSON."""
+        """Return the texts to store with a program, or with a state if ``of_state``; all except
+        "format" are JSON."""
         header = self.checkpoint.header
         values = {
             "layers": [[layer.name, layer.kind, layer.settings] for layer in self.state.layers],
@@ -56,14 +58,23 @@ class Content:
         if of_state and not self.network.stages:
             values |= {"ties": self.state.ties} if self.state.ties else {}
             if normalisation := self.checkpoint.normalisation:
-                values["input"] = dict(zip(MOMENTS, (values.tolist() for values in normalisation.whole)))
+                values["input"] = dict(
+                    zip(MOMENTS, (values.tolist() for values in normalisation.whole))
+                )
             if rescaling := self.checkpoint.rescaling:
-                values["output"] = dict(zip(("factor", "shift"), (values.tolist() for values in rescaling)))
-        return {"format": "istmpi-export 1", **{name: json.dumps(value) for name, value in values.items()}}
+                values["output"] = dict(
+                    zip(("factor", "shift"), (values.tolist() for values in rescaling))
+                )
+        return {
+            "format": "istmpi-export 1",
+            **{name: json.dumps(value) for name, value in values.items()},
+        }
 
     def require_state(self) -> None:
         if problem := self.state.problem:
-            raise ConfigError(f"{self.checkpoint.path}: {problem}; a state dict cannot hold that. Use --to onnx.")
+            raise ConfigError(
+                f"{self.checkpoint.path}: {problem}; a state dict cannot hold that. Use --to onnx."
+            )
 
 
 def export(
@@ -75,12 +86,14 @@ def export(
     model: str | None = None,
     with_changed_source: bool = False,
 ) -> Export:
-    """Write a checkpoint's network as ``form``, next to the checkpoint unless a ``target`` is given.
+    """Write a checkpoint's network as ``form``, next to the checkpoint unless a ``target`` is
+    given.
 
-    The torch form has no program if PyTorch cannot trace the network; the result's note then says why.
-    ``calibrate_on`` and ``model`` are as for `CalibratedNetwork`. A class whose source has changed since training is
-    refused unless ``with_changed_source``. Raises DataError for an unusable checkpoint or data, ConfigError if ``form``
-    does not fit, OutputError if a file cannot be written.
+    The torch form has no program if PyTorch cannot trace the network; the result's note then says
+    why. ``calibrate_on`` and ``model`` are as for `CalibratedNetwork`. A class whose source has
+    changed since training is refused unless ``with_changed_source``. Raises DataError for an
+    unusable checkpoint or data, ConfigError if ``form`` does not fit, OutputError if a file cannot
+    be written.
     """
     if form not in FORMS:
         raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
@@ -114,14 +127,23 @@ def export(
             for file, write in reversed([*zip(opened, parts.values(), strict=True)]):
                 write(file)
     size = sum(file.stat().st_size for file in files)
-    return Export(files[0], size, next(iter(files[1:]), None), " ".join(filter(None, [note and f"{note}.", missing])))
+    return Export(
+        files[0],
+        size,
+        next(iter(files[1:]), None),
+        " ".join(filter(None, [note and f"{note}.", missing])),
+    )
 
 
-def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | None, model: str | None) -> State:
+def _state(
+    checkpoint: Checkpoint, network: Architecture, calibrate_on: str | None, model: str | None
+) -> State:
     if count := checkpoint.header.blocks:
         module = CalibratedNetwork(checkpoint, calibrate_on, model).module
         module._forward_hooks.clear()  # a program cannot branch on values, for example if they are not finite
-        return State([], problem=f"its network is {count} averaged subnets (evaluate.form)", module=module)
+        return State(
+            [], problem=f"its network is {count} averaged subnets (evaluate.form)", module=module
+        )
     if calibrate_on is None:
         require_calibrated(checkpoint)
         checkpoint.require_valid()
@@ -136,7 +158,11 @@ def _state(checkpoint: Checkpoint, network: Architecture, calibrate_on: str | No
 def _require_exact(checkpoint: Checkpoint) -> None:
     offsets = {"feature": checkpoint.normalisation and checkpoint.normalisation.offset}
     offsets["output"] = checkpoint.target_offset
-    narrow = [named(np.flatnonzero(offset), what) for what, offset in offsets.items() if offset is not None]
+    narrow = [
+        named(np.flatnonzero(offset), what)
+        for what, offset in offsets.items()
+        if offset is not None
+    ]
     if narrow and checkpoint.header.run.model.dtype != "float64":
         raise ConfigError(
             f"{checkpoint.path}: values of {' and '.join(narrow)} are too close together for an export's "
@@ -146,10 +172,18 @@ def _require_exact(checkpoint: Checkpoint) -> None:
 
 
 _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "complex64": "C64"}
-_SAFETENSORS = _FLOATS | {"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
+_SAFETENSORS = _FLOATS | {
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 
 ONNX_LIMIT = 2**31 - 2**20
-"""The most bytes of tensors in an ONNX file, which is one message of at most 2 GiB with its graph."""
+"""The most bytes of tensors in an ONNX file, which is one message of at most 2 GiB with its
+graph."""
 
 
 def _safetensors(content: Content, name: str) -> tuple[Parts, str]:
@@ -164,7 +198,11 @@ def _safetensors(content: Content, name: str) -> tuple[Parts, str]:
     end = 0
     for key, values in content.state.tensors.items():
         start, end = end, end + values.nbytes
-        header[key] = {"dtype": _SAFETENSORS[values.dtype], "shape": values.shape, "data_offsets": [start, end]}
+        header[key] = {
+            "dtype": _SAFETENSORS[values.dtype],
+            "shape": values.shape,
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
 
@@ -210,7 +248,10 @@ def _torch(content: Content, name: str) -> tuple[Parts, str]:
 
 
 def _onnx(content: Content, name: str) -> tuple[Parts, str]:
-    path, size = content.checkpoint.path, sum(values.nbytes for values in content.state.tensors.values())
+    path, size = (
+        content.checkpoint.path,
+        sum(values.nbytes for values in content.state.tensors.values()),
+    )
     if size > ONNX_LIMIT:
         raise ConfigError(
             f"{path}: {size / 2**30:.1f} GiB of weights exceed the 2 GiB of an ONNX file. Use --to safetensors."
@@ -218,7 +259,9 @@ def _onnx(content: Content, name: str) -> tuple[Parts, str]:
     try:
         program = program_of(content.checkpoint, content.network, content.state)
     except ConfigError as error:
-        raise ConfigError(f"{error} Or use --to torch, safetensors or npz, which have the weights.") from error
+        raise ConfigError(
+            f"{error} Or use --to torch, safetensors or npz, which have the weights."
+        ) from error
     model = onnx_of(program, content.metadata(), content.network.exits, str(path))
     return {name: lambda file: file.write(model)}, ""
 
@@ -229,4 +272,5 @@ FORMS: dict[str, tuple[str, Callable[[Content, str], tuple[Parts, str]]]] = {
     "onnx": (".onnx", _onnx),
     "npz": (".npz", _npz),
 }
-"""The suffix of each form, and the function that returns its files and a note about what they lack."""
+"""The suffix of each form, and the function that returns its files and a note about what they
+lack."""

@@ -1,4 +1,5 @@
-"""Finds the code and the data that fit a checkpoint; others are refused. Code runs only if the user names it."""
+"""Finds the code and the data that fit a checkpoint; others are refused. Code runs only if the user
+names it."""
 
 from typing import Any
 
@@ -21,18 +22,25 @@ from istmpi.tasks import OWN
 
 
 def runnable(
-    checkpoint: Checkpoint, model: str | None, example: tuple[Any, ...] | None = None, runs: bool = True
+    checkpoint: Checkpoint,
+    model: str | None,
+    example: tuple[Any, ...] | None = None,
+    runs: bool = True,
 ) -> Architecture:
     """Return a checkpoint's network with its code. ``model``: the class of a user's own network.
 
-    The network is tried on ``example``, a batch's inputs, or on examples of the data's shape. Without ``example``,
-    inputs that only the data's code defines cannot be tried; with ``runs``, that raises ConfigError.
+    The network is tried on ``example``, a batch's inputs, or on examples of the data's shape.
+    Without ``example``, inputs that only the data's code defines cannot be tried; with ``runs``,
+    that raises ConfigError.
 
-    Raises DataError if the class is needed and not given, ConfigError if the class makes another network.
+    Raises DataError if the class is needed and not given, ConfigError if the class makes another
+    network.
     """
     network, header = checkpoint.architecture, checkpoint.header
     if model is not None and not is_own(network.name):
-        raise ConfigError(f"--model {model}: the network in {checkpoint.path} is built in; leave --model out.")
+        raise ConfigError(
+            f"--model {model}: the network in {checkpoint.path} is built in; leave --model out."
+        )
     if model is None and is_own(network.name):
         raise DataError(
             f"{checkpoint.path} has the weights of your network {network.name} without its code. Give the "
@@ -55,7 +63,9 @@ def runnable(
     except ConfigError as error:
         if class_of(named) == class_of(network.name):
             raise
-        raise ConfigError(f"{checkpoint.path} has the weights of {network.name}. {error}") from error
+        raise ConfigError(
+            f"{checkpoint.path} has the weights of {network.name}. {error}"
+        ) from error
     network = network.with_code(code, tried=not unknown)
     restore_frozen(checkpoint, network)
     return network
@@ -70,14 +80,17 @@ def require_data(checkpoint: Checkpoint) -> None:
 
 
 def deal_of(header: Header, architecture: Architecture) -> Partition:
-    """Return the deal of a checkpoint's last round, for a network that is this deal's subnets side by side."""
+    """Return the deal of a checkpoint's last round, for a network that is this deal's subnets side
+    by side."""
     run, first, last = header.run, 0, max(header.round - 1, 0)
     for name, rounds in run.phases():
         if first <= last:
             phase = run.override({"method.name": name})
         first += rounds
     shares = [header.shares[since] for since in sorted(header.shares) if since <= last]
-    return spec_of(phase.method.name).deal(phase, architecture, header.blocks, last, shares[-1] if shares else None)
+    return spec_of(phase.method.name).deal(
+        phase, architecture, header.blocks, last, shares[-1] if shares else None
+    )
 
 
 def changed_source(network: Architecture) -> str:
@@ -92,12 +105,17 @@ def own_source(checkpoint: Checkpoint) -> str:
     """Return the place of a run's data. Raises DataError if the data come from code."""
     source = checkpoint.header.run.data.source
     if is_function(source):
-        raise DataError(f"{checkpoint.path} was trained on data from code, which runs only with --data {source}.")
+        raise DataError(
+            f"{checkpoint.path} was trained on data from code, which runs only with --data {source}."
+        )
     return source
 
 
-def fitting_data(checkpoint: Checkpoint, source: str, rank: int | None = None, model: str | None = None) -> Dataset:
-    """Return the data in ``source``, split and normalised as a checkpoint's training data. ``model``: a user's class.
+def fitting_data(
+    checkpoint: Checkpoint, source: str, rank: int | None = None, model: str | None = None
+) -> Dataset:
+    """Return the data in ``source``, split and normalised as a checkpoint's training data.
+    ``model``: a user's class.
 
     Raises DataError if the data do not fit.
     """
@@ -120,7 +138,9 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
         wrong = f"is {data.task} with {data.outputs} outputs; the network was trained for {trained.task} with "
         wrong += str(trained.outputs)
     elif data.classes != checkpoint.classes:
-        number = next(n for n, pair in enumerate(zip(data.classes, checkpoint.classes)) if pair[0] != pair[1])
+        number = next(
+            n for n, pair in enumerate(zip(data.classes, checkpoint.classes)) if pair[0] != pair[1]
+        )
         wrong = f"calls class {number} {data.classes[number]}; the network calls it {checkpoint.classes[number]}"
     elif str(data.tokenizer) != str(checkpoint.tokenizer):
         wrong = f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
@@ -129,7 +149,9 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
     else:
         wrong = _without_offset(data, checkpoint)
     if wrong:
-        raise DataError(f"{data.source} {wrong}. Give data like those that {checkpoint.path} was trained on.")
+        raise DataError(
+            f"{data.source} {wrong}. Give data like those that {checkpoint.path} was trained on."
+        )
 
 
 def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
@@ -138,7 +160,11 @@ def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
         ("feature", normalisation and normalisation.offset, data.offset),
         ("output", checkpoint.target_offset, data.target_offset),
     ):
-        rounded = () if trained is None else np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
+        rounded = (
+            ()
+            if trained is None
+            else np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
+        )
         if len(rounded):
             return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
     return ""

@@ -23,24 +23,37 @@ Following = Callable[[Sequence[int]], np.ndarray]
 
 
 def prompt_of(source: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of a file, or of standard input for ``-``; for an empty text, the token that ends a document.
+    """Return the tokens of a file, or of standard input for ``-``; for an empty text, the token
+    that ends a document.
 
     Raises DataError for text that cannot be read or encoded.
     """
     name = "standard input" if source == _INPUT else source
-    with reading(f"{name} cannot be continued", "Give a prompt as a text file.", OSError, ValueError, NoTextError):
+    with reading(
+        f"{name} cannot be continued",
+        "Give a prompt as a text file.",
+        OSError,
+        ValueError,
+        NoTextError,
+    ):
         text = sys.stdin.buffer.read() if source == _INPUT else content(Path(source), PROMPT_BYTES)
         return tokenizer.encode(text).tolist() or [tokenizer.end]
 
 
 def continuation(
-    following: Following, prompt: Sequence[int], window: int, end: int, count: int, temperature: float, seed: int
+    following: Following,
+    prompt: Sequence[int],
+    window: int,
+    end: int,
+    count: int,
+    temperature: float,
+    seed: int,
 ) -> Iterator[int]:
     """Yield at most ``count`` tokens that follow a prompt, up to the ``end`` of its document.
 
-    Each token is drawn by logits / temperature; temperature 0 takes the likeliest token. The draw depends only on the
-    seed and the token's number. Text longer than the window is cut to its later half. Raises DataError for outputs that
-    are not finite.
+    Each token is drawn by logits / temperature; temperature 0 takes the likeliest token. The draw
+    depends only on the seed and the token's number. Text longer than the window is cut to its later
+    half. Raises DataError for outputs that are not finite.
     """
     context, stream = list(prompt)[-window:], rng.key(seed, "generation")
     for number in range(count):
@@ -48,11 +61,15 @@ def continuation(
             context = context[-max(window // 2, 1) :]
         logits = following(context).astype(np.float64)
         if not np.isfinite(logits).all():
-            raise DataError(f"the network's outputs are not finite after {number} new tokens. Train it again.")
+            raise DataError(
+                f"the network's outputs are not finite after {number} new tokens. Train it again."
+            )
         token = int(logits.argmax())
         if temperature > 0:
             odds = np.exp((logits - logits[token]) / temperature).cumsum()
-            token = int(np.searchsorted(odds, rng.uniform(stream, number, 1)[0] * odds[-1], side="right"))
+            token = int(
+                np.searchsorted(odds, rng.uniform(stream, number, 1)[0] * odds[-1], side="right")
+            )
         if token == end:
             return
         yield token
@@ -60,7 +77,8 @@ def continuation(
 
 
 def following(network: nn.Module, window: int) -> Following:
-    """Return a function from up to ``window`` tokens to the next token's logits, with ``forward``'s cache, if any."""
+    """Return a function from up to ``window`` tokens to the next token's logits, with ``forward``'s
+    cache, if any."""
     cache: list = []
     seen: list[int] = []
 
@@ -87,14 +105,16 @@ def following(network: nn.Module, window: int) -> Following:
 
 
 def texts(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the text of tokens piece by piece, as they come. Bytes that are not UTF-8 are replaced."""
+    """Yield the text of tokens piece by piece, as they come. Bytes that are not UTF-8 are
+    replaced."""
     if not tokenizer.json:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token in tokens:
             yield decoder.decode(tokenizer.decode([token]))
         yield decoder.decode(b"", final=True)
         return
-    # The text of a token depends on those before it, so the last ones are decoded again with the new ones.
+    # The text of a token depends on those before it, so the last ones are decoded again with the
+    # new ones.
     last: list[int] = []
     new: list[int] = []
     for token in tokens:
@@ -107,5 +127,7 @@ def texts(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _behind(last: Sequence[int], new: Sequence[int], tokenizer: Tokenizer) -> str:
-    before, text = (tokenizer.decode(tokens).decode("utf-8", "replace") for tokens in (last, [*last, *new]))
+    before, text = (
+        tokenizer.decode(tokens).decode("utf-8", "replace") for tokens in (last, [*last, *new])
+    )
     return text[len(before) :]

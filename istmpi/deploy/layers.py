@@ -1,7 +1,8 @@
-"""A checkpoint's network as layers of plain PyTorch and their tensors, with the calibration as running statistics.
+"""A checkpoint's network as layers of plain PyTorch and their tensors, with the calibration as
+running statistics.
 
-The full network's factors of products are folded into the weights. A chain (an mlp) also gets a first layer that
-normalises examples, and a last one that rescales outputs.
+The full network's factors of products are folded into the weights. A chain (an mlp) also gets a
+first layer that normalises examples, and a last one that rescales outputs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,12 +41,21 @@ class Values:
 
     @property
     def nbytes(self) -> int:
-        return self.source.nbytes if isinstance(self.source, np.ndarray) else prod(self.shape) * ITEMSIZE[self.dtype]
+        return (
+            self.source.nbytes
+            if isinstance(self.source, np.ndarray)
+            else prod(self.shape) * ITEMSIZE[self.dtype]
+        )
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Yield the values as flat bytes, little-endian: some rows at a time from a checkpoint, an array at once."""
+        """Yield the values as flat bytes, little-endian: some rows at a time from a checkpoint, an
+        array at once."""
         if isinstance(self.source, np.ndarray):
-            values = self.source if self.factor == 1 else self.source * self.source.dtype.type(self.factor)
+            values = (
+                self.source
+                if self.factor == 1
+                else self.source * self.source.dtype.type(self.factor)
+            )
             yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             return
         rows, row = self.shape[0], self.nbytes // self.shape[0]
@@ -62,7 +72,8 @@ class Values:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module, with tensors by their names in its state. In a chain, it is ``getattr(torch.nn, kind)(**settings)``."""
+    """A module, with tensors by their names in its state. In a chain, it is ``getattr(torch.nn,
+    kind)(**settings)``."""
 
     name: str
     kind: str
@@ -76,9 +87,11 @@ class State:
 
     layers: list[Layer]
     ties: Mapping[str, str] = field(default_factory=dict)
-    """Further names of tensors that several modules share, each with the tensor's name in ``layers``."""
+    """Further names of tensors that several modules share, each with the tensor's name in
+    ``layers``."""
     untied: tuple[str, ...] = ()
-    """The names in ``layers`` of tensors that the class shares, but that differ in the full network."""
+    """The names in ``layers`` of tensors that the class shares, but that differ in the full
+    network."""
     problem: str = ""
     """The reason why the class cannot load this state; empty if it can."""
     calls: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
@@ -88,14 +101,19 @@ class State:
 
     @property
     def tensors(self) -> dict[str, Values]:
-        return {_name(layer.name, key): values for layer in self.layers for key, values in layer.tensors.items()}
+        return {
+            _name(layer.name, key): values
+            for layer in self.layers
+            for key, values in layer.tensors.items()
+        }
 
 
 def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
-    """Return the layers that compute outputs from examples as they are in the data, without dropout.
+    """Return the layers that compute outputs from examples as they are in the data, without
+    dropout.
 
-    A stage's linear layer has the name STAGE. A layer after it has the name STAGE_NAME. Raises ConfigError for a layer
-    that is not PyTorch's.
+    A stage's linear layer has the name STAGE. A layer after it has the name STAGE_NAME. Raises
+    ConfigError for a layer that is not PyTorch's.
     """
     layers = []
     network, dtype = checkpoint.architecture, np.dtype(checkpoint.header.run.model.dtype)
@@ -125,31 +143,46 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
 
 def _elementwise(name: str, affine: bool, **tensors: np.ndarray) -> Layer:
     settings = {"num_features": len(tensors["running_mean"]), "eps": 1e-30, "affine": affine}
-    return Layer(name, "BatchNorm1d", settings, {key: Values(values) for key, values in tensors.items()})
+    return Layer(
+        name, "BatchNorm1d", settings, {key: Values(values) for key, values in tensors.items()}
+    )
 
 
 def _running(moments: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Values]:
-    return {key: Values(values.numpy()) for key, values in zip(("running_mean", "running_var"), moments, strict=True)}
+    return {
+        key: Values(values.numpy())
+        for key, values in zip(("running_mean", "running_var"), moments, strict=True)
+    }
 
 
 def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
     if isinstance(module, BatchNorm):
-        return "BatchNorm1d", {"num_features": units, "eps": module.eps, "affine": module.weight is not None}
+        return "BatchNorm1d", {
+            "num_features": units,
+            "eps": module.eps,
+            "affine": module.weight is not None,
+        }
     if isinstance(module, nn.Linear):
         settings = {"in_features": module.in_features, "out_features": module.out_features}
         return "Linear", {**settings, "bias": module.bias is not None}
     if isinstance(module, nn.LayerNorm):
         return "LayerNorm", {"normalized_shape": units, "eps": module.eps}
     if module.state_dict() or not hasattr(nn, type(module).__name__):
-        raise ConfigError(f"a layer {type(module).__name__} cannot be exported; only PyTorch's layers can.")
+        raise ConfigError(
+            f"a layer {type(module).__name__} cannot be exported; only PyTorch's layers can."
+        )
     return type(module).__name__, {}
 
 
-def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Moments, network: Architecture) -> State:
-    """Return the state of a plain class, with the full network's factors (``scale``) multiplied into ``values``.
+def own_state(
+    values: Mapping[str, Any], scale: Mapping[str, float], moments: Moments, network: Architecture
+) -> State:
+    """Return the state of a plain class, with the full network's factors (``scale``) multiplied
+    into ``values``.
 
-    A product's factor is in its weight; a residual block's factor is in all parameters of the block's ends. Layers that
-    share a weight, but have different factors, each get their own weight. Raises ConfigError for a bfloat16 buffer.
+    A product's factor is in its weight; a residual block's factor is in all parameters of the
+    block's ends. Layers that share a weight, but have different factors, each get their own weight.
+    Raises ConfigError for a bfloat16 buffer.
     """
     module = network.plain()
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -159,7 +192,9 @@ def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Mo
         tensors: dict[str, Values] = {}
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
             name, here = name_of[id(parameter)], _name(path, key)
-            factor = network.weight_factor(name if name in network.table.folded else _name(first_path, key), scale)
+            factor = network.weight_factor(
+                name if name in network.table.folded else _name(first_path, key), scale
+            )
             first = copies.setdefault(name, {}).setdefault(factor, here)
             if first != here:
                 ties[here] = first
@@ -180,7 +215,9 @@ def own_state(values: Mapping[str, Any], scale: Mapping[str, float], moments: Mo
         problem = f"{where[1]} in {where[0] or 'its forward'} has a factor in the full network that no weight can hold"
     elif untied:
         problem = f"{untied[0]} shares its tensor with another layer that has another factor in the full network"
-    elif unknown := next((name for name in moments if module.get_submodule(name).running_mean is None), ""):
+    elif unknown := next(
+        (name for name in moments if module.get_submodule(name).running_mean is None), ""
+    ):
         problem = f"{unknown} has no running statistics in its class (track_running_stats=False)"
     return State(layers, ties, untied, problem, calls)
 

@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 class CalibratedNetwork:
     """The whole network in memory. It scores each example by itself.
 
-    ``calibrate_on``: data whose training split calibrates the network; DataError if a file without calibration has
-    none. ``model``: the class of a user's own network; its code is run.
+    ``calibrate_on``: data whose training split calibrates the network; DataError if a file without
+    calibration has none. ``model``: the class of a user's own network; its code is run.
     """
 
-    def __init__(self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None):
+    def __init__(
+        self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None
+    ):
         architecture = runnable(checkpoint, model)
         self.note = changed_source(architecture)
         if calibrate_on is None:
@@ -46,7 +48,9 @@ class CalibratedNetwork:
         fill(checkpoint, store)
         header = checkpoint.header
         if header.blocks:
-            self.module = blocks.with_values(architecture, deal_of(header, architecture), store.tensors)
+            self.module = blocks.with_values(
+                architecture, deal_of(header, architecture), store.tensors
+            )
             norms = self.module.layers
         else:
             self.module = architecture.without_values(store.full_scale).eval()
@@ -54,7 +58,11 @@ class CalibratedNetwork:
                 parameter.data = store.tensors[name]
             norms = architecture.batch_norm_layers(self.module)
         # The file may be closed by the time that examples come.
-        self._path, self._header, self._architecture = checkpoint.path, checkpoint.header, architecture
+        self._path, self._header, self._architecture = (
+            checkpoint.path,
+            checkpoint.header,
+            architecture,
+        )
         self._normalisation, self._rescaling = checkpoint.normalisation, checkpoint.rescaling
         self._exact = checkpoint.target_offset is not None
         self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
@@ -64,7 +72,9 @@ class CalibratedNetwork:
         else:
             data = resized(fitting_data(checkpoint, calibrate_on), header.side)
             rows = calibration_rows(
-                header.run, len(data.train), sampled_of(header.run, checkpoint.architecture, data, header.ranks)
+                header.run,
+                len(data.train),
+                sampled_of(header.run, checkpoint.architecture, data, header.ranks),
             )
             batch = data.reshaped(architecture.example_shape).train.batch(rows)
             calibrate(self.module, norms, batch.to("cpu", self._architecture.dtype).inputs)
@@ -73,8 +83,9 @@ class CalibratedNetwork:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data.
 
-        Predicted numbers have the units of the data. A classifier's logits are divided by its temperature. Only the
-        last exit's outputs are returned. Raises DataError for another form, or outputs that are not finite.
+        Predicted numbers have the units of the data. A classifier's logits are divided by its
+        temperature. Only the last exit's outputs are returned. Raises DataError for another form,
+        or outputs that are not finite.
         """
         return self._rescaled(outputs_of(self.outputs(self.batch(x)))[-1].numpy())
 
@@ -112,7 +123,9 @@ class CalibratedNetwork:
             )
         if normalisation and normalisation.offset is not None:
             x = less(x, normalisation.offset)
-        examples = examples_of(data.shape, x, np.full(len(x), -1), normalisation).resized(self._header.side)
+        examples = examples_of(data.shape, x, np.full(len(x), -1), normalisation).resized(
+            self._header.side
+        )
         return examples.reshaped(self._architecture.example_shape).batch(np.arange(len(x)))
 
 

@@ -46,15 +46,23 @@ def lines(
     named: Sequence[str] | None = None,
     top: int | None = None,
 ) -> Iterator[str]:
-    """Yield predictions as text, block by block. ``form``: ``csv``, with a first line of column names, or ``jsonl``.
+    """Yield predictions as text, block by block. ``form``: ``csv``, with a first line of column
+    names, or ``jsonl``.
 
-    ``top``: the number of likeliest labels to give; 0 gives all labels above 1/2, None the likeliest class,
-    or the outputs of a network without classes. ``all_outputs``: True adds all outputs. ``example``: the name of the
-    first column. ``named``: the names of outputs that are not classes.
+    ``top``: the number of likeliest labels to give; 0 gives all labels above 1/2, None the
+    likeliest class, or the outputs of a network without classes. ``all_outputs``: True adds all
+    outputs. ``example``: the name of the first column. ``named``: the names of outputs that are not
+    classes.
     """
     classes = classes and tuple(map(printable, classes))
-    answer = ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
-    names = [f"output_{name}" for name in classes or range(outputs)] if all_outputs or not answer else []
+    answer = (
+        ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
+    )
+    names = (
+        [f"output_{name}" for name in classes or range(outputs)]
+        if all_outputs or not answer
+        else []
+    )
     keys = classes
     if named and classes is None:
         keys = tuple(map(printable, named))
@@ -63,7 +71,9 @@ def lines(
     for examples, values, true in predictions:
         rest = [[printable(its)] for its in true] if classes and true else [[]] * len(values)
         header = [example, *answer, *["true_class"] * bool(classes and true), *names]
-        answers = (_class(row, classes) if top is None else _labels(row, top, form) for row in values)
+        answers = (
+            _class(row, classes) if top is None else _labels(row, top, form) for row in values
+        )
         rows = [
             [name, *chosen, *its, *map(_number, row[: len(names)])]
             for name, chosen, row, its in zip(examples, answers, values, rest)
@@ -117,14 +127,17 @@ def node_lines(
     all_outputs: bool,
     form: str,
 ) -> Iterator[str]:
-    """Yield blocks of lines, as `lines` does: a line for every node of the prepared graph ``source``.
+    """Yield blocks of lines, as `lines` does: a line for every node of the prepared graph
+    ``source``.
 
     Raises DataError unless ``source`` is a prepared graph with ``features`` features.
     """
     logits = network.of_graph(_graph(source, features))
     if classes is None:
         logits = 1 / (1 + np.exp(-logits))
-    parts = (range(start, min(start + BATCH, len(logits))) for start in range(0, len(logits), BATCH))
+    parts = (
+        range(start, min(start + BATCH, len(logits))) for start in range(0, len(logits), BATCH)
+    )
     predictions = ((part, logits[part.start : part.stop], None) for part in parts)
     return lines(predictions, classes, outputs, all_outputs, form, "node")
 
@@ -132,7 +145,9 @@ def node_lines(
 def _graph(source: str, features: int) -> GraphSplit:
     path = Path(source)
     if not path.is_file() or path.suffix not in SUFFIXES:
-        raise DataError(f"{path} is not a prepared graph. Make it: istmpi prepare graph SRC GRAPH.h5")
+        raise DataError(
+            f"{path} is not a prepared graph. Make it: istmpi prepare graph SRC GRAPH.h5"
+        )
     data = open_prepared(path)
     if not TASKS[data.task].of_nodes:
         raise DataError(f"{path} is for {data.task}, but this network takes a graph. Give a graph.")
@@ -144,26 +159,53 @@ def _graph(source: str, features: int) -> GraphSplit:
 
 
 def ranked_lines(
-    network: CalibratedNetwork, blocks: Iterable[Ragged], labels: int, top: int, loss: str, form: str
+    network: CalibratedNetwork,
+    blocks: Iterable[Ragged],
+    labels: int,
+    top: int,
+    loss: str,
+    form: str,
 ) -> Iterator[str]:
-    """Yield lines of each row's ``top`` labels with probabilities, the largest first. ``form``: as for `lines`.
+    """Yield lines of each row's ``top`` labels with probabilities, the largest first. ``form``: as
+    for `lines`.
 
-    Probabilities of all labels sum to 1 after training with ``softmax``; with ``binary`` they are independent.
+    Probabilities of all labels sum to 1 after training with ``softmax``; with ``binary`` they are
+    independent.
     """
     top, step, number = min(top, labels), max(MOST_LOGITS // labels, 1), 0
     if form == "csv":
-        yield _csv([["row", *(f"{what}_{place}" for place in range(1, top + 1) for what in ("label", "score"))]])
+        yield _csv(
+            [
+                [
+                    "row",
+                    *(
+                        f"{what}_{place}"
+                        for place in range(1, top + 1)
+                        for what in ("label", "score")
+                    ),
+                ]
+            ]
+        )
     for rows in blocks:
         for start in range(0, len(rows), step):
             logits = network.of_rows(rows.take(np.arange(start, min(start + step, len(rows)))))
             values, labels_of = ranked_first(logits, top)
-            odds = (values - logits.logsumexp(dim=1, keepdim=True)).exp() if loss == "softmax" else values.sigmoid()
+            odds = (
+                (values - logits.logsumexp(dim=1, keepdim=True)).exp()
+                if loss == "softmax"
+                else values.sigmoid()
+            )
             answers = [
                 (at, its, [float(str(odd)) for odd in scores])
                 for at, (its, scores) in enumerate(zip(labels_of.tolist(), odds.numpy()), number)
             ]
             if form == "csv":
-                yield _csv([at, *chain.from_iterable(zip(its, scores))] for at, its, scores in answers)
+                yield _csv(
+                    [at, *chain.from_iterable(zip(its, scores))] for at, its, scores in answers
+                )
             else:
-                yield "".join(json.dumps(dict(zip(("row", "labels", "scores"), row))) + "\n" for row in answers)
+                yield "".join(
+                    json.dumps(dict(zip(("row", "labels", "scores"), row))) + "\n"
+                    for row in answers
+                )
             number += len(answers)

@@ -1,4 +1,5 @@
-"""A checkpoint's network as a program: a graph of PyTorch's operators that needs neither istmpi nor the class."""
+"""A checkpoint's network as a program: a graph of PyTorch's operators that needs neither istmpi nor
+the class."""
 
 from __future__ import annotations
 
@@ -33,15 +34,24 @@ EXAMPLES = 3
 """The number of examples in the traced pass. PyTorch would treat 1 as a constant."""
 OPSET = 18
 FIXED = "Constraints violated (batch)"
-"""torch.export's words if a forward works only for the number of examples that it was traced with."""
+"""torch.export's words if a forward works only for the number of examples that it was traced
+with."""
 TOLERANCE = 1e-4
-"""The largest difference between the program's outputs and the network's, relative to the largest output."""
+"""The largest difference between the program's outputs and the network's, relative to the largest
+output."""
 
 
 class Normalising(nn.Module):
-    """A network with the normalisation of its examples before it, and the rescaling of its outputs after it."""
+    """A network with the normalisation of its examples before it, and the rescaling of its outputs
+    after it."""
 
-    def __init__(self, network: nn.Module, shape: Sequence[int], normalisation: Pair | None, rescaling: Pair | None):
+    def __init__(
+        self,
+        network: nn.Module,
+        shape: Sequence[int],
+        normalisation: Pair | None,
+        rescaling: Pair | None,
+    ):
         super().__init__()
         self.network = network
         self.normalised, self.rescaled = normalisation is not None, rescaling is not None
@@ -59,8 +69,11 @@ class Normalising(nn.Module):
         return several[0] if isinstance(outputs, torch.Tensor) else tuple(several)
 
 
-def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> torch.export.ExportedProgram:
-    """Return the whole network as a program for examples as they are in the data. ConfigError if that fails."""
+def program_of(
+    checkpoint: Checkpoint, network: Architecture, state: State
+) -> torch.export.ExportedProgram:
+    """Return the whole network as a program for examples as they are in the data. ConfigError if
+    that fails."""
     tensors, code, name = whole_state(state), network.code, network.name
     if state.module or not network.stages:
         if code.sparse or code.graph:
@@ -68,13 +81,19 @@ def program_of(checkpoint: Checkpoint, network: Architecture, state: State) -> t
             raise ConfigError(
                 f"{checkpoint.path}: a program needs examples of a single shape, but this network takes {what}."
             )
-        plain, normalisation = state.module or _own_module(network, tensors, state), checkpoint.normalisation
+        plain, normalisation = (
+            state.module or _own_module(network, tensors, state),
+            checkpoint.normalisation,
+        )
         around = normalisation and normalisation.whole, checkpoint.rescaling
         module = Normalising(plain, network.example_shape, *around).to(network.dtype)
     else:
         with torch.device("meta"):
             module = nn.Sequential(
-                OrderedDict((layer.name, getattr(nn, layer.kind)(**layer.settings)) for layer in state.layers)
+                OrderedDict(
+                    (layer.name, getattr(nn, layer.kind)(**layer.settings))
+                    for layer in state.layers
+                )
             )
         module.load_state_dict(tensors, assign=True)
         name = str(checkpoint.path)
@@ -91,14 +110,18 @@ def whole_state(state: State) -> dict[str, torch.Tensor]:
     return tensors | {name: tensors[first] for name, first in state.ties.items()}
 
 
-def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], state: State) -> nn.Module:
+def _own_module(
+    network: Architecture, tensors: Mapping[str, torch.Tensor], state: State
+) -> nn.Module:
     module = network.plain()
     names = module.state_dict()
     for name, values in tensors.items():
         path, _, key = name.rpartition(".")
         if name in state.untied:
             setattr(module.get_submodule(path), key, nn.Parameter(torch.empty_like(values)))
-        elif name not in names:  # of a batch normalisation that the class makes without running statistics
+        elif (
+            name not in names
+        ):  # of a batch normalisation that the class makes without running statistics
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(tensors)
     if state.calls:
@@ -107,12 +130,15 @@ def _own_module(network: Architecture, tensors: Mapping[str, torch.Tensor], stat
 
 
 def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
-    """Return a module's program for any number of examples like ``x``. ConfigError if that fails."""
+    """Return a module's program for any number of examples like ``x``. ConfigError if that
+    fails."""
     batch = torch.export.Dim("batch")
     try:
         with _quietly():
             program = torch.export.export(module, (x,), dynamic_shapes=({0: batch},), strict=False)
-            same = all(_agree(program.module()(x[:count]), module(x[:count])) for count in (1, EXAMPLES))
+            same = all(
+                _agree(program.module()(x[:count]), module(x[:count])) for count in (1, EXAMPLES)
+            )
     except Exception as error:
         if FIXED in str(error):
             raise ConfigError(
@@ -137,7 +163,8 @@ def _agree(returned: Outputs, expected: Outputs) -> bool:
 
 
 def save(program: torch.export.ExportedProgram, metadata: Mapping[str, str], file: Any) -> None:
-    """Write a program for ``torch.export.load(file, extra_files={"metadata": ""})``, its metadata as one JSON text."""
+    """Write a program for ``torch.export.load(file, extra_files={"metadata": ""})``, its metadata
+    as one JSON text."""
     with _quietly():
         torch.export.save(program, file, extra_files={"metadata": json.dumps(dict(metadata))})
 
@@ -147,7 +174,9 @@ def require_onnx_exporter() -> None:
         optional(package, package, "exports to ONNX", "export")
 
 
-def onnx_of(program: torch.export.ExportedProgram, metadata: Mapping[str, str], exits: int, name: str) -> bytes:
+def onnx_of(
+    program: torch.export.ExportedProgram, metadata: Mapping[str, str], exits: int, name: str
+) -> bytes:
     try:
         with _quietly():
             made = torch.onnx.export(
@@ -177,7 +206,11 @@ def _quietly() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -1,4 +1,5 @@
-"""A checkpoint's score on data. The network is spread over the ranks, as in evaluations during training."""
+"""A checkpoint's score on data. The network is spread over the ranks, as in evaluations during
+training."""
 
 import os
 from dataclasses import dataclass
@@ -34,15 +35,19 @@ def evaluate(
     calibrate: bool = False,
     model: str | None = None,
 ) -> Evaluation:
-    """Return loss and score of a checkpoint's network on a split, by default of the run's own data. Collective.
+    """Return loss and score of a checkpoint's network on a split, by default of the run's own data.
+    Collective.
 
-    Moments of batch normalisations are the file's, or new ones if the file has none or if ``calibrate``. Raises
-    DataError on every rank if the checkpoint or the data cannot be used, or if outputs are not finite.
+    Moments of batch normalisations are the file's, or new ones if the file has none or if
+    ``calibrate``. Raises DataError on every rank if the checkpoint or the data cannot be used, or
+    if outputs are not finite.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
         source = source or own_source(checkpoint)
-        run = checkpoint.header.run.override({"data.source": source, "data.placement": "shared"}).with_implied()
+        run = checkpoint.header.run.override(
+            {"data.source": source, "data.placement": "shared"}
+        ).with_implied()
         data = fitting_data(checkpoint, source, communicator.rank, model)
         if checkpoint.target_offset is not None or data.target_offset is not None:
             data = data.with_target_offset(checkpoint.target_offset)
@@ -50,7 +55,9 @@ def evaluate(
             data = data.standardised(checkpoint.targets)
         data.require_split(split, source)
         network = runnable(checkpoint, model, data.example)
-        store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
+        store = ParameterStore(
+            network.parameters, network.lengths, communicator.size, communicator.rank
+        )
         fill(checkpoint, store)
         if TASKS[data.task].of_nodes:
             network.nodes = (len(data.test.graph),) * 2
@@ -70,7 +77,9 @@ def evaluate(
     try:
         score = evaluator.measure(data.splits[split])
     except DivergedError as error:
-        refused = DataError(f"{path}: {error} on the {split} split of {source}. Give another network, or other data.")
+        refused = DataError(
+            f"{path}: {error} on the {split} split of {source}. Give another network, or other data."
+        )
         refused.everywhere = True
         raise refused from error
     return Evaluation(

@@ -36,10 +36,12 @@ class Report:
 
 
 def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
-    """Run all checks on all ranks. Return the report (None except on rank 0), and True if ranks can still meet.
+    """Run all checks on all ranks. Return the report (None except on rank 0), and True if ranks can
+    still meet.
 
-    If ranks do not hear each other within ``patience`` seconds, the report ends there: the caller gets False and must
-    end the job by force. A rank that hangs in MPI ends the job itself and says where.
+    If ranks do not hear each other within ``patience`` seconds, the report ends there: the caller
+    gets False and must end the job by force. A rank that hangs in MPI ends the job itself and says
+    where.
     """
     rank, ranks = comm.launched()
     try:
@@ -50,7 +52,9 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
         with limit(rank, "meeting the other ranks", 2 * patience):
             communicator = comm.world()
     except LaunchError as error:
-        return (Report([red("launcher", str(error))], 1, [], machine()) if rank == 0 else None), True
+        return (
+            Report([red("launcher", str(error))], 1, [], machine()) if rank == 0 else None
+        ), True
     checks = {
         "querying the MPI library": lambda: mpi.library(communicator),
         "comparing hosts and cores": lambda: mpi.cores(communicator),
@@ -67,7 +71,8 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
 
 
 def machine() -> dict[str, Any]:
-    """Return versions, loaded modules, and environment variables of jobs, MPI, threads and GPUs, without secrets."""
+    """Return versions, loaded modules, and environment variables of jobs, MPI, threads and GPUs,
+    without secrets."""
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     settings = {name: value for name, value in sorted(os.environ.items()) if _SETTINGS.match(name)}
     return {

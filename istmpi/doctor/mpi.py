@@ -21,15 +21,26 @@ def library(communicator: Communicator) -> list[Finding]:
     level = min((level for _, level in per_rank), key=comm.THREAD_LEVELS.index)
     if len(names) > 1:
         finding = red(
-            "MPI", f"the ranks have different libraries: {', '.join(names)}", "Install the same library on all hosts."
+            "MPI",
+            f"the ranks have different libraries: {', '.join(names)}",
+            "Install the same library on all hosts.",
         )
     elif communicator.size == 1:
-        finding = green("MPI", f"{names[0]}; a single rank (mpirun -n P istmpi doctor checks P ranks)")
+        finding = green(
+            "MPI", f"{names[0]}; a single rank (mpirun -n P istmpi doctor checks P ranks)"
+        )
     else:
-        finding = green("MPI", f"{names[0]}, matching the launcher: {communicator.size} ranks see each other")
+        finding = green(
+            "MPI", f"{names[0]}, matching the launcher: {communicator.size} ranks see each other"
+        )
     if level == "multiple":
-        return [finding, green("threads", "any thread may call MPI: checkpoints are written in the background")]
-    fact = f"the library offers thread level {level}: checkpoints cannot be written in the background"
+        return [
+            finding,
+            green("threads", "any thread may call MPI: checkpoints are written in the background"),
+        ]
+    fact = (
+        f"the library offers thread level {level}: checkpoints cannot be written in the background"
+    )
     cure = "Use a library with MPI_THREAD_MULTIPLE, and unset MPI4PY_RC_THREAD_LEVEL."
     return [finding, yellow("threads", fact, cure)]
 
@@ -41,9 +52,12 @@ def cores(communicator: Communicator) -> list[Finding]:
 
 
 def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]:
-    """Yield the findings on ranks and cores. ``per_rank``: host, usable cores, cores of the host, and threads."""
+    """Yield the findings on ranks and cores. ``per_rank``: host, usable cores, cores of the host,
+    and threads."""
     ranks_on = Counter(host for host, *_ in per_rank)
-    shown = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4])
+    shown = ", ".join(
+        f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4]
+    )
     fact = f"{len(per_rank)} on {counted(len(ranks_on), 'host')}: {shown}{', ...' * (len(ranks_on) > 4)}"
     cure = "Start the same number of ranks on each host: the slowest sets the pace."
     uneven = len(set(ranks_on.values())) > 1
@@ -63,7 +77,11 @@ def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]
     if crowded:
         cure = "Start at most one rank for each core."
     problems = crowded or idle
-    yield yellow("cores", f"{fact}; {'; '.join(problems[:4])}", cure) if problems else green("cores", fact)
+    yield (
+        yellow("cores", f"{fact}; {'; '.join(problems[:4])}", cure)
+        if problems
+        else green("cores", fact)
+    )
 
 
 def devices(communicator: Communicator) -> list[Finding]:
@@ -75,11 +93,19 @@ def devices(communicator: Communicator) -> list[Finding]:
     if not equipped:
         if any(driver for *_, driver in per_rank):
             cure = "Install a CUDA build of PyTorch, or check CUDA_VISIBLE_DEVICES."
-            return [yellow("GPU", f"the hosts have NVIDIA GPUs that PyTorch {torch.__version__} cannot use", cure)]
+            return [
+                yellow(
+                    "GPU",
+                    f"the hosts have NVIDIA GPUs that PyTorch {torch.__version__} cannot use",
+                    cure,
+                )
+            ]
         return [green("GPU", "none; ranks use the CPU")]
     kinds = ", ".join(sorted({name for names, *_ in equipped for name in names}))
     if len(equipped) < len(per_rank):
-        cure = "Start ranks only on hosts with a GPU, or train all on the CPU: --set train.device=cpu."
+        cure = (
+            "Start ranks only on hosts with a GPU, or train all on the CPU: --set train.device=cpu."
+        )
         return [yellow("GPU", f"{kinds}, on {len(equipped)} of {len(per_rank)} ranks only", cure)]
     if shared := [(size, len(names)) for names, size, _ in per_rank if size > len(names)]:
         size, count = max(shared)

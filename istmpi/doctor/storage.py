@@ -14,7 +14,8 @@ TEST_BYTES = 2**26
 
 
 def write_test(communicator: Communicator, folder: Path) -> list[Finding]:
-    """Let all ranks write their parts of one file, sync it, and read a neighbour's part. Collective; leaves no file."""
+    """Let all ranks write their parts of one file, sync it, and read a neighbour's part.
+    Collective; leaves no file."""
     scratch, problem = "", ""
     if communicator.rank == 0:
         try:
@@ -25,7 +26,13 @@ def write_test(communicator: Communicator, folder: Path) -> list[Finding]:
     scratch, problem = communicator.broadcast_from_root((scratch, problem))
     try:
         if problem:
-            return [red("folder", f"{folder} cannot be written ({problem})", "Give another folder: --folder FOLDER.")]
+            return [
+                red(
+                    "folder",
+                    f"{folder} cannot be written ({problem})",
+                    "Give another folder: --folder FOLDER.",
+                )
+            ]
         return [_test(communicator, folder, Path(scratch) / "parts")]
     finally:
         communicator.barrier()
@@ -57,9 +64,19 @@ def _test(communicator: Communicator, folder: Path, path: Path) -> Finding:
         changed = file.read(part) != bytes([neighbour % 251]) * part
     if wrong := _ranks_where(communicator, changed):
         fact = f"{folder}: rank {wrong[0]} cannot read what its neighbour wrote and synced"
-        return red("folder", fact, "Give a folder on a file system that shows hosts each other's writes after fsync.")
-    rate, space = part * ranks / max(seconds for _, seconds in per_rank), shutil.disk_usage(folder).free
-    return green("folder", f"{folder}: {size(rate)}/s written and synced by all ranks at once, {size(space)} free")
+        return red(
+            "folder",
+            fact,
+            "Give a folder on a file system that shows hosts each other's writes after fsync.",
+        )
+    rate, space = (
+        part * ranks / max(seconds for _, seconds in per_rank),
+        shutil.disk_usage(folder).free,
+    )
+    return green(
+        "folder",
+        f"{folder}: {size(rate)}/s written and synced by all ranks at once, {size(space)} free",
+    )
 
 
 def _write(path: Path, offset: int, values: bytes) -> None:

@@ -1,4 +1,5 @@
-"""A time limit for calls into MPI, which release Python's lock: a thread can end the job if a call hangs."""
+"""A time limit for calls into MPI, which release Python's lock: a thread can end the job if a call
+hangs."""
 
 import os
 import signal
@@ -18,8 +19,11 @@ _LAST_WORDS = 1.0
 
 @contextmanager
 def limit(rank: int, doing: str, seconds: float) -> Iterator[None]:
-    """End this process, and so the job, if the block takes ``seconds``; print what ``rank`` was ``doing``."""
-    timer = threading.Timer(seconds, _end, (f"rank {rank} on {socket.gethostname()} hangs while {doing}",))
+    """End this process, and so the job, if the block takes ``seconds``; print what ``rank`` was
+    ``doing``."""
+    timer = threading.Timer(
+        seconds, _end, (f"rank {rank} on {socket.gethostname()} hangs while {doing}",)
+    )
     timer.daemon = True
     timer.start()
     try:
@@ -30,7 +34,11 @@ def limit(rank: int, doing: str, seconds: float) -> Iterator[None]:
 
 def _end(words: str) -> None:
     silent = ", ".join(unanswered(os.getpid()))
-    print(f"istmpi doctor: {words}{f'; no answer from {silent}' * bool(silent)}", file=sys.stderr, flush=True)
+    print(
+        f"istmpi doctor: {words}{f'; no answer from {silent}' * bool(silent)}",
+        file=sys.stderr,
+        flush=True,
+    )
     time.sleep(_LAST_WORDS)
     os.kill(os.getpid(), signal.SIGKILL)
 

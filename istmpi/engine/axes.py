@@ -1,7 +1,8 @@
 """Names for the axes of parameters, and the positions along them that a rank may hold.
 
-A pattern names every axis of a tensor: ``"hidden2 hidden1"`` is a matrix whose rows belong to the units of hidden2, and
-whose columns belong to the units of hidden1. Axes with the same name are dealt out together.
+A pattern names every axis of a tensor: ``"hidden2 hidden1"`` is a matrix whose rows belong to the
+units of hidden2, and whose columns belong to the units of hidden1. Axes with the same name are
+dealt out together.
 
 An axis may be a product of factors, outermost first, as in einops:
 
@@ -10,7 +11,8 @@ An axis may be a product of factors, outermost first, as in einops:
     mid stream 3 3            a convolution
     (blocks[3] out) in        a parameter of block 3 alone: whole on ranks that hold this block, empty on the others
 
-An axis may be a sum of such products, its *segments*, one behind the other, as ``torch.cat`` makes them:
+An axis may be a sum of such products, its *segments*, one behind the other, as ``torch.cat`` makes
+them:
 
     10 hidden + 6             columns for the units of hidden, then 6 columns that all ranks hold
     out (channels 49) + skip
@@ -29,7 +31,9 @@ import numpy as np
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError
 
-_TOKEN = re.compile(r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<sign>[()+]))")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<sign>[()+]))"
+)
 
 Positions = range | np.ndarray
 """Sorted positions along an axis: a range if they are contiguous, or an int64 array ``[count]``."""
@@ -54,7 +58,9 @@ class Factor:
         if self.unit is not None:
             return lengths.get(str(self), 1)
         if self.name not in lengths:
-            raise ConfigError(f"axis {self.name} has no length; lengths are given for {', '.join(lengths) or 'none'}.")
+            raise ConfigError(
+                f"axis {self.name} has no length; lengths are given for {', '.join(lengths) or 'none'}."
+            )
         return lengths[self.name]
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
@@ -84,7 +90,8 @@ class Segment:
         return prod(factor.length(lengths) for factor in self.factors)
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
-        """Return the sorted positions of a rank that holds ``units`` of dealt names, and all units of other names."""
+        """Return the sorted positions of a rank that holds ``units`` of dealt names, and all units
+        of other names."""
         if self.names.isdisjoint(units):
             return range(self.length(lengths))
         if len(self.factors) == 1:
@@ -95,8 +102,11 @@ class Segment:
             combined = (combined[:, None] * factor.length(lengths) + inner).ravel()
         return combined
 
-    def spread(self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Return an array for each factor in ``of_units``: the value of the factor's unit at each position."""
+    def spread(
+        self, lengths: Mapping[str, int], of_units: Mapping[str, np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return an array for each factor in ``of_units``: the value of the factor's unit at each
+        position."""
         arrays = []
         for place, factor in enumerate(self.factors):
             if factor.name in of_units:
@@ -112,7 +122,8 @@ class Segment:
 class Axis:
     """An axis of a tensor: its segments, one behind the other.
 
-    Segments whose numbers are in ``omitted`` keep their places, but their positions do not count (`Pattern.pieces`).
+    Segments whose numbers are in ``omitted`` keep their places, but their positions do not count
+    (`Pattern.pieces`).
     """
 
     segments: tuple[Segment, ...]
@@ -123,7 +134,9 @@ class Axis:
 
     @cached_property
     def counted(self) -> tuple[Segment, ...]:
-        return tuple(segment for number, segment in enumerate(self.segments) if number not in self.omitted)
+        return tuple(
+            segment for number, segment in enumerate(self.segments) if number not in self.omitted
+        )
 
     @cached_property
     def factors(self) -> tuple[Factor, ...]:
@@ -147,7 +160,8 @@ class Axis:
         return [range(start, stop) for start, stop in zip([0, *ends], ends)]
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
-        """Return the sorted positions of a rank that holds ``units`` of dealt names, and all units of other names."""
+        """Return the sorted positions of a rank that holds ``units`` of dealt names, and all units
+        of other names."""
         if not self.omitted and self.names.isdisjoint(units):
             return range(self.length(lengths))
         parts = []
@@ -168,8 +182,11 @@ class Axis:
         return _joined(parts)
 
     def pieces(self, groups: Mapping[str, object]) -> "list[Axis]":
-        """Return the axis in at most two pieces: its segments with a name in ``groups``, and the other segments."""
-        dealt = frozenset(n for n, segment in enumerate(self.segments) if not segment.names.isdisjoint(groups))
+        """Return the axis in at most two pieces: its segments with a name in ``groups``, and the
+        other segments."""
+        dealt = frozenset(
+            n for n, segment in enumerate(self.segments) if not segment.names.isdisjoint(groups)
+        )
         others = frozenset(range(len(self.segments))) - dealt
         if not dealt or not others:
             return [self]
@@ -218,7 +235,9 @@ class Pattern:
             segment: Segment | None = None
             if token["sign"] == "+":
                 if group is not None or adds or not axes:
-                    raise ConfigError(f"axes {text!r}: a + must stand between two names, numbers or brackets.")
+                    raise ConfigError(
+                        f"axes {text!r}: a + must stand between two names, numbers or brackets."
+                    )
                 adds = True
             elif token["sign"] == "(" and group is None:
                 group = []
@@ -226,7 +245,9 @@ class Pattern:
                 segment = Segment(tuple(group))
                 group = None
             elif token["sign"]:
-                raise ConfigError(f"axes {text!r}: brackets must match, without nesting or empty pairs.")
+                raise ConfigError(
+                    f"axes {text!r}: brackets must match, without nesting or empty pairs."
+                )
             else:
                 unit = token["unit"] and int(token["unit"])
                 factor = Factor(token["name"], int(token["literal"] or 1), unit)
@@ -242,7 +263,9 @@ class Pattern:
         if group is not None:
             raise ConfigError(f"axes {text!r}: a bracket is not closed.")
         if adds:
-            raise ConfigError(f"axes {text!r}: a + must stand between two names, numbers or brackets.")
+            raise ConfigError(
+                f"axes {text!r}: a + must stand between two names, numbers or brackets."
+            )
         return Pattern(tuple(Axis(tuple(segments)) for segments in axes))
 
     def __str__(self) -> str:
@@ -260,7 +283,8 @@ class Pattern:
         return sum(not axis.names.isdisjoint(groups) for axis in self.axes)
 
     def pieces(self, groups: Mapping[str, object]) -> "list[Pattern]":
-        """Cut a tensor into pieces, in each of which an axis has a name in ``groups`` in all segments or in none.
+        """Cut a tensor into pieces, in each of which an axis has a name in ``groups`` in all
+        segments or in none.
 
         The piece that every rank holds, if there is one, is the last.
         """
@@ -268,7 +292,8 @@ class Pattern:
         return [Pattern(axes) for axes in cut]
 
     def terms(self) -> "list[Pattern]":
-        """Return the products of segments, one of each axis, whose sizes add up to the size of what counts."""
+        """Return the products of segments, one of each axis, whose sizes add up to the size of what
+        counts."""
         segments = itertools.product(*(axis.counted for axis in self.axes))
         return [Pattern(tuple(Axis((segment,)) for segment in term)) for term in segments]
 
@@ -302,7 +327,8 @@ ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 def narrowed(
     lengths: Mapping[str, int], parameters: Mapping[str, Parameter], units: Mapping[str, Positions]
 ) -> dict[str, int]:
-    """Return the axis lengths of a subnet with ``units``; ``name[k]`` has length 1 if the subnet has unit k, else 0."""
+    """Return the axis lengths of a subnet with ``units``; ``name[k]`` has length 1 if the subnet
+    has unit k, else 0."""
     narrow = dict(lengths)
     narrow.update((name, len(held)) for name, held in units.items())
     for parameter in parameters.values():
@@ -316,18 +342,23 @@ def narrowed(
 def with_odds(
     lengths: Mapping[str, int], patterns: Iterable[Pattern], dealt: Mapping[str, int]
 ) -> dict[str, int | Fraction]:
-    """Return ``dealt``, a subnet's numbers of units, and for each ``name[k]`` the probability that it has unit k."""
+    """Return ``dealt``, a subnet's numbers of units, and for each ``name[k]`` the probability that
+    it has unit k."""
     odds: dict[str, int | Fraction] = dict(dealt)
-    for factor in (factor for pattern in patterns for axis in pattern.axes for factor in axis.factors):
+    for factor in (
+        factor for pattern in patterns for axis in pattern.axes for factor in axis.factors
+    ):
         if factor.unit is not None and factor.name in dealt:
             odds[str(factor)] = Fraction(dealt[factor.name], lengths[factor.name])
     return odds
 
 
 def overlap(positions: Positions, others: Positions) -> tuple[slice | np.ndarray, int]:
-    """Return the places in ``positions`` of the positions that both arguments have, and the number of places.
+    """Return the places in ``positions`` of the positions that both arguments have, and the number
+    of places.
 
-    The arguments are sorted, and the places ascend, so sender and receiver list the positions in the same order.
+    The arguments are sorted, and the places ascend, so sender and receiver list the positions in
+    the same order.
     """
     if isinstance(positions, range) and isinstance(others, range):
         start = max(positions.start, others.start)
@@ -340,7 +371,11 @@ def overlap(positions: Positions, others: Positions) -> tuple[slice | np.ndarray
         first, last = positions.searchsorted((others.start, others.stop)).tolist()
         return slice(first, last), last - first
     nearest = others.searchsorted(positions)
-    where = np.flatnonzero(others.take(nearest, mode="clip") == positions) if len(others) else nearest[:0]
+    where = (
+        np.flatnonzero(others.take(nearest, mode="clip") == positions)
+        if len(others)
+        else nearest[:0]
+    )
     return where, len(where)
 
 
@@ -349,8 +384,11 @@ def bytes_of(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) ->
 
 
 def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:
-    """Return the parameters and their slots: tensors of optimizer state with a parameter's axes, zero at first."""
+    """Return the parameters and their slots: tensors of optimizer state with a parameter's axes,
+    zero at first."""
     extended = dict(parameters)
     for name, parameter in parameters.items():
-        extended |= {Slot(name, kind): Parameter(parameter.pattern, parameter.dtype) for kind in slots}
+        extended |= {
+            Slot(name, kind): Parameter(parameter.pattern, parameter.dtype) for kind in slots
+        }
     return extended

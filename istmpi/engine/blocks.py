@@ -1,4 +1,5 @@
-"""Blocks, the parts of tensors that messages consist of: where they are in a tensor, and how they are sent."""
+"""Blocks, the parts of tensors that messages consist of: where they are in a tensor, and how they
+are sent."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +30,9 @@ class Block:
     mean: bool
     """True if the receiver takes the mean over all ranks that send this block."""
     holders: tuple[np.ndarray | None, ...] = ()
-    """An array per axis with the rank that holds each position in another deal (-1: no rank); None for an axis that is
-    not dealt. Elements that a rank holds in that deal are not sent. Empty if all elements are sent."""
+    """An array per axis with the rank that holds each position in another deal (-1: no rank); None
+    for an axis that is not dealt. Elements that a rank holds in that deal are not sent. Empty if
+    all elements are sent."""
     form: str = EXACT
     """The form in which the block's values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
@@ -38,17 +40,21 @@ class Block:
     piece: int = 0
     """The number of the block's piece of the parameter (`istmpi.engine.layout.pieces_to_move`)."""
     cut: tuple[int, int, int] | None = None
-    """A slab (part) of a block: the axis of the cut, first position, length of the block. None: a whole block."""
+    """A slab (part) of a block: the axis of the cut, first position, length of the block. None: a
+    whole block."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the sent values: ``extent``, or a single axis if the block has ``holders``."""
+        """The shape of the sent values: ``extent``, or a single axis if the block has
+        ``holders``."""
         if not self.holders:
             return self.extent
         counts = [np.bincount(where + 1)[1:] for where in self.holders if where is not None]
         ranks = min(map(len, counts))
         alike = reduce(np.multiply, (count[:ranks] for count in counts)).sum()
-        free = prod(length for length, where in zip(self.extent, self.holders, strict=True) if where is None)
+        free = prod(
+            length for length, where in zip(self.extent, self.holders, strict=True) if where is None
+        )
         return (prod(self.extent) - int(alike) * free,)
 
     @property
@@ -84,7 +90,8 @@ class Block:
         return outer * (length * inner) + rest + start * inner
 
     def in_rows(self, elements: int) -> "Iterator[Block]":
-        """Cut a whole block into slabs of rows. A slab has at most ``elements`` elements, or a single row."""
+        """Cut a whole block into slabs of rows. A slab has at most ``elements`` elements, or a
+        single row."""
         step = max(elements // max(prod(self.extent[1:]), 1), 1)
         for start in range(0, self.extent[0], step):
             yield _slab(self, 0, start, min(start + step, self.extent[0]))
@@ -95,7 +102,8 @@ class Block:
 
     @property
     def mask(self) -> np.ndarray:
-        """A boolean array of shape ``extent``, for a block with ``holders``: True for elements that are sent."""
+        """A boolean array of shape ``extent``, for a block with ``holders``: True for elements that
+        are sent."""
         axes = [
             where.reshape([-1 if place == axis else 1 for place in range(len(self.extent))])
             for axis, where in enumerate(self.holders)
@@ -135,8 +143,12 @@ Message = Sequence[Block]
 
 
 def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
-    """Cut messages into exchanges, ``[exchange][peer]``; a message has at most ``capacity`` bytes, or one slab."""
-    return [list(rounds) for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())]
+    """Cut messages into exchanges, ``[exchange][peer]``; a message has at most ``capacity`` bytes,
+    or one slab."""
+    return [
+        list(rounds)
+        for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())
+    ]
 
 
 def _cut(message: Message, capacity: int) -> Iterator[Message]:
@@ -163,7 +175,11 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
 
 
 def _cut_axis(block: Block, capacity: int) -> int:
-    small = (axis for axis, length in enumerate(block.extent) if block.dense_nbytes // length <= capacity // 16)
+    small = (
+        axis
+        for axis, length in enumerate(block.extent)
+        if block.dense_nbytes // length <= capacity // 16
+    )
     return next(small, int(np.argmax(block.extent)))
 
 
@@ -179,7 +195,9 @@ def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
     if holders and holders[axis] is not None:
         holders = (*holders[:axis], holders[axis][start:stop], *holders[axis + 1 :])
     _, begin, length = block.cut or (axis, 0, block.extent[axis])
-    return replace(block, index=index, extent=extent, holders=holders, cut=(axis, begin + start, length))
+    return replace(
+        block, index=index, extent=extent, holders=holders, cut=(axis, begin + start, length)
+    )
 
 
 def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:
@@ -210,14 +228,20 @@ def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
     elif len(fancy) == 1:
         target[(slice(None),) * fancy[0] + (index[fancy[0]],)] = values
     elif fancy[0] == 0 and values[0].size >= _LONG_ROW:
-        rest = tuple(where if axis in fancy else slice(None) for axis, where in enumerate(index))[1:]
+        rest = tuple(where if axis in fancy else slice(None) for axis, where in enumerate(index))[
+            1:
+        ]
         for row, part in zip(index[0], values, strict=True):
             _scatter(target[row], rest, part)
     else:
-        open_index = [where if axis in fancy else np.arange(target.shape[axis]) for axis, where in enumerate(index)]
+        open_index = [
+            where if axis in fancy else np.arange(target.shape[axis])
+            for axis, where in enumerate(index)
+        ]
         target[np.ix_(*open_index)] = values
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """Return the tensor's memory as integers of its element size, so that NumPy copies any dtype."""
+    """Return the tensor's memory as integers of its element size, so that NumPy copies any
+    dtype."""
     return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy()

@@ -1,9 +1,11 @@
-"""Exchanges dealt parameters for the next round while a round still takes local steps (method.delay).
+"""Exchanges dealt parameters for the next round while a round still takes local steps
+(method.delay).
 
-Deals are known in advance. An owner sends an element at the beginning of a round in which no rank trains the element,
-if a rank trains it next. An element that its rank does not train next leaves before the last local steps: to the rank
-that trains it next, or else to its owner. Other elements stay. After the round no message is on its way, and every rank
-has all dealt values that it trains next.
+Deals are known in advance. An owner sends an element at the beginning of a round in which no rank
+trains the element, if a rank trains it next. An element that its rank does not train next leaves
+before the last local steps: to the rank that trains it next, or else to its owner. Other elements
+stay. After the round no message is on its way, and every rank has all dealt values that it trains
+next.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -38,7 +40,8 @@ class HeldParts:
 def receive_buffers(
     buffers: Buffers, parameters: Mapping[str, Parameter], deal: Partition, rank: int
 ) -> dict[str, torch.Tensor]:
-    """Return host tensors for a rank's part in a deal, from ``buffers``; add new tensors where none fits."""
+    """Return host tensors for a rank's part in a deal, from ``buffers``; add new tensors where none
+    fits."""
     for name, parameter in parameters.items():
         shape = part_shape(deal, parameter, rank)
         if name not in buffers or buffers[name].shape != shape:
@@ -47,7 +50,8 @@ def receive_buffers(
 
 
 class EarlyExchange:
-    """The exchange for the next round, done by a background thread. All ranks call the same methods in the same order.
+    """The exchange for the next round, done by a background thread. All ranks call the same methods
+    in the same order.
 
     Nothing else may use ``communicator``, whose traffic `finish` adds to its argument.
     """
@@ -78,7 +82,9 @@ class EarlyExchange:
     def leave(self, trained: Tensors) -> None:
         for name, values in self._leaving.items():
             values.copy_(trained[name])
-        self._held.flushed = False  # the push changes owners' rows: after a rollback a flush must restore them
+        self._held.flushed = (
+            False  # the push changes owners' rows: after a rollback a flush must restore them
+        )
         self._work.put(self._send)
 
     def finish(self, traffic: Traffic) -> float:
@@ -87,7 +93,8 @@ class EarlyExchange:
         return self._work.seconds
 
     def assemble(self, trained: Tensors) -> HeldParts:
-        """Return this rank's part of the next deal: elements that arrived, and ``trained`` elements that stay."""
+        """Return this rank's part of the next deal: elements that arrived, and ``trained`` elements
+        that stay."""
         self._hop.stay(trained, self._arriving)
         return HeldParts(self._following, self._arriving)
 

@@ -1,23 +1,24 @@
-"""Codecs of few bits: floats of 4 bits (E3M0), or only the largest of every 4,096 values, with their places.
+"""Codecs of few bits: floats of 4 bits (E3M0), or only the largest of every 4,096 values, with
+their places.
 
 `Float4` codes a value as a sign and three bits of exponent. Two values share a byte.
 
     ceil(n / 1024) float32     the largest magnitude of each block of 1,024 values
     ceil(n / 2) bytes          codes, the first value in the low half: 0 for zero, or 1 to 7; plus 8 for minus
 
-A code c from 1 to 7 stands for the block's largest magnitude times 2**(c - 7), so the largest magnitude is exact. Each
-value is rounded to the nearest code. If a value is not finite, all
-values of its block become NaN.
+A code c from 1 to 7 stands for the block's largest magnitude times 2**(c - 7), so the largest
+magnitude is exact. Each value is rounded to the nearest code. If a value is not finite, all values
+of its block become NaN.
 
-`TopK`, for SparseLoCo, cuts each tensor into chunks of 4,096 values. A shorter last chunk sends proportionally fewer
-values. A message has three parts, for chunk after chunk:
+`TopK`, for SparseLoCo, cuts each tensor into chunks of 4,096 values. A shorter last chunk sends
+proportionally fewer values. A message has three parts, for chunk after chunk:
 
     12 bits for each sent value: its place in its chunk, ascending
     2 bits for each sent value: its group (low bit) and its sign (high bit)
     two bfloat16 for each chunk: the mean magnitude of each group
 
-A chunk's sent values are in two groups: with magnitudes up to their mean (0), and with larger magnitudes (1). Bytes are
-filled from their lowest bits.
+A chunk's sent values are in two groups: with magnitudes up to their mean (0), and with larger
+magnitudes (1). Bytes are filled from their lowest bits.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ from istmpi.engine.packed_sizes import BLOCK, CHUNK, float4_bytes, top_k_entries
 
 _LEVELS = 7
 _LEAST = 2.0**-_LEVELS
-"""Half of the smallest code's magnitude, relative to the block's largest; smaller values become zero."""
+"""Half of the smallest code's magnitude, relative to the block's largest; smaller values become
+zero."""
 _MAGNITUDES = torch.tensor([0.0, *(2.0**-power for power in reversed(range(_LEVELS)))])
 _FACTORS = torch.cat([_MAGNITUDES, -_MAGNITUDES])
 
@@ -50,7 +52,9 @@ class Float4:
         relative = (blocked.abs() / largest[:, None]).nan_to_num_(0.0)
         mantissa, exponent = torch.frexp(relative)
         codes = (exponent + (mantissa >= 0.75) + (_LEVELS - 1)).clamp_(1, _LEVELS).to(torch.uint8)
-        codes = torch.where(relative >= _LEAST, codes | (blocked < 0).to(torch.uint8) << 3, 0).view(-1)
+        codes = torch.where(relative >= _LEAST, codes | (blocked < 0).to(torch.uint8) << 3, 0).view(
+            -1
+        )
         codes = codes[: count + count % 2]
         return torch.cat([largest.view(torch.uint8), codes[0::2] | codes[1::2] << 4]).numpy()
 
@@ -67,7 +71,8 @@ _BITS = torch.arange(0, 8, 2, dtype=torch.uint8)
 
 @dataclass(frozen=True)
 class TopK:
-    """A codec that sends the ``top`` largest magnitudes of every 4,096 values of flat tensors with ``sizes`` elements.
+    """A codec that sends the ``top`` largest magnitudes of every 4,096 values of flat tensors with
+    ``sizes`` elements.
 
     `istmpi.engine.packed_sizes.top_k_bytes` gives the length of its messages.
     """
@@ -78,7 +83,9 @@ class TopK:
     @property
     def kept(self) -> list[int]:
         return [
-            -(-self.top * min(CHUNK, size - start) // CHUNK) for size in self.sizes for start in range(0, size, CHUNK)
+            -(-self.top * min(CHUNK, size - start) // CHUNK)
+            for size in self.sizes
+            for start in range(0, size, CHUNK)
         ]
 
     def encode(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -89,21 +96,36 @@ class TopK:
         return torch.cat([sent, packed, torch.cat(levels).view(torch.uint8).view(-1)])
 
     def decode(self, packed: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places of the sent values in the concatenation of all flat tensors, and the values."""
+        """Return the places of the sent values in the concatenation of all flat tensors, and the
+        values."""
         kept = torch.tensor(self.kept)
         firsts = accumulate(self.sizes, initial=0)
-        starts = [first + start for first, size in zip(firsts, self.sizes) for start in range(0, size, CHUNK)]
+        starts = [
+            first + start
+            for first, size in zip(firsts, self.sizes)
+            for start in range(0, size, CHUNK)
+        ]
         entries = top_k_entries(self.top, self.sizes)
         split = -(-3 * entries // 2)
-        places = _unpack_places(packed[:split], entries) + torch.tensor(starts).repeat_interleave(kept)
+        places = _unpack_places(packed[:split], entries) + torch.tensor(starts).repeat_interleave(
+            kept
+        )
         middle = split - (-entries // 4)
         codes = (packed[split:middle, None] >> _BITS & 3).view(-1)[:entries]
-        levels = packed[middle:].clone().view(torch.bfloat16).view(-1, 2).to(dtype).repeat_interleave(kept, 0)
+        levels = (
+            packed[middle:]
+            .clone()
+            .view(torch.bfloat16)
+            .view(-1, 2)
+            .to(dtype)
+            .repeat_interleave(kept, 0)
+        )
         magnitudes = torch.where(codes & 1 > 0, levels[:, 1], levels[:, 0])
         return places, torch.where(codes & 2 > 0, -magnitudes, magnitudes)
 
     def _chosen(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (places, values), both ``[chunk, value]``, of the full chunks, then of a shorter last chunk."""
+        """Return (places, values), both ``[chunk, value]``, of the full chunks, then of a shorter
+        last chunk."""
         whole = values.numel() // CHUNK * CHUNK
         chosen = []
         for part in (values[:whole].view(-1, CHUNK), values[whole:].view(1, -1)):
@@ -133,12 +155,18 @@ def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _pack_places(places: torch.Tensor) -> torch.Tensor:
     count = len(places)
     first, second = torch.nn.functional.pad(places, (0, count % 2)).view(-1, 2).unbind(1)
-    packed = torch.stack([first & 255, first >> 8 | (second & 15) << 4, second >> 4], 1).to(torch.uint8).view(-1)
+    packed = (
+        torch.stack([first & 255, first >> 8 | (second & 15) << 4, second >> 4], 1)
+        .to(torch.uint8)
+        .view(-1)
+    )
     return packed[: -(-3 * count // 2)]
 
 
 def _unpack_places(packed: torch.Tensor, count: int) -> torch.Tensor:
-    low, middle, high = torch.nn.functional.pad(packed, (0, -len(packed) % 3)).long().view(-1, 3).unbind(1)
+    low, middle, high = (
+        torch.nn.functional.pad(packed, (0, -len(packed) % 3)).long().view(-1, 3).unbind(1)
+    )
     return torch.stack([low | (middle & 15) << 8, middle >> 4 | high << 4], 1).view(-1)[:count]
 
 

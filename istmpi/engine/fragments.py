@@ -1,7 +1,9 @@
-"""Fragments: the parts of a network that are sent one by one in a round, and the local steps when they leave. Pure.
+"""Fragments: the parts of a network that are sent one by one in a round, and the local steps when
+they leave. Pure.
 
-A layer is a parameter of two or more axes, and the parameters of fewer axes that follow it. Fragment p of F has the
-layers p, p+F, p+2F, ...: in a deep network, each fragment has layers near the input and layers near the output.
+A layer is a parameter of two or more axes, and the parameters of fewer axes that follow it.
+Fragment p of F has the layers p, p+F, p+2F, ...: in a deep network, each fragment has layers near
+the input and layers near the output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,8 @@ from istmpi.engine.axes import Parameter
 
 @dataclass(frozen=True)
 class Departure:
-    """Parameters that leave together after ``leaves`` local steps of every round, and arrive after ``arrives``."""
+    """Parameters that leave together after ``leaves`` local steps of every round, and arrive after
+    ``arrives``."""
 
     leaves: int
     arrives: int
@@ -20,7 +23,8 @@ class Departure:
 
 
 def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
-    """Return the names of each layer, in the network's order. Parameters before the first matrix join its layer."""
+    """Return the names of each layer, in the network's order. Parameters before the first matrix
+    join its layer."""
     by_layer: list[list[str]] = []
     has_matrix = True
     for name, parameter in parameters.items():
@@ -39,11 +43,12 @@ FRAGMENTS = 4
 def departures(
     parameters: Mapping[str, Parameter], fragments: int | None, steps: int, delay: int
 ) -> Sequence[Departure]:
-    """Return the departures of a round of ``steps`` local steps, in order of time; all arrive by the round's end.
+    """Return the departures of a round of ``steps`` local steps, in order of time; all arrive by
+    the round's end.
 
-    Departures are spread evenly; the last is ``delay`` (at most ``steps - 1``) steps before the end. A fragment that
-    would not arrive before the next leaves goes with it. There are ``fragments`` (default `FRAGMENTS`), at most one a
-    layer.
+    Departures are spread evenly; the last is ``delay`` (at most ``steps - 1``) steps before the
+    end. A fragment that would not arrive before the next leaves goes with it. There are
+    ``fragments`` (default `FRAGMENTS`), at most one a layer.
     """
     delay = min(delay, steps - 1)
     every, last = layers(parameters), steps - delay
@@ -53,8 +58,12 @@ def departures(
         planned = -(-last * (number + 1) // count)
         if leaves - planned > delay:
             leaves = planned
-        by_step.setdefault(leaves, set()).update(name for layer in every[number::count] for name in layer)
+        by_step.setdefault(leaves, set()).update(
+            name for layer in every[number::count] for name in layer
+        )
     return [
-        Departure(leaves, leaves + delay, tuple(name for name in parameters if name in by_step[leaves]))
+        Departure(
+            leaves, leaves + delay, tuple(name for name in parameters if name in by_step[leaves])
+        )
         for leaves in sorted(by_step)
     ]

@@ -1,10 +1,11 @@
 """Layouts: the positions of a parameter that each rank has.
 
-Every layout is an outer product: a rank's part of a tensor is given by one set of positions per axis. The elements
-that two ranks have in common are an outer product, too. Every message therefore is ``tensor[np.ix_(...)]``.
+Every layout is an outer product: a rank's part of a tensor is given by one set of positions per
+axis. The elements that two ranks have in common are an outer product, too. Every message therefore
+is ``tensor[np.ix_(...)]``.
 
-`Owners` is the layout of the ranks' stores. The layout of a round is `istmpi.engine.partition.Partition`, or in
-federated averaging `Replicated`.
+`Owners` is the layout of the ranks' stores. The layout of a round is
+`istmpi.engine.partition.Partition`, or in federated averaging `Replicated`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,8 @@ from istmpi.engine.axes import Axis, Parameter, Positions
 
 
 class Layout(Protocol):
-    """The positions of every parameter that each rank has. A layout is pure, and the same on every rank."""
+    """The positions of every parameter that each rank has. A layout is pure, and the same on every
+    rank."""
 
     lengths: Mapping[str, int]
     ranks: int
@@ -32,12 +34,14 @@ class Layout(Protocol):
         """The most positions that any rank has along a tensor's axis number ``place``."""
 
     def copies(self, names: frozenset[str]) -> int:
-        """Return the number of ranks that have an element of a tensor with these axis names, if any rank has it."""
+        """Return the number of ranks that have an element of a tensor with these axis names, if any
+        rank has it."""
 
 
 @dataclass(frozen=True)
 class Owners:
-    """Contiguous blocks of rows, one for each rank; their lengths differ by at most 1. Elements have one owner."""
+    """Contiguous blocks of rows, one for each rank; their lengths differ by at most 1. Elements
+    have one owner."""
 
     lengths: Mapping[str, int]
     ranks: int
@@ -61,7 +65,8 @@ class Owners:
 
 @dataclass(frozen=True)
 class Replicated:
-    """A layout in which the ranks ``members`` (None: all ranks) have everything, and other ranks nothing."""
+    """A layout in which the ranks ``members`` (None: all ranks) have everything, and other ranks
+    nothing."""
 
     lengths: Mapping[str, int]
     ranks: int
@@ -88,10 +93,11 @@ class Replicated:
 def pieces_to_move(
     parameters: Mapping[str, Parameter], layouts: Iterable[Layout | None], shared: bool = True
 ) -> list[tuple[str, int, Parameter]]:
-    """Return (name, number, piece) for the pieces of parameters that move: a rank's part of a piece has equal copies.
+    """Return (name, number, piece) for the pieces of parameters that move: a rank's part of a piece
+    has equal copies.
 
-    A parameter is one piece, unless an axis has segments of which the layouts deal out only some. ``shared``: False
-    leaves out the pieces of such parameters that all ranks have.
+    A parameter is one piece, unless an axis has segments of which the layouts deal out only some.
+    ``shared``: False leaves out the pieces of such parameters that all ranks have.
     """
     groups: dict[str, object] = {}
     for layout in layouts:
@@ -106,4 +112,7 @@ def pieces_to_move(
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:
-    return tuple(len(layout.positions(axis, place, rank)) for place, axis in enumerate(parameter.pattern.axes))
+    return tuple(
+        len(layout.positions(axis, place, rank))
+        for place, axis in enumerate(parameter.pattern.axes)
+    )

@@ -1,4 +1,5 @@
-"""The outer step: it uses a round's change of the weights like a gradient (DiLoCo, arXiv 2311.08105).
+"""The outer step: it uses a round's change of the weights like a gradient (DiLoCo, arXiv
+2311.08105).
 
     velocity <- momentum * velocity + change
     weights  <- start + lr * (change + momentum * velocity)          Nesterov's momentum
@@ -13,7 +14,8 @@ from istmpi.engine.store import Tensors
 
 
 class Outer:
-    """The outer optimizer of a run. ``start``: the weights before the present round; empty if the step is ``idle``."""
+    """The outer optimizer of a run. ``start``: the weights before the present round; empty if the
+    step is ``idle``."""
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.0):
         self.lr, self.momentum = lr, momentum
@@ -22,13 +24,16 @@ class Outer:
         self.start: dict[str, torch.Tensor] = {}
 
     def begin(self, tensors: Tensors) -> None:
-        self.start = {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
+        self.start = (
+            {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
+        )
 
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:
-        """Replace a round's resulting weights in ``tensors`` by the next round's start, in place; update velocities.
+        """Replace a round's resulting weights in ``tensors`` by the next round's start, in place;
+        update velocities.
 
-        ``trained``: a mask for each weight, true for elements that a rank trained; None for all elements. Others go
-        back to ``start``, and keep their velocity.
+        ``trained``: a mask for each weight, true for elements that a rank trained; None for all
+        elements. Others go back to ``start``, and keep their velocity.
         """
         for name, before in self.start.items():
             weight = tensors[name]
@@ -36,7 +41,9 @@ class Outer:
             if self.momentum:
                 velocity = tensors[Slot(name, VELOCITY)]
                 change = velocity * self.momentum + (weight - before)
-                velocity.copy_(change if trained is None else torch.where(trained[name], change, velocity))
+                velocity.copy_(
+                    change if trained is None else torch.where(trained[name], change, velocity)
+                )
                 after += velocity * (self.lr * self.momentum)
             weight.copy_(after if trained is None else torch.where(trained[name], after, before))
         self.start = {}

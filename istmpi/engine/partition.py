@@ -1,4 +1,5 @@
-"""The deal of a round: the units (neurons, channels) of each group that every rank holds and trains."""
+"""The deal of a round: the units (neurons, channels) of each group that every rank holds and
+trains."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,11 @@ from istmpi.units import counted
 
 
 def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> list[int]:
-    """Return the sizes of the consecutive blocks into which ``length`` units are cut, one block for each rank.
+    """Return the sizes of the consecutive blocks into which ``length`` units are cut, one block for
+    each rank.
 
-    Without ``shares`` the sizes differ by at most one. With ``shares``, sizes are nearly proportional to the shares,
-    and at least one.
+    Without ``shares`` the sizes differ by at most one. With ``shares``, sizes are nearly
+    proportional to the shares, and at least one.
     """
     if shares is None:
         return [length // ranks + (rank < length % ranks) for rank in range(ranks)]
@@ -34,7 +36,8 @@ def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> li
 
 
 def draw_ranks(ranks: int, fraction: float, seed: int, round: int) -> tuple[int, ...]:
-    """Draw the ranks that take part in a round: a ``fraction`` of all, at least one; return them in ascending order."""
+    """Draw the ranks that take part in a round: a ``fraction`` of all, at least one; return them in
+    ascending order."""
     order = rng.permutation(ranks, rng.key(seed, "drawn", round))
     return tuple(sorted(order[: drawn_count(ranks, fraction)].tolist()))
 
@@ -43,7 +46,12 @@ def drawn_count(ranks: int, fraction: float) -> int:
     return max(int(fraction * ranks), 1)
 
 
-def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares: Sequence[float] | None = None) -> None:
+def check(
+    lengths: Mapping[str, int],
+    groups: Sequence[str],
+    ranks: int,
+    shares: Sequence[float] | None = None,
+) -> None:
     """Raise ConfigError if `Partition.draw` cannot make a deal of these arguments."""
     for name in groups:
         if name not in lengths:
@@ -61,15 +69,17 @@ def check(lengths: Mapping[str, int], groups: Sequence[str], ranks: int, shares:
                 f"shares has {len(shares)} numbers, but the run has {ranks} ranks; give one for each rank."
             )
         if not all(0 < share < float("inf") for share in shares):
-            raise ConfigError(f"shares {list(shares)} must be positive and finite, one for each rank.")
+            raise ConfigError(
+                f"shares {list(shares)} must be positive and finite, one for each rank."
+            )
 
 
 @dataclass(frozen=True)
 class Partition:
     """The deal of a round, which is the layout in which every rank holds its subnet.
 
-    ``units[name][rank]``: the sorted units of a dealt group that the rank holds. If no group is dealt, every rank holds
-    everything, as in local SGD.
+    ``units[name][rank]``: the sorted units of a dealt group that the rank holds. If no group is
+    dealt, every rank holds everything, as in local SGD.
     """
 
     lengths: Mapping[str, int]
@@ -86,11 +96,13 @@ class Partition:
         shares: Sequence[float] | None = None,
         redeal: float = 1.0,
     ) -> "Partition":
-        """Deal out every group at random without replacement. Pure, so every rank computes the same deal.
+        """Deal out every group at random without replacement. Pure, so every rank computes the same
+        deal.
 
-        Each group has a random stream for (seed, group, round), so groups do not change each other's deals. With
-        ``redeal`` below 1 at most that fraction of a group's units (rounded up) moves each round, and a deal depends
-        on all earlier deals. Raises ConfigError if the deal is impossible.
+        Each group has a random stream for (seed, group, round), so groups do not change each
+        other's deals. With ``redeal`` below 1 at most that fraction of a group's units (rounded up)
+        moves each round, and a deal depends on all earlier deals. Raises ConfigError if the deal is
+        impossible.
         """
         check(lengths, groups, ranks, shares)
         units = {}
@@ -107,15 +119,19 @@ class Partition:
         return axis.positions(self.lengths, self.held(rank))
 
     def largest(self, axis: Axis, place: int) -> int:
-        return axis.count({**self.lengths, **{name: max(map(len, parts)) for name, parts in self.units.items()}})
+        return axis.count(
+            {**self.lengths, **{name: max(map(len, parts)) for name, parts in self.units.items()}}
+        )
 
     def copies(self, names: frozenset[str]) -> int:
         return self.ranks if names.isdisjoint(self.units) else 1
 
     def holder(self, axis: Axis) -> np.ndarray | None:
-        """Return the rank that holds all units of each position along an axis: ``[length]`` int64, -1 for no rank.
+        """Return the rank that holds all units of each position along an axis: ``[length]`` int64,
+        -1 for no rank.
 
-        Returns None for an axis that is not dealt out. Positions of segments that are not dealt out get -1.
+        Returns None for an axis that is not dealt out. Positions of segments that are not dealt out
+        get -1.
         """
         if axis.names.isdisjoint(self.units):
             return None
@@ -147,7 +163,8 @@ class Partition:
 
 
 def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.ndarray:
-    """Return the units of a group in the random order in which they are dealt: ``[length]`` int64."""
+    """Return the units of a group in the random order in which they are dealt: ``[length]``
+    int64."""
     if redeal >= 1:
         return rng.permutation(length, rng.key(seed, "deal", name, round))
     walk = (length, name, seed, redeal)
@@ -165,4 +182,5 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
 
 
 _walked: dict[tuple, tuple[int, np.ndarray]] = {}
-"""The last computed order of each partly redealt group, and its round. A later round's order starts from it."""
+"""The last computed order of each partly redealt group, and its round. A later round's order starts
+from it."""

@@ -1,7 +1,9 @@
-"""The newest values of every parameter: where they are, and how they get to the ranks that train them and back.
+"""The newest values of every parameter: where they are, and how they get to the ranks that train
+them and back.
 
-Each rank has a store of the rows that it owns (`istmpi.engine.store`). Between rounds, holders may have newer values of
-dealt parameters, and every rank newer values of common parameters; `Shards.flush` brings newer values to the owners.
+Each rank has a store of the rows that it owns (`istmpi.engine.store`). Between rounds, holders may
+have newer values of dealt parameters, and every rank newer values of common parameters;
+`Shards.flush` brings newer values to the owners.
 """
 
 from collections.abc import Callable, MutableMapping, Sequence
@@ -30,8 +32,8 @@ from istmpi.engine.wire import forms_of
 class Shards:
     """The parameters as one rank sees them. A round of IST calls `fetch`, `give` and `outer_step`.
 
-    All ranks call the same methods in the same order. ``restored``: this rank's own values from a checkpoint
-    (`of_this_rank`), by name; a resumed run begins with them.
+    All ranks call the same methods in the same order. ``restored``: this rank's own values from a
+    checkpoint (`of_this_rank`), by name; a resumed run begins with them.
     """
 
     def __init__(
@@ -48,9 +50,11 @@ class Shards:
         self._restored = dict(restored)
         self._held: HeldParts | None = None
         self._common: dict[str, torch.Tensor] = {}
-        """Common tensors, whole, on this rank's device; empty if they must be fetched from the owners."""
+        """Common tensors, whole, on this rank's device; empty if they must be fetched from the
+        owners."""
         self.alike: dict[str, torch.Tensor] = {}
-        """Slots with the same values on all ranks, whole, on this rank's device, such as an outer step's velocity."""
+        """Slots with the same values on all ranks, whole, on this rank's device, such as an outer
+        step's velocity."""
         self._mean_taken = True
         """True if all ranks have the same values of the common parameters."""
         self._reached: dict[str, torch.Tensor] = {}
@@ -60,51 +64,76 @@ class Shards:
         self._slots: dict[str, torch.Tensor] = {}
         """Slots that only this rank has (`Route.own_slots`), on its device."""
         self._starts: dict[str, torch.Tensor] = {}
-        """Weights at a round's start, on this rank's device, if changes are sent (`Route.sends_changes`)."""
+        """Weights at a round's start, on this rank's device, if changes are sent
+        (`Route.sends_changes`)."""
         self._own: dict[str, torch.Tensor] = {}
         """Copies of slots that differ between ranks, from a round's beginning."""
         self._beside = communicator.duplicate() if route.early else None
         self._early: EarlyExchange | None = None
 
     def fetch(self, round: int, tensors: Tensors) -> None:
-        """Fill ``tensors`` with the values with which this rank begins a round; begin the early exchange, if any."""
+        """Fill ``tensors`` with the values with which this rank begins a round; begin the early
+        exchange, if any."""
         route, store, deal = self.route, self.store, self.route.deal(round)
         if self._held is None and (before := route.recovered(round)):
             self._held = self._recovered(before)
         held, targets = self._held, dict(tensors)
         if not self._common:
-            slots = [name for name in store.parameters if name not in tensors] if route.keeps_all else ()
+            slots = (
+                [name for name in store.parameters if name not in tensors]
+                if route.keeps_all
+                else ()
+            )
             self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
             targets |= self.alike
         present = {**self._common, **(held.tensors if held and held.deal is deal else {})}
         before = held.deal if held and held.deal is not deal else None
         arriving: dict[str, torch.Tensor] = {}
-        for leg in route.into({name: store.parameters[name] for name in self._names(targets)}, round, before, present):
+        for leg in route.into(
+            {name: store.parameters[name] for name in self._names(targets)}, round, before, present
+        ):
             with self._clock(leg.name):
                 if leg.name == HOP:
-                    arriving = receive_buffers(self._arriving | self._lent(deal), leg.parameters, deal, store.rank)
+                    arriving = receive_buffers(
+                        self._arriving | self._lent(deal), leg.parameters, deal, store.rank
+                    )
                     self._move(leg, held.tensors, arriving)
                     self._held = HeldParts(deal, dict(arriving))
                 else:
-                    missing = {name: targets[name] for name in leg.parameters if name not in arriving}
+                    missing = {
+                        name: targets[name] for name in leg.parameters if name not in arriving
+                    }
                     arriving |= empty_on_host(missing)
                     self._move(leg, store.tensors, arriving)
         for name, values in present.items():
             targets[name].copy_(values)
         if self._sparse and not self._common:
-            weights = {name: arriving[name] for name in weights_among(arriving) if route.is_common(name)}
+            weights = {
+                name: arriving[name] for name in weights_among(arriving) if route.is_common(name)
+            }
             self._sparse.begin(weights, self._restored, targets)
         copy_from_host(arriving | self._restored, {name: targets[name] for name in arriving})
         if route.own_slots:
-            self._slots = {name: values for name, values in tensors.items() if isinstance(name, Slot)}
-            copy_from_host(self._restored, {name: self._slots[name] for name in self._restored if name in self._slots})
+            self._slots = {
+                name: values for name, values in tensors.items() if isinstance(name, Slot)
+            }
+            copy_from_host(
+                self._restored,
+                {name: self._slots[name] for name in self._restored if name in self._slots},
+            )
             self._own = {name: values.clone() for name, values in self._slots.items()}
         common = {name: targets[name] for name in self._names(targets) if route.is_common(name)}
         if self._sparse and route.every == 1:  # `rollback` restores them after a dropped round
-            self._own = {name: values.clone() for name, values in common.items() if isinstance(name, Slot)}
+            self._own = {
+                name: values.clone() for name, values in common.items() if isinstance(name, Slot)
+            }
         self.outer.begin(common or store.tensors)
         if route.sends_changes:
-            self._starts = self.outer.start if common else {n: targets[n].clone() for n in weights_among(arriving)}
+            self._starts = (
+                self.outer.start
+                if common
+                else {n: targets[n].clone() for n in weights_among(arriving)}
+            )
         self._communicator.release_scratch()  # local steps need its memory
         if route.leaves_early(round):
             buffers = self._arriving, self._leaving
@@ -120,7 +149,8 @@ class Shards:
                 self._early.leave(trained)
 
     def give(self, round: int, trained: Tensors) -> None:
-        """Pass on the values trained in a round: take the mean if due, and push to owners or end an early exchange."""
+        """Pass on the values trained in a round: take the mean if due, and push to owners or end an
+        early exchange."""
         route, parameters = self.route, self.store.parameters
         moved = {name: parameters[name] for name in parameters if name in trained}
         self._own = {}  # nothing is rolled back any more, and what follows needs that memory
@@ -133,8 +163,13 @@ class Shards:
                 self._push(round, leg, trained)
         common = {name: trained[name] for name in moved if route.is_common(name)}
         self._mean_taken, self._restored = route.mean_is_due(round), {}
-        # Owners do not have these values before the next mean, so a copy is kept in case the next round is dropped.
-        self._common = common if route.every == 1 else {name: values.clone() for name, values in common.items()}
+        # Owners do not have these values before the next mean, so a copy is kept in case the next
+        # round is dropped.
+        self._common = (
+            common
+            if route.every == 1
+            else {name: values.clone() for name, values in common.items()}
+        )
 
     def outer_step(self) -> None:
         """Take the outer step on a round's change, and write common parameters to their owners.
@@ -156,7 +191,9 @@ class Shards:
         if held and not held.flushed:
             moved = {name: store.parameters[name] for name in held.tensors}
             lent = {tensor.data_ptr() for tensor in store.tensors.values()}
-            held.tensors |= {name: at.clone() for name, at in held.tensors.items() if at.data_ptr() in lent}
+            held.tensors |= {
+                name: at.clone() for name, at in held.tensors.items() if at.data_ptr() in lent
+            }
             transfer = Transfer(moved, held.deal, store.owners, store.rank, shared=False)
             transfer.run(held.tensors, store.tensors, self._communicator)
             held.flushed = True
@@ -183,29 +220,38 @@ class Shards:
     def through_owners(
         self, tensors: Tensors, serve: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Send whole parameters to their owners, row by row, and return the owners' replies as whole parameters.
+        """Send whole parameters to their owners, row by row, and return the owners' replies as
+        whole parameters.
 
-        ``serve(name, rows)``: the owner calls it with all ranks' values of its rows, ``[rank, row, ...]``. It returns
-        the reply to each rank, in the same shape.
+        ``serve(name, rows)``: the owner calls it with all ranks' values of its rows, ``[rank, row,
+        ...]``. It returns the reply to each rank, in the same shape.
         """
         rank, ranks, owners = self._communicator.rank, self._communicator.size, self.store.owners
         back = {}
         for name, whole in on_host(tensors).items():
-            parts = [whole[rows.start : rows.stop] for rows in (owners.rows(len(whole), peer) for peer in range(ranks))]
+            parts = [
+                whole[rows.start : rows.stop]
+                for rows in (owners.rows(len(whole), peer) for peer in range(ranks))
+            ]
             with self._clock(PUSH):
                 arrived = self._all_to_all(parts, [parts[rank]] * ranks)
             served = serve(name, torch.stack(arrived))
             with self._clock("pull"):
-                back[name] = torch.cat(self._all_to_all(list(served), parts)).to(tensors[name].device)
+                back[name] = torch.cat(self._all_to_all(list(served), parts)).to(
+                    tensors[name].device
+                )
         return back
 
-    def _all_to_all(self, sent: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _all_to_all(
+        self, sent: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         outgoing = torch.cat([values.reshape(-1) for values in sent]).view(torch.uint8).numpy()
         incoming = torch.empty(sum(values.numel() for values in like), dtype=like[0].dtype)
         layouts = [[values.nbytes for values in values_of] for values_of in (sent, like)]
         starts = [[0, *accumulate(counts)][:-1] for counts in layouts]
         self._communicator.alltoallv(
-            (outgoing, layouts[0], starts[0]), (incoming.view(torch.uint8).numpy(), layouts[1], starts[1])
+            (outgoing, layouts[0], starts[0]),
+            (incoming.view(torch.uint8).numpy(), layouts[1], starts[1]),
         )
         parts = incoming.split([values.numel() for values in like])
         return [part.view(values.shape) for part, values in zip(parts, like, strict=True)]
@@ -213,13 +259,17 @@ class Shards:
     def of_this_rank(self) -> dict[str, torch.Tensor]:
         """Return the values that only this rank has and a checkpoint needs, whole, in host memory.
 
-        Between two means, these are common parameters. `SparseMean` adds optimizer state, unsent changes and starts.
-        Slots that no owner stores (`Route.own_slots`) count, too.
+        Between two means, these are common parameters. `SparseMean` adds optimizer state, unsent
+        changes and starts. Slots that no owner stores (`Route.own_slots`) count, too.
         """
         tensors = self._restored if self._mean_taken else on_host(self._common)
         if self._sparse and self._common:
-            slots = {name: values for name, values in self._common.items() if isinstance(name, Slot)}
-            tensors = tensors | on_host(slots | self._sparse.slots(not self._mean_taken))  # else owners have them
+            slots = {
+                name: values for name, values in self._common.items() if isinstance(name, Slot)
+            }
+            tensors = tensors | on_host(
+                slots | self._sparse.slots(not self._mean_taken)
+            )  # else owners have them
         return tensors | on_host(self._slots)
 
     def keep(self, tensors: Tensors) -> None:
@@ -230,7 +280,10 @@ class Shards:
     def _lent(self, deal: Partition) -> dict[str, torch.Tensor]:
         lent = {}
         for name, parameter in self.store.parameters.items():
-            shape, rows = part_shape(deal, parameter, self.store.rank), self.store.tensors[name].view(-1)
+            shape, rows = (
+                part_shape(deal, parameter, self.store.rank),
+                self.store.tensors[name].view(-1),
+            )
             if _is_held_once(parameter, deal) and 0 < prod(shape) <= len(rows):
                 lent[name] = rows[: prod(shape)].view(shape)
         return lent
@@ -245,7 +298,9 @@ class Shards:
 
     def _recovered(self, deal: Partition) -> HeldParts:
         rank, stored = self.store.rank, self.store.parameters
-        parameters = {name: stored[name] for name in stored if stored[name].pattern.dealt(deal.units)}
+        parameters = {
+            name: stored[name] for name in stored if stored[name].pattern.dealt(deal.units)
+        }
         tensors = receive_buffers({}, parameters, deal, rank)
         with self._clock("pull"):
             pull = Transfer(parameters, self.store.owners, deal, rank)
@@ -259,14 +314,20 @@ class Shards:
                 leaving[name] = trained[name] - start
             staged = on_host(leaving)
             push = self._move(leg, staged, self.store.tensors)
-            for name in self._starts:  # elements that no rank trained go back to the start in the outer step
+            for name in (
+                self._starts
+            ):  # elements that no rank trained go back to the start in the outer step
                 self.store.tensors[name] += self.outer.start[name]
             self._starts = {}
         self._reached = push.reached(self.outer.start)
         self._held = None
         if self.route.stays:
             deal = self.route.deal(round)
-            stay = [name for name, parameter in leg.parameters.items() if parameter.pattern.dealt(deal.units)]
+            stay = [
+                name
+                for name, parameter in leg.parameters.items()
+                if parameter.pattern.dealt(deal.units)
+            ]
             self._held = HeldParts(deal, {name: staged[name] for name in stay})
 
     def _average(self, leg: Leg, tensors: Tensors) -> None:
@@ -296,12 +357,15 @@ class Shards:
 
     def _finish_early(self) -> None:
         early, self._early = self._early, None
-        with self._communicator.waiting("exchange"):  # a background thread waits, so the rank is not idle
+        with self._communicator.waiting(
+            "exchange"
+        ):  # a background thread waits, so the rank is not idle
             self._clock.background += early.finish(self._communicator.traffic)
 
 
 def _is_held_once(parameter: Parameter, deal: Partition) -> bool:
-    """Return True if each element is with exactly one rank, so that the owners need no memory for it."""
+    """Return True if each element is with exactly one rank, so that the owners need no memory for
+    it."""
     for term in parameter.pattern.terms():
         dealt = [factor.name in deal.units for axis in term.axes for factor in axis.factors]
         if sum(dealt) != 1:

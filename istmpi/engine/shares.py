@@ -1,8 +1,8 @@
 """Shares: the relative sizes of the ranks' subnets in each round; they may follow measured times.
 
-As in AdapTrain, a rank's next share is its present share divided by the square root of the seconds of its local steps.
-All shares are scaled to a sum of about 1. Times approach each other without oscillation, because a subnet's cost
-grows at most with the square of its share.
+As in AdapTrain, a rank's next share is its present share divided by the square root of the seconds
+of its local steps. All shares are scaled to a sum of about 1. Times approach each other without
+oscillation, because a subnet's cost grows at most with the square of its share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,22 +12,27 @@ from statistics import median
 AUTO = "auto"
 """The value of method.shares for shares that follow measured times."""
 ROUNDS = 3
-"""The least number of rounds without a change, and the number of last rounds whose median seconds count."""
+"""The least number of rounds without a change, and the number of last rounds whose median seconds
+count."""
 CHANGE = 0.05
 """The relative change of one share above which all shares change."""
 LEAST = 0.1
-"""The approximate least share, as a fraction of an equal share: a subnet of few units would be useless."""
+"""The approximate least share, as a fraction of an equal share: a subnet of few units would be
+useless."""
 LEAD = 2
-"""Rounds from a measured round to the first round with new shares: the deal between is drawn already."""
+"""Rounds from a measured round to the first round with new shares: the deal between is drawn
+already."""
 
 
 def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return the shares after ``shares``, with which the ranks' local steps took ``seconds``; their sum is about 1."""
+    """Return the shares after ``shares``, with which the ranks' local steps took ``seconds``; their
+    sum is about 1."""
     next_shares = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
     total, least = sum(next_shares), LEAST / len(next_shares)
     next_shares = [max(share / total, least) for share in next_shares]
     total = sum(next_shares)
-    # Every line of the metrics has the shares, so they have few digits; a reader gets exactly the same shares.
+    # Every line of the metrics has the shares, so they have few digits; a reader gets exactly the
+    # same shares.
     return tuple(float(f"{share / total:.6g}") for share in next_shares)
 
 
@@ -42,7 +47,8 @@ def share_of(rank: int) -> str:
 class Shares:
     """The shares of every round of a run, from the run's settings or from a log.
 
-    ``log``: shares by the first round that has them. Earlier rounds have the ``given`` shares, by default equal shares.
+    ``log``: shares by the first round that has them. Earlier rounds have the ``given`` shares, by
+    default equal shares.
     """
 
     def __init__(
@@ -59,10 +65,13 @@ class Shares:
 
     def of(self, round: int) -> Sequence[float] | None:
         """Return the shares of a round; None for equal shares."""
-        return next((shares for first, shares in reversed(self._log.items()) if first <= round), self._given)
+        return next(
+            (shares for first, shares in reversed(self._log.items()) if first <= round), self._given
+        )
 
     def known(self, round: int) -> dict[int, Sequence[float]]:
-        """Return the log of the rounds ``round - 1`` to ``round + 1``; empty if shares are fixed or still equal."""
+        """Return the log of the rounds ``round - 1`` to ``round + 1``; empty if shares are fixed or
+        still equal."""
         rounds = range(max(round - 1, 0), round + 2)
         log: dict[int, Sequence[float]] = {}
         if self.changing and any(map(self.of, rounds)):
@@ -73,14 +82,22 @@ class Shares:
         return log
 
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
-        """Note the ranks' seconds of a round's local steps; return new shares for `change`, or None to keep the old."""
-        if not self.follows or self.ranks == 1 or max(self._log, default=0) > round or not all(seconds):
+        """Note the ranks' seconds of a round's local steps; return new shares for `change`, or None
+        to keep the old."""
+        if (
+            not self.follows
+            or self.ranks == 1
+            or max(self._log, default=0) > round
+            or not all(seconds)
+        ):
             return None
         self._seconds = [*self._seconds, seconds][-ROUNDS:]
         if len(self._seconds) < ROUNDS:
             return None
         present = self.of(round) or equal(self.ranks)
-        next_shares = following(present, [median(of_rank) for of_rank in zip(*self._seconds, strict=True)])
+        next_shares = following(
+            present, [median(of_rank) for of_rank in zip(*self._seconds, strict=True)]
+        )
         change = max(abs(new / old - 1) for new, old in zip(next_shares, present, strict=True))
         return next_shares if change > CHANGE else None
 

@@ -9,7 +9,8 @@ VELOCITY = "velocity"
 
 
 class Slot(str):
-    """The name of a tensor that belongs to a parameter and has its axes, such as momentum; text PARAMETER/KIND."""
+    """The name of a tensor that belongs to a parameter and has its axes, such as momentum; text
+    PARAMETER/KIND."""
 
     parameter: str
     kind: str

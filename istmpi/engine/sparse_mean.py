@@ -15,11 +15,13 @@ from istmpi.engine.slots import Slot
 from istmpi.engine.store import Tensors
 
 ERROR, START = "error", "last-mean"
-"""The kinds of slots for a rank's unsent changes, and for its values at the last mean. Owners have neither."""
+"""The kinds of slots for a rank's unsent changes, and for its values at the last mean. Owners have
+neither."""
 
 
 class SparseMean:
-    """A mean of weights for which each rank sends only its largest changes, and keeps the rest for later."""
+    """A mean of weights for which each rank sends only its largest changes, and keeps the rest for
+    later."""
 
     def __init__(self, largest: Largest):
         self._largest = largest
@@ -27,9 +29,11 @@ class SparseMean:
         self._starts: dict[str, torch.Tensor] = {}
 
     def begin(self, weights: Tensors, restored: Tensors, targets: Tensors) -> None:
-        """Copy ``weights`` from host memory to the devices of ``targets``, as the values before a change.
+        """Copy ``weights`` from host memory to the devices of ``targets``, as the values before a
+        change.
 
-        Starts in ``restored``, slots of a checkpoint, replace ``weights``; its errors count if none is known yet.
+        Starts in ``restored``, slots of a checkpoint, replace ``weights``; its errors count if none
+        is known yet.
         """
         for name, values in weights.items():
             start = restored.get(Slot(name, START), values)
@@ -39,7 +43,9 @@ class SparseMean:
 
     def slots(self, with_starts: bool = False) -> dict[str, torch.Tensor]:
         slots = {Slot(name, ERROR): values for name, values in self._errors.items()}
-        return slots | {Slot(name, START): values for name, values in self._starts.items() if with_starts}
+        return slots | {
+            Slot(name, START): values for name, values in self._starts.items() if with_starts
+        }
 
     def start_from(self, tensors: Tensors) -> None:
         for name, start in self._starts.items():
@@ -49,11 +55,15 @@ class SparseMean:
         """Replace each tensor by its start plus the ranks' mean sent change. Collective."""
         starts = self._starts
         for name, start in starts.items():
-            self._errors[name].mul_(self._largest.feedback).add_((tensors[name].detach() - start).cpu())
+            self._errors[name].mul_(self._largest.feedback).add_(
+                (tensors[name].detach() - start).cpu()
+            )
         flat = torch.cat([self._errors[name].view(-1) for name in starts])
         sizes = tuple(start.numel() for start in starts.values())
         parts = zip(starts.items(), flat.split(sizes), strict=True)
-        self._errors = {name: part.view(start.shape) for (name, start), part in parts}  # frees the old ones
+        self._errors = {
+            name: part.view(start.shape) for (name, start), part in parts
+        }  # frees the old ones
         codec = TopK(self._largest.top, sizes)
         sent = codec.encode(flat.split(sizes))
         gathered = communicator.allgatherv(sent.numpy(), [len(sent)] * communicator.size)

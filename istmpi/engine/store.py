@@ -1,7 +1,8 @@
-"""The rows of every parameter that a rank owns, in host memory, and copies between host memory and a device.
+"""The rows of every parameter that a rank owns, in host memory, and copies between host memory and
+a device.
 
-A rank stores only its own rows. Initial values depend only on the seed, the parameter's name and the element's global
-position, so the network is the same for any number of ranks.
+A rank stores only its own rows. Initial values depend only on the seed, the parameter's name and
+the element's global position, so the network is the same for any number of ranks.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,12 +26,14 @@ _CHUNK = 2**20
 class ParameterStore:
     """The owned rows of named tensors, in host memory.
 
-    ``tensors[name]`` has the shape of this rank's part in ``owners``; the names of optimizer state are `Slot` objects.
-    ``scale`` maps unit groups to the factors of their contributions in the full network
-    (`istmpi.models.architecture.Architecture.factor`); ``fitted`` replaces factors.
+    ``tensors[name]`` has the shape of this rank's part in ``owners``; the names of optimizer state
+    are `Slot` objects. ``scale`` maps unit groups to the factors of their contributions in the full
+    network (`istmpi.models.architecture.Architecture.factor`); ``fitted`` replaces factors.
     """
 
-    def __init__(self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int):
+    def __init__(
+        self, parameters: Mapping[str, Parameter], lengths: Mapping[str, int], ranks: int, rank: int
+    ):
         self.parameters = dict(parameters)
         self.owners = Owners(dict(lengths), ranks)
         self.rank = rank
@@ -44,11 +47,16 @@ class ParameterStore:
 
     def whole(self, name: str, communicator: Communicator) -> torch.Tensor:
         rows, *rest = shape = self.parameters[name].pattern.shape(self.owners.lengths)
-        counts = [len(self.owners.rows(rows, rank)) * prod(rest) for rank in range(self.owners.ranks)]
-        return torch.from_numpy(communicator.allgatherv(self.tensors[name].reshape(-1).numpy(), counts)).view(shape)
+        counts = [
+            len(self.owners.rows(rows, rank)) * prod(rest) for rank in range(self.owners.ranks)
+        ]
+        return torch.from_numpy(
+            communicator.allgatherv(self.tensors[name].reshape(-1).numpy(), counts)
+        ).view(shape)
 
     def initialise(self, seed: int) -> None:
-        """Fill the owned rows with initial values: uniform in ``centre ± bound`` of each parameter."""
+        """Fill the owned rows with initial values: uniform in ``centre ± bound`` of each
+        parameter."""
         for name, parameter in self.parameters.items():
             flat = self.tensors[name].view(-1)
             if parameter.bound == 0:
@@ -63,7 +71,8 @@ class ParameterStore:
                 flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
 
     def digest(self) -> int:
-        """Return a 64-bit digest of this rank's rows. All ranks' sum modulo 2**64 does not depend on their number."""
+        """Return a 64-bit digest of this rank's rows. All ranks' sum modulo 2**64 does not depend
+        on their number."""
         total = 0
         for name, parameter in self.parameters.items():
             flat = self.tensors[name].view(-1)
@@ -71,19 +80,26 @@ class ParameterStore:
             for start in range(0, len(flat), _CHUNK):
                 values = flat[start : start + _CHUNK].view(torch.uint8).numpy()
                 values = values.reshape(-1, parameter.itemsize).astype(np.uint64)
-                words = (values << (np.uint64(8) * np.arange(parameter.itemsize, dtype=np.uint64))).sum(axis=1)
+                words = (
+                    values << (np.uint64(8) * np.arange(parameter.itemsize, dtype=np.uint64))
+                ).sum(axis=1)
                 weights = rng.bits(rng.key("digest", name), first + start, len(words))
-                total += int(((words + np.uint64(1)) * (weights | np.uint64(1))).sum(dtype=np.uint64))
+                total += int(
+                    ((words + np.uint64(1)) * (weights | np.uint64(1))).sum(dtype=np.uint64)
+                )
         return total % 2**64
 
     def not_finite(self) -> str:
-        """Return this rank's first weight that is not finite, as ``name[row, column] is nan``; "" if there is none."""
+        """Return this rank's first weight that is not finite, as ``name[row, column] is nan``; ""
+        if there is none."""
         for name in weights_among(self.parameters):
             parameter, values = self.parameters[name], self.tensors[name]
             if torch.isfinite(values.sum()) or torch.isfinite(values).all():
                 continue
             row, *place = (~torch.isfinite(values)).nonzero()[0].tolist()
-            row += self.owners.rows(parameter.pattern.shape(self.owners.lengths)[0], self.rank).start
+            row += self.owners.rows(
+                parameter.pattern.shape(self.owners.lengths)[0], self.rank
+            ).start
             at = ", ".join(map(str, (row, *place)))
             return f"{name}[{at}] is {values[~torch.isfinite(values)][0].item()}"
         return ""
@@ -98,10 +114,14 @@ class ParameterStore:
     def add_slots(self, slots: Collection[str]) -> None:
         """Add slots (such as momentum), filled with zeros.
 
-        An entry of ``slots`` is a `Slot`, or a kind for all parameters. Existing slots stay unchanged.
+        An entry of ``slots`` is a `Slot`, or a kind for all parameters. Existing slots stay
+        unchanged.
         """
         weights = {name: self.parameters[name] for name in weights_among(self.parameters)}
-        kinds, requested = tuple(dict.fromkeys(getattr(slot, "kind", slot) for slot in slots)), {*slots}
+        kinds, requested = (
+            tuple(dict.fromkeys(getattr(slot, "kind", slot) for slot in slots)),
+            {*slots},
+        )
         extended = with_slots(weights, kinds)
         self.parameters = {
             name: parameter
@@ -120,7 +140,9 @@ class ParameterStore:
                 del self.parameters[name], self.tensors[name]
 
     def _zeros(self, parameter: Parameter) -> torch.Tensor:
-        return torch.zeros(part_shape(self.owners, parameter, self.rank), dtype=getattr(torch, parameter.dtype))
+        return torch.zeros(
+            part_shape(self.owners, parameter, self.rank), dtype=getattr(torch, parameter.dtype)
+        )
 
     def first_element(self, parameter: Parameter) -> int:
         shape = parameter.pattern.shape(self.owners.lengths)
@@ -131,7 +153,8 @@ class ParameterStore:
 
 
 def empty_on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return host tensors to receive values for ``tensors``; a tensor in host memory is returned itself."""
+    """Return host tensors to receive values for ``tensors``; a tensor in host memory is returned
+    itself."""
     return {
         name: tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
         for name, tensor in tensors.items()

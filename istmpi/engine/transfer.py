@@ -1,7 +1,9 @@
-"""Moves parameters from one layout to another, with one all-to-all exchange or several smaller ones.
+"""Moves parameters from one layout to another, with one all-to-all exchange or several smaller
+ones.
 
-A message is ``tensor[np.ix_(...)]`` for each parameter in turn (`istmpi.engine.layout`). Sender and receiver both
-compute the indices from the layouts, so no index is sent. Building a Transfer is pure.
+A message is ``tensor[np.ix_(...)]`` for each parameter in turn (`istmpi.engine.layout`). Sender and
+receiver both compute the indices from the layouts, so no index is sent. Building a Transfer is
+pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +31,9 @@ _INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
 class Transfer:
     """The messages that move values from a source layout to a target layout, seen from one rank.
 
-    Every element that a rank has in the target becomes the mean over the ranks that have it in the source. An element
-    that only one rank has in the source is copied; an element that no rank has, or that is excluded, keeps its value.
-    The mean of equal values is exact.
+    Every element that a rank has in the target becomes the mean over the ranks that have it in the
+    source. An element that only one rank has in the source is copied; an element that no rank has,
+    or that is excluded, keeps its value. The mean of equal values is exact.
     """
 
     def __init__(
@@ -45,41 +47,58 @@ class Transfer:
         wire: Wire | None = None,
         shared: bool = True,
     ):
-        """``exclude``: a deal. Elements of dealt parameters move only if no rank holds them in that deal.
+        """``exclude``: a deal. Elements of dealt parameters move only if no rank holds them in that
+        deal.
 
-        ``wire``: the form of sent values, to which a rank's own values in a mean are rounded; None: unchanged values.
-        ``shared``: False leaves out what all ranks have of parameters that are dealt out in part. The ``exclude``
-        deal does not exclude that.
+        ``wire``: the form of sent values, to which a rank's own values in a mean are rounded; None:
+        unchanged values. ``shared``: False leaves out what all ranks have of parameters that are
+        dealt out in part. The ``exclude`` deal does not exclude that.
         """
         self.rank = rank
         self.ranks = source.ranks
         self._weights = getattr(source, "weights", None) or [1] * self.ranks
         self._capacity = staging_bytes // self.ranks
         self._source, self._target, self._exclude, self._wire = source, target, exclude, wire
-        self._pieces = sorted(pieces_to_move(parameters, (source, target, exclude), shared), key=self._precedence)
+        self._pieces = sorted(
+            pieces_to_move(parameters, (source, target, exclude), shared), key=self._precedence
+        )
         self.sends: list[Message] = self._messages(source, target)
         self.receives: list[Message] = self._messages(target, source)
 
     @staticmethod
     def of(leg: Leg, rank: int) -> "Transfer":
         return Transfer(
-            leg.parameters, leg.source, leg.target, rank, exclude=leg.exclude, wire=leg.wire, shared=leg.shared
+            leg.parameters,
+            leg.source,
+            leg.target,
+            rank,
+            exclude=leg.exclude,
+            wire=leg.wire,
+            shared=leg.shared,
         )
 
     @cached_property
     def bytes_sent(self) -> int:
         """The bytes that this rank hands to MPI, without those that stay on the rank."""
         return sum(
-            block.sent_nbytes for peer, message in enumerate(self.sends) if peer != self.rank for block in message
+            block.sent_nbytes
+            for peer, message in enumerate(self.sends)
+            if peer != self.rank
+            for block in message
         )
 
     def run(
-        self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], communicator: Communicator
+        self,
+        source: Mapping[str, torch.Tensor],
+        target: Mapping[str, torch.Tensor],
+        communicator: Communicator,
     ) -> None:
-        """Fill this rank's tensors of the target layout from all ranks' tensors of the source layout. Collective.
+        """Fill this rank's tensors of the target layout from all ranks' tensors of the source
+        layout. Collective.
 
-        ``source`` and ``target`` map each name to a contiguous tensor in host memory, of the shape of this rank's part.
-        If ``wire.settles``, rounded values replace the values in ``source`` that are sent.
+        ``source`` and ``target`` map each name to a contiguous tensor in host memory, of the shape
+        of this rank's part. If ``wire.settles``, rounded values replace the values in ``source``
+        that are sent.
         """
         coding = BlockCodec(self._wire.key, self.sends, source) if self._wire else None
         for sends, receives in self._rounds(communicator):
@@ -114,13 +133,17 @@ class Transfer:
             _unpack(receives, incoming.parts, target, self._weights)
 
     def stay(self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-        """Copy the elements that this rank has in both layouts from ``source`` to ``target``, without a mean. Local."""
+        """Copy the elements that this rank has in both layouts from ``source`` to ``target``,
+        without a mean. Local."""
         for kept, block in zip(self.sends[self.rank], self.receives[self.rank], strict=True):
             block.place(target[block.name], kept.packed(source[block.name]))
 
     def reached(self, target: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return a boolean mask for each tensor of ``target``: True for the elements that the transfer fills."""
-        marks = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in target.items()}
+        """Return a boolean mask for each tensor of ``target``: True for the elements that the
+        transfer fills."""
+        marks = {
+            name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in target.items()
+        }
         for message in self.receives:
             for block in message:
                 if block.name in marks:
@@ -132,13 +155,22 @@ class Transfer:
         return self._source.copies(piece.pattern.names) == 1, -piece.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
-        """Return the blocks for each peer: the parts of this rank's tensors that the peer has, too."""
-        places = [[(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)] for _, _, p in self._pieces]
+        """Return the blocks for each peer: the parts of this rank's tensors that the peer has,
+        too."""
+        places = [
+            [(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)]
+            for _, _, p in self._pieces
+        ]
         axes = [*dict.fromkeys(chain(*places))]
         number_of = {axis: number for number, axis in enumerate(axes)}
         # A block's index counts along this rank's whole tensor, of which a piece is a part.
-        positions = [here.positions(replace(axis, omitted=frozenset()), place, self.rank) for axis, place in axes]
-        holders = [self._holders(axis, part) for (axis, _), part in zip(axes, positions, strict=True)]
+        positions = [
+            here.positions(replace(axis, omitted=frozenset()), place, self.rank)
+            for axis, place in axes
+        ]
+        holders = [
+            self._holders(axis, part) for (axis, _), part in zip(axes, positions, strict=True)
+        ]
         moved = []
         for (name, number, piece), its in zip(self._pieces, places, strict=True):
             parts = [number_of[axis] for axis in its]
@@ -148,21 +180,34 @@ class Transfer:
                 moved.append((parts, bool(dealt), (piece.itemsize, mean), name, number))
         messages = []
         for peer in range(self.ranks):
-            shared = [overlap(part, there.positions(*axis, peer)) for axis, part in zip(axes, positions, strict=True)]
+            shared = [
+                overlap(part, there.positions(*axis, peer))
+                for axis, part in zip(axes, positions, strict=True)
+            ]
             blocks = []
             for parts, excludes, facts, name, number in moved:
-                index, extent = tuple(shared[at][0] for at in parts), tuple(shared[at][1] for at in parts)
+                index, extent = (
+                    tuple(shared[at][0] for at in parts),
+                    tuple(shared[at][1] for at in parts),
+                )
                 if 0 not in extent:
                     of_index = ((holders[at], shared[at][0]) for at in parts if excludes)
-                    left_out = tuple(ranks if ranks is None else ranks[where] for ranks, where in of_index)
-                    block = Block(name, index, extent, *facts, left_out, *self._forms[name, number], number)
+                    left_out = tuple(
+                        ranks if ranks is None else ranks[where] for ranks, where in of_index
+                    )
+                    block = Block(
+                        name, index, extent, *facts, left_out, *self._forms[name, number], number
+                    )
                     blocks += [block] if block.nbytes else []
             messages.append(blocks)
         return messages
 
     @cached_property
     def _forms(self) -> dict[tuple[str, int], tuple[str, int]]:
-        kind, dealt = self._wire.kind if self._wire else "float32", self._source.units | self._target.units
+        kind, dealt = (
+            self._wire.kind if self._wire else "float32",
+            self._source.units | self._target.units,
+        )
         lengths, forms = self._source.lengths, {}
         for name, number, piece in self._pieces:
             form = form_of(kind, name, piece)
@@ -173,10 +218,15 @@ class Transfer:
         ranks = self._exclude.holder(axis) if self._exclude else None
         if ranks is None:
             return None
-        return ranks[positions.start : positions.stop] if isinstance(positions, range) else ranks[positions]
+        return (
+            ranks[positions.start : positions.stop]
+            if isinstance(positions, range)
+            else ranks[positions]
+        )
 
     def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
-        """Yield (sends, receives) of exchanges that fit the staging limit, equally many on all ranks."""
+        """Yield (sends, receives) of exchanges that fit the staging limit, equally many on all
+        ranks."""
         if self._largest_message <= self._capacity:
             yield self.sends, self.receives
             return
@@ -184,7 +234,9 @@ class Transfer:
         nothing: list[Message] = [()] * self.ranks
         rounds = communicator.allreduce_max(max(len(sends), len(receives)))
         for number in range(rounds):
-            yield tuple(part[number] if number < len(part) else nothing for part in (sends, receives))
+            yield tuple(
+                part[number] if number < len(part) else nothing for part in (sends, receives)
+            )
 
     @property
     def _largest_message(self) -> int:
@@ -199,7 +251,8 @@ class Transfer:
 
 
 class _Staging:
-    """A flat byte buffer with one aligned message for each peer, and a view for each block of a message."""
+    """A flat byte buffer with one aligned message for each peer, and a view for each block of a
+    message."""
 
     def __init__(self, messages: Sequence[Message], communicator: Communicator, name: str):
         counts = [sum(block.sent_nbytes for block in message) for message in messages]
@@ -210,12 +263,19 @@ class _Staging:
         for message, start in zip(messages, starts, strict=True):
             ends = accumulate((block.sent_nbytes for block in message), initial=start)
             self.parts.append(
-                [_part(block, buffer[at : at + block.sent_nbytes]) for block, at in zip(message, ends, strict=False)]
+                [
+                    _part(block, buffer[at : at + block.sent_nbytes])
+                    for block, at in zip(message, ends, strict=False)
+                ]
             )
 
 
 def _part(block: Block, memory: np.ndarray) -> np.ndarray:
-    return memory.view(_INTEGERS[block.itemsize]).reshape(block.shape) if block.form == EXACT else memory
+    return (
+        memory.view(_INTEGERS[block.itemsize]).reshape(block.shape)
+        if block.form == EXACT
+        else memory
+    )
 
 
 def _aligned(nbytes: int) -> int:
@@ -232,7 +292,8 @@ def _unpack(
     target: Mapping[str, torch.Tensor],
     weights: Sequence[float],
 ) -> None:
-    """Write received blocks into ``target``; several ranks' blocks become their weighted mean, in rank order."""
+    """Write received blocks into ``target``; several ranks' blocks become their weighted mean, in
+    rank order."""
     shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
         for number, (block, values) in enumerate(zip(message, received, strict=True)):
@@ -247,7 +308,8 @@ def _unpack(
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    """Return the weighted mean as the first copy plus the mean difference from it: exact if all copies are equal."""
+    """Return the weighted mean as the first copy plus the mean difference from it: exact if all
+    copies are equal."""
     (first, _), *others = copies
     if not others:
         return first

@@ -1,7 +1,8 @@
-"""Chooses the form in which each tensor is sent (`istmpi.comm.codec`), and codes a transfer's blocks in that form.
+"""Chooses the form in which each tensor is sent (`istmpi.comm.codec`), and codes a transfer's
+blocks in that form.
 
-A value's rounding depends on its place in the whole block, and a scale belongs to an equal part of the whole block.
-Received values therefore do not depend on the cuts of messages.
+A value's rounding depends on its place in the whole block, and a scale belongs to an equal part of
+the whole block. Received values therefore do not depend on the cuts of messages.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ _AT_ONCE = 2**18
 """The number of values whose scales are computed at a time; a longer row is not cut."""
 
 VALUES_A_SCALE = 128
-"""A message between owner and holder has several scales only if each has at least this many values on average."""
+"""A message between owner and holder has several scales only if each has at least this many values
+on average."""
 
 
 def form_of(kind: str, name: str, parameter: Parameter) -> str:
-    """Return the form of a tensor if method.wire is ``kind``. Tensors that are not float32 are sent unchanged.
+    """Return the form of a tensor if method.wire is ``kind``. Tensors that are not float32 are sent
+    unchanged.
 
-    Slots and tensors of one axis are sent as bfloat16 (eight bits of precision) if ``kind`` names a codec that is too
-    coarse (`for_all` is False): a second moment that is rounded to 0 allows steps of any length.
+    Slots and tensors of one axis are sent as bfloat16 (eight bits of precision) if ``kind`` names a
+    codec that is too coarse (`for_all` is False): a second moment that is rounded to 0 allows steps
+    of any length.
     """
     if kind == "float32" or parameter.dtype != "float32":
         return EXACT
@@ -45,25 +49,37 @@ def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
     return {name: form_of(kind, name, parameter) for name, parameter in parameters.items()}
 
 
-def scales_of(form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int) -> int:
-    """Return the number of scales in every message with a part of this tensor; 0 for a form without scales.
+def scales_of(
+    form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int
+) -> int:
+    """Return the number of scales in every message with a part of this tensor; 0 for a form without
+    scales.
 
-    The number is the same in all deals, so no deal is needed to count bytes. ``groups``: the dealt unit groups.
+    The number is the same in all deals, so no deal is needed to count bytes. ``groups``: the dealt
+    unit groups.
     """
     if form == EXACT or not CODECS[form].scaled:
         return 0
-    return max(parameter.size(lengths) // (VALUES_A_SCALE * ranks ** (parameter.pattern.dealt(groups) + 1)), 1)
+    return max(
+        parameter.size(lengths)
+        // (VALUES_A_SCALE * ranks ** (parameter.pattern.dealt(groups) + 1)),
+        1,
+    )
 
 
 class BlockCodec:
-    """Encodes and decodes the blocks of one transfer on one rank. A block's slabs must come in order.
+    """Encodes and decodes the blocks of one transfer on one rank. A block's slabs must come in
+    order.
 
-    ``sends``: this rank's messages before they are cut; ``tensors``: the tensors with the messages' values.
+    ``sends``: this rank's messages before they are cut; ``tensors``: the tensors with the messages'
+    values.
     """
 
     def __init__(self, key: int, sends: Sequence[Message], tensors: Mapping[str, torch.Tensor]):
         self._key, self._tensors = key, tensors
-        self._whole = {_key(peer, block): block for peer, message in enumerate(sends) for block in message}
+        self._whole = {
+            _key(peer, block): block for peer, message in enumerate(sends) for block in message
+        }
         self._sent: dict[tuple[int, str, int], np.ndarray] = {}
         """The exponents of a block's scales, by `_key`. The block's first slab carries them."""
         self._received: dict[tuple[int, str, int], np.ndarray] = {}
@@ -87,8 +103,12 @@ class BlockCodec:
         return self._decoded(block, coded, self._received.get(_key(peer, block)))
 
     def settle(self, block: Block, peer: int, coded: np.ndarray) -> None:
-        """Replace a block's values in this rank's tensor by the rounded values that ``peer`` gets."""
-        block.place(self._tensors[block.name], self._decoded(block, coded, self._sent.get(_key(peer, block))))
+        """Replace a block's values in this rank's tensor by the rounded values that ``peer``
+        gets."""
+        block.place(
+            self._tensors[block.name],
+            self._decoded(block, coded, self._sent.get(_key(peer, block))),
+        )
 
     def _decoded(self, block: Block, coded: np.ndarray, exponents: np.ndarray | None) -> np.ndarray:
         by_run = _scales(exponents, block, block.places())
@@ -104,7 +124,10 @@ class BlockCodec:
     def _largest(self, peer: int, block: Block) -> np.ndarray:
         slabs = self._whole[_key(peer, block)].in_rows(_AT_ONCE)
         parts = ((slab.packed(self._tensors[block.name]), slab) for slab in slabs)
-        return reduce(np.maximum, (_largest(part.reshape(-1).view(np.float32), at.places(), at) for part, at in parts))
+        return reduce(
+            np.maximum,
+            (_largest(part.reshape(-1).view(np.float32), at.places(), at) for part, at in parts),
+        )
 
 
 def _key(peer: int, block: Block) -> tuple[int, str, int]:
@@ -120,7 +143,8 @@ def _largest(values: np.ndarray, places: np.ndarray | range, block: Block) -> np
 
 
 def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scale number of each run of values that share a scale, and the length of each run."""
+    """Return the scale number of each run of values that share a scale, and the length of each
+    run."""
     length = -(-block.elements // block.scales)
     if isinstance(places, range):
         groups = np.arange(places.start // length, -(-places.stop // length))
@@ -131,7 +155,9 @@ def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.nd
     return by_value[starts], np.diff(starts, append=len(places))
 
 
-def _scales(exponents: np.ndarray | None, block: Block, places: np.ndarray | range) -> Scales | None:
+def _scales(
+    exponents: np.ndarray | None, block: Block, places: np.ndarray | range
+) -> Scales | None:
     if not block.scales:
         return None
     groups, counts = _groups(block, places)

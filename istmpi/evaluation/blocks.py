@@ -1,7 +1,9 @@
-"""The subnets of a deal (each rank's part of the network) side by side: the form ``blocks`` of ``evaluate.form``.
+"""The subnets of a deal (each rank's part of the network) side by side: the form ``blocks`` of
+``evaluate.form``.
 
-If units are dealt only once (``method.redeal = 0``), no rank trains a weight between units of two ranks. The full
-network uses such weights with their initial values. The subnets side by side leave such weights out.
+If units are dealt only once (``method.redeal = 0``), no rank trains a weight between units of two
+ranks. The full network uses such weights with their initial values. The subnets side by side leave
+such weights out.
 """
 
 from __future__ import annotations
@@ -48,14 +50,26 @@ class Blocks(nn.Module):
 
     @property
     def layers(self) -> dict[str, Calibrated]:
-        """The batch normalisations by SUBNET/NAME: a subnet's number, and the layer's name in it."""
-        subnets = {number: self._architecture.batch_norm_layers(subnet) for number, subnet in self.subnets.items()}
-        return {f"{number}/{name}": layer for number, layers in subnets.items() for name, layer in layers.items()}
+        """The batch normalisations by SUBNET/NAME: a subnet's number, and the layer's name in
+        it."""
+        subnets = {
+            number: self._architecture.batch_norm_layers(subnet)
+            for number, subnet in self.subnets.items()
+        }
+        return {
+            f"{number}/{name}": layer
+            for number, layers in subnets.items()
+            for name, layer in layers.items()
+        }
 
     def forward(self, *inputs: Any, **named: Any) -> Outputs:
-        """Return the sum of the subnets' outputs ``[b, ...]``, divided by the number of all subnets."""
+        """Return the sum of the subnets' outputs ``[b, ...]``, divided by the number of all
+        subnets."""
         returned = [subnet(*inputs, **named) for subnet in self.subnets.values()]
-        sums = (torch.stack(each).sum(0) / self._deal.ranks for each in zip(*map(tensors_of, returned), strict=True))
+        sums = (
+            torch.stack(each).sum(0) / self._deal.ranks
+            for each in zip(*map(tensors_of, returned), strict=True)
+        )
         return mapped(lambda _: next(sums), returned[0])
 
 
@@ -80,10 +94,15 @@ class SharedBlocks:
         self._store, self._communicator, self.deal = store, communicator, deal
         self._architecture = architecture
         numbers = range(communicator.rank, deal.ranks, communicator.size)
-        self.module = Blocks(architecture, deal, numbers or [communicator.rank % deal.ranks]).to(device)
-        self._weight = 1.0 if numbers else 0.0  # a rank beyond the last subnet repeats one, which must not count
+        self.module = Blocks(architecture, deal, numbers or [communicator.rank % deal.ranks]).to(
+            device
+        )
+        self._weight = (
+            1.0 if numbers else 0.0
+        )  # a rank beyond the last subnet repeats one, which must not count
         self.moments: dict[str, Moments] = {}
-        """Mean and variance of the units of all subnets' batch normalisations, as last calibrated or loaded."""
+        """Mean and variance of the units of all subnets' batch normalisations, as last calibrated
+        or loaded."""
 
     def calibrate(self, *inputs: Any) -> None:
         self._take_weights()
@@ -91,7 +110,9 @@ class SharedBlocks:
         for layer in layers.values():
             layer.moments = None
         calibrate(self.module, layers, inputs)
-        for moments in self._communicator.allgather({name: layer.moments for name, layer in layers.items()}):
+        for moments in self._communicator.allgather(
+            {name: layer.moments for name, layer in layers.items()}
+        ):
             self.moments |= mapped(torch.Tensor.cpu, moments)
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
@@ -122,18 +143,27 @@ class SharedBlocks:
         store, deal, parameters = self._store, self.deal, self._architecture.parameters
         for first in range(0, deal.ranks, self._communicator.size):
             numbers = [(first + rank) % deal.ranks for rank in range(self._communicator.size)]
-            units = {name: tuple(parts[number] for number in numbers) for name, parts in deal.units.items()}
+            units = {
+                name: tuple(parts[number] for number in numbers)
+                for name, parts in deal.units.items()
+            }
             layout = replace(deal, units=units, ranks=len(numbers))
             tensors = {
-                name: torch.empty(part_shape(layout, parameter, store.rank), dtype=self._architecture.dtype)
+                name: torch.empty(
+                    part_shape(layout, parameter, store.rank), dtype=self._architecture.dtype
+                )
                 for name, parameter in parameters.items()
             }
-            Transfer(parameters, store.owners, layout, store.rank).run(store.tensors, tensors, self._communicator)
+            Transfer(parameters, store.owners, layout, store.rank).run(
+                store.tensors, tensors, self._communicator
+            )
             for name, parameter in self.module.weights.get(numbers[store.rank], {}).items():
                 parameter.data = tensors[name].to(self.device)
 
 
-def with_values(architecture: Architecture, deal: Partition, values: Mapping[str, torch.Tensor]) -> Blocks:
+def with_values(
+    architecture: Architecture, deal: Partition, values: Mapping[str, torch.Tensor]
+) -> Blocks:
     """Return all subnets of a deal in one process, with weights taken from whole parameters."""
     blocks = Blocks(architecture, deal, range(deal.ranks))
     for number, weights in blocks.weights.items():

@@ -42,10 +42,12 @@ FITTED_ON = 64
 
 @dataclass(frozen=True)
 class Score:
-    """A network's result on a split: mean loss, mean score (such as accuracy) and number of scored examples."""
+    """A network's result on a split: mean loss, mean score (such as accuracy) and number of scored
+    examples."""
 
     loss: float
-    """The loss as in training, of standardised targets if the run has them. NaN for a score of a user's program."""
+    """The loss as in training, of standardised targets if the run has them. NaN for a score of a
+    user's program."""
     score: float
     """The score in the units of the data; with several exits, that of the last exit."""
     examples: int
@@ -88,28 +90,46 @@ class Evaluator:
         elif self._graph:
             passes = [len(dataset.test.graph)] * (1 + self._calibrates)
         else:
-            passes = [self.sampled * self._calibrates, *map(len, self._batches(len(self._scored(len(dataset.test)))))]
+            passes = [
+                self.sampled * self._calibrates,
+                *map(len, self._batches(len(self._scored(len(dataset.test))))),
+            ]
         memory, spread = evaluation_memory(run, architecture, ranks), self._ranks_labels
-        self.plan = evaluation_plan(architecture, communicator.size, memory, passes, self._local, spread=spread)
-        device = with_room(device, sum(values.nbytes for values in store.tensors.values()) * communicator.size)
+        self.plan = evaluation_plan(
+            architecture, communicator.size, memory, passes, self._local, spread=spread
+        )
+        device = with_room(
+            device, sum(values.nbytes for values in store.tensors.values()) * communicator.size
+        )
         self.network: FullNetwork | SharedBlocks = FullNetwork(
-            architecture, store, communicator, self.plan.sharded, self._local, spread, self.plan.by_units, device
+            architecture,
+            store,
+            communicator,
+            self.plan.sharded,
+            self._local,
+            spread,
+            self.plan.by_units,
+            device,
         )
         self._merged, self.form = self.network, "merged"
         self._blocks: SharedBlocks | None = None
         self._looks = communicator.rank == 0
         self.note = ""
-        """A sentence about the user's functions that a run should report once; empty if there is none."""
+        """A sentence about the user's functions that a run should report once; empty if there is
+        none."""
 
     @property
     def share(self) -> float:
-        """The share of a run's FLOPs that its evaluations take; 0 for a whole graph, whose FLOPs are not counted."""
+        """The share of a run's FLOPs that its evaluations take; 0 for a whole graph, whose FLOPs
+        are not counted."""
         run, data, ranks = self._run, self._dataset, self._communicator.size
         if self._graph:
             return 0.0
         scored = (ranks if self._local else 1) * scored_in_training(run, data)
         passed = scored + (self.sampled if self._architecture.batch_norms else 0)
-        return evaluation_share(run, self._architecture, ranks, len(data.train), passed, self.plan.sharded)
+        return evaluation_share(
+            run, self._architecture, ranks, len(data.train), passed, self.plan.sharded
+        )
 
     def score(self, split: str = "test") -> Score:
         self.calibrate()
@@ -119,11 +139,15 @@ class Evaluator:
 
     @property
     def form_of_run(self) -> str:
-        """The form in which the run's network is scored: merged, blocks, or best (the better of both)."""
-        return self._run.evaluate.form or ("merged" if self._run.method.redeal or self._local else "best")
+        """The form in which the run's network is scored: merged, blocks, or best (the better of
+        both)."""
+        return self._run.evaluate.form or (
+            "merged" if self._run.method.redeal or self._local else "best"
+        )
 
     def arrange(self, deal: Partition, form: str) -> None:
-        """Score the network in ``form`` from now on; for best, in the form with the better score now. Collective.
+        """Score the network in ``form`` from now on; for best, in the form with the better score
+        now. Collective.
 
         The form is merged if no units are dealt.
         """
@@ -131,7 +155,9 @@ class Evaluator:
         if not deal.units or form == "merged":
             return
         if self._blocks is None or self._blocks.deal.digest != deal.digest:
-            self._blocks = SharedBlocks(self._architecture, self._store, self._communicator, deal, self._merged.device)
+            self._blocks = SharedBlocks(
+                self._architecture, self._store, self._communicator, deal, self._merged.device
+            )
         networks = {"merged": self._merged, "blocks": self._blocks}
         if form == "best":
             split, rows = self._dataset.splits.get("validation"), None
@@ -140,13 +166,18 @@ class Evaluator:
             scores = {}
             for name, self.network in networks.items():
                 self.calibrate()
-                scores[name] = self._communicator.broadcast_from_root(self.measure(split, rows).score)
+                scores[name] = self._communicator.broadcast_from_root(
+                    self.measure(split, rows).score
+                )
                 self.network.release()
-            form = (max if self._dataset.scoring.higher_is_better else min)(scores, key=scores.__getitem__)
+            form = (max if self._dataset.scoring.higher_is_better else min)(
+                scores, key=scores.__getitem__
+            )
         self.network, self.form = networks[form], form
 
     def measure(self, split: Split, rows: np.ndarray | None = None) -> Score:
-        """Return the score on ``rows`` of a split, by default the run's rows. Raises DivergedError if not finite."""
+        """Return the score on ``rows`` of a split, by default the run's rows. Raises DivergedError
+        if not finite."""
         rows = self._scored(len(split)) if rows is None else rows
         if self._ranks_labels:
             return self._ranked(split, rows)
@@ -155,15 +186,22 @@ class Evaluator:
         weights = self._run.train.exit_weights
 
         def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            loss = float(weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum"))
-            points = [self._task.points(*self._in_units(each, batch.targets)) for each in outputs_of(outputs)]
+            loss = float(
+                weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum")
+            )
+            points = [
+                self._task.points(*self._in_units(each, batch.targets))
+                for each in outputs_of(outputs)
+            ]
             return np.concatenate([[loss, batch.examples], np.reshape(points, -1)])
 
         numbers = self._task.numbers
         shape = (2 + self._architecture.exits * numbers,)
         loss, examples, *points = self._sum_over(split, rows, shape, totals_of).tolist()
         means = [each / examples for each in points]
-        scores = tuple(self._task.of_mean(*means[at : at + numbers]) for at in range(0, len(means), numbers))
+        scores = tuple(
+            self._task.of_mean(*means[at : at + numbers]) for at in range(0, len(means), numbers)
+        )
         of_token = self._dataset.bytes_per_token
         bits = loss / examples / log(2) / of_token if of_token else None
         more = self._task.more(self._dataset.outputs, *means[-numbers:])
@@ -171,7 +209,8 @@ class Evaluator:
         return Score(loss / examples, scores[-1], int(examples), exits, bits, more, self.form)
 
     def _own_score(self, split: Split, rows: np.ndarray) -> Score:
-        """Return the score by a user's functions. Raises ConfigError if nothing counts, DivergedError if not finite."""
+        """Return the score by a user's functions. Raises ConfigError if nothing counts,
+        DivergedError if not finite."""
         sums, self._looks = OwnSums(self._task, self._looks), False
         for batch in self._own_batches(split, rows):
             with torch.no_grad():
@@ -182,7 +221,9 @@ class Evaluator:
         examples = int(self._summed(np.array([float(sums.examples)]))[0])
         return Score(loss, score, examples, more=more, form=self.form)
 
-    def _in_units(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _in_units(
+        self, outputs: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._dataset.targets is None:
             return outputs, targets
         mean, std = (torch.from_numpy(values).to(outputs) for values in self._dataset.targets)
@@ -214,11 +255,16 @@ class Evaluator:
         return Ranking(counts[:-1], int(counts[-1]), self._run.evaluate.propensity, self._task.kind)
 
     def _sum_over(
-        self, split: Split, rows: np.ndarray, shape: tuple[int, ...], totals_of: Callable[[Outputs, Batch], np.ndarray]
+        self,
+        split: Split,
+        rows: np.ndarray,
+        shape: tuple[int, ...],
+        totals_of: Callable[[Outputs, Batch], np.ndarray],
     ) -> np.ndarray:
         """Sum ``totals_of(outputs, batch)`` over the batches of ``rows`` of a split. Collective.
 
-        Raises DivergedError on every rank if totals, or outputs that are whole on a rank, are not finite.
+        Raises DivergedError on every rank if totals, or outputs that are whole on a rank, are not
+        finite.
         """
         totals, alone = np.zeros(shape), self.network.labels is None
         for batch in self._own_batches(split, rows):
@@ -252,7 +298,8 @@ class Evaluator:
         return self._communicator.allreduce_sum(values) if self._local or self._spread else values
 
     def calibrate(self) -> None:
-        """Load the stores' weights, and set moments of batch normalisations to the calibration sample's. Collective."""
+        """Load the stores' weights, and set moments of batch normalisations to the calibration
+        sample's. Collective."""
         if not self._calibrates:
             self.network.load_moments({})
             return
@@ -263,7 +310,8 @@ class Evaluator:
         self.network.calibrate(*batch.inputs)
 
     def temperature(self, split: str) -> float:
-        """Fit a classifier's temperature on a split's scored examples ("train": the calibration sample). Collective."""
+        """Fit a classifier's temperature on a split's scored examples ("train": the calibration
+        sample). Collective."""
         examples = self._dataset.splits[split]
         rows = self._sample() if split == "train" else self._scored(len(examples))
         self.network.load_moments(self.network.moments)
@@ -278,10 +326,12 @@ class Evaluator:
         return self._communicator.broadcast_from_root(fitted)
 
     def fitted_scale(self) -> dict[str, float]:
-        """Fit the factors of sums over units to the training loss at the stores' weights. Collective.
+        """Fit the factors of sums over units to the training loss at the stores' weights.
+        Collective.
 
-        The loss is over up to `FITTED_ON` calibration examples (on each rank, if data are local). A rank has at least
-        one example, or two with batch normalisations. Examples are repeated if they are too few.
+        The loss is over up to `FITTED_ON` calibration examples (on each rank, if data are local). A
+        rank has at least one example, or two with batch normalisations. Examples are repeated if
+        they are too few.
         """
         rows = self._sample()
         share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
@@ -299,7 +349,9 @@ class Evaluator:
         return fitted_scale(self._architecture, self._store, self._communicator, batch, loss)
 
     def _sample(self) -> np.ndarray:
-        share, stream = (self._communicator.size, self._communicator.rank) if self._local else (1, 0)
+        share, stream = (
+            (self._communicator.size, self._communicator.rank) if self._local else (1, 0)
+        )
         return calibration_rows(self._run, len(self._dataset.train), self.sampled, share, stream)
 
     def _scored(self, length: int) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""Computes leaves whose weights' rows are spread over ranks that have the same or different examples."""
+"""Computes leaves whose weights' rows are spread over ranks that have the same or different
+examples."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,16 +16,19 @@ from istmpi.models.norms import Calibrated, Moments
 
 
 class SameExamples:
-    """The exchange if all ranks have the same examples: a rank uses its rows of weights; outputs are gathered or added.
+    """The exchange if all ranks have the same examples: a rank uses its rows of weights; outputs
+    are gathered or added.
 
-    All ranks call the same leaves in the same order, even if a network branches on values: the values are the same.
+    All ranks call the same leaves in the same order, even if a network branches on values: the
+    values are the same.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):
         self._store, self._communicator = store, communicator
 
     def rows_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        """Return a forward function of a leaf that computes only the outputs of this rank's rows."""
+        """Return a forward function of a leaf that computes only the outputs of this rank's
+        rows."""
         rows = owned_rows(leaf, self._store)[self._store.rank]
         values = {key: self._store.tensors[name] for key, name in leaf.names.items()}
         return lambda *inputs, **named: leaf.outputs(rows, values, *inputs, **named)
@@ -44,16 +48,26 @@ class SameExamples:
         def looked_up(input: torch.Tensor) -> torch.Tensor:
             # Each row that is looked up is sent once, and no other.
             numbers, place = torch.unique(input, return_inverse=True)
-            ends = torch.searchsorted(numbers, numbers.new_tensor([rows.stop for rows in owned])).tolist()
+            ends = torch.searchsorted(
+                numbers, numbers.new_tensor([rows.stop for rows in owned])
+            ).tolist()
             counts = [end - start for start, end in zip([0, *ends], ends)]
-            here = numbers[ends[self._store.rank] - counts[self._store.rank] :][: counts[self._store.rank]]
-            looked = functional.embedding(here - rows_here.start, self._store.tensors[leaf.names["weight"]])
+            here = numbers[ends[self._store.rank] - counts[self._store.rank] :][
+                : counts[self._store.rank]
+            ]
+            looked = functional.embedding(
+                here - rows_here.start, self._store.tensors[leaf.names["weight"]]
+            )
             width = looked.shape[1]
-            flat = self._communicator.allgatherv(looked.view(-1).numpy(), [count * width for count in counts])
+            flat = self._communicator.allgatherv(
+                looked.view(-1).numpy(), [count * width for count in counts]
+            )
             return functional.embedding(place, torch.from_numpy(flat).view(-1, width))
 
         def added_up(*inputs: Any, **named: Any) -> torch.Tensor:
-            return torch.from_numpy(self._communicator.allreduce_sum(of_rows(*inputs, **named).numpy()))
+            return torch.from_numpy(
+                self._communicator.allreduce_sum(of_rows(*inputs, **named).numpy())
+            )
 
         if isinstance(leaf.module, nn.Embedding):
             return looked_up
@@ -61,10 +75,12 @@ class SameExamples:
 
 
 class OwnExamples:
-    """The exchange if each rank has its own examples: owner after owner sends its rows of weights to all ranks.
+    """The exchange if each rank has its own examples: owner after owner sends its rows of weights
+    to all ranks.
 
-    All ranks take part in each call of a leaf, even a rank at another leaf or without examples left. The first
-    leaf that a rank waits for is served, until no rank waits. Moments of normalisations are served after all leaves.
+    All ranks take part in each call of a leaf, even a rank at another leaf or without examples
+    left. The first leaf that a rank waits for is served, until no rank waits. Moments of
+    normalisations are served after all leaves.
     """
 
     def __init__(self, store: ParameterStore, communicator: Communicator):
@@ -85,7 +101,11 @@ class OwnExamples:
                 values = {}
                 for key, name in leaf.names.items():
                     local = self._store.tensors[name]
-                    values[key] = local if owner == self._store.rank else local.new_empty(len(rows), *local.shape[1:])
+                    values[key] = (
+                        local
+                        if owner == self._store.rank
+                        else local.new_empty(len(rows), *local.shape[1:])
+                    )
                     self._communicator.broadcast(values[key].numpy(), owner)
                 if call:
                     parts.append(leaf.outputs(rows, values, *call[0], **call[1]))
@@ -94,8 +114,11 @@ class OwnExamples:
         self._services.append(bring)
         return lambda *inputs, **named: self._request(number, (inputs, named))
 
-    def moments_of(self, name: str, layer: Calibrated, dtype: torch.dtype) -> Callable[[torch.Tensor], Moments]:
-        """Return a function that computes moments of a layer's units over all ranks, and adds them to ``moments``."""
+    def moments_of(
+        self, name: str, layer: Calibrated, dtype: torch.dtype
+    ) -> Callable[[torch.Tensor], Moments]:
+        """Return a function that computes moments of a layer's units over all ranks, and adds them
+        to ``moments``."""
         number = len(self._services)
 
         def add_up(x: torch.Tensor | None) -> Moments:
@@ -103,8 +126,17 @@ class OwnExamples:
             axes, total = [0, *range(2, x.ndim)], self._communicator.allreduce_sum
             count = float(total(np.array(x.numel() // layer.num_features)))
             mean = torch.from_numpy(total(x.sum(dim=axes).cpu().numpy())).to(x.device) / count
-            centre = x.mean(dim=axes[1:], keepdim=True) if layer.each else mean.view(-1, *[1] * (x.ndim - 2))
-            variance = torch.from_numpy(total(((x - centre) ** 2).sum(dim=axes).cpu().numpy())).to(x.device) / count
+            centre = (
+                x.mean(dim=axes[1:], keepdim=True)
+                if layer.each
+                else mean.view(-1, *[1] * (x.ndim - 2))
+            )
+            variance = (
+                torch.from_numpy(total(((x - centre) ** 2).sum(dim=axes).cpu().numpy())).to(
+                    x.device
+                )
+                / count
+            )
             self.moments.setdefault(name, []).append((mean, variance))
             return mean, variance
 

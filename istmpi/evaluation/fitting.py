@@ -1,8 +1,10 @@
-"""Numbers of the full network that are fitted on all ranks: factors of its sums, and the temperature of its logits.
+"""Numbers of the full network that are fitted on all ranks: factors of its sums, and the
+temperature of its logits.
 
-Adam finds a factor for each unit group that minimises the training loss. The temperature minimises the cross-entropy:
-a classifier's probabilities are then about as often right as they say (Guo et al. 2017, arXiv 1706.04599). The
-temperature would be 0 if all examples were classified correctly, so targets are smoothed by 1/(n+2), as by Platt.
+Adam finds a factor for each unit group that minimises the training loss. The temperature minimises
+the cross-entropy: a classifier's probabilities are then about as often right as they say (Guo et
+al. 2017, arXiv 1706.04599). The temperature would be 0 if all examples were classified correctly,
+so targets are smoothed by 1/(n+2), as by Platt.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 STEPS = 20
 RATE = 0.1
-"""The first step of a factor's logarithm, which changes the factor by about a tenth. Later steps are smaller."""
+"""The first step of a factor's logarithm, which changes the factor by about a tenth. Later steps
+are smaller."""
 _DECAYS = 0.9, 0.99
 COLDEST, HOTTEST = 0.05, 20.0
 HALVINGS = 40
@@ -40,7 +43,8 @@ def fitted_scale(
     batch: Batch,
     loss: Callable[[Outputs], torch.Tensor],
 ) -> dict[str, float]:
-    """Find the factors of least loss over all ranks' batches: `STEPS` steps from the store's factors. Collective.
+    """Find the factors of least loss over all ranks' batches: `STEPS` steps from the store's
+    factors. Collective.
 
     ``loss``: a function of the network's outputs that returns the summed loss of this rank's batch.
     """
@@ -67,7 +71,9 @@ def fitted_scale(
         factors.grad = None
         total = loss(call(network.module, batch.inputs))
         total.backward()
-        sums = communicator.allreduce_sum(np.array([total.item(), batch.examples, *(factors.grad * factors.detach())]))
+        sums = communicator.allreduce_sum(
+            np.array([total.item(), batch.examples, *(factors.grad * factors.detach())])
+        )
         value, gradient = sums[0] / sums[1], sums[2:] / sums[1]
         if not np.isfinite(gradient).all():
             break
@@ -77,14 +83,19 @@ def fitted_scale(
         square = _DECAYS[1] * square + (1 - _DECAYS[1]) * gradient**2
         corrected = square / (1 - _DECAYS[1] ** step)
         rate = RATE * (1 - (step - 1) / STEPS)
-        logarithms = logarithms - rate * mean / (1 - _DECAYS[0] ** step) / (np.sqrt(corrected) + 1e-12)
+        logarithms = logarithms - rate * mean / (1 - _DECAYS[0] ** step) / (
+            np.sqrt(corrected) + 1e-12
+        )
     network.release()
     best = communicator.broadcast_from_root(best)  # all ranks have the same bits
     return {name: float(value) for name, value in zip(names, np.exp(best))}
 
 
-def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Fit a temperature to all ranks' logits ``[n, classes]`` float64 and labels ``[n]``; 1 if logits are not finite.
+def fitted_temperature(
+    logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]
+) -> float:
+    """Fit a temperature to all ranks' logits ``[n, classes]`` float64 and labels ``[n]``; 1 if
+    logits are not finite.
 
     ``summed``: a function that adds up an array over ranks.
     """

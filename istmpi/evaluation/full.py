@@ -1,8 +1,8 @@
 """The full network in an evaluation: the plain module, in which only leaves compute differently.
 
-A gathered leaf has its whole weight on every rank. A sharded leaf's rows stay with their owners: the leaf's outputs are
-gathered or added or, if ranks have different examples, the rows are sent in each pass. `istmpi.cost.evaluation`
-chooses the sharded leaves.
+A gathered leaf has its whole weight on every rank. A sharded leaf's rows stay with their owners:
+the leaf's outputs are gathered or added or, if ranks have different examples, the rows are sent in
+each pass. `istmpi.cost.evaluation` chooses the sharded leaves.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class FullNetwork:
-    """The full network of the ranks' stores, with the weights of its last `calibrate` or `load_moments`.
+    """The full network of the ranks' stores, with the weights of its last `calibrate` or
+    `load_moments`.
 
-    ``sharded``: parameters of leaves whose rows stay with their owners. ``local_examples``: data are local, so that
-    each rank passes its own examples. Otherwise, if a parameter is sharded, all ranks pass the same examples.
+    ``sharded``: parameters of leaves whose rows stay with their owners. ``local_examples``: data
+    are local, so that each rank passes its own examples. Otherwise, if a parameter is sharded, all
+    ranks pass the same examples.
     """
 
     def __init__(
@@ -51,15 +53,18 @@ class FullNetwork:
     ):
         """``spread``: each rank keeps its outputs (`labels`) of a sharded head.
 
-        ``by_units``: for a graph, each rank has some units of each layer (`istmpi.evaluation.spread_units`).
-        ``device``: the network's device. A sharded network, or a network for a graph, is on the host.
+        ``by_units``: for a graph, each rank has some units of each layer
+        (`istmpi.evaluation.spread_units`). ``device``: the network's device. A sharded network, or
+        a network for a graph, is on the host.
         """
         self.device = HOST if sharded or by_units or architecture.nodes[1] else device
         self._by_units = by_units
         self._architecture, self._store, self._communicator = architecture, store, communicator
         self._sharded = frozenset(sharded)
         self._local_examples = local_examples
-        names = architecture.leaves.get(architecture.head, ()) if spread and not local_examples else ()
+        names = (
+            architecture.leaves.get(architecture.head, ()) if spread and not local_examples else ()
+        )
         self._spread = architecture.head if names and self._sharded.issuperset(names) else ""
         self._calibrating = False
         self.module: nn.Module | None = None
@@ -67,11 +72,13 @@ class FullNetwork:
         self._own: OwnExamples | None = None
         self._gathered: dict[str, nn.Parameter] = {}
         self.moments: Moments = {}
-        """Mean and variance of every unit of the batch normalisations, as last calibrated or loaded."""
+        """Mean and variance of every unit of the batch normalisations, as last calibrated or
+        loaded."""
 
     @property
     def same_examples(self) -> bool:
-        """True if all ranks run the network together on the same examples; otherwise each rank runs its own."""
+        """True if all ranks run the network together on the same examples; otherwise each rank runs
+        its own."""
         return bool(self._sharded) and not self._local_examples
 
     @property
@@ -86,16 +93,21 @@ class FullNetwork:
     @property
     def shares_examples(self) -> bool:
         """True if each rank passes its own part of the examples."""
-        return self._local_examples or not (self._sharded or self._by_units or self._architecture.nodes[1])
+        return self._local_examples or not (
+            self._sharded or self._by_units or self._architecture.nodes[1]
+        )
 
     def calibrate(self, *inputs: Any) -> None:
-        """Load the stores' weights, and set the normalisations' moments to those of a batch of inputs. Collective."""
+        """Load the stores' weights, and set the normalisations' moments to those of a batch of
+        inputs. Collective."""
         self.calibrate_by(lambda: call(self.module, inputs))
 
     def calibrate_by(self, run: Callable[[], object]) -> None:
-        """Load the stores' weights, and set the normalisations' moments while ``run`` passes a batch. Collective.
+        """Load the stores' weights, and set the normalisations' moments while ``run`` passes a
+        batch. Collective.
 
-        If `shares_examples`, moments are over all ranks' batches: in each layer, ranks wait to add up their sums.
+        If `shares_examples`, moments are over all ranks' batches: in each layer, ranks wait to add
+        up their sums.
         """
         layers = self.with_weights()
         self._calibrating = True
@@ -110,7 +122,9 @@ class FullNetwork:
         if self._own:  # this rank may have skipped a layer, if the network branches on values
             for name, moments in self._own.moments.items():
                 layers[name].moments = averaged(moments)
-        self.moments = {name: mapped(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()}
+        self.moments = {
+            name: mapped(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()
+        }
 
     def load_moments(self, moments: Moments) -> None:
         """Load the stores' weights, and set these moments in place of a calibration. Collective."""
@@ -124,7 +138,8 @@ class FullNetwork:
             return call(self.module, inputs)
 
     def finish(self) -> None:
-        """Serve the other ranks' calls until no rank waits, if ranks have different examples. Collective."""
+        """Serve the other ranks' calls until no rank waits, if ranks have different examples.
+        Collective."""
         if self._own:
             self._own.finish()
 
@@ -134,7 +149,8 @@ class FullNetwork:
             parameter.data = parameter.data.new_empty(0)
 
     def with_weights(self) -> dict[str, BatchNorm]:
-        """Load the stores' weights, and return the batch normalisations, without moments. Collective."""
+        """Load the stores' weights, and return the batch normalisations, without moments.
+        Collective."""
         if self._scale != self._store.full_scale:  # also true before the first build
             self._build()
         for name, parameter in self._gathered.items():
@@ -161,17 +177,24 @@ class FullNetwork:
             spread_units(self.module, architecture, store, self._communicator, self._sharded)
             return
         shared = self.shares_examples and self._communicator.size > 1 and architecture.batch_norms
-        self._own = OwnExamples(store, self._communicator) if self._local_examples or shared else None
+        self._own = (
+            OwnExamples(store, self._communicator) if self._local_examples or shared else None
+        )
         exchange = self._own or SameExamples(store, self._communicator)
         leaves = architecture.leaves.items()
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
         for path, leaf in leaves_of(self.module, sharded).items():
             if path == self._spread:
                 rows = exchange.rows_of(leaf)
-                leaf.replace(lambda x, rows=rows: x.new_empty(len(x), 0) if self._calibrating else rows(x))
+                leaf.replace(
+                    lambda x, rows=rows: x.new_empty(len(x), 0) if self._calibrating else rows(x)
+                )
             else:
                 leaf.replace(exchange.forward_of(leaf))
         if self._own:
             layers = architecture.batch_norm_layers(self.module).items()
-            over_ranks = {name: self._own.moments_of(name, layer, architecture.dtype) for name, layer in layers}
+            over_ranks = {
+                name: self._own.moments_of(name, layer, architecture.dtype)
+                for name, layer in layers
+            }
             self._moments_of = lambda x, name, each: over_ranks[name](x)

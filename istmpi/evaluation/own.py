@@ -25,12 +25,14 @@ Sums = dict[str, np.ndarray]
 
 OUTPUTS = "the outputs of the full network are not finite"
 LOOKED_AT = 4
-"""The most batches of an evaluation that are halved, to see whether a function is a mean over rows."""
+"""The most batches of an evaluation that are halved, to see whether a function is a mean over
+rows."""
 
 
 class OwnSums:
     def __init__(self, task: type[OwnTask], looks: bool):
-        """``looks``: True if `note` should get a sentence on functions that are no means over rows."""
+        """``looks``: True if `note` should get a sentence on functions that are no means over
+        rows."""
         self._task, self._looks = task, looks
         self._loss: Sums = {}
         self._score: Sums = {}
@@ -41,7 +43,8 @@ class OwnSums:
         """A sentence about a function that is no mean over rows."""
 
     def add(self, outputs: Any, batch: Batch) -> None:
-        """Add the amounts of a batch. Raises ConfigError for an unusable value of a user's function."""
+        """Add the amounts of a batch. Raises ConfigError for an unusable value of a user's
+        function."""
         amounts = self._task.losses(outputs, batch)
         _add(self._loss, amounts)
         if self._task.scores:
@@ -55,11 +58,13 @@ class OwnSums:
             self._fault = self._fault_in(outputs, batch)
         self.examples += batch.examples
 
-    def over_ranks(self, communicator: Communicator, spread: bool) -> tuple[float, float, dict[str, float] | None]:
+    def over_ranks(
+        self, communicator: Communicator, spread: bool
+    ) -> tuple[float, float, dict[str, float] | None]:
         """Return the loss, the score and further scores of all batches. Collective.
 
-        ``spread``: True if ranks have different batches. Raises on every rank ConfigError if nothing counts, and
-        DivergedError if a value is not finite.
+        ``spread``: True if ranks have different batches. Raises on every rank ConfigError if
+        nothing counts, and DivergedError if a value is not finite.
         """
         per_rank = communicator.allgather((self._fault, self._loss, self._score))
         if not spread:
@@ -92,8 +97,11 @@ class OwnSums:
         return "the loss or the score is not finite"
 
 
-def joined_loss(amounts: Mapping[str, Amount], examples: int, communicator: Communicator) -> torch.Tensor:
-    """Return this rank's part of the loss of all ranks' batches, times all ``examples``. Collective."""
+def joined_loss(
+    amounts: Mapping[str, Amount], examples: int, communicator: Communicator
+) -> torch.Tensor:
+    """Return this rank's part of the loss of all ranks' batches, times all ``examples``.
+    Collective."""
     counts = np.sum(communicator.allgather([amount.count for amount in amounts.values()]), axis=0)
     terms = []
     for amount, count in zip(amounts.values(), counts.tolist(), strict=True):
@@ -108,7 +116,8 @@ def _add(sums: Sums, amounts: Mapping[str, Amount]) -> None:
 
 
 def _means(what: str, per_rank: tuple[Sums, ...]) -> dict[str, float]:
-    """Return the mean of each amount over all ranks. Raises ConfigError for other names on a rank, or no count."""
+    """Return the mean of each amount over all ranks. Raises ConfigError for other names on a rank,
+    or no count."""
     filled = [sums for sums in per_rank if sums]
     means = {}
     for name in filled[0]:

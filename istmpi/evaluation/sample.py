@@ -14,7 +14,8 @@ def scored_of(run: Run, data: Dataset, length: int) -> int:
 
 
 def scored_in_training(run: Run, data: Dataset) -> int:
-    """Return the number of examples that an evaluation in training scores (of this rank's, if data are local)."""
+    """Return the number of examples that an evaluation in training scores (of this rank's, if data
+    are local)."""
     split = data.splits.get("validation", data.test) if run.watches_validation else data.test
     return scored_of(run, data, len(split))
 
@@ -22,11 +23,16 @@ def scored_in_training(run: Run, data: Dataset) -> int:
 def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
     if data.scoring.of_nodes:
         return run.evaluate.calibration_examples or SAMPLED
-    sampled = calibration_examples(run, architecture, ranks, len(data.train), scored_in_training(run, data))
+    sampled = calibration_examples(
+        run, architecture, ranks, len(data.train), scored_in_training(run, data)
+    )
     return sampled if run.data.placement == "local" else min(sampled, len(data.train))
 
 
-def calibration_rows(run: Run, length: int, count: int, share: int = 1, stream: int = 0) -> np.ndarray:
-    """Draw ``count // share`` of ``length`` rows, sorted; at least 2 if ``share``, a number of ranks, is above 1."""
+def calibration_rows(
+    run: Run, length: int, count: int, share: int = 1, stream: int = 0
+) -> np.ndarray:
+    """Draw ``count // share`` of ``length`` rows, sorted; at least 2 if ``share``, a number of
+    ranks, is above 1."""
     order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
     return np.sort(order[: count if share == 1 else max(count // share, 2)])

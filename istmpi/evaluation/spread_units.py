@@ -1,7 +1,9 @@
-"""A network for a graph, evaluated for all nodes at once, with the units of each layer spread over the ranks.
+"""A network for a graph, evaluated for all nodes at once, with the units of each layer spread over
+the ranks.
 
-Between two products a unit needs no other unit, except in a normalisation over a node's units, which adds up two sums
-over the ranks. A product gathers all units of some nodes at a time. The last product adds up the ranks' contributions.
+Between two products a unit needs no other unit, except in a normalisation over a node's units,
+which adds up two sums over the ranks. A product gathers all units of some nodes at a time. The last
+product adds up the ranks' contributions.
 """
 
 from collections.abc import Callable, Collection
@@ -26,24 +28,36 @@ def spread_units(
     communicator: Communicator,
     sharded: Collection[str],
 ) -> None:
-    """Make each layer of a network compute only this rank's units, with this rank's rows of ``sharded`` weights.
+    """Make each layer of a network compute only this rank's units, with this rank's rows of
+    ``sharded`` weights.
 
-    The last product has its whole weight on each rank. ``network`` must be built without factors (scale). Passes of
-    the network are then collective.
+    The last product has its whole weight on each rank. ``network`` must be built without factors
+    (scale). Passes of the network are then collective.
     """
-    units = {group: store.owners.rows(architecture.lengths[group], store.rank) for group in architecture.groups}
+    units = {
+        group: store.owners.rows(architecture.lengths[group], store.rank)
+        for group in architecture.groups
+    }
     for path, leaf in leaves_of(network, architecture.leaves).items():
-        factor = architecture.factor(architecture.sums.get(path, ()), architecture.lengths, store.full_scale)
+        factor = architecture.factor(
+            architecture.sums.get(path, ()), architecture.lengths, store.full_scale
+        )
         before = architecture.parameters[leaf.names["weight"]].pattern.axes[1].factors[0].name
         if sharded.isdisjoint(leaf.names.values()):
             if before in units:
                 leaf.replace(_contribution(leaf, units[before], factor, communicator))
         else:
-            product = partial(leaf.whole, {key: store.tensors[name] for key, name in leaf.names.items()})
+            product = partial(
+                leaf.whole, {key: store.tensors[name] for key, name in leaf.names.items()}
+            )
             if before in units:
                 length = architecture.lengths[before]
-                widths = [len(store.owners.rows(length, rank)) for rank in range(store.owners.ranks)]
-                product = _of_gathered(product, len(store.tensors[leaf.names["weight"]]), widths, factor, communicator)
+                widths = [
+                    len(store.owners.rows(length, rank)) for rank in range(store.owners.ranks)
+                ]
+                product = _of_gathered(
+                    product, len(store.tensors[leaf.names["weight"]]), widths, factor, communicator
+                )
             leaf.replace(product)
     groups = {str(number): group for number, group in enumerate(architecture.groups)}
     for path, module in network.named_modules():
@@ -61,7 +75,8 @@ def _of_gathered(
     factor: float,
     communicator: Communicator,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return ``product`` of inputs that are gathered from the ranks and scaled. ``widths``: inputs of each rank."""
+    """Return ``product`` of inputs that are gathered from the ranks and scaled. ``widths``: inputs
+    of each rank."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         made = h.new_empty(len(h), outputs)
@@ -70,7 +85,9 @@ def _of_gathered(
             part = h[start : start + step].contiguous()
             counts = [len(part) * width for width in widths]
             flat = torch.from_numpy(communicator.allgatherv(part.view(-1).numpy(), counts))
-            parts = [block.view(len(part), width) for block, width in zip(flat.split(counts), widths)]
+            parts = [
+                block.view(len(part), width) for block, width in zip(flat.split(counts), widths)
+            ]
             made[start : start + step] = product(torch.cat(parts, dim=1).mul_(factor))
         return made
 
@@ -80,18 +97,23 @@ def _of_gathered(
 def _contribution(
     leaf: Leaf, units: range, factor: float, communicator: Communicator
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a product with a whole weight that adds up the scaled contributions of each rank's ``units``."""
+    """Return a product with a whole weight that adds up the scaled contributions of each rank's
+    ``units``."""
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         parameters = leaf.module._parameters
-        outputs = functional.linear(h, parameters["weight"][:, units.start : units.stop]).mul_(factor)
+        outputs = functional.linear(h, parameters["weight"][:, units.start : units.stop]).mul_(
+            factor
+        )
         outputs = torch.from_numpy(communicator.allreduce_sum(outputs.numpy()))
         return outputs if parameters.get("bias") is None else outputs + parameters["bias"]
 
     return forward
 
 
-def _normalised(epsilon: float, count: int, communicator: Communicator) -> Callable[[torch.Tensor], torch.Tensor]:
+def _normalised(
+    epsilon: float, count: int, communicator: Communicator
+) -> Callable[[torch.Tensor], torch.Tensor]:
     def mean(sums: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(communicator.allreduce_sum(sums.numpy())).view(-1, 1) / count
 

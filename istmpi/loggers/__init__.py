@@ -1,4 +1,5 @@
-"""Loggers (``--log``) send a run's records to other programs. A new logger needs a file and a line in LOGGERS."""
+"""Loggers (``--log``) send a run's records to other programs. A new logger needs a file and a line
+in LOGGERS."""
 
 from __future__ import annotations
 
@@ -22,8 +23,13 @@ LOGGERS = {
 def require_installed(names: Sequence[str]) -> None:
     for name in names:
         if find_spec(name) is None:
-            raise DataError(f"--log {name} needs {name}, which is not installed: pip install 'istmpi[{name}]'")
+            raise DataError(
+                f"--log {name} needs {name}, which is not installed: pip install 'istmpi[{name}]'"
+            )
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:
-    return {name: getattr(import_module(f"istmpi.loggers.{name}"), LOGGERS[name])() for name in dict.fromkeys(names)}
+    return {
+        name: getattr(import_module(f"istmpi.loggers.{name}"), LOGGERS[name])()
+        for name in dict.fromkeys(names)
+    }

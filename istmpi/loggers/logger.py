@@ -12,7 +12,8 @@ from istmpi.training.watch import Watch
 
 
 class Logger(Watch):
-    """A watch that sends runs' records to another program; a resumed run continues its log there."""
+    """A watch that sends runs' records to another program; a resumed run continues its log
+    there."""
 
     name = ""
 
@@ -25,8 +26,11 @@ class Logger(Watch):
 
 
 def figures(progress: Progress) -> dict[str, float]:
-    """Return a record's numbers without the round. Related names get a prefix, so that programs plot them together."""
-    numbers = {name: value for name, value in progress.record().items() if isinstance(value, int | float)}
+    """Return a record's numbers without the round. Related names get a prefix, so that programs
+    plot them together."""
+    numbers = {
+        name: value for name, value in progress.record().items() if isinstance(value, int | float)
+    }
     del numbers["round"]
     return {_grouped(name): value for name, value in numbers.items()}
 
@@ -42,7 +46,8 @@ LOGGED = ("started", "progressed", "finished", "closed")
 
 
 class LoggedWatch:
-    """Passes calls to a watch, and calls in `LOGGED` to loggers. A logger that raises is switched off and reported."""
+    """Passes calls to a watch, and calls in `LOGGED` to loggers. A logger that raises is switched
+    off and reported."""
 
     def __init__(self, watch: Watch, loggers: Mapping[str, Watch]):
         self._watch, self._loggers = watch, dict(loggers)
@@ -56,6 +61,8 @@ class LoggedWatch:
                 except Exception as error:  # from the library or the place where it writes
                     del self._loggers[name]
                     words = shorten(reason(error), LONGEST_REASON, placeholder=" ...")
-                    self._watch.noticed(f"--log {name} is switched off: {words}. The run continues.")
+                    self._watch.noticed(
+                        f"--log {name} is switched off: {words}. The run continues."
+                    )
 
         return tell_all

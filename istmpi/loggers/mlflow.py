@@ -16,7 +16,8 @@ AT_ONCE = 1000
 
 
 class MLflow(Logger):
-    """A step is a round. A resumed run continues its MLflow run; rounds that MLflow already has are not sent again."""
+    """A step is a round. A resumed run continues its MLflow run; rounds that MLflow already has are
+    not sent again."""
 
     name = "mlflow"
 
@@ -27,7 +28,10 @@ class MLflow(Logger):
         self._client = client = self._mlflow.MlflowClient()
         name = self._known_as(folder)
         if name:
-            self._id, self._told = name, max((m.step for m in client.get_metric_history(name, "loss")), default=0)
+            self._id, self._told = (
+                name,
+                max((m.step for m in client.get_metric_history(name, "loss")), default=0),
+            )
             client.update_run(self._id, status="RUNNING")
             return
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "istmpi")
@@ -43,7 +47,9 @@ class MLflow(Logger):
             return
         time, step = int(1000 * progress.time), progress.round
         metrics = [
-            self._mlflow.entities.Metric(re.sub(r"[^\w\-. :/]", "_", name), float(value), time, step)
+            self._mlflow.entities.Metric(
+                re.sub(r"[^\w\-. :/]", "_", name), float(value), time, step
+            )
             for name, value in figures(progress).items()
         ]
         for start in range(0, len(metrics), AT_ONCE):

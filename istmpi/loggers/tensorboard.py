@@ -1,4 +1,5 @@
-"""Writes a run's records as TensorBoard events, in the folder ``tensorboard`` of the run's folder."""
+"""Writes a run's records as TensorBoard events, in the folder ``tensorboard`` of the run's
+folder."""
 
 from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
@@ -10,12 +11,15 @@ from istmpi.training.progress import Progress
 
 
 class TensorBoard(Logger):
-    """A step is a round. TensorBoard drops the records of rounds that a later job of the run repeats."""
+    """A step is a round. TensorBoard drops the records of rounds that a later job of the run
+    repeats."""
 
     name = "tensorboard"
 
     def __init__(self) -> None:
-        self._module = optional("torch.utils.tensorboard", "tensorboard", "runs with --log tensorboard", "tensorboard")
+        self._module = optional(
+            "torch.utils.tensorboard", "tensorboard", "runs with --log tensorboard", "tensorboard"
+        )
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         done = training.rounds_done

@@ -12,7 +12,8 @@ from istmpi.training.progress import Progress
 
 
 class WeightsAndBiases(Logger):
-    """The library's files are in the folder ``wandb`` of the run's folder. A resumed run continues the same log."""
+    """The library's files are in the folder ``wandb`` of the run's folder. A resumed run continues
+    the same log."""
 
     name = "wandb"
 

@@ -1,4 +1,5 @@
-"""The descriptions of all training methods. A new method needs a description here, and a class in this package."""
+"""The descriptions of all training methods. A new method needs a description here, and a class in
+this package."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,7 +25,8 @@ def _drawn(run, ranks):
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """The settings in [method] that only some methods read: `MethodSpec.settings` of a method has their names."""
+    """The settings in [method] that only some methods read: `MethodSpec.settings` of a method has
+    their names."""
 
     # ist
     partition: Annotated[
@@ -148,7 +150,8 @@ _ALL = (
         always_carries=True,
         encodes=True,
     ),
-    # arXiv 2311.08105. Rounds are long, some 100 local steps, and each worker keeps the state of its AdamW.
+    # arXiv 2311.08105. Rounds are long, some 100 local steps, and each worker keeps the state of
+    # its AdamW.
     MethodSpec(
         "diloco",
         "local SGD with an outer step of Nesterov momentum towards the mean",
@@ -160,7 +163,8 @@ _ALL = (
         copies=_outer_copies,
         encodes=True,
     ),
-    # arXiv 2501.18512. There: rounds of 100 local steps, fragments of 3 blocks of a transformer, delays up to 10.
+    # arXiv 2501.18512. There: rounds of 100 local steps, fragments of 3 blocks of a transformer,
+    # delays up to 10.
     MethodSpec(
         "streaming-diloco",
         "DiLoCo that sends the network in fragments of 4-bit values while ranks train",
@@ -172,8 +176,11 @@ _ALL = (
         outer_step=(0.7, 0.9),
         always_carries=True,
         delay_by_default=1,
-        # The common values, their velocity, the whole start of a round, and at most a whole network on its way.
-        copies=lambda run, ranks, slots: 4 + slots + (METHODS["streaming-diloco"].outer(run)[1] != 0),
+        # The common values, their velocity, the whole start of a round, and at most a whole network
+        # on its way.
+        copies=lambda run, ranks, slots: (
+            4 + slots + (METHODS["streaming-diloco"].outer(run)[1] != 0)
+        ),
     ),
     # arXiv 2508.15706. Rounds of 30 local steps there.
     MethodSpec(
@@ -245,7 +252,9 @@ _ALL = (
         replicated=True,
         own_state=True,
         always_carries=True,
-        copies=lambda run, ranks, slots: 2 + slots,  # a round's start; all ranks' values of the owned rows
+        copies=lambda run, ranks, slots: (
+            2 + slots
+        ),  # a round's start; all ranks' values of the owned rows
     ),
     # Dean et al. 2012.
     MethodSpec(
@@ -265,7 +274,8 @@ METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 
 
 def spec_of(name: str, where: str = "method.name =") -> MethodSpec:
-    """Return the description of a method. Raises ConfigError for an unknown name; ``where`` begins the message."""
+    """Return the description of a method. Raises ConfigError for an unknown name; ``where`` begins
+    the message."""
     if name not in METHODS:
         raise ConfigError(f"{where} {name!r} is not known{did_you_mean(name, METHODS)}")
     return METHODS[name]

@@ -20,7 +20,9 @@ class ADMM(ReplicatedMethod):
         self._duals = {name: torch.zeros_like(values) for name, values in self._consensus.items()}
 
     def each_rank(self) -> dict[str, torch.Tensor]:
-        return super().each_rank() | {Slot(name, "dual"): dual for name, dual in self._duals.items()}
+        return super().each_rank() | {
+            Slot(name, "dual"): dual for name, dual in self._duals.items()
+        }
 
     @torch.no_grad()
     def before_update(self) -> None:

@@ -1,8 +1,8 @@
 """A method of training, which runs a round step by step.
 
-`Method.round` is a generator: it fetches the values that this rank trains, yields the number of each local step, and
-sends the trained values. Its caller takes the local steps. A round is completed or dropped. A dropped round leaves all
-values as they were before the round.
+`Method.round` is a generator: it fetches the values that this rank trains, yields the number of
+each local step, and sends the trained values. Its caller takes the local steps. A round is
+completed or dropped. A dropped round leaves all values as they were before the round.
 """
 
 from __future__ import annotations
@@ -58,11 +58,14 @@ class Method(ABC):
     """A method of training. ``subnet`` has the network that this rank trains, and its optimizer."""
 
     finished_within = 10.0
-    """The most seconds in which a rank that is asked to stop finishes its round; it drops a longer round."""
+    """The most seconds in which a rank that is asked to stop finishes its round; it drops a longer
+    round."""
     hands_over = True
-    """True in a local step's last backward pass, whose gradients may be sent as soon as they are computed."""
+    """True in a local step's last backward pass, whose gradients may be sent as soon as they are
+    computed."""
     restores_itself = False
-    """True if the method itself restores this rank's own values from a checkpoint; otherwise `Shards` does."""
+    """True if the method itself restores this rank's own values from a checkpoint; otherwise
+    `Shards` does."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -76,28 +79,35 @@ class Method(ABC):
         self._loss = math.nan
         self._losses: list[torch.Tensor] = []
         self._weights: list[float | None] = []
-        """The count of each of `_losses`, if a user's function returns sums and counts; otherwise None."""
+        """The count of each of `_losses`, if a user's function returns sums and counts; otherwise
+        None."""
         self._amounts: Mapping[str, Amount] = {}
         """The amounts of a user's loss in the last local step; empty for other losses."""
         self._finite_outputs: list[torch.Tensor] = []
-        """A tensor for each local step with a user's loss: True if the network's outputs are finite."""
+        """A tensor for each local step with a user's loss: True if the network's outputs are
+        finite."""
         self._has_gradients = False
         self.seconds_a_step = math.inf
         route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
-        outer, restored = Outer(*self.spec.outer(job.run)), {} if self.restores_itself else job.restored
+        outer, restored = (
+            Outer(*self.spec.outer(job.run)),
+            {} if self.restores_itself else job.restored,
+        )
         self.shards = Shards(job.store, route, job.communicator, job.clock, outer, restored)
 
     def run(self, number: int) -> float | None:
-        """Run a round; return the mean of the ranks' mean losses (NaN without steps), None if dropped. Collective.
+        """Run a round; return the mean of the ranks' mean losses (NaN without steps), None if
+        dropped. Collective.
 
-        A round is dropped if a rank that is asked to stop does not finish its steps; ``job.stop`` has the reason on all
-        ranks. Raises DivergedError on every rank if a loss or weight is not finite. A dropped or diverged round leaves
-        all values as they were before the round.
+        A round is dropped if a rank that is asked to stop does not finish its steps; ``job.stop``
+        has the reason on all ranks. Raises DivergedError on every rank if a loss or weight is not
+        finite. A dropped or diverged round leaves all values as they were before the round.
         """
         return driven(self.attempt(number), lambda local_step: self.take(number, local_step))
 
     def attempt(self, number: int) -> Generator[int, None, float | None]:
-        """Run a round with the result and errors of `run`; yield local steps' numbers to the caller, who takes them."""
+        """Run a round with the result and errors of `run`; yield local steps' numbers to the
+        caller, who takes them."""
         try:
             yield from self.round(number)
         except Dropped:
@@ -111,7 +121,8 @@ class Method(ABC):
 
     @abstractmethod
     def round(self, number: int) -> Iterator[int]:
-        """Run a round; yield the number of each local step, from 0, which the caller takes on ``subnet``."""
+        """Run a round; yield the number of each local step, from 0, which the caller takes on
+        ``subnet``."""
 
     def take(self, number: int, local_step: int) -> None:
         step = self.first_step(number) + local_step
@@ -130,7 +141,8 @@ class Method(ABC):
         self.examples += examples
 
     def _require_gradients(self) -> None:
-        """Raise ConfigError if a user's loss gave no parameter a gradient in this job's first local step."""
+        """Raise ConfigError if a user's loss gave no parameter a gradient in this job's first local
+        step."""
         if self.task.of_trees and not self._has_gradients:
             if all(parameter.grad is None for parameter in self.subnet.network.parameters()):
                 raise ConfigError(
@@ -141,22 +153,32 @@ class Method(ABC):
 
     def rate(self, step: int) -> float:
         optimizer, run = self.job.optimizer, self.job.run
-        return optimizer.rate(step) if optimizer else rate_at(run.optimizer, step, self.first_step(run.train.rounds))
+        return (
+            optimizer.rate(step)
+            if optimizer
+            else rate_at(run.optimizer, step, self.first_step(run.train.rounds))
+        )
 
     def build(self, number: int) -> None:
-        """Build this rank's subnet of a round and its optimizer; their values are filled in later."""
+        """Build this rank's subnet of a round and its optimizer; their values are filled in
+        later."""
         store, deal, spec = self.job.store, self.holders(number), self.subnet.spec
         new = self.subnet.build(narrowed(deal.lengths, store.parameters, deal.held(store.rank)))
         kept = bool(self.spec.optimizer_slots(self.job.run))
         if new or not kept or self.subnet.optimizer is None or deal.units:
-            self.subnet.renew(self.first_step(number) - self.first_step(self.job.state_since) if kept else 0)
+            self.subnet.renew(
+                self.first_step(number) - self.first_step(self.job.state_since) if kept else 0
+            )
         for name, parameter in with_slots(self.job.architecture.parameters, spec.slots).items():
             if name not in self.subnet.tensors:  # of a block that this rank does not have
                 shape = part_shape(deal, parameter, store.rank)
-                self.subnet.tensors[name] = torch.empty(shape, dtype=getattr(torch, parameter.dtype))
+                self.subnet.tensors[name] = torch.empty(
+                    shape, dtype=getattr(torch, parameter.dtype)
+                )
 
     def local_steps(self, number: int) -> Iterator[int]:
-        """Yield this rank's local steps of a round, then agree with all ranks that all steps were taken.
+        """Yield this rank's local steps of a round, then agree with all ranks that all steps were
+        taken.
 
         Raises Dropped or DivergedError on every rank, IstmpiError if ranks drew different deals.
         """
@@ -174,8 +196,12 @@ class Method(ABC):
         self.subnet.settle()
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Return True if a stop is asked for and steps from ``local_step`` on take over `finished_within` seconds."""
-        return self.job.stop.asked() and (steps - local_step) * self.seconds_a_step > self.finished_within
+        """Return True if a stop is asked for and steps from ``local_step`` on take over
+        `finished_within` seconds."""
+        return (
+            self.job.stop.asked()
+            and (steps - local_step) * self.seconds_a_step > self.finished_within
+        )
 
     def before_update(self) -> None:
         """Change the gradients before the optimizer's step; does nothing by default."""
@@ -189,27 +215,39 @@ class Method(ABC):
         self.shards.rollback()
 
     def publish(self) -> None:
-        """Bring the evaluated network to its owners: this rank gets its rows in ``job.store``. Collective."""
+        """Bring the evaluated network to its owners: this rank gets its rows in ``job.store``.
+        Collective."""
         self.shards.flush()
 
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
-        """Return, in host memory, the whole tensors that differ from rank to rank between rounds."""
+        """Return, in host memory, the whole tensors that differ from rank to rank between
+        rounds."""
         return self.shards.of_this_rank()
 
     def first_step(self, number: int) -> int:
-        """Return the number of this rank's first local step in a round; steps are numbered through all rounds."""
+        """Return the number of this rank's first local step in a round; steps are numbered through
+        all rounds."""
         settings = self.job.run.method
-        return number * (settings.epochs * self.job.batches.in_a_pass if self.spec.in_passes else settings.local_steps)
+        return number * (
+            settings.epochs * self.job.batches.in_a_pass
+            if self.spec.in_passes
+            else settings.local_steps
+        )
 
     def steps(self, number: int) -> int:
         return self.first_step(1)
 
     def batch(self, step: int) -> Batch:
         batches = self.job.batches
-        return batches.of_pass(*divmod(step, batches.in_a_pass)) if self.spec.in_passes else batches.at(step)
+        return (
+            batches.of_pass(*divmod(step, batches.in_a_pass))
+            if self.spec.in_passes
+            else batches.at(step)
+        )
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the value that a local step minimises, and the loss on the batch's targets; equal by default."""
+        """Return the value that a local step minimises, and the loss on the batch's targets; equal
+        by default."""
         outputs = self._adjustment(self.forward(network, batch))
         if self.task.of_trees:
             self._finite_outputs.append(all_finite(outputs))
@@ -221,7 +259,8 @@ class Method(ABC):
         return loss, loss
 
     def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """Return the task's loss; for a network with several exits, the weighted sum over the exits."""
+        """Return the task's loss; for a network with several exits, the weighted sum over the
+        exits."""
         return weighted_loss(self._of_outputs, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
@@ -233,11 +272,14 @@ class Method(ABC):
         return call(network, batch.inputs)
 
     def holders(self, number: int) -> Layout:
-        """Return the deal of a round. Raises IstmpiError if ranks drew different deals. Collective the first time."""
+        """Return the deal of a round. Raises IstmpiError if ranks drew different deals. Collective
+        the first time."""
         if number not in self._deals:
             with self.job.clock("deal"):
                 deal = self._drawn(number)
-                self._keep(number, deal, self.job.communicator.allgather(deal.digest) if deal.units else ())
+                self._keep(
+                    number, deal, self.job.communicator.allgather(deal.digest) if deal.units else ()
+                )
         return self._deals[number]
 
     @property
@@ -258,16 +300,21 @@ class Method(ABC):
                 )
                 error.everywhere = True
                 raise error
-        self._deals = {round: kept for round, kept in self._deals.items() if abs(round - number) <= self._ahead}
+        self._deals = {
+            round: kept for round, kept in self._deals.items() if abs(round - number) <= self._ahead
+        }
         self._deals[number] = deal
 
     def _agree(self, number: int, complete: bool) -> None:
-        """Agree on a round's mean loss and the next deal, in one message. Raises the errors of `local_steps`."""
+        """Agree on a round's mean loss and the next deal, in one message. Raises the errors of
+        `local_steps`."""
         losses = torch.stack(self._losses).float().cpu() if self._losses else torch.empty(0)
         bad = (~torch.isfinite(losses)).nonzero()
         step = int(bad[0]) + 1 if len(bad) else None
         trained = self.subnet.network.parameters() if self.steps(number) else ()
-        if step is None and not all(torch.isfinite(parameter.detach().sum()) for parameter in trained):
+        if step is None and not all(
+            torch.isfinite(parameter.detach().sum()) for parameter in trained
+        ):
             step = len(losses)
         self.job.stop.asked()
         loss, weight = float(losses.mean()) if len(losses) else None, None
@@ -275,7 +322,9 @@ class Method(ABC):
             loss, weight = weighted_mean(losses.tolist(), self._weights), sum(self._weights)
         cause = self._cause(number, step) if len(bad) else ""
         later, deal = number + self._ahead, None
-        if later not in self._deals and not (self._ahead > 1 and self.job.shares and self.job.shares.changing):
+        if later not in self._deals and not (
+            self._ahead > 1 and self.job.shares and self.job.shares.changing
+        ):
             with self.job.clock("deal"):
                 deal = self._drawn(later)
         digest = deal.digest if deal and deal.units else None
@@ -285,7 +334,8 @@ class Method(ABC):
         means, weights, bad_steps, done, reasons, causes, digests = zip(*reports, strict=True)
         if deal:
             self._keep(later, deal, digests)
-        # The earliest step shows where it began: averaged gradients spread it to all ranks by the next step.
+        # The earliest step shows where it began: averaged gradients spread it to all ranks by the
+        # next step.
         diverged = [(step, rank) for rank, step in enumerate(bad_steps) if step is not None]
         if diverged:
             step, rank = min(diverged)
@@ -308,9 +358,12 @@ class Method(ABC):
         self._loss = sum(means) / len(means) if means else math.nan
 
     def _cause(self, number: int, step: int) -> str:
-        """Return a sentence on the cause of a loss that is not finite in a local step; empty for the usual cause."""
+        """Return a sentence on the cause of a loss that is not finite in a local step; empty for
+        the usual cause."""
         if self._finite_outputs and bool(self._finite_outputs[step - 1]):
-            return "The network's outputs are finite: check the loss function, which may divide by 0."
+            return (
+                "The network's outputs are finite: check the loss function, which may divide by 0."
+            )
         if number == 0 and step == 1:
             return "The first step failed: check the network's forward and the data."
         return ""

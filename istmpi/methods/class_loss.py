@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 
 def class_loss(task: type[Task], train: Train, batches: Batches) -> Callable[..., torch.Tensor]:
-    """Return a run's loss function: the task's, or the cross-entropy with class weights and label smoothing."""
+    """Return a run's loss function: the task's, or the cross-entropy with class weights and label
+    smoothing."""
     if not train.label_smoothing and train.class_weights is None:
         return task.loss
     weights = train.class_weights
     if weights == BALANCED:
         counts = np.bincount(batches.labels)
-        weights = np.where(counts, len(batches.labels) / np.maximum(counts, 1) / np.count_nonzero(counts), 1)
+        weights = np.where(
+            counts, len(batches.labels) / np.maximum(counts, 1) / np.count_nonzero(counts), 1
+        )
     given = None if weights is None else torch.as_tensor(weights)
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -33,6 +36,8 @@ def class_loss(task: type[Task], train: Train, batches: Batches) -> Callable[...
             its = outputs.new_ones(outputs.shape[1])
             its[: len(given)] = given.to(outputs)
         smoothing = train.label_smoothing
-        return functional.cross_entropy(outputs, targets, its, reduction=reduction, label_smoothing=smoothing)
+        return functional.cross_entropy(
+            outputs, targets, its, reduction=reduction, label_smoothing=smoothing
+        )
 
     return loss

@@ -1,8 +1,9 @@
-"""Codistillation (Anil et al. 2018, arXiv 1804.03235): every rank trains its own network, which learns from the others.
+"""Codistillation (Anil et al. 2018, arXiv 1804.03235): every rank trains its own network, which
+learns from the others.
 
-After a burn-in the loss is the cross-entropy with the labels plus the cross-entropy with the mean prediction of the
-other ranks' networks at the beginning of the round. The network of rank 0 is evaluated. If networks have several exits,
-all exits learn from the predictions of the last exits.
+After a burn-in the loss is the cross-entropy with the labels plus the cross-entropy with the mean
+prediction of the other ranks' networks at the beginning of the round. The network of rank 0 is
+evaluated. If networks have several exits, all exits learn from the predictions of the last exits.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from istmpi.methods.replicated import ReplicatedMethod
 
 
 class Codistillation(ReplicatedMethod):
-    """A method that fetches the other ranks' networks each round after ``burn_in``; it keeps the optimizer's state."""
+    """A method that fetches the other ranks' networks each round after ``burn_in``; it keeps the
+    optimizer's state."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -51,7 +53,9 @@ class Codistillation(ReplicatedMethod):
         network.eval()  # without dropout; normalisation has no running statistics to use
         with torch.no_grad():
             predictions = [self.forward(_with(network, other), batch) for other in self._others]
-            mean = sum(self.task.probabilities(outputs_of(each)[-1]) for each in predictions) / len(predictions)
+            mean = sum(self.task.probabilities(outputs_of(each)[-1]) for each in predictions) / len(
+                predictions
+            )
         network.train()
         return loss + self.loss(outputs, mean), loss
 
@@ -60,8 +64,12 @@ class Codistillation(ReplicatedMethod):
         everyone: list[dict[str, torch.Tensor]] = [{} for _ in range(communicator.size)]
         with self.job.clock("pull"):
             for name, values in weights.items():
-                gathered = communicator.allgatherv(values.view(-1).numpy(), [values.numel()] * communicator.size)
-                for other, flat in zip(everyone, np.split(gathered, communicator.size), strict=True):
+                gathered = communicator.allgatherv(
+                    values.view(-1).numpy(), [values.numel()] * communicator.size
+                )
+                for other, flat in zip(
+                    everyone, np.split(gathered, communicator.size), strict=True
+                ):
                     other[name] = torch.from_numpy(flat).view(values.shape).to(self.job.device)
         del everyone[communicator.rank]
         self._others = everyone

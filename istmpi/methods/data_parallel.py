@@ -1,4 +1,5 @@
-"""Synchronous data parallel training: every rank has the whole network, and every step averages the gradients."""
+"""Synchronous data parallel training: every rank has the whole network, and every step averages the
+gradients."""
 
 from collections.abc import Callable
 
@@ -17,7 +18,8 @@ from istmpi.models.linear import linear_layers
 
 
 class DataParallel(ReplicatedMethod):
-    """A method that averages each gradient once it is computed, and never resets the optimizer's state."""
+    """A method that averages each gradient once it is computed, and never resets the optimizer's
+    state."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -42,23 +44,37 @@ class DataParallel(ReplicatedMethod):
         self.subnet.release()  # the next round fetches the values from before this one from their owners
 
     def leaves(self, local_step: int, steps: int) -> bool:
-        """Return True if all ranks stop before this local step; the ranks voted during the previous step."""
+        """Return True if all ranks stop before this local step; the ranks voted during the previous
+        step."""
         stop = self._vote is not None and bool(self._vote())
         last = local_step + 1 == steps
-        self._vote = None if stop or last else self.job.communicator.start_allreduce_max(self.job.stop.asked())
-        self._mean.key = rng.key(self.job.run.train.seed, "wire", "gradient", self._first + local_step)
+        self._vote = (
+            None
+            if stop or last
+            else self.job.communicator.start_allreduce_max(self.job.stop.asked())
+        )
+        self._mean.key = rng.key(
+            self.job.run.train.seed, "wire", "gradient", self._first + local_step
+        )
         return stop
 
     def _hand_over_gradients(self) -> MeanOverRanks:
         network = self.subnet.network
         parameters = dict(network.named_parameters())
         nbytes = {name: values.nbytes for name, values in parameters.items()}
-        kinds = forms_of(self.spec.wire(self.job.run), {name: self.job.store.parameters[name] for name in parameters})
+        kinds = forms_of(
+            self.spec.wire(self.job.run),
+            {name: self.job.store.parameters[name] for name in parameters},
+        )
         mean = MeanOverRanks(nbytes, self.job.communicator, kinds)
         for name, parameter in parameters.items():
-            parameter.register_post_accumulate_grad_hook(lambda values, name=name: self._add(name, values.grad))
+            parameter.register_post_accumulate_grad_hook(
+                lambda values, name=name: self._add(name, values.grad)
+            )
         for name, layer in linear_layers(network):
-            layer.made = lambda made, name=f"{name}.weight", weight=layer.weight: self._add(name, weight.grad, made)
+            layer.made = lambda made, name=f"{name}.weight", weight=layer.weight: self._add(
+                name, weight.grad, made
+            )
         return mean
 
     def _add(self, name: str, gradient: torch.Tensor, made: int | None = None) -> None:
@@ -66,10 +82,11 @@ class DataParallel(ReplicatedMethod):
             self._mean.add(name, gradient, made)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the values of `Method.objective`. A user's pairs (sum, count) are weighed by all ranks' counts.
+        """Return the values of `Method.objective`. A user's pairs (sum, count) are weighed by all
+        ranks' counts.
 
-        The mean of the ranks' gradients is then that of the joined batches. Raises ConfigError on every rank if the
-        user's loss returns pairs on some ranks only.
+        The mean of the ranks' gradients is then that of the joined batches. Raises ConfigError on
+        every rank if the user's loss returns pairs on some ranks only.
         """
         minimised, loss = super().objective(network, batch)
         if not self._amounts:
@@ -80,7 +97,9 @@ class DataParallel(ReplicatedMethod):
             with communicator.agreed():
                 lengths = communicator.allgather(len(counts))
                 if len(set(lengths)) > 1:
-                    raise ConfigError("the loss returns pairs (sum, count) on some ranks only. Return one form.")
+                    raise ConfigError(
+                        "the loss returns pairs (sum, count) on some ranks only. Return one form."
+                    )
             self._counted = bool(counts)
         if not counts:
             return minimised, loss

@@ -1,7 +1,9 @@
-"""Downpour SGD (Dean et al. 2012): a rank's changes go to a parameter server while the rank trains on.
+"""Downpour SGD (Dean et al. 2012): a rank's changes go to a parameter server while the rank trains
+on.
 
-A round's changes are sent in the background of the next round. So other ranks' changes are one round old when they
-arrive, and two rounds old when the next changes arrive: staleness is J to 2J local steps, whatever the timing.
+A round's changes are sent in the background of the next round. So other ranks' changes are one
+round old when they arrive, and two rounds old when the next changes arrive: staleness is J to 2J
+local steps, whatever the timing.
 
     server <- server + mean over ranks of their changes in the round before
     x_i    <- server + this rank's change in this round
@@ -25,12 +27,16 @@ class Downpour(ReplicatedMethod):
         self._changed = {name: torch.zeros_like(values) for name, values in self._server.items()}
 
     def each_rank(self) -> dict[str, torch.Tensor]:
-        return super().each_rank() | {Slot(name, "changed"): values for name, values in self._changed.items()}
+        return super().each_rank() | {
+            Slot(name, "changed"): values for name, values in self._changed.items()
+        }
 
     def begin(self, number: int) -> None:
         super().begin(number)
         self._arriving = {name: values.clone() for name, values in self._changed.items()}
-        self._mean = MeanOverRanks({n: v.nbytes for n, v in self._arriving.items()}, self.job.communicator)
+        self._mean = MeanOverRanks(
+            {n: v.nbytes for n, v in self._arriving.items()}, self.job.communicator
+        )
         for name, values in self._arriving.items():
             self._mean.add(name, values)
         self._mean.begin()

@@ -1,9 +1,11 @@
-"""Dynamic averaging (Kamp et al. 2018, arXiv 1807.03210): ranks average when a rank is far from the last mean.
+"""Dynamic averaging (Kamp et al. 2018, arXiv 1807.03210): ranks average when a rank is far from the
+last mean.
 
-After every round each rank measures the distance of its weights from the reference, which is the last mean of all
-ranks. No weights are sent if no squared distance is above ``threshold`` times the reference's squared norm. Otherwise
-the ranks above this limit take their mean. While the mean is above the limit, too, as many other ranks, drawn at
-random, join. Once half of the ranks take part, all ranks join; the mean of all ranks is the next reference.
+After every round each rank measures the distance of its weights from the reference, which is the
+last mean of all ranks. No weights are sent if no squared distance is above ``threshold`` times the
+reference's squared norm. Otherwise the ranks above this limit take their mean. While the mean is
+above the limit, too, as many other ranks, drawn at random, join. Once half of the ranks take part,
+all ranks join; the mean of all ranks is the next reference.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,8 @@ REFERENCE = "reference"
 
 
 class DynamicAveraging(ReplicatedMethod):
-    """A method in which every rank has its own network; `publish` stores the ranks' mean and the reference."""
+    """A method in which every rank has its own network; `publish` stores the ranks' mean and the
+    reference."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -36,17 +39,24 @@ class DynamicAveraging(ReplicatedMethod):
     def fill_store(self) -> None:
         self.give_mean()
         self.job.store.add_slots((REFERENCE,))
-        self.job.store.keep({Slot(name, REFERENCE): values for name, values in on_host(self._reference).items()})
+        self.job.store.keep(
+            {Slot(name, REFERENCE): values for name, values in on_host(self._reference).items()}
+        )
 
     def exchange(self, number: int) -> None:
         communicator, clock = self.job.communicator, self.job.clock
-        # Rank 0 decides: a sum's last bit depends on processor and threads, and all must see the same members.
-        limit = communicator.broadcast_from_root(self.job.run.method.threshold * _squared(self._reference))
+        # Rank 0 decides: a sum's last bit depends on processor and threads, and all must see the
+        # same members.
+        limit = communicator.broadcast_from_root(
+            self.job.run.method.threshold * _squared(self._reference)
+        )
         distance = _squared(self._reference, self.subnet.tensors)
         with clock("wait"):
             drifts = communicator.allgather(distance)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
-        order = rng.permutation(communicator.size, rng.key(self.job.run.train.seed, "averaging", number)).tolist()
+        order = rng.permutation(
+            communicator.size, rng.key(self.job.run.train.seed, "averaging", number)
+        ).tolist()
         near = not members
         while not near:
             if 2 * len(members) >= communicator.size:
@@ -57,7 +67,8 @@ class DynamicAveraging(ReplicatedMethod):
             members += others[: len(members)]
 
     def _average(self, members: Sequence[int], limit: float) -> bool:
-        """Give members their mean if it is near the reference or if all are members; return True then. Collective."""
+        """Give members their mean if it is near the reference or if all are members; return True
+        then. Collective."""
         communicator, tensors = self.job.communicator, dict(self.of_this_rank())
         moved = {name: self.job.store.parameters[name] for name in tensors}
         everybody = len(members) == communicator.size
@@ -68,7 +79,9 @@ class DynamicAveraging(ReplicatedMethod):
                 lengths = self.job.architecture.lengths
                 owners, whole = Owners(lengths, some.size), Replicated(lengths, some.size)
                 for name, parameter in moved.items():
-                    mean[name] = torch.empty(part_shape(owners, parameter, some.rank), dtype=tensors[name].dtype)
+                    mean[name] = torch.empty(
+                        part_shape(owners, parameter, some.rank), dtype=tensors[name].dtype
+                    )
                 Transfer(moved, whole, owners, some.rank).run(tensors, mean, some)
                 if not everybody:
                     distance = self._distance(mean, owners, some.rank)

@@ -1,7 +1,8 @@
-"""Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, arXiv 1412.6651), at the end of each round.
+"""Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, arXiv 1412.6651), at the end of each
+round.
 
-Each rank has its own weights x_i, which are drawn to a center. The owners have the center, which is evaluated. With
-a = moving_rate / number of ranks:
+Each rank has its own weights x_i, which are drawn to a center. The owners have the center, which is
+evaluated. With a = moving_rate / number of ranks:
 
     together       x_i <- x_i - a (x_i - center)      center <- center + a * sum over ranks of (x_i - center)
     round-robin    the same, one rank after the other; a rank meets the center that the previous rank moved
@@ -22,7 +23,8 @@ class EASGD(ReplicatedMethod):
         rate, store = settings.moving_rate / self.job.communicator.size, self.job.store
 
         def serve(name: str, rows: torch.Tensor) -> torch.Tensor:
-            """Move the center by all ranks' weights ``rows``, ``[rank, row, ...]``; return the center that each met."""
+            """Move the center by all ranks' weights ``rows``, ``[rank, row, ...]``; return the
+            center that each met."""
             center, met = store.tensors[name], torch.empty_like(rows)
             for rank, weights in enumerate(rows):
                 met[rank] = center

@@ -1,8 +1,9 @@
-"""Federated averaging (McMahan et al. 2017, arXiv 1602.05629): some of the ranks train, each on all its examples.
+"""Federated averaging (McMahan et al. 2017, arXiv 1602.05629): some of the ranks train, each on all
+its examples.
 
-Every round a fraction of the ranks is drawn at random. Each drawn rank takes ``epochs`` passes over its own examples;
-the last batch of a pass may be smaller. The weights become the mean over the drawn ranks, weighted by their numbers of
-examples.
+Every round a fraction of the ranks is drawn at random. Each drawn rank takes ``epochs`` passes over
+its own examples; the last batch of a pass may be smaller. The weights become the mean over the
+drawn ranks, weighted by their numbers of examples.
 """
 
 from istmpi.engine.layout import Replicated
@@ -12,7 +13,8 @@ from istmpi.methods.job import Job
 
 
 class FedAvg(IST):
-    """IST in which the drawn ranks hold the whole network in a round, and the other ranks nothing."""
+    """IST in which the drawn ranks hold the whole network in a round, and the other ranks
+    nothing."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -23,7 +25,12 @@ class FedAvg(IST):
         return draw_ranks(self.job.communicator.size, run.method.fraction, run.train.seed, number)
 
     def holders(self, number: int) -> Replicated:
-        return Replicated(self.job.architecture.lengths, self.job.communicator.size, self.drawn(number), self._examples)
+        return Replicated(
+            self.job.architecture.lengths,
+            self.job.communicator.size,
+            self.drawn(number),
+            self._examples,
+        )
 
     def steps(self, number: int) -> int:
         return super().steps(number) if self.job.communicator.rank in self.drawn(number) else 0

@@ -34,10 +34,12 @@ class Job:
     clock: Clock
     stop: StopSign
     state_since: int = 0
-    """The round at which the present optimizer state began, if the state is kept from round to round."""
+    """The round at which the present optimizer state began, if the state is kept from round to
+    round."""
     shares: Shares | None = None
     """The ranks' shares of the units, by round; None for the shares of the run's settings."""
     optimizer: OwnOptimizer | None = None
     """The optimizer of a user's program; None for the optimizer of the run's settings."""
     restored: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """This rank's own values, whole, from the checkpoint that the run resumes from; other values are in ``store``."""
+    """This rank's own values, whole, from the checkpoint that the run resumes from; other values
+    are in ``store``."""

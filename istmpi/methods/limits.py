@@ -1,4 +1,5 @@
-"""Refuses runs that a method cannot train, with a ConfigError. Settings are never changed silently."""
+"""Refuses runs that a method cannot train, with a ConfigError. Settings are never changed
+silently."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ def require_usable(
 ) -> None:
     """Raise ConfigError if a plan, a job script or a training has settings that cannot be trained.
 
-    ``phase``: the run with one phase's method. ``members``: ranks whose first subnets are tried, with ``shares``.
-    ``examples``: the numbers of examples that ranks have.
+    ``phase``: the run with one phase's method. ``members``: ranks whose first subnets are tried,
+    with ``shares``. ``examples``: the numbers of examples that ranks have.
     """
     name = phase.method.name
     spec = spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
@@ -61,7 +62,11 @@ def require_usable(
             )
         schedules.require_usable(run.optimizer, run.train.rounds * spec.steps(phase, 1, count))
     require_room(spec, phase, network, ranks)
-    if run.method.shares is not None and name == run.method.name and not spec.groups(phase, network):
+    if (
+        run.method.shares is not None
+        and name == run.method.name
+        and not spec.groups(phase, network)
+    ):
         raise ConfigError(
             f"method.shares = {shown(run.method.shares)} with {name}, which deals out no units here. Leave shares out, "
             "or use ist."
@@ -77,11 +82,19 @@ def require_subnets(network: Architecture, deal: Partition, members: Iterable[in
 
 
 def require_classes(train: Train, task: str, classes: int, method: str) -> None:
-    weights, strength, one_class = train.class_weights, train.logit_adjustment, TASKS[task].one_class
+    weights, strength, one_class = (
+        train.class_weights,
+        train.logit_adjustment,
+        TASKS[task].one_class,
+    )
     for name in ("label_smoothing", "class_weights", "logit_adjustment"):
         if (value := getattr(train, name)) and not one_class:
-            raise ConfigError(f"train.{name} = {shown(value)} is for classes, and these data have none. Leave it out.")
-    if weights not in (None, BALANCED) and (isinstance(weights, str) or len(weights) != classes or not any(weights)):
+            raise ConfigError(
+                f"train.{name} = {shown(value)} is for classes, and these data have none. Leave it out."
+            )
+    if weights not in (None, BALANCED) and (
+        isinstance(weights, str) or len(weights) != classes or not any(weights)
+    ):
         raise ConfigError(
             f"train.class_weights = {shown(weights)} must be {BALANCED!r} or a list of {classes} numbers, not all 0."
         )
@@ -142,22 +155,37 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
                 f"method.fragments = {fragments} is more than this network, method.local_steps = {steps} and "
                 f"method.delay = {spec.delay(run)} allow. Give at most {room}."
             )
-    if settings.share_every > 1 and "share" in spec.sends and ranks > 1 and spec.outer(run) != (1, 0):
+    if (
+        settings.share_every > 1
+        and "share" in spec.sends
+        and ranks > 1
+        and spec.outer(run) != (1, 0)
+    ):
         raise ConfigError(
             f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, "
             "outer_momentum), which needs all weights in every round. Leave one out."
         )
     if spec.leaves_early(run, architecture, ranks):
         _require_undivided(spec.groups(run, architecture), architecture)
-    if spec.stays and spec.delay(run) and ranks > 1 and not spec.stays_with_holders(run, architecture, ranks):
+    if (
+        spec.stays
+        and spec.delay(run)
+        and ranks > 1
+        and not spec.stays_with_holders(run, architecture, ranks)
+    ):
         why = "a network without dealt units (method.partition)"
         if spec.outer(run) != (1, 0):
-            why = "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
-        raise ConfigError(f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out.")
+            why = (
+                "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
+            )
+        raise ConfigError(
+            f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out."
+        )
 
 
 def _require_undivided(groups: Sequence[str], architecture: Architecture) -> None:
-    """Raise ConfigError if all ranks have elements of a parameter that is dealt out, which method.delay cannot send."""
+    """Raise ConfigError if all ranks have elements of a parameter that is dealt out, which
+    method.delay cannot send."""
     for name, parameter in architecture.parameters.items():
         pieces = parameter.pieces(dict.fromkeys(groups))
         if len(pieces) > 1 and not pieces[-1].pattern.dealt(groups):

@@ -1,7 +1,8 @@
-"""Adjusts logits for a rank's class frequencies (arXiv 2007.07314), which differ by rank (arXiv 2209.00189).
+"""Adjusts logits for a rank's class frequencies (arXiv 2007.07314), which differ by rank (arXiv
+2209.00189).
 
-A rank without adjustment raises the logits of its own frequent classes. In the loss, each class's logit therefore gets
-train.logit_adjustment times the log of the class's frequency on the rank.
+A rank without adjustment raises the logits of its own frequent classes. In the loss, each class's
+logit therefore gets train.logit_adjustment times the log of the class's frequency on the rank.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
 ABSENT = -1e4
-"""The value that replaces log(0): a class without examples on a rank has almost no effect on its losses."""
+"""The value that replaces log(0): a class without examples on a rank has almost no effect on its
+losses."""
 
 
 class LogitAdjustment:

@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """A local optimizer and its state. ``slots``: the names of the state tensors, which are zero at first.
+    """A local optimizer and its state. ``slots``: the names of the state tensors, which are zero at
+    first.
 
-    ``counts_steps``: True if the state also has the number of steps. ``problem``: the reason why the state cannot be
-    kept from round to round, empty if it can.
+    ``counts_steps``: True if the state also has the number of steps. ``problem``: the reason why
+    the state cannot be kept from round to round, empty if it can.
     """
 
     name: str
     slots: tuple[str, ...]
     counts_steps: bool
     flops: int
-    """Operations of a step per element, without operations done once for all elements (bias corrections)."""
+    """Operations of a step per element, without operations done once for all elements (bias
+    corrections)."""
     make: Callable[..., "torch.optim.Optimizer"]
     problem: str = ""
 
@@ -46,22 +48,29 @@ class OptimizerSpec:
 
 
 def optimizer_spec(settings: object) -> OptimizerSpec:
-    """Return the optimizer of a run's settings. Raises ConfigError if its name or a setting does not fit."""
+    """Return the optimizer of a run's settings. Raises ConfigError if its name or a setting does
+    not fit."""
     for name, value in () if settings.name in ("adam", "adamw") else _moments(settings).items():
         cure = "Leave it out, or write it into optimizer.arguments of a class."
-        raise ConfigError(f"optimizer.{name} = {shown(value)} is for adam and adamw, not {settings.name}. {cure}")
+        raise ConfigError(
+            f"optimizer.{name} = {shown(value)} is for adam and adamw, not {settings.name}. {cure}"
+        )
     if ":" in settings.name:
         return _of_a_class(settings)
     if settings.name == PROGRAM:
         slots = tuple(name for name in settings.state or () if name != "step")
         return OptimizerSpec(PROGRAM, slots, slots != settings.state, 2 + 4 * len(slots), _none)
     if settings.name not in OPTIMIZERS:
-        raise ConfigError(f"optimizer.name = {settings.name!r} is not known{did_you_mean(settings.name, OPTIMIZERS)}")
+        raise ConfigError(
+            f"optimizer.name = {settings.name!r} is not known{did_you_mean(settings.name, OPTIMIZERS)}"
+        )
     return _of_torch(settings)
 
 
 def _moments(settings: object) -> dict[str, Any]:
-    return {name: value for name in ("betas", "eps") if (value := getattr(settings, name)) is not None}
+    return {
+        name: value for name in ("betas", "eps") if (value := getattr(settings, name)) is not None
+    }
 
 
 @cache
@@ -69,7 +78,9 @@ def _optimizer(kind: str) -> type["torch.optim.Optimizer"]:
     import torch
 
     torch_class = getattr(torch.optim, kind)
-    methods = {name: inspect.unwrap(getattr(torch_class, name)) for name in ("step", "add_param_group")}
+    methods = {
+        name: inspect.unwrap(getattr(torch_class, name)) for name in ("step", "add_param_group")
+    }
     methods |= {"step": torch.no_grad()(methods["step"]), "zero_grad": _forget_gradients}
     return type(kind, (torch_class,), methods)
 
@@ -92,7 +103,11 @@ def _of_torch(settings) -> OptimizerSpec:
     # Adam: two moving averages (3 and 4), a root (1), the quotient by it (3) and the update (2).
     flops = (2 + 2 * bool(settings.momentum) if sgd else 13) + 2 * bool(settings.weight_decay)
     return OptimizerSpec(
-        settings.name, slots, not sgd, flops, lambda parameters: _optimizer(kind)(parameters, **arguments)
+        settings.name,
+        slots,
+        not sgd,
+        flops,
+        lambda parameters: _optimizer(kind)(parameters, **arguments),
     )
 
 
@@ -101,7 +116,9 @@ PROGRAM = "program"
 
 
 def _none(parameters: object) -> "torch.optim.Optimizer":
-    raise ConfigError(f"optimizer.name = {PROGRAM!r} is set by a program: run the program, or give another optimizer.")
+    raise ConfigError(
+        f"optimizer.name = {PROGRAM!r} is set by a program: run the program, or give another optimizer."
+    )
 
 
 def _of_a_class(settings) -> OptimizerSpec:
@@ -122,27 +139,36 @@ def _probed_class(place: str, arguments: str) -> OptimizerSpec:
 
 
 def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> OptimizerSpec:
-    """Find an optimizer's spec by a few steps on small parameters. Raises ConfigError if that fails.
+    """Find an optimizer's spec by a few steps on small parameters. Raises ConfigError if that
+    fails.
 
-    The state can be kept from round to round if it has only a count of steps, and tensors of a parameter's shape that
-    start at zero and change in place.
+    The state can be kept from round to round if it has only a count of steps, and tensors of a
+    parameter's shape that start at zero and change in place.
     """
     import torch
 
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=generator) for shape in ((3, 5), (4,))]
-    gradients = [[torch.randn(values.shape, generator=generator) for values in start] for _ in range(3)]
+    gradients = [
+        [torch.randn(values.shape, generator=generator) for values in start] for _ in range(3)
+    ]
 
     def begin(values):
         parameters = [torch.nn.Parameter(each.clone()) for each in values]
         try:
             optimizer = make(parameters)
         except Exception as error:
-            raise ConfigError(f"{name} cannot be created: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"{name} cannot be created: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"{name} is {type(optimizer).__name__}, not a torch.optim.Optimizer.")
-        if {id(each) for group in optimizer.param_groups for each in group["params"]}.isdisjoint(map(id, parameters)):
-            raise ConfigError(f"the {name} does not have the parameters it was given. Make it of these parameters.")
+        if {id(each) for group in optimizer.param_groups for each in group["params"]}.isdisjoint(
+            map(id, parameters)
+        ):
+            raise ConfigError(
+                f"the {name} does not have the parameters it was given. Make it of these parameters."
+            )
         return parameters, optimizer
 
     def step(parameters, optimizer, number):
@@ -151,7 +177,9 @@ def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> Optimizer
         try:
             optimizer.step()
         except Exception as error:
-            raise ConfigError(f"{name} cannot step with gradients alone: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"{name} cannot step with gradients alone: {type(error).__name__}: {error}"
+            ) from error
         return [parameter.detach().clone() for parameter in parameters]
 
     parameters, optimizer = begin(start)
@@ -167,7 +195,9 @@ def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> Optimizer
         kept = []
         for place, parameter in enumerate(parameters):
             zeros = {slot: torch.zeros_like(parameter.detach()) for slot in slots}
-            kept.append({slot: states[first - 1][place][slot].clone() for slot in slots} if first else zeros)
+            kept.append(
+                {slot: states[first - 1][place][slot].clone() for slot in slots} if first else zeros
+            )
             optimizer.state[parameter] = spec.state(kept[-1], first)
         same = all(map(torch.equal, step(parameters, optimizer, first), values[first]))
         in_place = all(
@@ -185,8 +215,13 @@ def _copied(value):
 
 
 def _kinds(state: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, ...], bool, str]:
-    """Return the slots in a parameter's state, True if it counts steps, and a problem (or "") if it has more."""
+    """Return the slots in a parameter's state, True if it counts steps, and a problem (or "") if it
+    has more."""
     slots = tuple(key for key, value in state.items() if getattr(value, "shape", None) == shape)
-    others = [key for key, value in state.items() if key not in slots and key != "step" and value is not None]
+    others = [
+        key
+        for key, value in state.items()
+        if key not in slots and key != "step" and value is not None
+    ]
     problem = f"{others[0]} differs in shape from its parameter" if others else ""
     return slots, "step" in state, problem

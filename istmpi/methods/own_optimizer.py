@@ -17,20 +17,31 @@ Make = Callable[[Any], torch.optim.Optimizer]
 class OwnOptimizer:
     """An optimizer and its schedule, given as functions. Every subnet gets a new optimizer.
 
-    ``make`` takes a list of parameters, or of groups of them, and returns an optimizer. ``groups`` maps patterns of
-    parameter names, such as ``*.bias``, to options; the first matching pattern counts. ``schedule`` takes an optimizer
-    and returns a `torch.optim.lr_scheduler`. It steps after every local step, a `ReduceLROnPlateau` after every score.
+    ``make`` takes a list of parameters, or of groups of them, and returns an optimizer. ``groups``
+    maps patterns of parameter names, such as ``*.bias``, to options; the first matching pattern
+    counts. ``schedule`` takes an optimizer and returns a `torch.optim.lr_scheduler`. It steps after
+    every local step, a `ReduceLROnPlateau` after every score.
     """
 
-    def __init__(self, make: Make, groups: Mapping[str, Mapping[str, Any]], schedule: Callable[[Any], Any] | None):
+    def __init__(
+        self,
+        make: Make,
+        groups: Mapping[str, Mapping[str, Any]],
+        schedule: Callable[[Any], Any] | None,
+    ):
         for name, function in (("optimizer", make), ("schedule", schedule or make)):
             if not callable(function):
-                shown = repr(function) if isinstance(function, str) else f"an instance of {type(function).__name__}"
+                shown = (
+                    repr(function)
+                    if isinstance(function, str)
+                    else f"an instance of {type(function).__name__}"
+                )
                 raise ConfigError(f"{name} is {shown}; it must be a function that returns one.")
         self._make, self._groups, self._schedule = make, groups, schedule
         self.spec = probed("optimizer", make)
         self.scores: dict[int, float] = {}
-        """Scores of the full network, for `ReduceLROnPlateau`, by the number of the next local step."""
+        """Scores of the full network, for `ReduceLROnPlateau`, by the number of the next local
+        step."""
         self.scores_known = True
         """False if a run is resumed without the scores of its earlier rounds."""
         self._pilot: _Pilot | None = None
@@ -42,17 +53,22 @@ class OwnOptimizer:
         return {name: rate for name, rate in rates.items() if rate > 0}
 
     def require_no_others(self, settings: Iterable[str]) -> None:
-        """Raise ConfigError if the run sets options of a named optimizer, which would be ignored; clip is allowed."""
+        """Raise ConfigError if the run sets options of a named optimizer, which would be ignored;
+        clip is allowed."""
         for setting in settings:
             section, _, name = setting.partition(".")
             if section == "optimizer" and name not in ("name", "clip"):
-                raise ConfigError(f"{name} goes with an optimizer by name. Set it in the function that you gave.")
+                raise ConfigError(
+                    f"{name} goes with an optimizer by name. Set it in the function that you gave."
+                )
 
     def require_usable(self, names: Iterable[str]) -> None:
         names, options = list(names), self._make([nn.Parameter(torch.zeros(1))]).defaults
         for pattern, given in self._groups.items():
             if unknown := next((option for option in given if option not in options), None):
-                raise ConfigError(f"groups: {pattern!r} has {unknown}{did_you_mean(unknown, options)}")
+                raise ConfigError(
+                    f"groups: {pattern!r} has {unknown}{did_you_mean(unknown, options)}"
+                )
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
                     f"groups: no parameter's name matches {pattern!r}; the network has {', '.join(names[:4])}"
@@ -61,8 +77,13 @@ class OwnOptimizer:
 
     def make(self, network: nn.Module) -> torch.optim.Optimizer:
         if self._pilot is None:
-            meta = {name: nn.Parameter(values.detach().to("meta")) for name, values in network.named_parameters()}
-            self._pilot = _Pilot(self._make(self._grouped(meta.items())), self._schedule, self.scores)
+            meta = {
+                name: nn.Parameter(values.detach().to("meta"))
+                for name, values in network.named_parameters()
+            }
+            self._pilot = _Pilot(
+                self._make(self._grouped(meta.items())), self._schedule, self.scores
+            )
         if self._pilot.follows_scores and not self.scores_known:
             raise ConfigError(
                 "schedule: ReduceLROnPlateau needs the scores of earlier rounds, which this folder lacks. Resume "
@@ -75,7 +96,9 @@ class OwnOptimizer:
             return [parameter for _, parameter in parameters]
         groups = [{"params": [], **options} for options in (*self._groups.values(), {})]
         for name, parameter in parameters:
-            matching = (number for number, pattern in enumerate(self._groups) if fnmatchcase(name, pattern))
+            matching = (
+                number for number, pattern in enumerate(self._groups) if fnmatchcase(name, pattern)
+            )
             groups[next(matching, -1)]["params"].append(parameter)
         return groups
 
@@ -91,10 +114,14 @@ class OwnOptimizer:
 
 
 class _Pilot:
-    """An optimizer that takes no steps: only its schedule runs, to give the groups' options at a local step."""
+    """An optimizer that takes no steps: only its schedule runs, to give the groups' options at a
+    local step."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, schedule: Callable[[Any], Any] | None, scores: Mapping[int, float]
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: Callable[[Any], Any] | None,
+        scores: Mapping[int, float],
     ):
         self._optimizer, self._scores = optimizer, scores
         self._first = [{**group} for group in optimizer.param_groups]
@@ -105,14 +132,22 @@ class _Pilot:
 
     def _scheduled(self) -> Any:
         scheduler = self._new(self._optimizer) if self._new else None
-        if scheduler is not None and not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
-            raise ConfigError(f"schedule returns {type(scheduler).__name__}, not a torch.optim.lr_scheduler.")
+        if scheduler is not None and not isinstance(
+            scheduler, torch.optim.lr_scheduler.LRScheduler
+        ):
+            raise ConfigError(
+                f"schedule returns {type(scheduler).__name__}, not a torch.optim.lr_scheduler."
+            )
         return scheduler
 
     def groups_at(self, step: int) -> list[dict[str, Any]]:
         if self._schedule is None:
             return self._optimizer.param_groups
-        scores = [score for first, score in self._scores.items() if first <= step] if self.follows_scores else []
+        scores = (
+            [score for first, score in self._scores.items() if first <= step]
+            if self.follows_scores
+            else []
+        )
         if step < self._step or scores[: len(self._followed)] != self._followed:
             for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
                 group.clear()

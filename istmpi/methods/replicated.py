@@ -13,10 +13,11 @@ from istmpi.methods.job import Job
 
 
 class ReplicatedMethod(Method):
-    """A method that fetches the network once, and saves, restores and rolls back the tensors of `each_rank`.
+    """A method that fetches the network once, and saves, restores and rolls back the tensors of
+    `each_rank`.
 
-    Ranks' networks may differ between rounds; `publish` brings the evaluated network to its owners. A subclass with an
-    outer step takes the step itself.
+    Ranks' networks may differ between rounds; `publish` brings the evaluated network to its owners.
+    A subclass with an outer step takes the step itself.
     """
 
     restores_itself = True
@@ -35,7 +36,8 @@ class ReplicatedMethod(Method):
         self._start = {}
 
     def begin(self, number: int) -> None:
-        """Build this rank's network and its optimizer; fetch their values in the first round of a job. Collective."""
+        """Build this rank's network and its optimizer; fetch their values in the first round of a
+        job. Collective."""
         first, self._published = not self.subnet.tensors, False
         self.build(number)
         if first:
@@ -45,27 +47,38 @@ class ReplicatedMethod(Method):
             copy_from_host(restored, {name: tensors[name] for name in restored if name in tensors})
 
     def fetched(self) -> None:
-        """Make the method's own tensors after the network has come from its owners; nothing by default."""
+        """Make the method's own tensors after the network has come from its owners; nothing by
+        default."""
         return
 
     def exchange(self, number: int) -> None:
-        """Exchange values with other ranks after a round's local steps; nothing by default. Collective."""
+        """Exchange values with other ranks after a round's local steps; nothing by default.
+        Collective."""
         return
 
     def each_rank(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of which each rank has its own values between rounds; they change only in place."""
-        return {name: self.subnet.tensors[name] for name in self.job.store.parameters if name in self.subnet.tensors}
+        """Return the tensors of which each rank has its own values between rounds; they change only
+        in place."""
+        return {
+            name: self.subnet.tensors[name]
+            for name in self.job.store.parameters
+            if name in self.subnet.tensors
+        }
 
     def fill_store(self) -> None:
-        """Bring the evaluated network into ``job.store``; by default it is there already. Collective."""
+        """Bring the evaluated network into ``job.store``; by default it is there already.
+        Collective."""
         return
 
     def give_mean(self, members: tuple[int, ...] | None = None) -> None:
-        """Give the owners the mean of the tensors of the ranks ``members``, by default of all. Collective."""
+        """Give the owners the mean of the tensors of the ranks ``members``, by default of all.
+        Collective."""
         store, tensors = self.job.store, self.of_this_rank()
         moved = {name: store.parameters[name] for name in tensors}
         holders = Replicated(store.owners.lengths, store.owners.ranks, members)
-        Transfer(moved, holders, store.owners, store.rank).run(tensors, store.tensors, self.job.communicator)
+        Transfer(moved, holders, store.owners, store.rank).run(
+            tensors, store.tensors, self.job.communicator
+        )
 
     def rollback(self) -> None:
         tensors = self.each_rank()

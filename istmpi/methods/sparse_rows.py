@@ -1,8 +1,10 @@
-"""Plain SGD for embeddings of which a step reads few rows: a step updates only the rows that have a gradient.
+"""Plain SGD for embeddings of which a step reads few rows: a step updates only the rows that have a
+gradient.
 
-A row that no example reads still moves with momentum and shrinks with weight decay. Its updates are postponed. They are
-a linear map of weight and momentum, the same for all rows last updated in the same step. A row is settled, i.e. gets
-its postponed updates, when it is next read, or at the round's end. Except for rounding, every row moves as in SGD.
+A row that no example reads still moves with momentum and shrinks with weight decay. Its updates are
+postponed. They are a linear map of weight and momentum, the same for all rows last updated in the
+same step. A row is settled, i.e. gets its postponed updates, when it is next read, or at the
+round's end. Except for rounding, every row moves as in SGD.
 """
 
 from collections.abc import Iterator
@@ -17,21 +19,28 @@ BLOCK = 2**16
 
 
 def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
-    """Yield the embedding bags of a network that have no ``max_norm`` and share their weights with no module."""
+    """Yield the embedding bags of a network that have no ``max_norm`` and share their weights with
+    no module."""
     owners: dict[int, int] = {}
     for module in network.modules():
         for parameter in module.parameters(recurse=False):
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     for module in network.modules():
-        if isinstance(module, nn.EmbeddingBag) and module.max_norm is None and owners[id(module.weight)] == 1:
+        if (
+            isinstance(module, nn.EmbeddingBag)
+            and module.max_norm is None
+            and owners[id(module.weight)] == 1
+        ):
             yield module
 
 
 class SparseRows:
-    """The plain SGD of a network's `bags`. `finish` must be called before all rows of their weights are used."""
+    """The plain SGD of a network's `bags`. `finish` must be called before all rows of their weights
+    are used."""
 
     def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, settings: Any):
-        """``settings`` has momentum and weight_decay. The optimizer's state must be in place already."""
+        """``settings`` has momentum and weight_decay. The optimizer's state must be in place
+        already."""
         self._momentum, self._decay = settings.momentum, settings.weight_decay
         weights = [bag.weight for bag in bags(network)]
         states = [optimizer.state.get(weight, {}).get("momentum_buffer") for weight in weights]
@@ -42,11 +51,13 @@ class SparseRows:
     def _begin(self) -> None:
         self._steps = 0
         self._maps = np.eye(2)[np.newaxis]
-        """Maps of postponed updates, ``[steps + 1, 2, 2]``: map k is for rows last settled after k steps."""
+        """Maps of postponed updates, ``[steps + 1, 2, 2]``: map k is for rows last settled after k
+        steps."""
         self._settled = {}
         if self._moves:
             self._settled = {
-                key: torch.zeros(len(weight), dtype=torch.int64) for key, (weight, _) in self._tables.items()
+                key: torch.zeros(len(weight), dtype=torch.int64)
+                for key, (weight, _) in self._tables.items()
             }
 
     @torch.no_grad()

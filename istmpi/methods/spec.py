@@ -1,6 +1,7 @@
 """`MethodSpec`: the description of a method for training, cost model, settings and help.
 
-This module needs neither torch nor MPI; the class that runs the rounds is imported by its name when needed.
+This module needs neither torch nor MPI; the class that runs the rounds is imported by its name when
+needed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from istmpi.models.architecture import Architecture
 
 RESET, KEEP, CARRY = "reset", "keep", "carry"
-"""The values of method.optimizer_state: at a round's end the state is deleted, stays on its rank, or moves."""
+"""The values of method.optimizer_state: at a round's end the state is deleted, stays on its rank,
+or moves."""
 RING_BYTES = 2**20
-"""The least bytes of all undealt parameters for a ring all-reduce, if no outer step follows. A ring is nearer to the
-line's rate than all-to-all, but each rank sends 2(P-1) more messages."""
+"""The least bytes of all undealt parameters for a ring all-reduce, if no outer step follows. A ring
+is nearer to the line's rate than all-to-all, but each rank sends 2(P-1) more messages."""
 
 
 def trained(run: Run, held: Holdings) -> int | Fraction:
@@ -56,19 +58,25 @@ class MethodSpec:
     summary: str
     """A sentence for the help, without a full stop."""
     sends: tuple[str, ...]
-    """The collectives that the method uses one after the other, as `istmpi.cost.collectives` names them."""
+    """The collectives that the method uses one after the other, as `istmpi.cost.collectives` names
+    them."""
     rounds: str = ""
-    """The class that runs the rounds, in this package, such as ``ist.IST``; empty if only costs are counted."""
+    """The class that runs the rounds, in this package, such as ``ist.IST``; empty if only costs are
+    counted."""
     settings: tuple[str, ...] = ()
-    """The names of the method's own settings in [method]; `istmpi.methods.MethodSettings` has their types."""
+    """The names of the method's own settings in [method]; `istmpi.methods.MethodSettings` has their
+    types."""
     sends_every_step: bool = False
-    """True if the method sends in every local step. Ranks take these steps together, so they may share a batch."""
+    """True if the method sends in every local step. Ranks take these steps together, so they may
+    share a batch."""
     sends_since: Callable[[Run], int] = lambda run: 0
     """The first round in which the method sends."""
     replicated: bool = False
-    """True if ranks keep the whole network. In the first round they pull it from the owners, with its slots."""
+    """True if ranks keep the whole network. In the first round they pull it from the owners, with
+    its slots."""
     received: Callable[[Run, Holdings], int | Fraction] = trained
-    """The elements that all ranks together receive in an exchange; `trained` adds a rank's own, as papers do."""
+    """The elements that all ranks together receive in an exchange; `trained` adds a rank's own, as
+    papers do."""
     makes_communicators: bool = False
     """True if rounds create further MPI communicators."""
     deals: bool = False
@@ -78,13 +86,16 @@ class MethodSpec:
     in_passes: bool = False
     """True if a round is method.epochs passes over a rank's data, instead of method.local_steps."""
     outer_step: tuple[float, float] | None = None
-    """Default learning rate and momentum of the outer step after a round; None for a method without one."""
+    """Default learning rate and momentum of the outer step after a round; None for a method without
+    one."""
     always_carries: bool = False
     """True if the optimizer's state is never reset. Rounds do not send it."""
     states: tuple[str, ...] = (RESET, CARRY)
-    """The values of method.optimizer_state that the method allows, its default first; not read if it always carries."""
+    """The values of method.optimizer_state that the method allows, its default first; not read if
+    it always carries."""
     own_state: bool = False
-    """True if no owner gets the ranks' optimizer states; the run's next method begins without them."""
+    """True if no owner gets the ranks' optimizer states; the run's next method begins without
+    them."""
     owned_tensors: int = 1
     """The number of tensors that an owner has for its rows of a parameter, without slots."""
     delay_by_default: int = 0
@@ -92,8 +103,8 @@ class MethodSpec:
     encodes: bool = False
     """True if rounds can send values in fewer bits (method.wire)."""
     copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
-    """The number of whole networks kept besides the trained one, for a run, its number of ranks, and the number of
-    optimizer slots that are stored for each parameter."""
+    """The number of whole networks kept besides the trained one, for a run, its number of ranks,
+    and the number of optimizer slots that are stored for each parameter."""
 
     @property
     def stays(self) -> bool:
@@ -113,14 +124,18 @@ class MethodSpec:
         return run.method.wire if self.encodes else "float32"
 
     def sends_changes(self, run: Run, ranks: int) -> bool:
-        """Return True if rounded messages have the changes of weights in a round, and not the weights."""
+        """Return True if rounded messages have the changes of weights in a round, and not the
+        weights."""
         return ranks > 1 and self.wire(run) != "float32" and self.outer(run) != (1, 0)
 
     def sends_largest(self, run: Run) -> bool:
-        return "largest" in self.sends or ("share" in self.sends and run.method.shared_wire == "top-k")
+        return "largest" in self.sends or (
+            "share" in self.sends and run.method.shared_wire == "top-k"
+        )
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
-        """Return the unit groups that a run deals out. Raises ConfigError if the network lacks one of them."""
+        """Return the unit groups that a run deals out. Raises ConfigError if the network lacks one
+        of them."""
         if not self.deals:
             return ()
         for name in run.method.partition or ():
@@ -134,10 +149,15 @@ class MethodSpec:
 
     def shared(self, run: Run, architecture: Architecture) -> list[str]:
         groups = self.groups(run, architecture)
-        return [name for name, parameter in architecture.parameters.items() if not parameter.pattern.dealt(groups)]
+        return [
+            name
+            for name, parameter in architecture.parameters.items()
+            if not parameter.pattern.dealt(groups)
+        ]
 
     def shares_by_ring(self, run: Run, architecture: Architecture, ranks: int) -> bool:
-        """Return True if undealt parameters stay on all ranks, which take their mean by a ring all-reduce.
+        """Return True if undealt parameters stay on all ranks, which take their mean by a ring
+        all-reduce.
 
         Otherwise they are pulled and pushed like dealt parameters.
         """
@@ -146,13 +166,24 @@ class MethodSpec:
             return False
         from istmpi.engine.axes import bytes_of  # help must not wait for NumPy
 
-        nbytes = bytes_of({name: architecture.parameters[name] for name in shared}, architecture.lengths)
-        if not self.groups(run, architecture) or run.method.share_every > 1 or self.sends_largest(run):
+        nbytes = bytes_of(
+            {name: architecture.parameters[name] for name in shared}, architecture.lengths
+        )
+        if (
+            not self.groups(run, architecture)
+            or run.method.share_every > 1
+            or self.sends_largest(run)
+        ):
             return True
-        return nbytes * self.moved(run) >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
+        return nbytes * self.moved(run) >= RING_BYTES or bool(
+            self.leaves_early(run, architecture, ranks)
+        )
 
-    def route(self, run: Run, architecture: Architecture, ranks: int, deal: Callable[[int], Layout]) -> Route:
-        """Return the route of the weights through a run's rounds; ``deal`` returns the layout of a round's training."""
+    def route(
+        self, run: Run, architecture: Architecture, ranks: int, deal: Callable[[int], Layout]
+    ) -> Route:
+        """Return the route of the weights through a run's rounds; ``deal`` returns the layout of a
+        round's training."""
         from istmpi.engine.layout import Owners  # help must not wait for NumPy
         from istmpi.engine.packed_sizes import Largest
         from istmpi.engine.route import Route
@@ -179,13 +210,21 @@ class MethodSpec:
         )
 
     def deal(
-        self, run: Run, architecture: Architecture, ranks: int, round: int, shares: Sequence[float] | None = None
+        self,
+        run: Run,
+        architecture: Architecture,
+        ranks: int,
+        round: int,
+        shares: Sequence[float] | None = None,
     ) -> Partition:
-        """Return a round's deal, by default with the run's fixed shares. Raises ConfigError if it is impossible."""
+        """Return a round's deal, by default with the run's fixed shares. Raises ConfigError if it
+        is impossible."""
         from istmpi.engine.partition import Partition  # help must not wait for NumPy
 
         groups, shares = self.groups(run, architecture), shares or self.shares(run)
-        return Partition.draw(architecture.lengths, groups, ranks, run.train.seed, round, shares, run.method.redeal)
+        return Partition.draw(
+            architecture.lengths, groups, ranks, run.train.seed, round, shares, run.method.redeal
+        )
 
     def shares(self, run: Run) -> tuple[float, ...] | None:
         """Return the fixed shares of a run; None for equal or changing shares."""
@@ -211,11 +250,13 @@ class MethodSpec:
         return self.state(run) != RESET
 
     def optimizer_slots(self, run: Run) -> tuple[str, ...]:
-        """Return the kinds of optimizer slots kept between rounds. Raises ConfigError if they cannot be kept."""
+        """Return the kinds of optimizer slots kept between rounds. Raises ConfigError if they
+        cannot be kept."""
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
     def own_slots(self, run: Run) -> tuple[str, ...]:
-        """Return the kinds of optimizer slots that only the ranks have: no owner stores them, and none is sent."""
+        """Return the kinds of optimizer slots that only the ranks have: no owner stores them, and
+        none is sent."""
         return () if self.always_carries or self.state(run) != KEEP else self.optimizer_slots(run)
 
     def slots(self, run: Run) -> tuple[str, ...]:
@@ -225,15 +266,22 @@ class MethodSpec:
         return (*stored, *([VELOCITY] if momentum else []))
 
     def moved(self, run: Run) -> int:
-        """Count the tensors that are sent for a parameter: its values, and the slots that are sent with them."""
+        """Count the tensors that are sent for a parameter: its values, and the slots that are sent
+        with them."""
         return 1 + len(self.optimizer_slots(run)) if self.state(run) == CARRY else 1
 
     def sends_in_a_round(self, run: Run) -> int:
         return run.method.local_steps if self.sends_every_step else 1
 
     def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
-        """Return True if dealt parameters stay with their holders between rounds, as far as the next deal allows."""
-        return bool(self.groups(run, architecture)) and ranks > 1 and self.stays and self.outer(run) == (1, 0)
+        """Return True if dealt parameters stay with their holders between rounds, as far as the
+        next deal allows."""
+        return (
+            bool(self.groups(run, architecture))
+            and ranks > 1
+            and self.stays
+            and self.outer(run) == (1, 0)
+        )
 
     def delay(self, run: Run) -> int:
         """Return the number of local steps between departure and arrival of weights."""
@@ -241,7 +289,8 @@ class MethodSpec:
         return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
-        """Return the number of local steps before a round's end at which weights leave; 0 if none leaves early."""
+        """Return the number of local steps before a round's end at which weights leave; 0 if none
+        leaves early."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
     def steps(self, run: Run, ranks: int, examples: int) -> int:

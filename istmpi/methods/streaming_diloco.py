@@ -1,13 +1,14 @@
-"""Streaming DiLoCo (arXiv 2501.18512): DiLoCo that sends the network in fragments, one by one, while ranks train.
+"""Streaming DiLoCo (arXiv 2501.18512): DiLoCo that sends the network in fragments, one by one,
+while ranks train.
 
-A fragment leaves at its own step of every round (`istmpi.engine.fragments`). All ranks get the fragment's mean exactly
-``delay`` local steps later. An outer step from the last common values towards the mean gives the new common values.
-The values of a rank become
+A fragment leaves at its own step of every round (`istmpi.engine.fragments`). All ranks get the
+fragment's mean exactly ``delay`` local steps later. An outer step from the last common values
+towards the mean gives the new common values. The values of a rank become
 
     mix * own + (1 - mix) * common
 
-Ranks send differences from the common values as floats of 4 bits (`istmpi.engine.few_bits`). Each rank has its own
-optimizer state, which is never reset. The common values are evaluated and saved.
+Ranks send differences from the common values as floats of 4 bits (`istmpi.engine.few_bits`). Each
+rank has its own optimizer state, which is never reset. The common values are evaluated and saved.
 """
 
 from collections.abc import Callable
@@ -36,9 +37,11 @@ class _UnderWay:
 
 
 class StreamingDiLoCo(ReplicatedMethod):
-    """A method in which each rank has its own network, and all ranks have the same common values of all fragments.
+    """A method in which each rank has its own network, and all ranks have the same common values of
+    all fragments.
 
-    Ranks vote on a stop when a fragment leaves, and stop together once it has arrived: no fragment is under way then.
+    Ranks vote on a stop when a fragment leaves, and stop together once it has arrived: no fragment
+    is under way then.
     """
 
     def __init__(self, job: Job):
@@ -47,7 +50,10 @@ class StreamingDiLoCo(ReplicatedMethod):
         self._departures = {
             departure.leaves: departure
             for departure in departures(
-                job.architecture.parameters, settings.fragments, settings.local_steps, self.spec.delay(job.run)
+                job.architecture.parameters,
+                settings.fragments,
+                settings.local_steps,
+                self.spec.delay(job.run),
             )
         }
         self._common: dict[str, torch.Tensor] = {}
@@ -63,7 +69,9 @@ class StreamingDiLoCo(ReplicatedMethod):
 
     def fetched(self) -> None:
         tensors = self.subnet.tensors
-        self._common = self.shards.alike | {name: tensors[name].clone() for name in weights_among(tensors)}
+        self._common = self.shards.alike | {
+            name: tensors[name].clone() for name in weights_among(tensors)
+        }
 
     def rollback(self) -> None:
         super().rollback()
@@ -88,7 +96,10 @@ class StreamingDiLoCo(ReplicatedMethod):
         with self.job.clock("all-reduce"):
             vote = communicator.start_allreduce_max(self._asked)
             self.subnet.settle()
-            parts = [(self.subnet.tensors[name] - self._common[name]).float().view(-1) for name in departure.names]
+            parts = [
+                (self.subnet.tensors[name] - self._common[name]).float().view(-1)
+                for name in departure.names
+            ]
             mean = EncodedMean(torch.cat(parts).cpu(), Float4(), communicator)
             self._under_way = _UnderWay(departure, mean, vote)
 

@@ -1,4 +1,5 @@
-"""The network that this rank trains in a round, and the network's optimizer, which steps without communication."""
+"""The network that this rank trains in a round, and the network's optimizer, which steps without
+communication."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +16,13 @@ from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.linear import defer, label_layers, release_gradients
 
 CLIP_OF_REGRESSION = 1.0
-"""The default clip for regression: squared errors have unbounded gradients, and wide layers need short steps."""
+"""The default clip for regression: squared errors have unbounded gradients, and wide layers need
+short steps."""
 
 
 class Subnet:
-    """A network and its optimizer. ``tensors`` has the weights and the optimizer's state by their names in the store.
+    """A network and its optimizer. ``tensors`` has the weights and the optimizer's state by their
+    names in the store.
 
     ``averages_gradients``: True if gradients are sent to other ranks; then all gradients are dense.
     """
@@ -34,13 +37,16 @@ class Subnet:
         self.clip = _clip(job)
         self._sparse = self.spec.name == "sgd" and not self.clip and not averages_gradients
         self._sparse_rows: SparseRows | None = None
-        if not job.optimizer:  # one that only a program can make is refused here, and not in the first round
+        if (
+            not job.optimizer
+        ):  # one that only a program can make is refused here, and not in the first round
             self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
         """Build a network with axis ``lengths`` and undefined values, and return True.
 
-        A last network of the same lengths is used again, because new memory is expensive; the result is then False.
+        A last network of the same lengths is used again, because new memory is expensive; the
+        result is then False.
         """
         if self._lengths == lengths:
             return False
@@ -57,7 +63,8 @@ class Subnet:
         return True
 
     def renew(self, steps: int) -> None:
-        """Make a new optimizer with zero state. ``steps``: the number of steps that its state begins with."""
+        """Make a new optimizer with zero state. ``steps``: the number of steps that its state
+        begins with."""
         if self._job.optimizer:
             self.optimizer = self._job.optimizer.make(self.network)
         else:
@@ -74,13 +81,16 @@ class Subnet:
             self._sparse_rows = SparseRows(self.network, self.optimizer, self._job.run.optimizer)
 
     def begin_step(self, number: int, rate: float, stochastic: bool) -> None:
-        """Begin a local step: delete all gradients. ``rate``: learning rate of label layers that update themselves.
+        """Begin a local step: delete all gradients. ``rate``: learning rate of label layers that
+        update themselves.
 
-        ``number``: the step's number in the run. It seeds the random numbers of a ``stochastic`` network (dropout).
+        ``number``: the step's number in the run. It seeds the random numbers of a ``stochastic``
+        network (dropout).
         """
         job = self._job
         if stochastic:
-            # torch.manual_seed would note a call, with its stack, for each kind of device that is not in use.
+            # torch.manual_seed would note a call, with its stack, for each kind of device that is
+            # not in use.
             key = rng.key(job.run.train.seed, "dropout", job.communicator.rank, number) >> 1
             torch.default_generator.manual_seed(key)
             if job.device.type == "cuda":
@@ -113,7 +123,9 @@ class Subnet:
     def release(self) -> None:
         self.optimizer, self.tensors = None, {}
 
-    def _about_to_read(self, bag: nn.EmbeddingBag, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    def _about_to_read(
+        self, bag: nn.EmbeddingBag, inputs: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> None:
         self._sparse_rows.about_to_read(bag.weight, inputs[0] if inputs else named["input"])
 
 

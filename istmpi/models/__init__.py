@@ -1,7 +1,8 @@
-"""The networks that can be trained. A `Table` describes a network; a plain torch.nn.Module computes it.
+"""The networks that can be trained. A `Table` describes a network; a plain torch.nn.Module computes
+it.
 
-A width is an integer of the constructor that sets a layer's number of units (neurons, heads). A leaf is a layer that
-can compute with some of its weight's rows.
+A width is an integer of the constructor that sets a layer's number of units (neurons, heads). A
+leaf is a layer that can compute with some of its weight's rows.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from istmpi.tasks import CLASSIFICATION
 
 
 def architecture(features: int, outputs: int, task: str, settings: object) -> Architecture:
-    """Return a run's network, whose table must be written by hand (`has_table`), without importing torch.
+    """Return a run's network, whose table must be written by hand (`has_table`), without importing
+    torch.
 
     Raises ConfigError for an unknown name or a wrong setting.
     """
@@ -24,8 +26,16 @@ def architecture(features: int, outputs: int, task: str, settings: object) -> Ar
 
 
 def mlp_network(
-    features: int, hidden: Sequence[int], outputs: int, *, dtype: str = "float32", output_norm: bool = False, **settings
+    features: int,
+    hidden: Sequence[int],
+    outputs: int,
+    *,
+    dtype: str = "float32",
+    output_norm: bool = False,
+    **settings,
 ) -> Architecture:
     arguments = {"hidden": tuple(hidden), "output_norm": output_norm, **settings}
     code = user_network("mlp", (features,), outputs, arguments, CLASSIFICATION)
-    return Architecture("mlp", table_of("mlp", Facts(code.inputs, outputs), code.settings), dtype, code)
+    return Architecture(
+        "mlp", table_of("mlp", Facts(code.inputs, outputs), code.settings), dtype, code
+    )

@@ -14,28 +14,37 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 FEW = 0.1
-"""The largest share of non-zero features at which a training step multiplies only these features."""
+"""The largest share of non-zero features at which a training step multiplies only these
+features."""
 
 SLOPE = 0.2
 
 
 class Edges:
-    """The edges of a batch of nodes. Node i has the neighbours ``columns[offsets[i] : offsets[i + 1]]``, ascending."""
+    """The edges of a batch of nodes. Node i has the neighbours ``columns[offsets[i] : offsets[i +
+    1]]``, ascending."""
 
     def __init__(self, offsets: torch.Tensor, columns: torch.Tensor):
         self.degrees = offsets.diff()
         self._nodes = len(self.degrees)
-        rows = torch.repeat_interleave(torch.arange(self._nodes, device=offsets.device), self.degrees)
+        rows = torch.repeat_interleave(
+            torch.arange(self._nodes, device=offsets.device), self.degrees
+        )
         self._places = torch.stack([rows, columns])
 
     def total(self, h: torch.Tensor) -> torch.Tensor:
-        """Sum ``h`` ``[n, width]`` over each node's neighbours. Under autocast, the sum is in float32."""
+        """Sum ``h`` ``[n, width]`` over each node's neighbours. Under autocast, the sum is in
+        float32."""
         if torch.is_autocast_enabled(h.device.type):
             with torch.autocast(h.device.type, enabled=False):
                 return self.total(h.float())
         ones = h.new_ones(self._places.shape[1])
         matrix = torch.sparse_coo_tensor(
-            self._places, ones, (self._nodes, self._nodes), is_coalesced=True, check_invariants=False
+            self._places,
+            ones,
+            (self._nodes, self._nodes),
+            is_coalesced=True,
+            check_invariants=False,
         )
         # torch.sparse.mm would first fill a result with zeros.
         return torch.sparse.addmm(h.new_zeros(1), matrix, h, beta=0)
@@ -44,15 +53,20 @@ class Edges:
         return self.total(h).div_(self.degrees.clamp(min=1).to(h.dtype)[:, None])
 
     def convolved(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:
-        """Return ``D^-1/2 (A + I) D^-1/2 h``, the convolution of Kipf and Welling. ``spare``: ``h`` is overwritten."""
+        """Return ``D^-1/2 (A + I) D^-1/2 h``, the convolution of Kipf and Welling. ``spare``: ``h``
+        is overwritten."""
         root = (self.degrees + 1).to(h.dtype).rsqrt()[:, None]
         h = h.mul_(root) if spare else h * root
         return self.total(h).add_(h).mul_(root)
 
-    def attended(self, values: torch.Tensor, to_self: torch.Tensor, to_others: torch.Tensor) -> torch.Tensor:
-        """Return the weighted mean of ``values`` ``[n, heads, units]`` over each node i and its neighbours.
+    def attended(
+        self, values: torch.Tensor, to_self: torch.Tensor, to_others: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted mean of ``values`` ``[n, heads, units]`` over each node i and its
+        neighbours.
 
-        Weights: softmax over these nodes j of ``leaky_relu(to_self[i] + to_others[j])``, both scores ``[n, heads]``.
+        Weights: softmax over these nodes j of ``leaky_relu(to_self[i] + to_others[j])``, both
+        scores ``[n, heads]``.
         """
         (rows, columns), heads = self._places, to_self.shape[1]
         selves = functional.leaky_relu(to_self + to_others, SLOPE)
@@ -61,7 +75,9 @@ class Edges:
         largest = selves.detach().scatter_reduce(0, at, scores.detach(), "amax")
         selves, weights = (selves - largest).exp(), (scores - largest[rows]).exp()
         total = selves.index_add(0, rows, weights)
-        made = (selves[:, :, None] * values).index_add(0, rows, weights[:, :, None] * values[columns])
+        made = (selves[:, :, None] * values).index_add(
+            0, rows, weights[:, :, None] * values[columns]
+        )
         return made / total[:, :, None]
 
 
@@ -80,14 +96,16 @@ NORMS = ("layer", "none")
 
 
 def norm_of(name: str, units: int) -> nn.Module:
-    """A layer normalisation without parameters, or the identity. Raises ValueError unless ``name`` is in `NORMS`."""
+    """A layer normalisation without parameters, or the identity. Raises ValueError unless ``name``
+    is in `NORMS`."""
     if name not in NORMS:
         raise ValueError(f"norm = {name!r} must be {' or '.join(NORMS)}")
     return nn.LayerNorm(units, elementwise_affine=False) if name == "layer" else nn.Identity()
 
 
 class Bags:
-    """Features ``[n, features]`` with few non-zero values. Only these are stored, ordered by rows and by columns."""
+    """Features ``[n, features]`` with few non-zero values. Only these are stored, ordered by rows
+    and by columns."""
 
     def __init__(self, features: torch.Tensor):
         rows, columns = features.nonzero().unbind(1)
@@ -103,7 +121,9 @@ class Bags:
 
     @property
     def matrix(self) -> torch.Tensor:
-        return torch.sparse_csr_tensor(*self._by_rows, self._values, self._shape, check_invariants=False)
+        return torch.sparse_csr_tensor(
+            *self._by_rows, self._values, self._shape, check_invariants=False
+        )
 
     @property
     def transposed(self) -> torch.Tensor:
@@ -121,7 +141,8 @@ with catch_warnings():
 
 
 class _Product(torch.autograd.Function):
-    """``bags @ weight.T``. `Bags` are sorted by rows and by columns already; torch would sort again in each step."""
+    """``bags @ weight.T``. `Bags` are sorted by rows and by columns already; torch would sort again
+    in each step."""
 
     @staticmethod
     def forward(context, weight, bags):
@@ -134,16 +155,21 @@ class _Product(torch.autograd.Function):
 
 
 _BAGS = WeakTensorKeyDictionary()
-"""The version of each tensor of features, and its `Bags`, or None if the tensor is not sparse enough."""
+"""The version of each tensor of features, and its `Bags`, or None if the tensor is not sparse
+enough."""
 
 
 def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
-    """Apply ``dropout``. In training, float32 or float64 ``features`` with few non-zero values become `Bags`."""
+    """Apply ``dropout``. In training, float32 or float64 ``features`` with few non-zero values
+    become `Bags`."""
     if not dropout.training:
         return dropout(features)
     version, bags = _BAGS.get(features, (None, None))
     if version != features._version:
-        multiplies = features.dtype in (torch.float32, torch.float64)  # others lack sparse products on some devices
+        multiplies = features.dtype in (
+            torch.float32,
+            torch.float64,
+        )  # others lack sparse products on some devices
         few = multiplies and torch.count_nonzero(features) <= FEW * features.numel()
         bags = Bags(features) if few else None
         _BAGS[features] = features._version, bags
@@ -153,6 +179,8 @@ def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
 def multiplied(product: nn.Linear, h: torch.Tensor | Bags) -> torch.Tensor:
     if not isinstance(h, Bags):
         return product(h)
-    with torch.autocast(product.weight.device.type, enabled=False):  # sparse products have no bfloat16
+    with torch.autocast(
+        product.weight.device.type, enabled=False
+    ):  # sparse products have no bfloat16
         total = _Product.apply(product.weight, h)
     return total if product.bias is None else total.add_(product.bias)

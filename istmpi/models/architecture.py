@@ -1,4 +1,5 @@
-"""A network as the engine sees it: the facts of its table and, if its code is given, its module at any widths.
+"""A network as the engine sees it: the facts of its table and, if its code is given, its module at
+any widths.
 
 A plan does not import torch, so that a login node can make it.
 """
@@ -28,25 +29,43 @@ Lengths, Scale = Mapping[str, int], Mapping[str, float]
 class Architecture:
     """A network described by its table. It can be built only if its code is given.
 
-    ``lengths`` has the full length of every named axis. The other attributes are described at `Table`.
+    ``lengths`` has the full length of every named axis. The other attributes are described at
+    `Table`.
     """
 
     nodes: tuple[float, int] = (1, 0)
-    """The numbers of nodes in a batch's example and in the whole graph. Other attributes count a node as an example."""
+    """The numbers of nodes in a batch's example and in the whole graph. Other attributes count a
+    node as an example."""
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
         self.name, self.table, self._dtype, self._code = name, table, dtype, code
         self.itemsize, lengths = ITEMSIZE[dtype], {**table.fixed, **table.groups}
-        self.lengths = {name: lengths[name] for name in (("features", *table.stages) if table.stages else lengths)}
+        self.lengths = {
+            name: lengths[name]
+            for name in (("features", *table.stages) if table.stages else lengths)
+        }
         self.groups, self.uses = tuple(table.groups), table.uses or ()
         self.parameters = {
             key: Parameter(Pattern.parse(entry.axes), dtype, entry.bound, entry.centre)
             for key, entry in table.parameters.items()
         }
-        self.batch_norms, self.sums, self.leaves = dict(table.norms), dict(table.sums), dict(table.leaves)
+        self.batch_norms, self.sums, self.leaves = (
+            dict(table.norms),
+            dict(table.sums),
+            dict(table.leaves),
+        )
         self.normalised = tuple(map(Pattern.parse, table.normalised))
-        self.operators, self.inexact, self.stochastic = table.operators, table.inexact, table.stochastic
-        self.blocks, self.exits, self.head, self.stages = table.blocks, table.exits, table.head, table.stages
+        self.operators, self.inexact, self.stochastic = (
+            table.operators,
+            table.inexact,
+            table.stochastic,
+        )
+        self.blocks, self.exits, self.head, self.stages = (
+            table.blocks,
+            table.exits,
+            table.head,
+            table.stages,
+        )
         self.default_groups = table.dealt
 
     @property
@@ -63,7 +82,8 @@ class Architecture:
         return self._code
 
     def with_code(self, code: UserNetwork, tried: bool = True) -> Architecture:
-        """Return this network with its code, after `require_usable` (with ``tried``), which raises ConfigError."""
+        """Return this network with its code, after `require_usable` (with ``tried``), which raises
+        ConfigError."""
         ready = Architecture(self.name, self.table, self._dtype, code)
         ready.require_usable(self.lengths, tried)
         return ready
@@ -95,11 +115,12 @@ class Architecture:
         return {*self.blocks, *(power_of(summed)[0] for summed in chain.from_iterable(sums))}
 
     def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
-        """Return the factor of a sum over units of ``groups`` at the given lengths. It does not apply to a bias.
+        """Return the factor of a sum over units of ``groups`` at the given lengths. It does not
+        apply to a bias.
 
-        ``scale``: the factor of each group's contributions in the full network, 1 by default; usually a subnet's share
-        of units, as with dropout. A narrower network gets a larger factor, so that its sums are as large. Sums directly
-        before a batch normalisation need no factor.
+        ``scale``: the factor of each group's contributions in the full network, 1 by default;
+        usually a subnet's share of units, as with dropout. A narrower network gets a larger factor,
+        so that its sums are as large. Sums directly before a batch normalisation need no factor.
         """
         product = 1.0
         for summed in groups:
@@ -108,7 +129,8 @@ class Architecture:
         return product
 
     def weight_factor(self, name: str, scale: Scale) -> float:
-        """Return a parameter's factor in the full network, for sums over units and blocks with its layer as an end."""
+        """Return a parameter's factor in the full network, for sums over units and blocks with its
+        layer as an end."""
         module, _, kind = name.rpartition(".")
         sums = self.sums.get(module, ()) if kind == "weight" else ()
         groups = *sums, *self.table.folded.get(name, ()), *self._ends.get(module, ())
@@ -123,10 +145,12 @@ class Architecture:
         return ends
 
     def build(self, lengths: Lengths, scale: Scale | None = None, device: str = "cpu") -> nn.Module:
-        """Build the network at the given lengths. Raises ConfigError if this fails or a shape differs from its pattern.
+        """Build the network at the given lengths. Raises ConfigError if this fails or a shape
+        differs from its pattern.
 
-        If ``scale`` is given, sums over units and the outputs of blocks' ends are multiplied by their `factor`. A block
-        whose unit, such as ``blocks[3]``, has the length 0 becomes the identity.
+        If ``scale`` is given, sums over units and the outputs of blocks' ends are multiplied by
+        their `factor`. A block whose unit, such as ``blocks[3]``, has the length 0 becomes the
+        identity.
         """
         from istmpi.models.norms import built
         from istmpi.models.residual import Absent, put
@@ -145,24 +169,31 @@ class Architecture:
         there = self._there(self.parameters, lengths)
         expected = {name: parameter.pattern.shape(lengths) for name, parameter in there.items()}
         if shapes != expected:
-            name = next(name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name))
+            name = next(
+                name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name)
+            )
             shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
             raise ConfigError(
                 f"{self.name}: with {shown} its parameter {name} has the shape {shapes.get(name)}, but its "
                 f"inferred axes give {expected.get(name)}."
             )
         if scale is not None:
-            self.multiply(network, lengths, cache(lambda groups: self.factor(groups, lengths, scale)))
+            self.multiply(
+                network, lengths, cache(lambda groups: self.factor(groups, lengths, scale))
+            )
         return network
 
     def without_values(self, scale: Scale | None, lengths: Lengths | None = None) -> nn.Module:
-        """Build the network as `build` does. If it has leaves, its trainable parameters are on the meta device."""
+        """Build the network as `build` does. If it has leaves, its trainable parameters are on the
+        meta device."""
         if not self.leaves:
             return self.build(lengths or self.lengths, scale)
         from istmpi.models.leaves import without_values
 
         with without_values():  # buffers need the CPU; a network with a written table has none
-            return self.build(lengths or self.lengths, scale, "meta" if has_table(self.name) else "cpu")
+            return self.build(
+                lengths or self.lengths, scale, "meta" if has_table(self.name) else "cpu"
+            )
 
     def plain(self, seed: int = 0) -> nn.Module:
         """Build the full network as its class does, with PyTorch's own batch normalisations."""
@@ -174,19 +205,34 @@ class Architecture:
     def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
         from istmpi.models.norms import Calibrated
 
-        layers = ((name, layer) for name, layer in network.named_modules() if isinstance(layer, Calibrated))
+        layers = (
+            (name, layer)
+            for name, layer in network.named_modules()
+            if isinstance(layer, Calibrated)
+        )
         return {name.partition(".")[0] if self.stages else name: layer for name, layer in layers}
 
     def _absent(self, lengths: Lengths) -> list[ResidualBlock]:
-        units = ((f"{group}[{n}]", block) for group, blocks in self.blocks.items() for n, block in enumerate(blocks))
+        units = (
+            (f"{group}[{n}]", block)
+            for group, blocks in self.blocks.items()
+            for n, block in enumerate(blocks)
+        )
         return [block for unit, block in units if not lengths.get(unit, 1)]
 
     def _there(self, entries: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
         absent = self._absent(lengths)
-        return {name: entry for name, entry in entries.items() if not any(block.has(name) for block in absent)}
+        return {
+            name: entry
+            for name, entry in entries.items()
+            if not any(block.has(name) for block in absent)
+        }
 
-    def multiply(self, network: nn.Module, lengths: Lengths, factor: Callable[[tuple[str, ...]], Any]) -> None:
-        """Make a network multiply its sums over units, and the outputs of blocks' ends, by ``factor(groups)``.
+    def multiply(
+        self, network: nn.Module, lengths: Lengths, factor: Callable[[tuple[str, ...]], Any]
+    ) -> None:
+        """Make a network multiply its sums over units, and the outputs of blocks' ends, by
+        ``factor(groups)``.
 
         A float is used in all passes. For a tensor, each pass calls ``factor`` again.
         """
@@ -199,31 +245,43 @@ class Architecture:
                 if not isinstance(now, float):
                     made[key] = partial(factor, groups)
                 elif now != 1:
-                    made[key] = lambda number=now: number  # torch.compile follows a number, not a look-up
+                    made[key] = lambda number=now: (
+                        number
+                    )  # torch.compile follows a number, not a look-up
             return made
 
         sums, ends = factors(self.sums), factors(self._ends)
         for name, module in network.named_modules():
             if name in sums:
-                module.register_forward_pre_hook(partial(input_multiplied, sums[name]), with_kwargs=True)
+                module.register_forward_pre_hook(
+                    partial(input_multiplied, sums[name]), with_kwargs=True
+                )
             if name in ends:
                 module.register_forward_hook(lambda _, __, output, end=ends[name]: output * end())
         calls = factors({key: use.groups for key, use in self._keys_of_uses(lengths).items()})
         weights = factors(self._there(self.table.folded, lengths))
         if calls or weights:
             both = calls, weights
-            multiply_sums(network, lambda: tuple({key: ask() for key, ask in each.items()} for each in both))
+            multiply_sums(
+                network, lambda: tuple({key: ask() for key, ask in each.items()} for each in both)
+            )
 
     def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
-        """Return the full network's factors, other than 1, of the calls in ``uses``, for `multiply_sums`."""
+        """Return the full network's factors, other than 1, of the calls in ``uses``, for
+        `multiply_sums`."""
         uses = self._keys_of_uses(self.lengths).items()
-        return {key: factor for key, use in uses if (factor := self.factor(use.groups, self.lengths, scale)) != 1}
+        return {
+            key: factor
+            for key, use in uses
+            if (factor := self.factor(use.groups, self.lengths, scale)) != 1
+        }
 
     def _keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
-        """Raise ConfigError unless ``groups``, at least one, can be dealt out and (if ``scaled``) their sums scaled."""
+        """Raise ConfigError unless ``groups``, at least one, can be dealt out and (if ``scaled``)
+        their sums scaled."""
         cure = "Use another method, such as --method local-sgd"
         if not groups:
             problems = dict(self.table.undealt)
@@ -237,12 +295,16 @@ class Architecture:
                     "; or write a wrapper with its widths as arguments: class Mine(Net): def __init__(self, features, "
                     "outputs, hidden=64): super().__init__(features, outputs, Config(hidden=hidden))"
                 )
-            raise ConfigError(f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}.")
+            raise ConfigError(
+                f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}."
+            )
         if not {*self.default_groups}.issubset(groups):
             cure = "Leave it out of method.partition"
         for name in groups:
             if name in self.table.undealt:
-                raise ConfigError(f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. {cure}.")
+                raise ConfigError(
+                    f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. {cure}."
+                )
         for place, names in self.table.unscaled.items() if scaled else ():
             if dealt := [group for group in names if group in groups]:
                 raise ConfigError(
@@ -251,17 +313,23 @@ class Architecture:
                 )
 
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
-        """Raise ConfigError if the network cannot be built at these lengths. A network with a written table passes.
+        """Raise ConfigError if the network cannot be built at these lengths. A network with a
+        written table passes.
 
-        The error is also raised if batch normalisations differ from the table or, with ``tried``, if a pass fails.
+        The error is also raised if batch normalisations differ from the table or, with ``tried``,
+        if a pass fails.
         """
         if has_table(self.name):  # it may be too large to be tried
             return
         try:
             network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
             layers, there = self.batch_norm_layers(network), self._there(self.batch_norms, lengths)
-            if {name: layer.eps for name, layer in layers.items()} != {name: it.epsilon for name, it in there.items()}:
-                raise ConfigError(f"{self.code.name}: its batch normalisations have changed since its inspection.")
+            if {name: layer.eps for name, layer in layers.items()} != {
+                name: it.epsilon for name, it in there.items()
+            }:
+                raise ConfigError(
+                    f"{self.code.name}: its batch normalisations have changed since its inspection."
+                )
             if tried:
                 self.code.forward(network, *self.code.examples(2, self.dtype))
         except ConfigError as error:

@@ -1,8 +1,10 @@
-"""The arguments of networks' constructors: those named in `DATA_ARGUMENTS` are filled in from the data.
+"""The arguments of networks' constructors: those named in `DATA_ARGUMENTS` are filled in from the
+data.
 
-Other arguments are settings, with the constructor's names, types and defaults. The data give `ALSO_FILLED_IN` too.
-The arguments of built-in networks are read from the text of their files, without an import. A class's docstring
-describes each argument in a clause that begins with its name: ````hidden``: widths.``
+Other arguments are settings, with the constructor's names, types and defaults. The data give
+`ALSO_FILLED_IN` too. The arguments of built-in networks are read from the text of their files,
+without an import. A class's docstring describes each argument in a clause that begins with its
+name: ````hidden``: widths.``
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ DATA_ARGUMENTS = {
     "outputs": "the number of classes, or of values to predict",
 }
 ALSO_FILLED_IN = {"num_classes": "outputs", "n_classes": "outputs", "in_channels": "channels"}
-"""Other common names for facts of the data. A run may set such an argument itself, as an ordinary setting."""
+"""Other common names for facts of the data. A run may set such an argument itself, as an ordinary
+setting."""
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple[int, ...]": tuple[int, ...]}
 WIDTHS = Annotated[
     tuple[Annotated[int, Meta(ge=1)], ...],
@@ -52,22 +55,32 @@ def arguments_of(network: str) -> tuple[Field, ...]:
     path = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    (constructor,) = (node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    (constructor,) = (
+        node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    )
     clauses, dealt = described(ast.get_docstring(kind) or ""), _dealt(kind)
     arguments, values = constructor.args.args[1:], constructor.args.defaults
     defaults = dict(zip([argument.arg for argument in arguments[-len(values) :]], values))
     fields = []
     for name, annotation in ((argument.arg, argument.annotation) for argument in arguments):
         if name not in DATA_ARGUMENTS:
-            hint = WIDTHS if name in dealt else SHARE if name == "dropout" else TYPES[ast.unparse(annotation)]
+            hint = (
+                WIDTHS
+                if name in dealt
+                else SHARE
+                if name == "dropout"
+                else TYPES[ast.unparse(annotation)]
+            )
             fields.append((name, Annotated[hint, clauses.get(name, "")], _value(defaults[name])))
     return tuple(fields)
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Check arguments of a built-in network without its constructor, and return them. Unknown names are not checked.
+    """Check arguments of a built-in network without its constructor, and return them. Unknown names
+    are not checked.
 
-    An integer for hidden counts as a list. Raises ConfigError, which names ``source``, for a wrong type or range.
+    An integer for hidden counts as a list. Raises ConfigError, which names ``source``, for a wrong
+    type or range.
     """
     hints = {name: hint for name, hint, _ in arguments_of(network)}
     arguments = dict(given)
@@ -81,11 +94,18 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
 
 def described(docstring: str) -> dict[str, str]:
     parts = re.split(r"``(\w+)``: ", " ".join(docstring.split()))[1:]
-    return {name: text[0].upper() + text[1:].rstrip(" ;.") + "." for name, text in zip(parts[::2], parts[1::2])}
+    return {
+        name: text[0].upper() + text[1:].rstrip(" ;.") + "."
+        for name, text in zip(parts[::2], parts[1::2])
+    }
 
 
 def _dealt(kind: ast.ClassDef) -> tuple[str, ...]:
-    (names,) = (node.value for node in kind.body if isinstance(node, ast.Assign) and node.targets[0].id == "DEALT")
+    (names,) = (
+        node.value
+        for node in kind.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "DEALT"
+    )
     return ast.literal_eval(names)
 
 
@@ -104,37 +124,64 @@ def user_network(
     example: tuple[Any, ...] | None = None,
     network: type[nn.Module] | None = None,
 ) -> UserNetwork:
-    """Return the network ``name``. Raises ConfigError if its settings do not fit, or if its code cannot be loaded.
+    """Return the network ``name``. Raises ConfigError if its settings do not fit, or if its code
+    cannot be loaded.
 
-    ``outputs``: 0 if the data do not define it. ``example``: a batch's inputs of the user's own task, for which
-    settings may give shape, features and outputs. ``network``: the class; None runs the code of ``name``, unless the
-    network's table is written by hand.
+    ``outputs``: 0 if the data do not define it. ``example``: a batch's inputs of the user's own
+    task, for which settings may give shape, features and outputs. ``network``: the class; None runs
+    the code of ``name``, unless the network's table is written by hand.
     """
     if name == "mlp" and (advice := TASKS[task].network):
         raise ConfigError(f"model.name = 'mlp' {advice}")
     if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
-        raise ConfigError(f"model.name = {name!r} takes {inputs}, but these data are for {task}. Use another network.")
+        raise ConfigError(
+            f"model.name = {name!r} takes {inputs}, but these data are for {task}. Use another network."
+        )
     facts = {"shape": tuple(shape), "features": prod(shape) if shape else 0, "outputs": outputs}
     if task == OWN:
-        facts = {fact: settings.get(fact, value) for fact, value in facts.items() if value or fact in settings}
-        settings = {setting: value for setting, value in settings.items() if setting not in DATA_ARGUMENTS}
+        facts = {
+            fact: settings.get(fact, value)
+            for fact, value in facts.items()
+            if value or fact in settings
+        }
+        settings = {
+            setting: value for setting, value in settings.items() if setting not in DATA_ARGUMENTS
+        }
     if has_table(name):  # its class may stay unloaded: a plan needs no torch
         facts.pop("shape", None)
-        arguments = dict.fromkeys(facts, _MISSING) | {argument: default for argument, _, default in arguments_of(name)}
+        arguments = dict.fromkeys(facts, _MISSING) | {
+            argument: default for argument, _, default in arguments_of(name)
+        }
         loader = partial(_shipped, name)
     else:
-        loaded = (network, source_of(network)) if network else _shipped(name) if name in SHIPPED else load(name)
+        loaded = (
+            (network, source_of(network))
+            if network
+            else _shipped(name)
+            if name in SHIPPED
+            else load(name)
+        )
         arguments, loader = _signature(name, loaded[0]), lambda: loaded
         of_data = {"outputs": outputs, "channels": shape[0] if len(shape) > 1 else 0}
-        also = {argument: of_data[fact] for argument, fact in ALSO_FILLED_IN.items() if argument not in settings}
+        also = {
+            argument: of_data[fact]
+            for argument, fact in ALSO_FILLED_IN.items()
+            if argument not in settings
+        }
         facts |= {argument: value for argument, value in also.items() if value}
     filled_in = {*DATA_ARGUMENTS, *facts}
-    defaults = {argument: default for argument, default in arguments.items() if argument not in filled_in}
+    defaults = {
+        argument: default for argument, default in arguments.items() if argument not in filled_in
+    }
     for taken in {"scale", "init"} & defaults.keys():
-        raise ConfigError(f"{name}: its argument {taken} has the name of istmpi's setting model.{taken}. Rename it.")
+        raise ConfigError(
+            f"{name}: its argument {taken} has the name of istmpi's setting model.{taken}. Rename it."
+        )
     for setting in settings:
         if fact := DATA_ARGUMENTS.get(setting):
-            raise ConfigError(f"{name}: model.{setting} is {fact}, which comes from the data. Leave it out.")
+            raise ConfigError(
+                f"{name}: model.{setting} is {fact}, which comes from the data. Leave it out."
+            )
         if setting not in defaults:
             option = " (--hidden)" * (setting == "hidden")
             near = did_you_mean(setting, defaults, "model.")
@@ -164,7 +211,9 @@ def user_network(
         tokens=TASKS[task].of_tokens,
         sparse=TASKS[task].ranks_labels,
         graph=TASKS[task].of_nodes,
-        defaults={argument: default for argument, default in defaults.items() if default is not _MISSING},
+        defaults={
+            argument: default for argument, default in defaults.items() if default is not _MISSING
+        },
         example=example,
     )
 
@@ -179,14 +228,18 @@ def _shipped(name: str) -> tuple[type[nn.Module], Source]:
 def require_known(name: str) -> None:
     if name not in SHIPPED and ":" not in name:
         more = ". Give your network as FILE.py:Class or package.module:Class."
-        raise ConfigError(f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}")
+        raise ConfigError(
+            f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}"
+        )
 
 
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
     try:
         parameters = inspect.signature(kind).parameters
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: its constructor's arguments cannot be read ({error}).") from None
+        raise ConfigError(
+            f"{name}: its constructor's arguments cannot be read ({error})."
+        ) from None
     return {
         name: given.default
         for name, given in parameters.items()

@@ -1,5 +1,6 @@
-"""Networks for graphs: GCN (Kipf and Welling 2017, arXiv 1609.02907) and GraphSAGE with the mean over neighbours
-(Hamilton et al. 2017, 1706.02216), as in GIST (2102.10424), and GAT (Veličković et al. 2018, 1710.10903).
+"""Networks for graphs: GCN (Kipf and Welling 2017, arXiv 1609.02907) and GraphSAGE with the mean
+over neighbours (Hamilton et al. 2017, 1706.02216), as in GIST (2102.10424), and GAT (Veličković et
+al. 2018, 1710.10903).
 """
 
 from torch import nn
@@ -9,12 +10,13 @@ from istmpi.models.aggregation import Bias, Edges, dropped, multiplied, norm_of
 
 
 class GCN(nn.Module):
-    """Layers of a product with weights and a convolution over neighbours; the last layer makes the logits.
+    """Layers of a product with weights and a convolution over neighbours; the last layer makes the
+    logits.
 
-    ``features``: numbers of a node. ``outputs``: classes. ``hidden``: widths of the hidden layers. ``norm``:
-    normalisation of hidden layers before the ReLU: layer or none. ``dropout``: fraction of a layer's input that a
-    step drops. ``aggregate_first``: sum the first layer's features over neighbours before its product; cheaper with
-    fewer features than units.
+    ``features``: numbers of a node. ``outputs``: classes. ``hidden``: widths of the hidden layers.
+    ``norm``: normalisation of hidden layers before the ReLU: layer or none. ``dropout``: fraction
+    of a layer's input that a step drops. ``aggregate_first``: sum the first layer's features over
+    neighbours before its product; cheaper with fewer features than units.
     """
 
     DEALT = ("hidden",)
@@ -30,20 +32,25 @@ class GCN(nn.Module):
     ):
         super().__init__()
         widths = [features, *hidden, outputs]
-        self.products = nn.ModuleList(nn.Linear(*pair, bias=False) for pair in zip(widths, widths[1:]))
+        self.products = nn.ModuleList(
+            nn.Linear(*pair, bias=False) for pair in zip(widths, widths[1:])
+        )
         self.biases = nn.ModuleList(Bias(width) for width in widths[1:])
         self.norms = nn.ModuleList(norm_of(norm, width) for width in hidden)
         self.dropout = nn.Dropout(dropout)
         self.aggregate_first = aggregate_first
 
     def forward(self, x, offsets, columns):
-        """Return logits ``[n, outputs]``. Node i has the neighbours ``columns[offsets[i]:offsets[i + 1]]``."""
+        """Return logits ``[n, outputs]``. Node i has the neighbours ``columns[offsets[i]:offsets[i
+        + 1]]``."""
         edges, h = Edges(offsets, columns), x
         for number, product in enumerate(self.products):
             if number == 0 and self.aggregate_first:
                 h = product(edges.convolved(self.dropout(h)))
             else:
-                h = multiplied(product, dropped(h, self.dropout) if number == 0 else self.dropout(h))
+                h = multiplied(
+                    product, dropped(h, self.dropout) if number == 0 else self.dropout(h)
+                )
                 h = edges.convolved(h, spare=True)
             h = self.biases[number](h)
             if number < len(self.norms):
@@ -52,12 +59,14 @@ class GCN(nn.Module):
 
 
 class SAGE(nn.Module):
-    """Layers that multiply a node's numbers and its neighbours' mean by weights, and add the products.
+    """Layers that multiply a node's numbers and its neighbours' mean by weights, and add the
+    products.
 
-    Both products of a layer have the same units. The last layer makes the logits. ``features``: numbers of a node.
-    ``outputs``: classes. ``hidden``: widths of the hidden layers. ``norm``: normalisation of hidden layers before
-    the ReLU: layer or none. ``dropout``: fraction of a layer's input that a step drops. ``aggregate_first``:
-    average the first layer's features over neighbours before its product; cheaper with fewer features than units.
+    Both products of a layer have the same units. The last layer makes the logits. ``features``:
+    numbers of a node. ``outputs``: classes. ``hidden``: widths of the hidden layers. ``norm``:
+    normalisation of hidden layers before the ReLU: layer or none. ``dropout``: fraction of a
+    layer's input that a step drops. ``aggregate_first``: average the first layer's features over
+    neighbours before its product; cheaper with fewer features than units.
     """
 
     DEALT = ("hidden",)
@@ -87,14 +96,17 @@ class SAGE(nn.Module):
                 h = edges.mean(multiplied(to_others, h)).add_(multiplied(to_self, h))
             else:
                 h = self.dropout(h)
-                h = (to_others(edges.mean(h)) if number == 0 else edges.mean(to_others(h))).add_(to_self(h))
+                h = (to_others(edges.mean(h)) if number == 0 else edges.mean(to_others(h))).add_(
+                    to_self(h)
+                )
             if number < len(self.norms):
                 h = functional.relu_(self.norms[number](h))
         return h
 
 
 class Attention(nn.Module):
-    """Attention heads. Each makes ``units`` numbers of a node: a weighted mean over the node and its neighbours.
+    """Attention heads. Each makes ``units`` numbers of a node: a weighted mean over the node and
+    its neighbours.
 
     The weights are the softmax of a leaky ReLU of two scores, one for each end of an edge.
     """
@@ -112,12 +124,13 @@ class Attention(nn.Module):
 
 
 class GAT(nn.Module):
-    """Layers of attention over neighbours, then a convolution over neighbours that makes the logits.
+    """Layers of attention over neighbours, then a convolution over neighbours that makes the
+    logits.
 
-    Memory grows with edges times units, in a step and in an evaluation of the whole graph. ``features``: numbers of
-    a node. ``outputs``: classes. ``heads``: heads of each layer. ``units``: units of each head. ``norm``:
-    normalisation of a layer's units before the ELU: layer or none. ``dropout``: fraction of a layer's input that a
-    step drops.
+    Memory grows with edges times units, in a step and in an evaluation of the whole graph.
+    ``features``: numbers of a node. ``outputs``: classes. ``heads``: heads of each layer.
+    ``units``: units of each head. ``norm``: normalisation of a layer's units before the ELU: layer
+    or none. ``dropout``: fraction of a layer's input that a step drops.
     """
 
     DEALT = ("heads",)
@@ -133,7 +146,9 @@ class GAT(nn.Module):
     ):
         super().__init__()
         widths = [features, *(count * units for count in heads)]
-        self.layers = nn.ModuleList(Attention(width, count, units) for width, count in zip(widths, heads))
+        self.layers = nn.ModuleList(
+            Attention(width, count, units) for width, count in zip(widths, heads)
+        )
         self.norms = nn.ModuleList(norm_of(norm, width) for width in widths[1:])
         self.last = nn.Linear(widths[-1], outputs)
         self.dropout = nn.Dropout(dropout)

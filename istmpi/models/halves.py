@@ -1,11 +1,12 @@
 """The second proof of a network's table: the law of two halves (decision 69).
 
-If each unit of a width occurs twice, and the factors of the sums over these units are those of a half, the network
-computes what the narrow network with one of each unit computes. The law knows nothing of products, sums or
-normalisations, so it finds a wrong factor wherever the forward pass hides it.
+If each unit of a width occurs twice, and the factors of the sums over these units are those of a
+half, the network computes what the narrow network with one of each unit computes. The law knows
+nothing of products, sums or normalisations, so it finds a wrong factor wherever the forward pass
+hides it.
 
-A width that breaks the law gets other powers of its share as factors, if some powers obey the law also with four copies
-of each unit. Otherwise its sums cannot be scaled.
+A width that breaks the law gets other powers of its share as factors, if some powers obey the law
+also with four copies of each unit. Otherwise its sums cannot be scaled.
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ TRIES = 160
 WIDER = 8
 """The factor of the width at which a deviation must have faded."""
 FADED = 4
-"""The least factor by which a deviation fades with `WIDER` times as many units; one of 1/n fades by `WIDER`."""
+"""The least factor by which a deviation fades with `WIDER` times as many units; one of 1/n fades by
+`WIDER`."""
 
 Place = tuple[str, Any]
-"""A place of factors in a table: ``("sums", layer)``, ``("folded", parameter)`` or ``("uses", use without groups)``."""
+"""A place of factors in a table: ``("sums", layer)``, ``("folded", parameter)`` or ``("uses", use
+without groups)``."""
 Powers = Mapping[Place, float]
 
 
 def prove_halves(network: UserNetwork, table: Table, means: Sequence[Use] = ()) -> Table:
     """Return the table with factors that obey the law.
 
-    A width that no factors make right is in ``unscaled``, with the place of its sums and the size of the deviation.
-    ``means``: calls that take means over units, whose power of the share is 0.
+    A width that no factors make right is in ``unscaled``, with the place of its sums and the size
+    of the deviation. ``means``: calls that take means over units, whose power of the share is 0.
 
     Raises ConfigError if two builds with equal parameters and buffers compute different outputs.
     """
@@ -60,7 +63,9 @@ class _Proof:
         self._twins: dict[tuple[tuple[str, int], ...], Twins] = {}
 
     def proved(self, table: Table) -> Table:
-        lengths = {name: length for name, length in table.groups.items() if name not in table.blocks}
+        lengths = {
+            name: length for name, length in table.groups.items() if name not in table.blocks
+        }
         self._require_equal_builds(lengths)
         unscaled: dict[str, tuple[str, ...]] = {}
         for width in lengths:
@@ -68,12 +73,16 @@ class _Proof:
             if problem:
                 unscaled[problem] = (*unscaled.get(problem, ()), width)
         table = replace(table, unscaled=unscaled)
-        together = [width for width in table.dealt if width in lengths and width not in table.fading]
+        together = [
+            width for width in table.dealt if width in lengths and width not in table.fading
+        ]
         if len(together) > 1:
             twins = self._trial(table, lengths, together)
             if twins and not twins.obey(table, together):
                 deviation = twins.deviation(table, together)
-                unscaled[f"its forward: halves of several widths {_changed_by(deviation)}"] = tuple(together)
+                unscaled[f"its forward: halves of several widths {_changed_by(deviation)}"] = tuple(
+                    together
+                )
                 table = replace(table, unscaled=unscaled)
         return table
 
@@ -92,8 +101,11 @@ class _Proof:
             self._twins[key] = Twins(self._network, lengths)
         return self._twins[key]
 
-    def _trial(self, table: Table, lengths: Mapping[str, int], widths: Collection[str]) -> Twins | None:
-        """Return twins at the first lengths at which the network runs, with one and with two of each unit."""
+    def _trial(
+        self, table: Table, lengths: Mapping[str, int], widths: Collection[str]
+    ) -> Twins | None:
+        """Return twins at the first lengths at which the network runs, with one and with two of
+        each unit."""
         halved = dict(lengths)
         for width in widths:
             halved[width] = max(lengths[width] // COPIES, 1)
@@ -104,8 +116,11 @@ class _Proof:
                 return twins
         return None
 
-    def _with_right_powers(self, table: Table, lengths: Mapping[str, int], width: str) -> tuple[Table, str]:
-        """Return the table with right powers of a width's share, or the problem if there are none."""
+    def _with_right_powers(
+        self, table: Table, lengths: Mapping[str, int], width: str
+    ) -> tuple[Table, str]:
+        """Return the table with right powers of a width's share, or the problem if there are
+        none."""
         twins = self._trial(table, lengths, [width])
         if twins is None or twins.obey(table, [width]):
             return table, ""
@@ -117,13 +132,20 @@ class _Proof:
         wider = WIDER * twins.lengths[width]
         if FADED * self._deviation_at(twins, table, width, wider) < deviation:
             half = max(min(lengths[width] // COPIES, wider), 1)
-            return replace(table, fading={**table.fading, width: self._deviation_at(twins, table, width, half)}), ""
-        return table, f"{_places(table, self._means, width)}: two equal halves {_changed_by(deviation)}"
+            return replace(
+                table, fading={**table.fading, width: self._deviation_at(twins, table, width, half)}
+            ), ""
+        return (
+            table,
+            f"{_places(table, self._means, width)}: two equal halves {_changed_by(deviation)}",
+        )
 
     def _deviation_at(self, twins: Twins, table: Table, width: str, units: int) -> float:
-        """Return the deviation with this number of units, or infinity if the network cannot have them.
+        """Return the deviation with this number of units, or infinity if the network cannot have
+        them.
 
-        It fades if the exact factor differs by 1/n: a unit that leaves itself out, a deviation with n - 1.
+        It fades if the exact factor differs by 1/n: a unit that leaves itself out, a deviation with
+        n - 1.
         """
         with suppress(ConfigError):
             return self._at({**twins.lengths, width: units}).deviation(table, [width])
@@ -139,12 +161,17 @@ class _Candidate:
 
 
 def _choices(table: Table, means: Sequence[Use], width: str) -> Iterator[Powers]:
-    """Yield powers of a width's share for the places of its sums: changes of few kinds of places first."""
+    """Yield powers of a width's share for the places of its sums: changes of few kinds of places
+    first."""
     candidates = [*_candidates(table, means, width)]
     kinds = list(dict.fromkeys(candidate.kind for candidate in candidates))
 
     def chosen(powers: Mapping[str, float]) -> Powers:
-        return {candidate.place: powers[candidate.kind] for candidate in candidates if candidate.kind in powers}
+        return {
+            candidate.place: powers[candidate.kind]
+            for candidate in candidates
+            if candidate.kind in powers
+        }
 
     for kind, power in itertools.product(kinds, POWERS):
         yield chosen({kind: power})
@@ -162,7 +189,9 @@ def _candidates(table: Table, means: Sequence[Use], width: str) -> Iterator[_Can
     for parameter, groups in table.folded.items():
         places.append((("folded", parameter), groups, parameter))
     for use in table.uses or ():
-        places.append((("uses", replace(use, groups=())), use.groups, f"{use.function} {use.module}"))
+        places.append(
+            (("uses", replace(use, groups=())), use.groups, f"{use.function} {use.module}")
+        )
     used = {place for place, _, _ in places}
     for use in means:
         if ("uses", use) not in used and width in Pattern.parse(use.inner).names:
@@ -188,10 +217,16 @@ def _places(table: Table, means: Sequence[Use], width: str) -> str:
     names = []
     for candidate in _candidates(table, means, width):
         room, key = candidate.place
-        names.append(f"{key.function} of {key.module or 'its forward'}" if room == "uses" else str(key))
+        names.append(
+            f"{key.function} of {key.module or 'its forward'}" if room == "uses" else str(key)
+        )
     shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
     return shown or "its forward"
 
 
 def _changed_by(deviation: float) -> str:
-    return f"change the outputs by {deviation:.0%}" if deviation < 10 else "change the outputs completely"
+    return (
+        f"change the outputs by {deviation:.0%}"
+        if deviation < 10
+        else "change the outputs completely"
+    )

@@ -1,8 +1,9 @@
-"""Infers which axes of the parameters belong to which integers of the constructor: by doubling, then by proof.
+"""Infers which axes of the parameters belong to which integers of the constructor: by doubling,
+then by proof.
 
-An axis that doubles with an integer has the length ``a * units * b``. If ``a * b`` is more than 1, there are several
-readings, such as ``(3 heads 64)`` and ``(heads 192)``. `istmpi.models.proof` refutes wrong readings. An integer
-cannot be dealt out if no reading is left.
+An axis that doubles with an integer has the length ``a * units * b``. If ``a * b`` is more than 1,
+there are several readings, such as ``(3 heads 64)`` and ``(heads 192)``. `istmpi.models.proof`
+refutes wrong readings. An integer cannot be dealt out if no reading is left.
 """
 
 import itertools
@@ -33,7 +34,8 @@ class Finding:
     width: Width
     axes: Reading = field(default_factory=dict)
     spanned: bool = False
-    """True if a narrower network gives other outputs than the full network whose other units are zero."""
+    """True if a narrower network gives other outputs than the full network whose other units are
+    zero."""
     problem: str = ""
     vague: bool = False
     """True if the trial proves nothing: the outputs do not show the units' order."""
@@ -69,7 +71,8 @@ class Inferred:
 
 
 def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred:
-    """Infer and prove the axes of a network's parameters. Overwrites the values of ``full``, the built network.
+    """Infer and prove the axes of a network's parameters. Overwrites the values of ``full``, the
+    built network.
 
     Raises ConfigError if the network cannot be trained, or if its ``AXES`` do not fit.
     """
@@ -82,36 +85,58 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
     fixed = _declared(network, shapes, moving)
     with one_thread():
         candidates = {
-            name: _proved(network, width, moving, fixed) if name in moving else [Finding(width, problem=doubled[name])]
+            name: _proved(network, width, moving, fixed)
+            if name in moving
+            else [Finding(width, problem=doubled[name])]
             for name, width in network.widths.items()
         }
         by_name = {finding.width.name: finding for finding in _agreeing(candidates, shapes)}
-        problems = misread(network, {name: finding.axes for name, finding in by_name.items() if finding.proved})
-        by_name |= {name: Finding(network.widths[name], problem=problem) for name, problem in problems.items()}
-        lengths = {name: finding.width.length for name, finding in by_name.items() if finding.proved}
+        problems = misread(
+            network, {name: finding.axes for name, finding in by_name.items() if finding.proved}
+        )
+        by_name |= {
+            name: Finding(network.widths[name], problem=problem)
+            for name, problem in problems.items()
+        }
+        lengths = {
+            name: finding.width.length for name, finding in by_name.items() if finding.proved
+        }
         for name, finding in by_name.items():
             if finding.problem == COUNTS:
                 blocks, problem = residual_blocks(network, finding.width, lengths, full)
-                if blocks and (first := [other for other, its in by_name.items() if its.blocks == blocks]):
+                if blocks and (
+                    first := [other for other, its in by_name.items() if its.blocks == blocks]
+                ):
                     problem = f"its blocks are those of {first[0]}: name {first[0]}, which deals out all of them"
                     blocks = ()
                 by_name[name] = Finding(finding.width, problem=problem, blocks=blocks)
     inferred = Inferred({}, tuple(by_name.values()))
     axes = {
-        name: Pattern(tuple(_axis(by_name.values(), (name, place), length) for place, length in enumerate(shape)))
+        name: Pattern(
+            tuple(
+                _axis(by_name.values(), (name, place), length) for place, length in enumerate(shape)
+            )
+        )
         for name, shape in shapes.items()
     }
-    patterns = {name: inside(pattern, unit_of(inferred.blocks, name)) for name, pattern in axes.items()}
+    patterns = {
+        name: inside(pattern, unit_of(inferred.blocks, name)) for name, pattern in axes.items()
+    }
     return replace(inferred, parameters=patterns)
 
 
-def _shapes(network: UserNetwork, lengths: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
+def _shapes(
+    network: UserNetwork, lengths: Mapping[str, int] | None = None
+) -> dict[str, tuple[int, ...]]:
     built = shaped(lambda: network.build(lengths))
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 
 
-def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width) -> dict[Place, int] | str:
-    """The axes that double with a width, each with its length divided by the width; or the problem, as text."""
+def _doubled(
+    network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width
+) -> dict[Place, int] | str:
+    """The axes that double with a width, each with its length divided by the width; or the problem,
+    as text."""
     try:
         wider = _shapes(network, {width.name: 2 * width.length})
     except ConfigError as error:
@@ -133,16 +158,21 @@ def _doubled(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width:
     return ratios or "no parameter's shape depends on it"
 
 
-def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving) -> dict[str, Reading]:
+def _declared(
+    network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving
+) -> dict[str, Reading]:
     """Return each width's readings that the class declares by ``AXES = {parameter: pattern}``.
 
-    A declared reading replaces inferred readings of an axis, and is proved too. Raises ConfigError if AXES do not fit.
+    A declared reading replaces inferred readings of an axis, and is proved too. Raises ConfigError
+    if AXES do not fit.
     """
     readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}
     axes = getattr(network.kind, "AXES", {})
     if not isinstance(axes, Mapping):
-        raise network.refused(f"AXES = {axes!r} must be a dict, such as {{'out.weight': '10 hidden'}}.")
+        raise network.refused(
+            f"AXES = {axes!r} must be a dict, such as {{'out.weight': '10 hidden'}}."
+        )
     for name, text in axes.items():
         subject = f"AXES of {name}: "
         if name not in shapes:
@@ -156,7 +186,9 @@ def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], movin
             raise network.refused(f"{subject}{error}") from None
         for unknown in sorted(pattern.names - lengths.keys()):
             others = did_you_mean(unknown, lengths)
-            raise network.refused(f"{subject}{unknown} is not a width that a parameter's shape depends on{others}")
+            raise network.refused(
+                f"{subject}{unknown} is not a width that a parameter's shape depends on{others}"
+            )
         if (given := pattern.shape(lengths)) != shapes[name] or "[" in text:
             raise network.refused(
                 f"AXES has {text!r} for {name}: {given}, but its shape is {shapes[name]}. Correct it."
@@ -178,7 +210,9 @@ def _declared(network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], movin
     return readings
 
 
-def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]) -> list[Finding]:
+def _proved(
+    network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]
+) -> list[Finding]:
     for seed in range(SEEDS):
         try:
             trial = Trial(network, width, moving, seed)
@@ -190,9 +224,16 @@ def _proved(network: UserNetwork, width: Width, moving: Moving, declarations: Ma
     return findings
 
 
-def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool) -> list[Finding]:
-    """Return the readings that one small network proves, or a problem. ``last``: no trial follows."""
-    alone = all(moving[width.name].keys().isdisjoint(axes) for name, axes in moving.items() if name != width.name)
+def _proved_by(
+    trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool
+) -> list[Finding]:
+    """Return the readings that one small network proves, or a problem. ``last``: no trial
+    follows."""
+    alone = all(
+        moving[width.name].keys().isdisjoint(axes)
+        for name, axes in moving.items()
+        if name != width.name
+    )
     proved: list[Finding] = []
     furthest = ""
     order = {name: number for number, name in enumerate(trial.read_before(""))}
@@ -213,12 +254,17 @@ def _proved_by(trial: Trial, width: Width, moving: Moving, fixed: Reading, last:
                     return proved[-1:]
         if proved:
             return sorted(proved, key=lambda finding: finding.spanned)
-    problem = f"exchanging its units{' as in AXES' * bool(fixed)} changes the outputs, first those of "
+    problem = (
+        f"exchanging its units{' as in AXES' * bool(fixed)} changes the outputs, first those of "
+    )
     return [Finding(width, problem=problem + trial.shown(furthest))]
 
 
-def _agreeing(candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """Choose a finding for each width so that the widths on every axis nest. Widths that are not spanned come first."""
+def _agreeing(
+    candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Finding]:
+    """Choose a finding for each width so that the widths on every axis nest. Widths that are not
+    spanned come first."""
     chosen: dict[str, Finding] = {}
     for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
         crossed = [_crossing([*chosen.values(), finding], shapes) for finding in candidates[name]]
@@ -238,8 +284,11 @@ def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]
 
 
 def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None:
-    """Return an axis as a product of the findings' widths, the outermost first; None if they do not nest."""
-    widths = [(finding.axes[place][1], finding.width) for finding in findings if place in finding.axes]
+    """Return an axis as a product of the findings' widths, the outermost first; None if they do not
+    nest."""
+    widths = [
+        (finding.axes[place][1], finding.width) for finding in findings if place in finding.axes
+    ]
     factors, left = [], length
     for inner, width in sorted(widths, key=lambda pair: pair[0], reverse=True):
         outer, odd = divmod(left, width.length * inner)
@@ -255,16 +304,22 @@ _ALIKE: tuple[Callable[[Place, int], object], ...] = (
     lambda place, ratio: (ratio, place[1]),
     lambda place, ratio: (ratio, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
 )
-"""Functions that return the kind of an axis, the simplest first. Axes of one kind have the same reading."""
+"""Functions that return the kind of an axis, the simplest first. Axes of one kind have the same
+reading."""
 
 
 def _readings(
-    ratios: Mapping[Place, int], kind_of: Callable[[Place, int], object], fixed: Reading, read: Collection[str]
+    ratios: Mapping[Place, int],
+    kind_of: Callable[[Place, int], object],
+    fixed: Reading,
+    read: Collection[str],
 ) -> Iterator[Reading]:
-    """Yield readings in which axes of one kind have the same order, and ``fixed`` axes their declared order.
+    """Yield readings in which axes of one kind have the same order, and ``fixed`` axes their
+    declared order.
 
-    ``ratios`` are in the order in which a pass uses the parameters. ``read``: the parameters used before the last
-    reading failed. Readings that differ from it only in other parameters are skipped, because they would fail too.
+    ``ratios`` are in the order in which a pass uses the parameters. ``read``: the parameters used
+    before the last reading failed. Readings that differ from it only in other parameters are
+    skipped, because they would fail too.
     """
     kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
     ratio_of = {kind: ratios[place] for place, kind in kinds.items()}

@@ -1,4 +1,5 @@
-"""Inspects a network before training: makes its table, or raises ConfigError if the network cannot be trained.
+"""Inspects a network before training: makes its table, or raises ConfigError if the network cannot
+be trained.
 
 The network is built twice in full size, with different random numbers, and run on a few examples.
 """
@@ -66,17 +67,29 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
     for name, groups in sums.items():
         if name in bare:  # otherwise the pass says nothing about it
-            sums[name] = tuple(group for group in groups if group in scaled.layers[name] or group in inferred.blocks)
+            sums[name] = tuple(
+                group
+                for group in groups
+                if group in scaled.layers[name] or group in inferred.blocks
+            )
     blocks, folded = _never_called(module, inferred.blocks, scaled.folded)
     leaves = proved_leaves(network, inferred.widths, module)
     table = Table(
         source=network.source.hash,
         settings=network.settings,
         groups=inferred.lengths,
-        undealt={finding.width.name: finding.problem for finding in inferred.findings if not finding.proved},
+        undealt={
+            finding.width.name: finding.problem
+            for finding in inferred.findings
+            if not finding.proved
+        },
         parameters=parameters,
-        computed=tuple(name for name in parameters if first[name] == second[name] and first[name][1] is None),
-        norms={name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()},
+        computed=tuple(
+            name for name in parameters if first[name] == second[name] and first[name][1] is None
+        ),
+        norms={
+            name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()
+        },
         sums={name: groups for name, groups in sums.items() if groups and bare.get(name, True)},
         uses=scaled.uses,
         folded=folded,
@@ -101,7 +114,11 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
     for name, values in tensors:
         array = values.detach().cpu().contiguous()
         checksum = zlib.crc32(array.reshape(-1).view(torch.uint8).numpy())
-        constant = array.numel() > 0 and not array.is_complex() and bool((array == array.reshape(-1)[0]).all())
+        constant = (
+            array.numel() > 0
+            and not array.is_complex()
+            and bool((array == array.reshape(-1)[0]).all())
+        )
         contents[name] = checksum, float(array.reshape(-1)[0]) if constant else None
     return contents
 
@@ -109,10 +126,12 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
 def _evaluated(
     network: UserNetwork, module: nn.Module, norms: Mapping[str, Calibrated]
 ) -> tuple[Recorder, dict[str, bool], int, str]:
-    """Record a forward pass in evaluation. Raises ConfigError if a batch normalisation is not called.
+    """Record a forward pass in evaluation. Raises ConfigError if a batch normalisation is not
+    called.
 
-    Also returns the layers of products that are called; the number of exits; and the layer whose output the network
-    returns unchanged, or "". A layer has False if only one call of a batch normalisation uses its outputs, unchanged.
+    Also returns the layers of products that are called; the number of exits; and the layer whose
+    output the network returns unchanged, or "". A layer has False if only one call of a batch
+    normalisation uses its outputs, unchanged.
     """
     calls = dict.fromkeys(norms, 0)
     outputs: list[tuple[str, torch.Tensor, int]] = []
@@ -123,12 +142,20 @@ def _evaluated(
 
     def arrives(name: str, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         calls[name], x = calls[name] + 1, inputs[0]
-        into = (n for n, (_, output, version) in enumerate(outputs) if output is x and x._version == version)
+        into = (
+            n
+            for n, (_, output, version) in enumerate(outputs)
+            if output is x and x._version == version
+        )
         normalised.update(dict.fromkeys(into, name))
 
-    products = {name: layer for name, layer in module.named_modules() if isinstance(layer, PRODUCTS)}
+    products = {
+        name: layer for name, layer in module.named_modules() if isinstance(layer, PRODUCTS)
+    }
     hooks = [layer.register_forward_hook(partial(made, name)) for name, layer in products.items()]
-    hooks += [layer.register_forward_pre_hook(partial(arrives, name)) for name, layer in norms.items()]
+    hooks += [
+        layer.register_forward_pre_hook(partial(arrives, name)) for name, layer in norms.items()
+    ]
     with hooked(hooks):
         recorder, returned, _ = followed(network, module, False)
     for name, count in calls.items():
@@ -142,8 +169,17 @@ def _evaluated(
         # A layer that writes into its output also reads it.
         elsewhere = recorder.readers.get(storage_of(output), set()) - {*norms, name}
         # Moments are averaged over calls. Inputs of larger scale would weigh more.
-        bare[name] = bare.get(name, False) or bool(elsewhere) or calls.get(normalised.get(number)) != 1
-    head = next((name for name, output, version in outputs if output is returned and version == output._version), "")
+        bare[name] = (
+            bare.get(name, False) or bool(elsewhere) or calls.get(normalised.get(number)) != 1
+        )
+    head = next(
+        (
+            name
+            for name, output, version in outputs
+            if output is returned and version == output._version
+        ),
+        "",
+    )
     return recorder, bare, network.exits_of(returned), head
 
 
@@ -180,8 +216,8 @@ def _sums(
 ) -> dict[str, tuple[str, ...]]:
     """Return the widths on the axis that each layer of products sums over, by the layer's name.
 
-    A layer that the recorded pass did not call, such as an expert without examples, counts like the ``called`` ones,
-    unless the pass read its weight in another way.
+    A layer that the recorded pass did not call, such as an expert without examples, counts like the
+    ``called`` ones, unless the pass read its weight in another way.
     """
     name_of = {id(parameter): name for name, parameter in module.named_parameters()}
     read = set(evaluated.kept_apart)
@@ -201,7 +237,8 @@ def _sums(
 def _never_called(
     module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
 ) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
-    """Return ``blocks`` without ends that attention reads but never calls, and ``folded`` with the ends' parameters."""
+    """Return ``blocks`` without ends that attention reads but never calls, and ``folded`` with the
+    ends' parameters."""
     folded = dict(folded)
 
     def called(end: str, group: str) -> bool:
@@ -213,7 +250,10 @@ def _never_called(
         return False
 
     return {
-        group: [replace(block, ends=tuple(end for end in block.ends if called(end, group))) for block in several]
+        group: [
+            replace(block, ends=tuple(end for end in block.ends if called(end, group)))
+            for block in several
+        ]
         for group, several in blocks.items()
     }, folded
 
@@ -228,13 +268,16 @@ def _initial(
 ) -> tuple[float, float]:
     """Return bound and centre of a parameter's initial values, from its contents in two builds.
 
-    Equal contents have the bound 0. A product's bound follows from its number of inputs, an embedding's bound from its
-    width. Other values keep mean and deviation. Raises ConfigError if a value is not finite.
+    Equal contents have the bound 0. A product's bound follows from its number of inputs, an
+    embedding's bound from its width. Other values keep mean and deviation. Raises ConfigError if a
+    value is not finite.
     """
     path, _, key = name.rpartition(".")
     layer, parameter = module.get_submodule(path), module.get_parameter(name)
     if not torch.isfinite(parameter).all():
-        raise network.refused(f"its parameter {name} does not start with finite numbers. Set it in the constructor.")
+        raise network.refused(
+            f"its parameter {name} does not start with finite numbers. Set it in the constructor."
+        )
     if first == second:
         return 0.0, float(parameter.detach().double().mean()) if first[1] is None else first[1]
     if isinstance(layer, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
@@ -246,11 +289,15 @@ def _initial(
     return float(3**0.5 * values.std(correction=0)), float(values.mean())
 
 
-def proved_leaves(network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None) -> Leaves:
-    """Return the layers, with their parameters' names, whose results do not depend on where their weights' rows are.
+def proved_leaves(
+    network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None
+) -> Leaves:
+    """Return the layers, with their parameters' names, whose results do not depend on where their
+    weights' rows are.
 
-    A small network is tried, or the full network if the small one fails. A layer has its weight only during its call.
-    All bits of the outputs must equal the ordinary network's. A layer is left out if others read its weight.
+    A small network is tried, or the full network if the small one fails. A layer has its weight
+    only during its call. All bits of the outputs must equal the ordinary network's. A layer is left
+    out if others read its weight.
     """
     for tried in (few(lengths), lengths):
         with suppress(ConfigError), one_thread():
@@ -263,7 +310,9 @@ def _proved_leaves(network: UserNetwork, lengths: Mapping[str, int], real: nn.Mo
     leaves, generator = candidates(real), torch.Generator().manual_seed(0)
     values = {}
     for name, parameter in real.named_parameters():
-        parameter.data = values[name] = torch.empty_like(parameter.detach()).uniform_(-1, 1, generator=generator)
+        parameter.data = values[name] = torch.empty_like(parameter.detach()).uniform_(
+            -1, 1, generator=generator
+        )
     with seeded():
         examples = network.examples(EXAMPLES, torch.get_default_dtype())
         x, expected = shortly(network, examples, partial(network.forward, real))
@@ -283,7 +332,8 @@ def _with_leaves(
     leaves: Leaves,
     x: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor | None, set[str]]:
-    """Return the outputs (None if the pass fails), and the parameters that were read outside their layers."""
+    """Return the outputs (None if the pass fails), and the parameters that were read outside their
+    layers."""
     outputs = None
     try:
         with without_values():
@@ -292,10 +342,16 @@ def _with_leaves(
         for name, parameter in prepare(module, elsewhere).items():
             parameter.data = values[name]
         for leaf in leaves_of(module, leaves).values():
-            leaf.replace(partial(leaf.whole, {key: values[name] for key, name in leaf.names.items()}))
+            leaf.replace(
+                partial(leaf.whole, {key: values[name] for key, name in leaf.names.items()})
+            )
     except Exception:  # a user's constructor may not accept such parameters
         return None, set()
     with suppress(ConfigError), seeded():
         outputs = network.forward(module, *x)
     parameters = (parameter for part in module.modules() for parameter in part._parameters.values())
-    return outputs, {parameter.name for parameter in parameters if isinstance(parameter, Elsewhere) and parameter.read}
+    return outputs, {
+        parameter.name
+        for parameter in parameters
+        if isinstance(parameter, Elsewhere) and parameter.read
+    }

@@ -1,4 +1,5 @@
-"""Finds the table of a network that is too large for a rank (``LARGE = True``): inspects few units, enlarges the table.
+"""Finds the table of a network that is too large for a rank (``LARGE = True``): inspects few units,
+enlarges the table.
 
 An effect of a width on more than shapes, as in ``GroupNorm(min(8, c), c)``, is not noticed.
 """
@@ -27,9 +28,12 @@ def _with_few_units(network: UserNetwork) -> Table:
     lengths, kept = {name: _few(width.length) for name, width in network.widths.items()}, {}
     while True:
         table = inspect(replace(network, settings=network.settings_at(lengths | kept)))
-        # Widths that are not dealt out or count blocks stay whole: other shapes and names depend on them.
+        # Widths that are not dealt out or count blocks stay whole: other shapes and names depend on
+        # them.
         fixed = {
-            name: width.length for name, width in network.widths.items() if name in {**table.undealt, **table.blocks}
+            name: width.length
+            for name, width in network.widths.items()
+            if name in {**table.undealt, **table.blocks}
         }
         if kept == (kept := kept | fixed):
             break
@@ -57,16 +61,24 @@ def _with_few_units(network: UserNetwork) -> Table:
             )
         weight = table.parameters.get(name.replace("bias", "weight"), entry)
         bound, lengths = bounds.get(name, entry.bound) if entry.bound else 0.0, set()
-        if bound and name not in bounds:  # it may come from an axis of the weight, which is longer in full
+        if (
+            bound and name not in bounds
+        ):  # it may come from an axis of the weight, which is longer in full
             axes = Pattern.parse(weight.axes).axes
-            lengths = {axis.length(groups) for axis in axes if abs(axis.length(table.groups) ** -0.5 - bound) < 1e-12}
+            lengths = {
+                axis.length(groups)
+                for axis in axes
+                if abs(axis.length(table.groups) ** -0.5 - bound) < 1e-12
+            }
         if len(lengths) > 1:
             raise network.refused(
                 f"LARGE = True, but the initial values of {name} depend on one of several "
                 f"widths that few units cannot separate. Give these widths other divisors up to {KEPT}."
             )
         entries[name] = replace(entry, bound=lengths.pop() ** -0.5 if lengths else bound)
-    norms = {name: replace(norm, units=layers[name].num_features) for name, norm in table.norms.items()}
+    norms = {
+        name: replace(norm, units=layers[name].num_features) for name, norm in table.norms.items()
+    }
     return replace(table, settings=network.settings, groups=groups, parameters=entries, norms=norms)
 
 

@@ -32,14 +32,16 @@ Values = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A layer of a network. ``names`` has the network's names of the layer's ``weight`` and, if any, ``bias``."""
+    """A layer of a network. ``names`` has the network's names of the layer's ``weight`` and, if
+    any, ``bias``."""
 
     module: nn.Module
     names: Mapping[str, str]
 
     @property
     def of_inputs(self) -> bool:
-        """True if the weight's rows are inputs, whose contributions are added; False if they are outputs."""
+        """True if the weight's rows are inputs, whose contributions are added; False if they are
+        outputs."""
         return isinstance(self.module, TABLES)
 
     @property
@@ -65,8 +67,11 @@ class Leaf:
         finally:
             parameters.update(kept)
 
-    def block_by_block(self, make: Callable[[str, tuple[int, ...]], torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """Return a forward function that gets parameters from ``make(name, shape)``, some rows at a time."""
+    def block_by_block(
+        self, make: Callable[[str, tuple[int, ...]], torch.Tensor]
+    ) -> Callable[..., torch.Tensor]:
+        """Return a forward function that gets parameters from ``make(name, shape)``, some rows at a
+        time."""
         shapes = {key: tuple(self.module._parameters[key].shape) for key in self.names}
         length = shapes["weight"][0]
         step = max(BLOCK // prod(shapes["weight"][1:]), 1)
@@ -75,7 +80,10 @@ class Leaf:
             parts = []
             for start in range(0, length, step):
                 rows = range(start, min(start + step, length))
-                values = {key: make(name, (len(rows), *shapes[key][1:])) for key, name in self.names.items()}
+                values = {
+                    key: make(name, (len(rows), *shapes[key][1:]))
+                    for key, name in self.names.items()
+                }
                 parts.append(self.outputs(rows, values, *inputs, **named))
             return self.join(parts)
 
@@ -105,14 +113,20 @@ def _added_up(
 ) -> torch.Tensor:
 
     def bags(input: torch.Tensor, table: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        options = {"mode": "sum", "per_sample_weights": weights, "include_last_offset": module.include_last_offset}
+        options = {
+            "mode": "sum",
+            "per_sample_weights": weights,
+            "include_last_offset": module.include_last_offset,
+        }
         return functional.embedding_bag(input, table, offsets, **options)
 
     counted = torch.ones_like(input, dtype=weight.dtype)
     if module.padding_idx is not None:
         counted[input == module.padding_idx] = 0
     inside = (input >= rows.start) & (input < rows.stop)
-    weights = counted * inside if per_sample_weights is None else counted * inside * per_sample_weights
+    weights = (
+        counted * inside if per_sample_weights is None else counted * inside * per_sample_weights
+    )
     total = bags(torch.where(inside, input - rows.start, 0), weight, weights)
     if module.mode == "mean":
         total = total / bags(torch.zeros_like(input), weight.new_ones(1, 1), counted).clamp(min=1)
@@ -129,7 +143,8 @@ def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> di
 
 
 def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return the modules whose class and options let them be leaves, with their parameters' names."""
+    """Return the modules whose class and options let them be leaves, with their parameters'
+    names."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     leaves = {}
     for path, module in network.named_modules():
@@ -140,15 +155,24 @@ def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
             usable = module.max_norm is None and getattr(module, "mode", "sum") in ("sum", "mean")
         else:
             usable = kind in (nn.Linear, LabelBlocks)
-        named = {key: names[id(parameter)] for key, parameter in module._parameters.items() if parameter is not None}
-        plain = "weight" in named and named.keys() <= {"weight", "bias"} and "forward" not in vars(module)
+        named = {
+            key: names[id(parameter)]
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        }
+        plain = (
+            "weight" in named
+            and named.keys() <= {"weight", "bias"}
+            and "forward" not in vars(module)
+        )
         if usable and path and plain:
             leaves[path] = tuple(named[key] for key in ("weight", "bias") if key in named)
     return leaves
 
 
 class Elsewhere(torch.Tensor):
-    """A parameter whose values are not on this rank. Its shape, dtype etc. can be read; its device is the CPU.
+    """A parameter whose values are not on this rank. Its shape, dtype etc. can be read; its device
+    is the CPU.
 
     Any other use raises RuntimeError and sets ``read``.
     """
@@ -157,8 +181,28 @@ class Elsewhere(torch.Tensor):
     name = ""
 
     _KNOWN = frozenset(
-        ("shape", "size", "ndim", "dim", "numel", "nelement", "__len__", "dtype", "element_size", "itemsize", "nbytes")
-        + ("is_floating_point", "is_complex", "requires_grad", "layout", "is_sparse", "is_quantized", "is_nested")
+        (
+            "shape",
+            "size",
+            "ndim",
+            "dim",
+            "numel",
+            "nelement",
+            "__len__",
+            "dtype",
+            "element_size",
+            "itemsize",
+            "nbytes",
+        )
+        + (
+            "is_floating_point",
+            "is_complex",
+            "requires_grad",
+            "layout",
+            "is_sparse",
+            "is_quantized",
+            "is_nested",
+        )
     )
 
     @staticmethod
@@ -190,15 +234,20 @@ class Elsewhere(torch.Tensor):
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Put the trainable parameters, not the buffers, of networks built in this context on the meta device."""
+    """Put the trainable parameters, not the buffers, of networks built in this context on the meta
+    device."""
     replaced: Any = WeakIdKeyDictionary()
 
-    def register(module: nn.Module, key: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    def register(
+        module: nn.Module, key: str, parameter: nn.Parameter | None
+    ) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta or not parameter.requires_grad:
             return parameter
         if parameter not in replaced:
             layout = parameter.shape, parameter.stride()
-            values = torch.empty_strided(*layout, dtype=parameter.dtype, device=torch.device("meta"))
+            values = torch.empty_strided(
+                *layout, dtype=parameter.dtype, device=torch.device("meta")
+            )
             replaced[parameter] = nn.Parameter(values, parameter.requires_grad)
         return replaced[parameter]
 
@@ -211,26 +260,35 @@ def without_values() -> Iterator[None]:
 
 
 def shaped(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a network without values. If the meta device is refused, buffers and frozen parameters have values."""
+    """Build a network without values. If the meta device is refused, buffers and frozen parameters
+    have values."""
     try:
         with torch.device("meta"), without_values():
             return build()
-    except ConfigError:  # from_pretrained of transformers refuses to read weights onto the meta device
+    except (
+        ConfigError
+    ):  # from_pretrained of transformers refuses to read weights onto the meta device
         with without_values():
             return build()
 
 
 class _Unfilled(Watching):
-    """Skips in-place operations on the meta device. PyTorch would need seconds to import their decompositions."""
+    """Skips in-place operations on the meta device. PyTorch would need seconds to import their
+    decompositions."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__.endswith("_") and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+        if (
+            func.overloadpacket.__name__.endswith("_")
+            and isinstance(args[0], torch.Tensor)
+            and args[0].is_meta
+        ):
             return args[0]
         return func(*args, **(kwargs or {}))
 
 
 def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Parameter]:
-    """Replace the parameters in ``elsewhere`` by `Elsewhere`. Return the others, empty, for the caller to fill."""
+    """Replace the parameters in ``elsewhere`` by `Elsewhere`. Return the others, empty, for the
+    caller to fill."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     made: dict[str, torch.Tensor] = {}
     for module in list(network.modules()):
@@ -242,7 +300,9 @@ def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Para
                 module._parameters[key] = made.setdefault(name, Elsewhere.of(parameter, name))
             elif parameter.is_meta:
                 if name not in made:
-                    made[name] = nn.Parameter(torch.empty(0, dtype=parameter.dtype, device="cpu"), False)
+                    made[name] = nn.Parameter(
+                        torch.empty(0, dtype=parameter.dtype, device="cpu"), False
+                    )
                 setattr(module, key, made[name])  # a recurrent layer also has them in a list
             else:
                 made[name] = parameter.requires_grad_(False)
@@ -262,7 +322,9 @@ def draw_values(
 
     def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         bound, centre = parameters[name].bound, parameters[name].centre
-        return torch.empty(shape, dtype=dtype).uniform_(centre - bound, centre + bound, generator=generator)
+        return torch.empty(shape, dtype=dtype).uniform_(
+            centre - bound, centre + bound, generator=generator
+        )
 
     layers = leaves_of(network, leaves)
     for name, parameter in prepare(network, {*chain.from_iterable(leaves.values())}).items():

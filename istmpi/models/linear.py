@@ -1,8 +1,9 @@
-"""Linear layers that reuse the memory of a gradient. Parts of a gradient can be sent before the rest is computed.
+"""Linear layers that reuse the memory of a gradient. Parts of a gradient can be sent before the
+rest is computed.
 
-In training, `LabelBlocks` has the logits of only one block of labels in memory. The backward pass computes the logits
-again (a fourth product), unless there is only one block. Plain SGD updates a block's weights as soon as their gradient
-is computed.
+In training, `LabelBlocks` has the logits of only one block of labels in memory. The backward pass
+computes the logits again (a fourth product), unless there is only one block. Plain SGD updates a
+block's weights as soon as their gradient is computed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ SMALL = 2**17
 class Linear(nn.Linear):
     """PyTorch's layer, but a large weight's gradient reuses its memory, on a CPU without autocast.
 
-    Fresh memory costs page faults: a fifth of the time of a large gradient. If ``made`` is set, every weight counts as
-    large, and the backward pass calls ``made`` with the number of leading elements of ``weight.grad`` that are final.
+    Fresh memory costs page faults: a fifth of the time of a large gradient. If ``made`` is set,
+    every weight counts as large, and the backward pass calls ``made`` with the number of leading
+    elements of ``weight.grad`` that are final.
     """
 
     made: Callable[[int], None] | None = None
@@ -38,7 +40,11 @@ class Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight
-        ours = weight.requires_grad and (self.made or weight.nbytes > SMALL) and weight.device.type == "cpu"
+        ours = (
+            weight.requires_grad
+            and (self.made or weight.nbytes > SMALL)
+            and weight.device.type == "cpu"
+        )
         if not ours or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
         self.expect_gradient()
@@ -51,9 +57,11 @@ class Linear(nn.Linear):
         self._awaited += 1
 
     def begin_gradient(self) -> Callable[[slice, torch.Tensor, torch.Tensor], None]:
-        """Return a function that writes rows of ``weight.grad``, or adds to them. Call it for all rows in order.
+        """Return a function that writes rows of ``weight.grad``, or adds to them. Call it for all
+        rows in order.
 
-        Its arguments are the slice of rows, the gradient of products ``[batch, rows]``, and inputs ``[batch, inputs]``.
+        Its arguments are the slice of rows, the gradient of products ``[batch, rows]``, and inputs
+        ``[batch, inputs]``.
         """
         self._awaited -= 1
         weight = self.weight
@@ -75,7 +83,11 @@ class Linear(nn.Linear):
     def add_gradient(self, x: torch.Tensor, of_products: torch.Tensor) -> None:
         weight = self.weight
         awaited = self.made is not None and self._awaited == 1
-        rows = max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1) if awaited else len(weight)
+        rows = (
+            max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1)
+            if awaited
+            else len(weight)
+        )
         add = self.begin_gradient()
         for start in range(0, len(weight), rows):
             stop = min(start + rows, len(weight))
@@ -112,7 +124,8 @@ class _Product(Function):
 
 
 class LabelBlocks(Linear):
-    """A linear layer over labels. With ``deferred`` it returns `Deferred`, not logits, in training without autocast."""
+    """A linear layer over labels. With ``deferred`` it returns `Deferred`, not logits, in training
+    without autocast."""
 
     deferred = False
     rate: float | None = None
@@ -125,7 +138,11 @@ class LabelBlocks(Linear):
         self.block = block
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | Deferred:
-        if self.deferred and torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
+        if (
+            self.deferred
+            and torch.is_grad_enabled()
+            and not torch.is_autocast_enabled(x.device.type)
+        ):
             return Deferred(self, x)
         return super().forward(x)
 
@@ -136,7 +153,9 @@ class LabelBlocks(Linear):
 
     def take_step(self, rows: slice, of_products: torch.Tensor, x: torch.Tensor) -> None:
         block = self.weight.data[rows]
-        torch.addmm(block, of_products.T, x, beta=1 - self.rate * self.decay, alpha=-self.rate, out=block)
+        torch.addmm(
+            block, of_products.T, x, beta=1 - self.rate * self.decay, alpha=-self.rate, out=block
+        )
 
     def logits(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
         return torch.addmm(self.bias[rows], x, self.weight[rows].T)
@@ -162,10 +181,13 @@ def label_layers(network: nn.Module) -> Iterator[LabelBlocks]:
 
 
 class _Losses(Function):
-    """The losses of examples, computed block by block. The layer adds up its weight's gradient, or takes a step."""
+    """The losses of examples, computed block by block. The layer adds up its weight's gradient, or
+    takes a step."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, layer: LabelBlocks, targets: Labels, loss: str) -> Any:
+    def forward(
+        ctx: Any, x: Any, weight: Any, bias: Any, layer: LabelBlocks, targets: Labels, loss: str
+    ) -> Any:
         weights, shares = (values.to(x.dtype) for values in weights_of(targets, loss))
         blocks, rows, totals = list(layer.blocks()), targets.rows, []
         positive, kept = x.new_zeros(len(x)), None
@@ -192,7 +214,9 @@ class _Losses(Function):
         of_weight = layer.begin_gradient() if layer.rate is None else layer.take_step
         for block in layer.blocks():
             logits = layer.logits(x, block) if ctx.logits is None else ctx.logits
-            odds = logits.sub_(total[:, None]).exp_() if ctx.loss == "softmax" else logits.sigmoid_()
+            odds = (
+                logits.sub_(total[:, None]).exp_() if ctx.loss == "softmax" else logits.sigmoid_()
+            )
             inside = _inside(targets, block)
             at = rows[inside], targets.columns[inside] - block.start
             products = odds.mul_(scale).index_put_(at, of_labels[inside], accumulate=True)

@@ -1,7 +1,7 @@
 """A multilayer perceptron of any depth and widths.
 
-The paper's form (arXiv 1910.02120, section 4) is the default: Linear without bias, batch normalisation, ReLU; and a
-normalisation without scale and shift on the logits.
+The paper's form (arXiv 1910.02120, section 4) is the default: Linear without bias, batch
+normalisation, ReLU; and a normalisation without scale and shift on the logits.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,9 @@ class MLP(nn.Sequential):
         for number, width in enumerate(hidden, 1):
             layers = OrderedDict(linear=Linear(before, width, bias=bias))
             if norm != "none":
-                layers["norm"] = BatchNorm(width, affine=True) if norm == "batch" else nn.LayerNorm(width)
+                layers["norm"] = (
+                    BatchNorm(width, affine=True) if norm == "batch" else nn.LayerNorm(width)
+                )
             layers["activation"] = getattr(nn, ACTIVATIONS[activation])()
             if dropout:
                 layers["dropout"] = nn.Dropout(dropout)

@@ -1,4 +1,5 @@
-"""A decoder for text whose feed-forward units are experts. Each token uses its best experts (arXiv 2101.03961)."""
+"""A decoder for text whose feed-forward units are experts. Each token uses its best experts (arXiv
+2101.03961)."""
 
 from typing import Any
 
@@ -15,15 +16,16 @@ ALIGNED = 16
 class MoE(Transformer):
     """A transformer with a mixture of experts as the feed-forward units of each layer.
 
-    ``shape``: tokens of a window. ``outputs``: the vocabulary. ``layers``: number of layers. ``embed``: width of
-    the residual stream. ``experts``: experts of each layer; the last number also counts for all further layers,
-    which share its deal. ``top``: experts for each token, or all if a rank holds fewer.
-    ``hidden``: SwiGLU units of an expert. ``balance``: weight of the loss that spreads tokens evenly over experts.
-    ``z``: weight of the loss that keeps the router's scores small. ``heads``: heads of keys and values of each
-    layer; the last number also counts for all further layers. ``queries``: queries of each head. ``head_dim``:
-    length of a query. ``norm``: normalisation: rms or layer. ``positions``: encoding of positions: rotary or
-    learnt. ``tied``: compute the logits with the embedding's weight. ``dropout``: fraction of each layer's addition
-    to the stream that a step drops.
+    ``shape``: tokens of a window. ``outputs``: the vocabulary. ``layers``: number of layers.
+    ``embed``: width of the residual stream. ``experts``: experts of each layer; the last number
+    also counts for all further layers, which share its deal. ``top``: experts for each token, or
+    all if a rank holds fewer. ``hidden``: SwiGLU units of an expert. ``balance``: weight of the
+    loss that spreads tokens evenly over experts. ``z``: weight of the loss that keeps the router's
+    scores small. ``heads``: heads of keys and values of each layer; the last number also counts for
+    all further layers. ``queries``: queries of each head. ``head_dim``: length of a query.
+    ``norm``: normalisation: rms or layer. ``positions``: encoding of positions: rotary or learnt.
+    ``tied``: compute the logits with the embedding's weight. ``dropout``: fraction of each layer's
+    addition to the stream that a step drops.
     """
 
     DEALT = ("experts",)
@@ -48,16 +50,33 @@ class MoE(Transformer):
         dropout: float = 0.0,
     ):
         if not experts or top < 1:
-            raise ValueError(f"experts = {list(experts)} needs at least one number, and top = {top} must be at least 1")
+            raise ValueError(
+                f"experts = {list(experts)} needs at least one number, and top = {top} must be at least 1"
+            )
         super().__init__(
-            shape, outputs, layers, embed, heads, queries, head_dim, (1,), norm, positions, "swiglu", tied, dropout
+            shape,
+            outputs,
+            layers,
+            embed,
+            heads,
+            queries,
+            head_dim,
+            (1,),
+            norm,
+            positions,
+            "swiglu",
+            tied,
+            dropout,
         )
         for number, layer in enumerate(self.layers):
-            layer.feed_forward = Experts(embed, experts[min(number, len(experts) - 1)], hidden, top, balance, z)
+            layer.feed_forward = Experts(
+                embed, experts[min(number, len(experts) - 1)], hidden, top, balance, z
+            )
 
 
 class Experts(nn.Module):
-    """A mean over each token's best ``top`` experts on this rank, weighted by a softmax of their scores."""
+    """A mean over each token's best ``top`` experts on this rank, weighted by a softmax of their
+    scores."""
 
     def __init__(self, embed: int, experts: int, hidden: int, top: int, balance: float, z: float):
         super().__init__()
@@ -72,7 +91,9 @@ class Experts(nn.Module):
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
         best, chosen = scores.topk(self.top)
-        made = (self._grouped if self._groups(x) else self._masked)(tokens, scores, best, chosen).view_as(x)
+        made = (self._grouped if self._groups(x) else self._masked)(
+            tokens, scores, best, chosen
+        ).view_as(x)
         if self.training and (self.balance or self.z):
             made = with_loss(made, self._loss(scores, chosen))
         return made
@@ -86,25 +107,35 @@ class Experts(nn.Module):
 
     def _grouped(self, tokens, _, best, chosen):
         number, order = chosen.flatten().sort(stable=True)
-        ends = torch.searchsorted(number, torch.arange(len(self.up), device=number.device), right=True, out_int32=True)
+        ends = torch.searchsorted(
+            number, torch.arange(len(self.up), device=number.device), right=True, out_int32=True
+        )
         x = tokens[order // self.top]
         gate, up = (functional.grouped_mm(x, weight, offs=ends) for weight in (self.gate, self.up))
-        made = functional.grouped_mm(functional.silu(gate) * up, self.down, offs=ends)[order.argsort()]
+        made = functional.grouped_mm(functional.silu(gate) * up, self.down, offs=ends)[
+            order.argsort()
+        ]
         return (made.view(*chosen.shape, -1) * best.softmax(-1)[..., None]).sum(1)
 
     def _masked(self, tokens, scores, best, chosen):
         weights = torch.full_like(scores, -torch.inf).scatter(-1, chosen, best).softmax(-1)
         gate, up = (torch.einsum("td,edh->teh", tokens, weight) for weight in (self.gate, self.up))
-        return torch.einsum("teh,ehd->td", functional.silu(gate) * up * weights[..., None], self.down)
+        return torch.einsum(
+            "teh,ehd->td", functional.silu(gate) * up * weights[..., None], self.down
+        )
 
     def _loss(self, scores, chosen):
         held, shares = scores.shape[-1], scores.softmax(-1).mean(0)
         taken = torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(0) / self.top
-        return self.balance * held * (taken * shares).sum() + self.z * scores.logsumexp(-1).square().mean()
+        return (
+            self.balance * held * (taken * shares).sum()
+            + self.z * scores.logsumexp(-1).square().mean()
+        )
 
 
 def with_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` unchanged. A backward pass through it also adds the gradient of the scalar ``loss``."""
+    """Return ``x`` unchanged. A backward pass through it also adds the gradient of the scalar
+    ``loss``."""
     return _WithLoss.apply(x, loss)
 
 

@@ -1,4 +1,5 @@
-"""Batch normalisation without running statistics. Moments can be set when the full network is calibrated."""
+"""Batch normalisation without running statistics. Moments can be set when the full network is
+calibrated."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 
 
 class Calibrated:
-    """A normalisation of every unit of ``[batch, units, ...]`` over the batch, or by ``moments`` once they are set.
+    """A normalisation of every unit of ``[batch, units, ...]`` over the batch, or by ``moments``
+    once they are set.
 
-    It keeps no running statistics: a subnet's units see fewer inputs, so its statistics are wrong in the full network.
+    It keeps no running statistics: a subnet's units see fewer inputs, so its statistics are wrong
+    in the full network.
     """
 
     moments: Moments | None = None
@@ -44,7 +47,8 @@ class BatchNorm(Calibrated, nn.Module):
 
 
 class _OfAnotherClass(Calibrated):
-    """A normalisation of a class that is not in `BATCH_NORMS`. Its running statistics hold the moments."""
+    """A normalisation of a class that is not in `BATCH_NORMS`. Its running statistics hold the
+    moments."""
 
     @property
     def moments(self) -> Moments | None:
@@ -66,27 +70,36 @@ INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
 def convert_batch_norms(network: nn.Module) -> None:
-    """Turn batch normalisations, and instance normalisations with running statistics, into `Calibrated`, in place."""
+    """Turn batch normalisations, and instance normalisations with running statistics, into
+    `Calibrated`, in place."""
     for module in network.modules():
         if type(module) in BATCH_NORMS:
             module._buffers.clear()
             module.__class__ = BatchNorm
-        elif isinstance(module, BATCH_NORMS) or (isinstance(module, INSTANCE_NORMS) and module.track_running_stats):
+        elif isinstance(module, BATCH_NORMS) or (
+            isinstance(module, INSTANCE_NORMS) and module.track_running_stats
+        ):
             module.__class__ = _calibrated(type(module))
             module.moments = module.num_batches_tracked = None
 
 
 def built(
-    network: UserNetwork, lengths: Mapping[str, int] | None = None, seed: int = 0, device: str = "cpu"
+    network: UserNetwork,
+    lengths: Mapping[str, int] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> nn.Module:
-    """Build a network and convert its batch normalisations. Random initial values depend on ``seed`` alone."""
+    """Build a network and convert its batch normalisations. Random initial values depend on
+    ``seed`` alone."""
     with seeded(seed), torch.device(device):
         module = network.build(lengths)
     convert_batch_norms(module)
     return module
 
 
-def calibrate(network: nn.Module, layers: Mapping[str, Calibrated], inputs: tuple[Any, ...]) -> None:
+def calibrate(
+    network: nn.Module, layers: Mapping[str, Calibrated], inputs: tuple[Any, ...]
+) -> None:
     with torch.no_grad(), calibrating(layers, moments_of):
         call(network, inputs)
 
@@ -95,9 +108,11 @@ def calibrate(network: nn.Module, layers: Mapping[str, Calibrated], inputs: tupl
 def calibrating(
     layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
 ) -> Iterator[None]:
-    """Set each layer's moments to those of its inputs in a forward pass in this context, averaged over calls.
+    """Set each layer's moments to those of its inputs in a forward pass in this context, averaged
+    over calls.
 
-    ``moments_of`` takes a layer's input ``[batch, units, ...]``, its name, and its `Calibrated.each`.
+    ``moments_of`` takes a layer's input ``[batch, units, ...]``, its name, and its
+    `Calibrated.each`.
     """
     taken: dict[str, list[Moments]] = {}
 
@@ -105,7 +120,9 @@ def calibrating(
         layer.moments = moments_of(inputs[0], name, layer.each)
         taken.setdefault(name, []).append(layer.moments)
 
-    with hooked(layer.register_forward_pre_hook(partial(take, name)) for name, layer in layers.items()):
+    with hooked(
+        layer.register_forward_pre_hook(partial(take, name)) for name, layer in layers.items()
+    ):
         yield
     for name, moments in taken.items():
         layers[name].moments = averaged(moments)
@@ -117,7 +134,8 @@ def averaged(moments: Sequence[Moments]) -> Moments:
 
 
 def moments_of(x: torch.Tensor, layer: str = "", each: bool = False) -> Moments:
-    """Return mean and variance ``[units]`` of ``[batch, units, ...]``. ``each``: average the variances of examples."""
+    """Return mean and variance ``[units]`` of ``[batch, units, ...]``. ``each``: average the
+    variances of examples."""
     axes = [0, *range(2, x.ndim)]
     variance, mean = torch.var_mean(x, dim=axes, correction=0)
     return mean, x.var(dim=axes[1:], correction=0).mean(0) if each else variance

@@ -1,8 +1,9 @@
-"""Tests readings of a width (orders of its units on the axes) on a small network with random weights.
+"""Tests readings of a width (orders of its units on the axes) on a small network with random
+weights.
 
-If a reading is right, permuting the width's units in all parameters at once does not change the outputs. A narrower
-network then also computes the same as the full network with other units zero, unless something spans the units: a
-normalisation, or a scale by their number.
+If a reading is right, permuting the width's units in all parameters at once does not change the
+outputs. A narrower network then also computes the same as the full network with other units zero,
+unless something spans the units: a normalisation, or a scale by their number.
 """
 
 import itertools
@@ -17,20 +18,41 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.models.norms import built
 from istmpi.models.scaling import storage_of, tensors_in
-from istmpi.models.trials import FEW, Watching, alike, hooked, random_values, running, seeded, set_values, shortly
+from istmpi.models.trials import (
+    FEW,
+    Watching,
+    alike,
+    hooked,
+    random_values,
+    running,
+    seeded,
+    set_values,
+    shortly,
+)
 from istmpi.models.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
-"""The primes that are tried first as a width's number of units. A prime is skipped if it divides another factor of an
-axis: a wrong reading could then permute another width's units and change nothing."""
+"""The primes that are tried first as a width's number of units. A prime is skipped if it divides
+another factor of an axis: a wrong reading could then permute another width's units and change
+nothing."""
 DIVISORS = 64
 EXAMPLES = 3
 AT_OWN_SIZE = 2
 PERMUTATIONS = 2
 DRAWS = 64
-"""Runs of a network that draws random numbers in evaluation. A rare draw (dropout of 1%) may change no single run."""
+"""Runs of a network that draws random numbers in evaluation. A rare draw (dropout of 1%) may change
+no single run."""
 RANDOM = frozenset(
-    ("bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_")
+    (
+        "bernoulli",
+        "bernoulli_",
+        "uniform_",
+        "normal_",
+        "exponential_",
+        "geometric_",
+        "log_normal_",
+        "cauchy_",
+    )
     + ("rand", "rand_like", "randn", "randn_like", "normal", "normal_functional", "uniform")
 )
 
@@ -43,14 +65,17 @@ Moving = Mapping[str, Mapping[Place, int]]
 
 
 class Trial:
-    """A small network with random values, for tests of a width's readings. Raises ConfigError if none works."""
+    """A small network with random values, for tests of a width's readings. Raises ConfigError if
+    none works."""
 
     def __init__(self, network: UserNetwork, width: Width, moving: Moving, seed: int = 0):
         self._network, self._width = network, width
         self._x, self.units, self._others, self._built = self._small(moving)
         generator = torch.Generator().manual_seed(seed)
         drawn = random_values(self._built, generator)
-        self._values = {name: values.to(self._built.get_parameter(name).dtype) for name, values in drawn.items()}
+        self._values = {
+            name: values.to(self._built.get_parameter(name).dtype) for name, values in drawn.items()
+        }
         self._permutations = [self._permutation(generator) for _ in range(PERMUTATIONS)]
         self._outputs_of: dict[str, torch.Tensor] = {}
         self._reads, self._before = _Reads(self._values), {}
@@ -78,14 +103,20 @@ class Trial:
                 )
 
     def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """Build the network with few units of the width: the first number that works. Raises ConfigError if none does.
+        """Build the network with few units of the width: the first number that works. Raises
+        ConfigError if none does.
 
-        Another width stays full if it shares an axis with this width, or with a third width that does.
+        Another width stays full if it shares an axis with this width, or with a third width that
+        does.
         """
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
         ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
-        numbers = [units for units in UNITS if units < width.length and all(ratio % units for ratio in ratios)]
+        numbers = [
+            units
+            for units in UNITS
+            if units < width.length and all(ratio % units for ratio in ratios)
+        ]
         halves = range(min(DIVISORS, width.length // 2), FEW, -1)
         numbers += [units for units in halves if width.length % units == 0]
         numbers.append(width.length)
@@ -94,7 +125,9 @@ class Trial:
         for others, units in itertools.product((few, {}), numbers):
             try:
                 built = self._network.build({**others, width.name: units})
-                x, _ = running(self._network, built, EXAMPLES, partial(self._network.forward, built))
+                x, _ = running(
+                    self._network, built, EXAMPLES, partial(self._network.forward, built)
+                )
             except ConfigError as error:
                 problem = str(error)
                 continue
@@ -106,8 +139,11 @@ class Trial:
         order = torch.randperm(self.units, generator=generator)
         return order.roll(1) if torch.equal(order, torch.arange(self.units)) else order
 
-    def _run(self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """The network's outputs. ``made`` collects each module's first output, in the order of calls."""
+    def _run(
+        self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """The network's outputs. ``made`` collects each module's first output, in the order of
+        calls."""
 
         def note(name: str, _: nn.Module, __: object, output: object) -> None:
             self._before.setdefault(name, len(self._reads.names))
@@ -115,38 +151,54 @@ class Trial:
             if isinstance(output, torch.Tensor) and name not in made:
                 made[name] = output.detach().clone()  # the next layer may write into it
 
-        noted = [(name, module) for name, module in self._built.named_modules() if name and made is not None]
+        noted = [
+            (name, module)
+            for name, module in self._built.named_modules()
+            if name and made is not None
+        ]
         with hooked(module.register_forward_hook(partial(note, name)) for name, module in noted):
             set_values(self._built, values)
             return self._network.forward(self._built, *self._x)
 
     def broken_by(self, reading: Reading) -> str:
-        """Return the first module whose output shows that units are permuted; "" if the outputs stay the same."""
+        """Return the first module whose output shows that units are permuted; "" if the outputs
+        stay the same."""
         for order in self._permutations:
             made: dict[str, torch.Tensor] = {}
             if not alike(self._run(_permuted(self._values, reading, order), made), self._expected):
-                before = self._outputs_of  # a network that branches on values may have called other layers
-                differing = (name for name in made if name not in before or not _same_set(made[name], before[name]))
+                before = (
+                    self._outputs_of
+                )  # a network that branches on values may have called other layers
+                differing = (
+                    name
+                    for name in made
+                    if name not in before or not _same_set(made[name], before[name])
+                )
                 return next(differing, "its last operation")
         return ""
 
     def read_before(self, module: str) -> Sequence[str]:
-        """The parameters that are read before a module's first call ends, in the order of their first use.
+        """The parameters that are read before a module's first call ends, in the order of their
+        first use.
 
         A name of no module gives all parameters. Parameters that are never read come last.
         """
         return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
 
     def indifferent_to(self, reading: Reading, sure: bool) -> str:
-        """Return a parameter whose permutation alone does not change the outputs, a text if none has an effect, or "".
+        """Return a parameter whose permutation alone does not change the outputs, a text if none
+        has an effect, or "".
 
-        ``sure``: no other random weights will be tried. A single parameter without effect then does not count.
+        ``sure``: no other random weights will be tried. A single parameter without effect then does
+        not count.
         """
         for place, (outer, inner) in reading.items():
             if outer * inner > 1 and not self._matters(place, (outer, inner)):
                 if not sure or self._depends_on([place]):
                     return place[0]
-        if any(self._matters(place, order) for place, order in reading.items()) or self._depends_on(reading):
+        if any(self._matters(place, order) for place, order in reading.items()) or self._depends_on(
+            reading
+        ):
             return ""
         return "any parameter: they do not depend on it"
 
@@ -157,7 +209,9 @@ class Trial:
     def _depends_on(self, reading: Iterable[Place]) -> bool:
         values = dict(self._values)
         for name, place in reading:
-            values[name] = _times(values[name], torch.linspace(1, 2, values[name].shape[place]).double(), place)
+            values[name] = _times(
+                values[name], torch.linspace(1, 2, values[name].shape[place]).double(), place
+            )
         return not alike(self._run(values), self._expected)
 
     def spanned(self, reading: Reading) -> bool:
@@ -170,7 +224,9 @@ class Trial:
             positions = kept.view(1, -1, 1).expand(outer, -1, inner).reshape(-1)
             values[name] = values[name].index_select(place, positions.nonzero()[:, 0])
             silent[name] = _times(silent[name], positions, place)
-        if any(parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()):
+        if any(
+            parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()
+        ):
             return True
         set_values(narrow, values)
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
@@ -193,15 +249,20 @@ class Trial:
 
 
 def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, str]:
-    """Return the problems of widths whose units cannot be permuted in the full network, in evaluation or training."""
+    """Return the problems of widths whose units cannot be permuted in the full network, in
+    evaluation or training."""
     if not readings:
         return {}
     module = built(network).float()
     generator = torch.Generator().manual_seed(0)
     values = random_values(module, generator)
-    orders = {name: torch.randperm(network.widths[name].length, generator=generator) for name in readings}
+    orders = {
+        name: torch.randperm(network.widths[name].length, generator=generator) for name in readings
+    }
 
-    def run(x: Sequence[torch.Tensor], permuted: Mapping[str, Reading], training: bool) -> torch.Tensor:
+    def run(
+        x: Sequence[torch.Tensor], permuted: Mapping[str, Reading], training: bool
+    ) -> torch.Tensor:
         given: Mapping[str, torch.Tensor] = values
         for width, reading in permuted.items():
             given = _permuted(given, reading, orders[width])
@@ -209,7 +270,9 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
         with seeded(), Steady():
             return network.forward(module.train(training), *x)
 
-    with suppress(ConfigError):  # float32 is enough if its outputs agree as closely as those in float64 must
+    with suppress(
+        ConfigError
+    ):  # float32 is enough if its outputs agree as closely as those in float64 must
         examples = network.examples(AT_OWN_SIZE, torch.float32)
         x, expected = shortly(network, examples, lambda *x: run(x, {}, False))
         pairs = ((run(x, readings, on), run(x, {}, on) if on else expected) for on in (False, True))
@@ -230,14 +293,17 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
 
 
 class _Reads(Watching):
-    """Records in ``names`` the order in which tensors of ``values`` are first read, while the mode is active."""
+    """Records in ``names`` the order in which tensors of ``values`` are first read, while the mode
+    is active."""
 
     def __init__(self, values: Mapping[str, torch.Tensor]):
         super().__init__()
         self.names: list[str] = []
         self.unread = {storage_of(tensor): name for name, tensor in values.items()}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         for tensor in tensors_in([*args, *(kwargs or {}).values()]):
             if name := self.unread.pop(storage_of(tensor), ""):
                 self.names.append(name)
@@ -247,20 +313,32 @@ class _Reads(Watching):
 class Steady(Watching):
     """Replaces random numbers by constants while the mode is active."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         name = func.overloadpacket.__name__
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         outputs = func(*args, **(kwargs or {}))
         if name in RANDOM:
-            outputs.fill_(args[1] if name == "bernoulli_" and len(args) > 1 and isinstance(args[1], float) else 0.5)
+            outputs.fill_(
+                args[1]
+                if name == "bernoulli_" and len(args) > 1 and isinstance(args[1], float)
+                else 0.5
+            )
         return outputs
 
 
-def _permuted(values: Mapping[str, torch.Tensor], reading: Reading, units: torch.Tensor) -> dict[str, torch.Tensor]:
+def _permuted(
+    values: Mapping[str, torch.Tensor], reading: Reading, units: torch.Tensor
+) -> dict[str, torch.Tensor]:
     permuted = dict(values)
     for (name, place), (outer, inner) in reading.items():
-        positions = torch.arange(outer * len(units) * inner).view(outer, len(units), inner)[:, units].reshape(-1)
+        positions = (
+            torch.arange(outer * len(units) * inner)
+            .view(outer, len(units), inner)[:, units]
+            .reshape(-1)
+        )
         permuted[name] = permuted[name].index_select(place, positions)
     return permuted
 
@@ -271,12 +349,19 @@ def _times(values: torch.Tensor, factors: torch.Tensor, axis: int) -> torch.Tens
 
 def _never_on_an_axis_with(width: str, moving: Moving) -> list[str]:
     beside = {name for name, axes in moving.items() if axes.keys() & moving[width].keys()}
-    return [name for name, axes in moving.items() if not any(axes.keys() & moving[other].keys() for other in beside)]
+    return [
+        name
+        for name, axes in moving.items()
+        if not any(axes.keys() & moving[other].keys() for other in beside)
+    ]
 
 
 def _fits(built: nn.Module, ratios: Mapping[Place, int], units: int) -> bool:
     shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
-    return all(name in shapes and shapes[name][place] == ratio * units for (name, place), ratio in ratios.items())
+    return all(
+        name in shapes and shapes[name][place] == ratio * units
+        for (name, place), ratio in ratios.items()
+    )
 
 
 def _same_set(values: torch.Tensor, expected: torch.Tensor) -> bool:

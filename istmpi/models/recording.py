@@ -1,4 +1,5 @@
-"""Records the operations of a forward pass as PyTorch computes them: products, normalisations and sums."""
+"""Records the operations of a forward pass as PyTorch computes them: products, normalisations and
+sums."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from istmpi.models.scaling import Call, Calls, Provenance, reduced, shape_alone, storage_of, tensors_in
+from istmpi.models.scaling import (
+    Call,
+    Calls,
+    Provenance,
+    reduced,
+    shape_alone,
+    storage_of,
+    tensors_in,
+)
 from istmpi.models.trials import Watching
 
 NORMALISATIONS = {
@@ -21,12 +30,45 @@ NORMALISATIONS = {
     "native_group_norm",
     "_fused_rms_norm",
 }
-ADDITIONS = {"add", "add_", "sub", "sub_", "rsub", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm"}
+ADDITIONS = {
+    "add",
+    "add_",
+    "sub",
+    "sub_",
+    "rsub",
+    "lerp",
+    "lerp_",
+    "addcmul",
+    "addcmul_",
+    "addmm",
+    "baddbmm",
+}
 """Operations that add something to their first tensor."""
-MATRIX = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
+MATRIX = {
+    "mm": 0,
+    "bmm": 0,
+    "mv": 0,
+    "dot": 0,
+    "vdot": 0,
+    "_grouped_mm": 0,
+    "addmm": 1,
+    "baddbmm": 1,
+    "addmv": 1,
+}
 """The argument number of a product's first factor, over whose last axis the product sums."""
 VECTORS = {"mv", "dot", "vdot", "addmv"}
-KEEPING = {"mul", "mul_", "div", "div_", "clone", "_to_copy", "where", "masked_fill", "native_dropout", "copy_"}
+KEEPING = {
+    "mul",
+    "mul_",
+    "div",
+    "div_",
+    "clone",
+    "_to_copy",
+    "where",
+    "masked_fill",
+    "native_dropout",
+    "copy_",
+}
 """Operations whose result still counts as weights if their operand is the weights of a softmax."""
 MOVING = {"clone", "_to_copy", "cat", "stack", "copy_"}
 
@@ -39,7 +81,8 @@ class Record:
     kind: str
     parameter: str
     sizes: tuple[int, ...] = field(compare=False)
-    """Rows, inner length and columns of a product, or a normalisation's number of values, for all examples together."""
+    """Rows, inner length and columns of a product, or a normalisation's number of values, for all
+    examples together."""
     axis: int | None = field(default=None, compare=False)
     gradients: int = field(default=0, compare=False)
     of_input: bool = field(default=False, compare=False)
@@ -73,7 +116,8 @@ class Recorder(Watching):
         self.sums: list[Sum] = []
         """The sums and softmaxes, in order."""
         self.joins: set[tuple[int, int]] = set()
-        """Pairs of products, by their numbers, whose outputs are added. The second is computed from the first."""
+        """Pairs of products, by their numbers, whose outputs are added. The second is computed from
+        the first."""
         self.kept_apart: set[str] = set()
         """Parameters that are also used outside sums, so that no factor can multiply them."""
         self.readers: dict[int, set[str]] = {}
@@ -82,7 +126,8 @@ class Recorder(Watching):
         self._known, self._modules = Provenance(), [""]
         self._calls = Calls(network, self._modules)
         self._alive: list[torch.Tensor] = []
-        """The results of operations, kept so that no other tensor takes their memory and is mistaken for them."""
+        """The results of operations, kept so that no other tensor takes their memory and is
+        mistaken for them."""
         # These are keyed by storage. A set of products is an integer with a bit for each.
         self._made_by: dict[int, int] = {}
         self._behind: dict[int, int] = {}
@@ -91,11 +136,14 @@ class Recorder(Watching):
         self._constant = 0
         self._classes = {name: type(module).__name__ for name, module in network.named_modules()}
         kinds = nn.RNNBase, nn.RNNCellBase
-        self._recurrent = {name for name, module in network.named_modules() if isinstance(module, kinds)}
+        self._recurrent = {
+            name for name, module in network.named_modules() if isinstance(module, kinds)
+        }
 
     @property
     def records(self) -> Sequence[Any]:
-        """`products` in training, otherwise `sums`. Networks that differ only in widths have equal records."""
+        """`products` in training, otherwise `sums`. Networks that differ only in widths have equal
+        records."""
         return self.products if self.training else self.sums
 
     @contextmanager
@@ -106,7 +154,9 @@ class Recorder(Watching):
         self._known.clear()
         self._alive.clear()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         outputs, name = func(*args, **kwargs), func.overloadpacket.__name__
         made = list(tensors_in(outputs))
@@ -120,7 +170,11 @@ class Recorder(Watching):
         return outputs
 
     def _note_products(
-        self, name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], used: Sequence[torch.Tensor]
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        made: Sequence[torch.Tensor],
+        used: Sequence[torch.Tensor],
     ) -> None:
         makers = [self._made_by.get(storage_of(tensor), 0) for tensor in used]
         before = behind = _union(self._behind.get(storage_of(tensor), 0) for tensor in used)
@@ -132,7 +186,13 @@ class Recorder(Watching):
             if weight in self._known:
                 parameter = self._known.parameters([weight]).partition(",")[0]
                 of_input = bool(inner) and not x.requires_grad and x not in self._known
-                facts = parameter, tuple(sizes), self._axis(weight, dimension, parameter), needed, of_input
+                facts = (
+                    parameter,
+                    tuple(sizes),
+                    self._axis(weight, dimension, parameter),
+                    needed,
+                    of_input,
+                )
                 layers |= 1 << number
                 self._inputs_behind[number] = before
                 if not inner and x in self._known:
@@ -153,7 +213,8 @@ class Recorder(Watching):
         return self._modules[-1], self._classes[self._modules[-1]]
 
     def _add(self, left: int, right: int) -> None:
-        """Note which products an addition joins. ``left``, ``right``: bit masks of the products that made the summands.
+        """Note which products an addition joins. ``left``, ``right``: bit masks of the products
+        that made the summands.
 
         Recurrences are left out, and so are embeddings of positions that several layers add.
         """
@@ -163,11 +224,15 @@ class Recorder(Watching):
                 module = self.products[later].module
                 within = module if module in self._recurrent else None
                 for number in _bits(first & self._inputs_behind[later] & ~self._constant):
-                    if self.products[number].parameter not in makers and self.products[number].module != within:
+                    if (
+                        self.products[number].parameter not in makers
+                        and self.products[number].module != within
+                    ):
                         self.joins.add((number, later))
 
     def _axis(self, view: torch.Tensor, dimension: int, name: str) -> int | None:
-        """Return the axis of the parameter ``name`` that is the axis ``dimension`` of its ``view``, or None."""
+        """Return the axis of the parameter ``name`` that is the axis ``dimension`` of its ``view``,
+        or None."""
         parameter = self._parameters.get(name)
         if parameter is None or view.numel() != parameter.numel():
             return None
@@ -175,20 +240,31 @@ class Recorder(Watching):
         largest = max((step for step in steps if step <= view.stride(dimension)), default=None)
         axes = [axis for axis, step in enumerate(steps) if step == largest]
         # An axis of length 1 has the same step as the next axis.
-        return next((axis for axis in axes if parameter.shape[axis] == view.shape[dimension]), *axes[:1] or [None])
+        return next(
+            (axis for axis in axes if parameter.shape[axis] == view.shape[dimension]),
+            *axes[:1] or [None],
+        )
 
     def _note_sum(
-        self, name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], used: Sequence[torch.Tensor]
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        made: Sequence[torch.Tensor],
+        used: Sequence[torch.Tensor],
     ) -> None:
         facts: tuple[Any, ...] | None = None
         weights = frozenset().union(*(self._weights.get(storage_of(tensor), ()) for tensor in used))
         fresh = made and used and storage_of(made[0]) != storage_of(used[0])
         if name == "_softmax":
-            facts, weights = ("", args[0].shape[args[1]], 0, frozenset()), frozenset({len(self.sums)})
+            facts, weights = (
+                ("", args[0].shape[args[1]], 0, frozenset()),
+                frozenset({len(self.sums)}),
+            )
         elif any(tensor.layout != torch.strided for tensor in used):
             weights = frozenset()  # sums over the neighbours of a node
         elif taken := _sum_of(name, args):
-            # The initial values of a bilinear product depend on its first input alone, as in PyTorch.
+            # The initial values of a bilinear product depend on its first input alone, as in
+            # PyTorch.
             fan = args[0].shape[-1] if name == "_trilinear" else 0
             facts, weights = (self._known.parameters(taken[0]), taken[1], fan, weights), frozenset()
         elif fresh:
@@ -198,14 +274,24 @@ class Recorder(Watching):
                 weights = frozenset()
         if facts:
             parameter, *others = facts
-            self.sums.append(Sum(self._modules[-1], name, parameter, self._calls.current, self._calls.turn, *others))
+            self.sums.append(
+                Sum(
+                    self._modules[-1],
+                    name,
+                    parameter,
+                    self._calls.current,
+                    self._calls.turn,
+                    *others,
+                )
+            )
         self._weights.update((storage_of(tensor), weights) for tensor in made)
 
 
 def _products(
     name: str, args: tuple[Any, ...], made: Sequence[torch.Tensor], provenance: Provenance
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield (factor, factor, dimension, rows, inner length, columns) for each product of an operation.
+    """Yield (factor, factor, dimension, rows, inner length, columns) for each product of an
+    operation.
 
     The second factor is the weight, if there is one. Its axis ``dimension`` makes the columns.
     """
@@ -221,13 +307,17 @@ def _products(
     elif name == "convolution":
         x, weight, transposed = args[0], args[1], args[6]
         outputs, inputs = weight.shape[:2]
-        kernel, places = prod(weight.shape[2:]), len(x) * prod((x if transposed else made[0]).shape[2:])
+        kernel, places = (
+            prod(weight.shape[2:]),
+            len(x) * prod((x if transposed else made[0]).shape[2:]),
+        )
         if transposed:
             yield x, weight, 1, places, outputs, inputs * kernel
         else:
             yield x, weight, 0, places, inputs * kernel, outputs
     elif name == "_scaled_dot_product_flash_attention_for_cpu":
-        # The scores are never all in memory: their product counts as one that makes as much as it reads.
+        # The scores are never all in memory: their product counts as one that makes as much as it
+        # reads.
         query, keys = args[0], args[1].shape[-2]
         for other in args[1:3]:
             yield query, other, 0, prod(query.shape[:-1]), keys, query.shape[-1]
@@ -237,7 +327,8 @@ def _products(
 
 
 def _sum_of(name: str, args: Sequence[Any]) -> tuple[Sequence[Any], int] | None:
-    """Return the operands and the length of the sum that an operation takes; None if it takes no sum."""
+    """Return the operands and the length of the sum that an operation takes; None if it takes no
+    sum."""
     x, axes = args[0] if args else None, args[1] if len(args) > 1 else None
     if name in MATRIX:
         operands = args[MATRIX[name] :][:2]

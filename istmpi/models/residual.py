@@ -1,7 +1,8 @@
-"""Finds blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961), by doubling and a test.
+"""Finds blocks of a network that can be dealt out whole (ResIST, arXiv 2107.00961), by doubling and
+a test.
 
-A block is residual if it returns its input when some of its layers, its *ends*, return zero. The network must compute
-the same with such silent ends as without the block.
+A block is residual if it returns its input when some of its layers, its *ends*, return zero. The
+network must compute the same with such silent ends as without the block.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,11 @@ EXAMPLES = 3
 
 
 class Absent(nn.Module):
-    """The identity, in place of a ``block`` that a rank does not hold. Its attributes are the block's.
+    """The identity, in place of a ``block`` that a rank does not hold. Its attributes are the
+    block's.
 
-    If the block returns a tuple of length ``outputs``, the result is the input and Nones. ``made``, if given, is the
-    result instead.
+    If the block returns a tuple of length ``outputs``, the result is the input and Nones. ``made``,
+    if given, is the result instead.
     """
 
     def __init__(self, block: nn.Module, outputs: int = 0, made: Any = None):
@@ -53,7 +55,8 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 def residual_blocks(
     network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
-    """Return the residual blocks that ``width`` counts, and the problem if there are none. May overwrite ``full``."""
+    """Return the residual blocks that ``width`` counts, and the problem if there are none. May
+    overwrite ``full``."""
     before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
     grown = [path for path in before if after.get(path, 0) > before[path]]
     if len(grown) != 1:
@@ -65,7 +68,9 @@ def residual_blocks(
             for name, values in random_values(built, torch.Generator().manual_seed(0)).items():
                 built.get_parameter(name).data = values
             x, _ = running(network, built, EXAMPLES, partial(network.forward, built.eval()))
-            blocks = tuple(_residual(network, built, x, [f"{path}.{number}" for number in range(before[path])]))
+            blocks = tuple(
+                _residual(network, built, x, [f"{path}.{number}" for number in range(before[path])])
+            )
         except ConfigError:
             continue
         return blocks, "" if blocks else f"it counts the modules of {path}, which are not residual"
@@ -74,13 +79,20 @@ def residual_blocks(
 
 def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
     modules = shaped(lambda: network.build(lengths)).named_modules()
-    return {path: len(module) for path, module in modules if isinstance(module, (nn.Sequential, nn.ModuleList))}
+    return {
+        path: len(module)
+        for path, module in modules
+        if isinstance(module, (nn.Sequential, nn.ModuleList))
+    }
 
 
 def _residual(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> Iterator[ResidualBlock]:
-    calls, blocks = _calls(network, built, x, paths), {path: built.get_submodule(path) for path in paths}
+    calls, blocks = (
+        _calls(network, built, x, paths),
+        {path: built.get_submodule(path) for path in paths},
+    )
     try:
         for path, block in blocks.items():
             if len(calls[path]) != 1 or _shares_parameters(built, path):
@@ -95,8 +107,12 @@ def _residual(
                 put(built, path, Absent(block, outputs))
                 with suppress(ConfigError):  # the network cannot run without this block
                     if alike(network.forward(built, *x), silent):
-                        yield ResidualBlock(path, tuple(f"{path}.{end}".rstrip(".") for end in ends), outputs)
-            put(built, path, Absent(block, made=returned))  # passes for later blocks need not compute it again
+                        yield ResidualBlock(
+                            path, tuple(f"{path}.{end}".rstrip(".") for end in ends), outputs
+                        )
+            put(
+                built, path, Absent(block, made=returned)
+            )  # passes for later blocks need not compute it again
     finally:
         for path, block in blocks.items():
             put(built, path, block)
@@ -111,7 +127,10 @@ def _calls(
         calls[path].append((_copied(inputs), named, _copied(output)))
 
     modules = {path: built.get_submodule(path) for path in paths}
-    with hooked(it.register_forward_hook(partial(note, path), with_kwargs=True) for path, it in modules.items()):
+    with hooked(
+        it.register_forward_hook(partial(note, path), with_kwargs=True)
+        for path, it in modules.items()
+    ):
         network.forward(built, *x)
     return calls
 
@@ -119,14 +138,25 @@ def _calls(
 def _shares_parameters(built: nn.Module, path: str) -> bool:
     inside = {id(parameter) for parameter in built.get_submodule(path).parameters()}
     every = built.named_parameters(remove_duplicate=False)
-    return not inside or any(id(parameter) in inside for name, parameter in every if not name.startswith(f"{path}."))
+    return not inside or any(
+        id(parameter) in inside for name, parameter in every if not name.startswith(f"{path}.")
+    )
 
 
 def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return few, late layers of a block that make it the identity if they return zero; () if there are none."""
+    """Return few, late layers of a block that make it the identity if they return zero; () if there
+    are none."""
     called: list[str] = []
-    attentions = {name: part for name, part in block.named_modules() if isinstance(part, nn.MultiheadAttention)}
-    layers = {name: layer for name, layer in block.named_modules() if layer._parameters and not any(layer.children())}
+    attentions = {
+        name: part
+        for name, part in block.named_modules()
+        if isinstance(part, nn.MultiheadAttention)
+    }
+    layers = {
+        name: layer
+        for name, layer in block.named_modules()
+        if layer._parameters and not any(layer.children())
+    }
 
     def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
         # Attention reads the weights of its last layer, and never calls it.
@@ -135,7 +165,10 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
             called.append(end)
 
     noted = (layers | attentions).items()
-    with hooked(layer.register_forward_hook(partial(note, name)) for name, layer in noted), torch.no_grad():
+    with (
+        hooked(layer.register_forward_hook(partial(note, name)) for name, layer in noted),
+        torch.no_grad(),
+    ):
         block(*_copied(inputs), **named)
 
     def is_identity(silent: Sequence[str]) -> bool:
@@ -155,7 +188,9 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
 def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor) -> bool:
     try:
         with _times(2, [layer]):
-            return isinstance(output, torch.Tensor) and alike(type(layer).forward(layer, *_copied(inputs)), 2 * output)
+            return isinstance(output, torch.Tensor) and alike(
+                type(layer).forward(layer, *_copied(inputs)), 2 * output
+            )
     except Exception:  # a user's layer may need other arguments
         return False
 
@@ -173,7 +208,9 @@ def _times(factor: int, layers: Sequence[nn.Module]) -> Iterator[None]:
     before = [(layer, dict(layer._parameters)) for layer in layers]
     try:
         for layer, values in before:
-            layer._parameters.update({key: it if it is None else factor * it for key, it in values.items()})
+            layer._parameters.update(
+                {key: it if it is None else factor * it for key, it in values.items()}
+            )
         yield
     finally:
         for layer, values in before:

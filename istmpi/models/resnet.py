@@ -1,18 +1,21 @@
-"""Residual networks with pre-activation (He et al. 2016, arXiv 1603.05027), for images of any size."""
+"""Residual networks with pre-activation (He et al. 2016, arXiv 1603.05027), for images of any
+size."""
 
 from torch import nn
 from torch.nn import functional
 
 
 class ResNet(nn.Module):
-    """A stem, sections of residual blocks and a linear classifier. Every section except the first halves the image.
+    """A stem, sections of residual blocks and a linear classifier. Every section except the first
+    halves the image.
 
-    ``shape``: channels, height, width. ``blocks``: residual blocks of each section. ``channels``: channels of the
-    residual stream in each section. ``inner``: channels inside each section's blocks, which are dealt out (LOFT,
-    arXiv 2210.16169); a block's input and output stay whole. ``bottleneck``: use blocks of three convolutions (1x1,
-    3x3, 1x1) instead of two (3x3); the stream is then usually four times as wide as inner. ``stem``: side of
-    the first convolution: 3 for small images; 7 for large images, with stride and pooling. ``exits``: sections,
-    numbered from 1, with another classifier at the end; its outputs come before those of later classifiers.
+    ``shape``: channels, height, width. ``blocks``: residual blocks of each section. ``channels``:
+    channels of the residual stream in each section. ``inner``: channels inside each section's
+    blocks, which are dealt out (LOFT, arXiv 2210.16169); a block's input and output stay whole.
+    ``bottleneck``: use blocks of three convolutions (1x1, 3x3, 1x1) instead of two (3x3); the
+    stream is then usually four times as wide as inner. ``stem``: side of the first convolution: 3
+    for small images; 7 for large images, with stride and pooling. ``exits``: sections, numbered
+    from 1, with another classifier at the end; its outputs come before those of later classifiers.
     """
 
     DEALT = ("inner",)
@@ -37,7 +40,9 @@ class ResNet(nn.Module):
         if stem not in (3, 7):
             raise ValueError(f"stem = {stem} must be 3 or 7, the side of the first convolution")
         require_images(shape, exits, len(blocks) - 1)
-        self.stem = nn.Conv2d(shape[0], channels[0], stem, padding=stem // 2, stride=1 + (stem == 7), bias=False)
+        self.stem = nn.Conv2d(
+            shape[0], channels[0], stem, padding=stem // 2, stride=1 + (stem == 7), bias=False
+        )
         self.pool = nn.MaxPool2d(3, stride=2, padding=1) if stem == 7 else nn.Identity()
         sections, before = [], channels[0]
         for section, (count, after, within) in enumerate(zip(blocks, channels, inner)):
@@ -50,10 +55,13 @@ class ResNet(nn.Module):
         self.sections = nn.Sequential(*sections)
         self.norm = nn.BatchNorm2d(before)
         self.outputs = nn.Linear(before, outputs)
-        self.exits = nn.ModuleDict({str(section): Exit(channels[section - 1], outputs) for section in exits})
+        self.exits = nn.ModuleDict(
+            {str(section): Exit(channels[section - 1], outputs) for section in exits}
+        )
 
     def forward(self, x):
-        """Return logits ``[b, outputs]`` of images ``[b, channels, height, width]``; with exits, a tuple."""
+        """Return logits ``[b, outputs]`` of images ``[b, channels, height, width]``; with exits, a
+        tuple."""
         x, early = self.pool(self.stem(x)), []
         for number, section in enumerate(self.sections, 1):
             x = section(x)
@@ -74,7 +82,8 @@ class Exit(nn.Module):
 
 
 class Block(nn.Module):
-    """A block that adds to the residual stream: ``before`` channels in, ``within`` inside, ``after`` out."""
+    """A block that adds to the residual stream: ``before`` channels in, ``within`` inside,
+    ``after`` out."""
 
     def __init__(self, before: int, within: int, after: int, stride: int, bottleneck: bool):
         super().__init__()
@@ -106,8 +115,13 @@ class Block(nn.Module):
 
 
 def require_images(shape: tuple[int, ...], exits: tuple[int, ...], sections: int) -> None:
-    """Raise ValueError unless examples are images, and ``exits`` are increasing numbers from 1 to ``sections``."""
+    """Raise ValueError unless examples are images, and ``exits`` are increasing numbers from 1 to
+    ``sections``."""
     if len(shape) != 3:
-        raise ValueError(f"examples of shape {tuple(shape)} are not images [channels, height, width]")
+        raise ValueError(
+            f"examples of shape {tuple(shape)} are not images [channels, height, width]"
+        )
     if any(not 1 <= section <= sections for section in exits) or [*exits] != sorted({*exits}):
-        raise ValueError(f"exits = {list(exits)} must be sections from 1 to {sections}, each once and in order")
+        raise ValueError(
+            f"exits = {list(exits)} must be sections from 1 to {sections}, each once and in order"
+        )

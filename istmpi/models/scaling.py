@@ -1,7 +1,9 @@
-"""Multiplies sums over units by factors in the calls of the network's code: an operand of the call, or its result.
+"""Multiplies sums over units by factors in the calls of the network's code: an operand of the call,
+or its result.
 
-`istmpi.models.uses` finds the sums. Most are products with a parameter that has no other use. Such a parameter is
-multiplied itself. Other calls are recognised by module, function, parameters and lengths, before autograd sees them.
+`istmpi.models.uses` finds the sums. Most are products with a parameter that has no other use. Such
+a parameter is multiplied itself. Other calls are recognised by module, function, parameters and
+lengths, before autograd sees them.
 """
 
 from __future__ import annotations
@@ -21,13 +23,24 @@ from istmpi.models.trials import hooked
 
 OUTPUT = -1
 """The number that stands for the result in place of an operand."""
-PRODUCTS = {"linear": 0, "matmul": 0, "__matmul__": 0, "mm": 0, "bmm": 0, "mv": 0, "dot": 0, "inner": 0} | {
+PRODUCTS = {
+    "linear": 0,
+    "matmul": 0,
+    "__matmul__": 0,
+    "mm": 0,
+    "bmm": 0,
+    "mv": 0,
+    "dot": 0,
+    "inner": 0,
+} | {
     "addmm": 1,
     "baddbmm": 1,
     "scaled_dot_product_attention": 0,
 }
 """The index of each function's operand whose last axis is summed over."""
-CONVOLUTIONS = {f"conv{transposed}{axes}d" for transposed in ("", "_transpose") for axes in (1, 2, 3)}
+CONVOLUTIONS = {
+    f"conv{transposed}{axes}d" for transposed in ("", "_transpose") for axes in (1, 2, 3)
+}
 SUMS = ("sum", "nansum", "logsumexp", "mean")
 NORMS = ("norm", "vector_norm", "linalg_vector_norm")
 DISTANCES = {"cdist": 2, "pairwise_distance": 2, "normalize": 1}
@@ -40,7 +53,8 @@ class Call:
     operand: int
     """The operand that is multiplied, or `OUTPUT`."""
     power: float = 1.0
-    """A result is multiplied by the sum's factor to this power; logsumexp adds the factor's logarithm instead."""
+    """A result is multiplied by the sum's factor to this power; logsumexp adds the factor's
+    logarithm instead."""
     detail: str = ""
     module: str = ""
     parameter: str = ""
@@ -57,7 +71,8 @@ class Call:
 
 
 def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | None:
-    """Return the sum that a function computes; None if neither an operand nor the result can be multiplied."""
+    """Return the sum that a function computes; None if neither an operand nor the result can be
+    multiplied."""
     args = [*args, *(named[key] for key in ("input", "other", "mat2", "weight") if key in named)]
     if not args:
         return None
@@ -67,27 +82,46 @@ def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | 
         of_tensors = len(pair) == 2 and all(isinstance(value, torch.Tensor) for value in pair)
         return Call(name, operand, inner=pair[0].shape[-1], operands=pair) if of_tensors else None
     if name in CONVOLUTIONS:
-        return Call(name, 0, inner=args[1].shape[0 if "transpose" in name else 1], operands=args[:2])
+        return Call(
+            name, 0, inner=args[1].shape[0 if "transpose" in name else 1], operands=args[:2]
+        )
     if name == "bilinear":
         return Call(name, 0, inner=prod(args[2].shape[1:]), operands=args[:3])
     if name == "einsum" and isinstance(args[0], str):
         return Call(name, 1, detail=args[0], operands=args[1:])
     if name == "_weight_norm":
         dim = args[2] if len(args) > 2 else named.get("dim", 0)
-        return Call(name, OUTPUT, -0.5, inner=args[0].numel() // args[0].shape[dim], operands=args[:2])
+        return Call(
+            name, OUTPUT, -0.5, inner=args[0].numel() // args[0].shape[dim], operands=args[:2]
+        )
     if name == "cosine_similarity":
         return Call(name, OUTPUT, 0.0, operands=args[:2])
     if name in SUMS and isinstance(args[0], torch.Tensor):
         axes = named.get("dim", args[1] if len(args) > 1 else None)
         return Call(name, OUTPUT, 1.0, *_reduced(args[0], axes))
     if name == "cumsum" and isinstance(args[0], torch.Tensor):
-        return Call(name, OUTPUT, 1.0, *_reduced(args[0], named.get("dim", args[1] if len(args) > 1 else 0)))
+        return Call(
+            name, OUTPUT, 1.0, *_reduced(args[0], named.get("dim", args[1] if len(args) > 1 else 0))
+        )
     if name in NORMS:
-        order, axes = named.get("p", named.get("ord", args[1] if len(args) > 1 else 2)), named.get("dim")
-        return _of_norm(name, args[:1], 2 if order in (None, "fro") else order, 1, axes if len(args) < 3 else args[2])
+        order, axes = (
+            named.get("p", named.get("ord", args[1] if len(args) > 1 else 2)),
+            named.get("dim"),
+        )
+        return _of_norm(
+            name,
+            args[:1],
+            2 if order in (None, "fro") else order,
+            1,
+            axes if len(args) < 3 else args[2],
+        )
     if name in DISTANCES:
         order = named.get("p", args[DISTANCES[name]] if len(args) > DISTANCES[name] else 2)
-        sign, axes = (-1, named.get("dim", args[2] if len(args) > 2 else 1)) if name == "normalize" else (1, -1)
+        sign, axes = (
+            (-1, named.get("dim", args[2] if len(args) > 2 else 1))
+            if name == "normalize"
+            else (1, -1)
+        )
         return _of_norm(name, args[:2] if sign == 1 else args[:1], order, sign, axes)
     return None
 
@@ -95,7 +129,9 @@ def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | 
 def _of_norm(name: str, operands: Sequence[Any], order: Any, sign: int, axes: Any) -> Call | None:
     if not isinstance(order, int | float) or order in (0, inf, -inf):
         return None
-    return replace(Call(name, OUTPUT, sign / order, *_reduced(operands[0], axes)), operands=operands)
+    return replace(
+        Call(name, OUTPUT, sign / order, *_reduced(operands[0], axes)), operands=operands
+    )
 
 
 def _reduced(x: torch.Tensor, axes: Any) -> tuple[str, str, str, int, Sequence[Any]]:
@@ -111,14 +147,17 @@ def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
 
 
 class Provenance:
-    """Tracks known tensors (computed from parameters and buffers alone) and the parameters that they come from."""
+    """Tracks known tensors (computed from parameters and buffers alone) and the parameters that
+    they come from."""
 
     def __init__(self) -> None:
         # The keys are storages. The tensors are kept, so that no other tensor takes their memory.
         self._known: dict[int, tuple[torch.Tensor, str]] = {}
 
     def begin(self, network: nn.Module) -> None:
-        here = [entry for entry in network.named_parameters() if not isinstance(entry[1], Elsewhere)]
+        here = [
+            entry for entry in network.named_parameters() if not isinstance(entry[1], Elsewhere)
+        ]
         self._known = {storage_of(tensor): (tensor, "") for _, tensor in network.named_buffers()}
         self._known |= {storage_of(tensor): (tensor, name) for name, tensor in here}
 
@@ -129,12 +168,14 @@ class Provenance:
         return storage_of(tensor) in self._known
 
     def parameters(self, operands: Sequence[Any]) -> str:
-        """Return the names of the parameters from which known operands are computed, joined by commas."""
+        """Return the names of the parameters from which known operands are computed, joined by
+        commas."""
         entries = [self._known.get(storage_of(tensor)) for tensor in tensors_in(operands)]
         return ",".join(dict.fromkeys(entry[1] for entry in entries if entry and entry[1]))
 
     def follow(self, name: str, used: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
-        """Note an operation: the tensors ``made`` become known if all tensors ``used`` are, otherwise unknown."""
+        """Note an operation: the tensors ``made`` become known if all tensors ``used`` are,
+        otherwise unknown."""
         used = [] if shape_alone(name) else list(tensors_in(used))
         all_known = all(tensor in self for tensor in used)
         parameters = self.parameters(used) if all_known else ""
@@ -146,7 +187,8 @@ class Provenance:
 
 
 class Calls(TorchFunctionMode):
-    """Follows the calls of a network's code: the sum that is being taken, and the number of calls so far."""
+    """Follows the calls of a network's code: the sum that is being taken, and the number of calls
+    so far."""
 
     def __init__(self, network: nn.Module, modules: list[str]):
         super().__init__()
@@ -165,35 +207,52 @@ class Calls(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         call, operands = call_of(name, args, kwargs), ()
         if call:
-            call, operands = call.placed(self._modules[-1], self._known.parameters(call.operands)), call.operands
+            call, operands = (
+                call.placed(self._modules[-1], self._known.parameters(call.operands)),
+                call.operands,
+            )
         self.current, self.turn = call, self.turn + 1
         outputs = self.compute(func, args, kwargs, operands)
         self.current = None
         self._known.follow(name, [*args, *kwargs.values()], list(tensors_in(outputs)))
         return outputs
 
-    def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
+    def compute(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]
+    ) -> Any:
         return func(*args, **kwargs)
 
 
 class Scaled(Calls):
-    """Multiplies sums by ``factors``. A key has the parts of `Call.place`, then the length that is summed over."""
+    """Multiplies sums by ``factors``. A key has the parts of `Call.place`, then the length that is
+    summed over."""
 
     def __init__(self, network: nn.Module, factors: Mapping[tuple[Any, ...], Any]):
         super().__init__(network, [""])
         self._factors = [(*key, factor) for key, factor in factors.items()]
 
-    def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
+    def compute(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]
+    ) -> Any:
         call, factor = self.current, 1.0
         if call:
-            # In an export some lengths are symbols, so only lengths of the same call may be compared.
-            here = (factor for *place, inner, factor in self._factors if place == [*call.place] and inner == call.inner)
+            # In an export some lengths are symbols, so only lengths of the same call may be
+            # compared.
+            here = (
+                factor
+                for *place, inner, factor in self._factors
+                if place == [*call.place] and inner == call.inner
+            )
             factor = next(here, 1.0)
         if isinstance(factor, float) and factor == 1:
             return func(*args, **kwargs)
         if call.operand == OUTPUT:
             outputs = func(*args, **kwargs)
-            return outputs + log(factor) if call.function == "logsumexp" else outputs * factor**call.power
+            return (
+                outputs + log(factor)
+                if call.function == "logsumexp"
+                else outputs * factor**call.power
+            )
         scaled, args = operands[0] * factor, [*args]
         if call.operand >= len(args):
             return func(*args, **{**kwargs, "input": scaled})
@@ -211,14 +270,19 @@ def input_multiplied(
 
 
 def multiply_sums(
-    network: nn.Module, factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]]
+    network: nn.Module,
+    factors: Callable[[], tuple[Mapping[tuple[Any, ...], Any], Mapping[str, Any]]],
 ) -> None:
-    """Make a network scale its sums. ``factors()`` returns factors for calls (`Scaled`) and, by name, parameters."""
+    """Make a network scale its sums. ``factors()`` returns factors for calls (`Scaled`) and, by
+    name, parameters."""
     plain = network.forward
 
     def forward(*inputs: Any, **named: Any) -> Any:
         calls, weights = factors()
-        with _multiplied(network, weights), Scaled(network, calls).entered() if calls else nullcontext():
+        with (
+            _multiplied(network, weights),
+            Scaled(network, calls).entered() if calls else nullcontext(),
+        ):
             return plain(*inputs, **named)
 
     network.forward = forward
@@ -260,7 +324,9 @@ def modules_noted(network: nn.Module, modules: list[str]) -> Iterator[None]:
     for name, module in network.named_modules():
         if name:
             handles.append(module.register_forward_pre_hook(entered(name)))
-            handles.append(module.register_forward_hook(lambda *_: modules.pop() and None, always_call=True))
+            handles.append(
+                module.register_forward_hook(lambda *_: modules.pop() and None, always_call=True)
+            )
     with hooked(handles):
         yield
 

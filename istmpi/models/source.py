@@ -1,6 +1,8 @@
-"""The class of a user's network, and a hash of its source: its file, and files imported from the same folder.
+"""The class of a user's network, and a hash of its source: its file, and files imported from the
+same folder.
 
-The files are read as text, so that the hash is the same in every process. Imports under computed names are missed.
+The files are read as text, so that the hash is the same in every process. Imports under computed
+names are missed.
 """
 
 from __future__ import annotations
@@ -29,15 +31,18 @@ INSTALLED = ("site-packages", "dist-packages")
 @dataclass(frozen=True)
 class Source:
     hash: str = ""
-    """The first 16 digits of the files' SHA-256, which does not depend on the folder; empty if there is no file."""
+    """The first 16 digits of the files' SHA-256, which does not depend on the folder; empty if
+    there is no file."""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """The version of each library that the files import; if unknown, a hash of the library's file."""
+    """The version of each library that the files import; if unknown, a hash of the library's
+    file."""
 
 
 def load(name: str) -> tuple[type[nn.Module], Source]:
     """Run the code of FILE.py:Class or package.module:Class. Return the class and its source.
 
-    Raises ConfigError if the code fails, the class is no torch.nn.Module, or the source cannot be read.
+    Raises ConfigError if the code fails, the class is no torch.nn.Module, or the source cannot be
+    read.
     """
     kind, module = load_class(name)
     try:
@@ -53,13 +58,19 @@ def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
     kind = getattr(module, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         networks = [
-            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, nn.Module)
         ]
         others = did_you_mean(class_name, networks) if networks else ", nor any torch.nn.Module."
         if inspect.isfunction(kind):
-            raise ConfigError(f"--model {name}: {class_name} is a function, no torch.nn.Module class{others}")
+            raise ConfigError(
+                f"--model {name}: {class_name} is a function, no torch.nn.Module class{others}"
+            )
         problem = "has no class" if kind is None else "does not have a torch.nn.Module as"
-        raise ConfigError(f"--model {name}: {name.rpartition(':')[0]} {problem} {class_name}{others}")
+        raise ConfigError(
+            f"--model {name}: {name.rpartition(':')[0]} {problem} {class_name}{others}"
+        )
     return kind, module
 
 
@@ -67,7 +78,9 @@ def class_name(kind: type[nn.Module]) -> str:
     from torch import nn
 
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise ConfigError(f"network = {kind!r}: give a torch.nn.Module class, and its arguments separately.")
+        raise ConfigError(
+            f"network = {kind!r}: give a torch.nn.Module class, and its arguments separately."
+        )
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     if file and "." not in kind.__module__:
@@ -102,7 +115,8 @@ def _file_of(module: ModuleType | None) -> Path | None:
 
 
 def _collect(module: ModuleType | None, files: dict[Path, str], libraries: set[str]) -> None:
-    """Add a module's file, and its imports from the same folder, to ``files``, and other imports to ``libraries``."""
+    """Add a module's file, and its imports from the same folder, to ``files``, and other imports to
+    ``libraries``."""
     if not (file := _file_of(module)):
         return
     above = module.__name__.count(".") + (file.name == "__init__.py")

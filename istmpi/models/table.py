@@ -1,6 +1,8 @@
-"""A network's table: all facts that engine, cost model, evaluation and checkpoints use, as plain values.
+"""A network's table: all facts that engine, cost model, evaluation and checkpoints use, as plain
+values.
 
-A table is written by hand (`istmpi.models.tables`) or found (`istmpi.models.inspection`). Checkpoints store it as JSON.
+A table is written by hand (`istmpi.models.tables`) or found (`istmpi.models.inspection`).
+Checkpoints store it as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Operator:
-    """A product of a forward pass: for each example, a matrix ``rows x inner`` times a matrix ``inner x columns``.
+    """A product of a forward pass: for each example, a matrix ``rows x inner`` times a matrix
+    ``inner x columns``.
 
     A look-up has the inner length 0.
     """
@@ -39,15 +42,16 @@ class Operator:
     axis: int | None = None
     """The axis of the weight whose positions are the columns."""
     gradients: int = 2
-    """The number of products of the same size in the backward pass: one for each factor that needs a gradient, and one
-    more with ``block``."""
+    """The number of products of the same size in the backward pass: one for each factor that needs
+    a gradient, and one more with ``block``."""
     of_input: bool = False
     """True if a factor is the network's input, which needs no gradient."""
     calls: int = 1
     examples: int = 1
     """1 if the product's size grows with the number of examples, otherwise 0."""
     lookups: float = 0
-    """The mean number of rows that an output adds up: embeddings of a bag, or neighbours of a node."""
+    """The mean number of rows that an output adds up: embeddings of a bag, or neighbours of a
+    node."""
     block: int = 0
     """The number of columns in memory at a time; 0 means all."""
 
@@ -65,7 +69,9 @@ class Operator:
     def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
         """Return the number of `outputs` that are in memory at a time."""
         columns = self.shape.shape(lengths)[2]
-        return self.outputs(lengths, examples) * Fraction(min(self.block or columns, columns), columns or 1)
+        return self.outputs(lengths, examples) * Fraction(
+            min(self.block or columns, columns), columns or 1
+        )
 
     def outputs(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
         rows, _, columns = self.shape.shape(lengths)
@@ -94,7 +100,8 @@ class ResidualBlock:
     path: str
     ends: tuple[str, ...]
     outputs: int = 0
-    """The length of the tuple that the module returns, whose first element counts; 0 if it returns a tensor."""
+    """The length of the tuple that the module returns, whose first element counts; 0 if it returns
+    a tensor."""
 
     def has(self, name: str) -> bool:
         return name == self.path or name.startswith(f"{self.path}.")
@@ -113,7 +120,8 @@ class Use:
     inner: str
     """The axis that is summed over, such as ``(4 hidden)``."""
     groups: tuple[str, ...]
-    """The groups whose units are added up, repeated if they are several factors of the axis. Means are left out.
+    """The groups whose units are added up, repeated if they are several factors of the axis. Means
+    are left out.
 
     An entry such as ``hidden^0.5`` has another power of the group's share than 1 (`power_of`)."""
 
@@ -123,7 +131,8 @@ class Use:
 
 
 def power_of(summed: str) -> tuple[str, float]:
-    """Split an entry of a sum's groups, ``hidden`` or ``hidden^0.5``, into the group and the power of its share."""
+    """Split an entry of a sum's groups, ``hidden`` or ``hidden^0.5``, into the group and the power
+    of its share."""
     group, _, power = summed.partition("^")
     return group, float(power or 1)
 
@@ -157,17 +166,22 @@ class Table:
     computed: tuple[str, ...] = ()
     """The parameters whose initial values are computed: neither constant nor random."""
     norms: Mapping[str, BatchNormalisation] = field(default_factory=dict)
-    """The batch normalisations by the names of their modules, or of their stages if there are ``stages``."""
+    """The batch normalisations by the names of their modules, or of their stages if there are
+    ``stages``."""
     sums: Mapping[str, tuple[str, ...]]
-    """The groups over whose units each module's product sums, unless a batch normalisation directly follows."""
+    """The groups over whose units each module's product sums, unless a batch normalisation directly
+    follows."""
     uses: tuple[Use, ...] | None = ()
     """The sums over units in other calls; None in a file of an earlier version."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Parameters that are only used in sums over units of these groups: factors multiply the parameter itself."""
+    """Parameters that are only used in sums over units of these groups: factors multiply the
+    parameter itself."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The groups that break the law of two halves (`istmpi.models.halves`), by the place of their sums."""
+    """The groups that break the law of two halves (`istmpi.models.halves`), by the place of their
+    sums."""
     fading: Mapping[str, float] = field(default_factory=dict)
-    """The groups whose deviation from the law fades as 1/n, with the deviation of a half, of 32 units at most."""
+    """The groups whose deviation from the law fades as 1/n, with the deviation of a half, of 32
+    units at most."""
     stochastic: bool
     operators: tuple[Operator, ...]
     normalised: tuple[str, ...]
@@ -175,7 +189,8 @@ class Table:
     residual: Mapping[str, str] = field(default_factory=dict)
     """The groups on a residual stream, each with two layers whose outputs are added."""
     inexact: tuple[str, ...] = ()
-    """Modules whose products have unknown sizes at other widths: they count as in the full network."""
+    """Modules whose products have unknown sizes at other widths: they count as in the full
+    network."""
     preferred: tuple[str, ...] = ()
     """The groups that the class prefers to deal out (``DEALT``)."""
     blocks: Blocks = field(default_factory=dict)
@@ -190,20 +205,30 @@ class Table:
 
     @property
     def dealt(self) -> tuple[str, ...]:
-        """The groups to deal out by default, whose sums can be scaled: if any, the groups that the class prefers.
+        """The groups to deal out by default, whose sums can be scaled: if any, the groups that the
+        class prefers.
 
-        Otherwise the groups on no residual stream or, if there are none, all groups. Of several groups on one axis,
-        such as heads and their width, only the outermost counts. Groups of blocks count only without other groups.
+        Otherwise the groups on no residual stream or, if there are none, all groups. Of several
+        groups on one axis, such as heads and their width, only the outermost counts. Groups of
+        blocks count only without other groups.
         """
-        groups = tuple(group for group in self.groups if not any(group in names for names in self.unscaled.values()))
+        groups = tuple(
+            group
+            for group in self.groups
+            if not any(group in names for names in self.unscaled.values())
+        )
         if chosen := tuple(group for group in groups if group in self.preferred):
             return chosen
         widths = tuple(group for group in groups if group not in self.blocks) or groups
         open_to = tuple(group for group in widths if group not in self.residual) or widths
         inside = set()
-        for axis in (axis for entry in self.parameters.values() for axis in Pattern.parse(entry.axes).axes):
+        for axis in (
+            axis for entry in self.parameters.values() for axis in Pattern.parse(entry.axes).axes
+        ):
             for segment in axis.segments:
-                inside |= {*[factor.name for factor in segment.factors if factor.name in open_to][1:]}
+                inside |= {
+                    *[factor.name for factor in segment.factors if factor.name in open_to][1:]
+                }
         return tuple(group for group in open_to if group not in inside) or open_to
 
     def tree(self) -> dict[str, Any]:
@@ -212,21 +237,40 @@ class Table:
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> Table:
-        """Read a table that `tree` wrote, also in an earlier version. A wrong tree may raise any exception."""
+        """Read a table that `tree` wrote, also in an earlier version. A wrong tree may raise any
+        exception."""
 
-        operators = [{**entry, "shape": Pattern.parse(entry["shape"])} for entry in tree["operators"]]
+        operators = [
+            {**entry, "shape": Pattern.parse(entry["shape"])} for entry in tree["operators"]
+        ]
         return convert({"uses": None, **tree, "operators": operators}, Table)
 
     def difference(self, other: Table) -> str:
-        """Return the first difference from another table, or "". Source, initial values, leaves etc. do not count."""
-        compared = "settings", "groups", "dealt", "parameters", "norms", "sums", "uses", "stochastic", "blocks", "exits"
+        """Return the first difference from another table, or "". Source, initial values, leaves
+        etc. do not count."""
+        compared = (
+            "settings",
+            "groups",
+            "dealt",
+            "parameters",
+            "norms",
+            "sums",
+            "uses",
+            "stochastic",
+            "blocks",
+            "exits",
+        )
         here, there = self._compared(), other._compared()
         for fact in compared:
             if here[fact] == there[fact] or (fact == "uses" and None in (self.uses, other.uses)):
                 continue
             if not isinstance(here[fact], dict):
                 return f"{fact}: {_shown(here[fact])} or {_shown(there[fact])}"
-            names = [name for name in {**here[fact], **there[fact]} if here[fact].get(name) != there[fact].get(name)]
+            names = [
+                name
+                for name in {**here[fact], **there[fact]}
+                if here[fact].get(name) != there[fact].get(name)
+            ]
             return f"{fact}, {names[0]}: {_shown(here[fact].get(names[0]))} or {_shown(there[fact].get(names[0]))}"
         return ""
 
@@ -241,13 +285,21 @@ def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Numbe
 
 
 def unit_of(blocks: Blocks, name: str) -> Factor | None:
-    """Return the unit, such as ``blocks[3]``, that a module or parameter is part of; None if there is none."""
-    units = ((group, number, block) for group, several in blocks.items() for number, block in enumerate(several))
-    return next((Factor(group, 1, number) for group, number, block in units if block.has(name)), None)
+    """Return the unit, such as ``blocks[3]``, that a module or parameter is part of; None if there
+    is none."""
+    units = (
+        (group, number, block)
+        for group, several in blocks.items()
+        for number, block in enumerate(several)
+    )
+    return next(
+        (Factor(group, 1, number) for group, number, block in units if block.has(name)), None
+    )
 
 
 def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
-    """Put ``unit``, if any, outermost in a pattern's first axis: a rank without the unit has no elements."""
+    """Put ``unit``, if any, outermost in a pattern's first axis: a rank without the unit has no
+    elements."""
     if unit is None:
         return pattern
     first, *others = pattern.axes

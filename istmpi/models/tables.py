@@ -1,6 +1,8 @@
-"""Tables written by hand, of networks that may be larger than memory. They need no torch and no inspection.
+"""Tables written by hand, of networks that may be larger than memory. They need no torch and no
+inspection.
 
-Tests compare the tables of small networks with those of `istmpi.models.inspection`, except sums over neighbours.
+Tests compare the tables of small networks with those of `istmpi.models.inspection`, except sums
+over neighbours.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,8 +24,8 @@ class Facts:
     in_a_row: int = 0
     """The approximate number of features of a sparse row."""
     odds: float = 0.5
-    """The initial probability in (0, 1) of a label under the binary loss, set by the last layer's bias, because most
-    labels are rare (Lin et al. 2017, arXiv 1708.02002, section 3.3)."""
+    """The initial probability in (0, 1) of a label under the binary loss, set by the last layer's
+    bias, because most labels are rare (Lin et al. 2017, arXiv 1708.02002, section 3.3)."""
     degree: float = 0.0
     """The mean number of neighbours of a node in a batch."""
 
@@ -33,7 +35,8 @@ class Facts:
 
 
 def table_of(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | None:
-    """Return a network's table; None if an inspection must find it. Raises ConfigError for a wrong setting."""
+    """Return a network's table; None if an inspection must find it. Raises ConfigError for a wrong
+    setting."""
     return _TABLES[name](facts, settings) if name in _TABLES else None
 
 
@@ -76,7 +79,15 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
     first, last = names[0], names[-1]
     layers.parameters["bias"] = ParameterEntry(first, 0.0, 0.0)
     layers.add("bag", first, str(facts.features), bounds[first], bias=False)
-    bag = Operator(Pattern.parse(f"1 0 {first}"), "bag", "EmbeddingBag", "bag.weight", 1, 0, lookups=facts.in_a_row)
+    bag = Operator(
+        Pattern.parse(f"1 0 {first}"),
+        "bag",
+        "EmbeddingBag",
+        "bag.weight",
+        1,
+        0,
+        lookups=facts.in_a_row,
+    )
     layers.operators.append(bag)
     for number, (before, width) in enumerate(zip(names, names[1:])):
         path = f"hidden.{number}"
@@ -103,7 +114,8 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
 
 
 def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]) -> Table:
-    """Return the table of a graph network; each module list of ``lists`` holds a matrix product for each layer."""
+    """Return the table of a graph network; each module list of ``lists`` holds a matrix product for
+    each layer."""
     _require_known(settings, "norm", ("layer", "none"))
     layers = _Layers(settings)
     widths = [str(facts.features), *layers.groups, str(facts.outputs)]
@@ -111,14 +123,20 @@ def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]
     pairs = list(enumerate(zip(widths, widths[1:])))
     for part in lists:
         for number, (before, width) in pairs:
-            layers.add(f"{part}.{number}", before, width, lengths[number] ** -0.5, bias=part == "own")
+            layers.add(
+                f"{part}.{number}", before, width, lengths[number] ** -0.5, bias=part == "own"
+            )
             if number:
                 layers.sums[f"{part}.{number}"] = (before,)
     for number, (before, width) in pairs:
-        layers.operators += [_product(f"{part}.{number}", before, width, of_input=not number) for part in lists]
+        layers.operators += [
+            _product(f"{part}.{number}", before, width, of_input=not number) for part in lists
+        ]
         if "products" in lists:
             layers.parameters[f"biases.{number}.bias"] = ParameterEntry(width, 0.0, 0.0)
-        shape = Pattern.parse(f"1 0 {before if not number and settings['aggregate_first'] else width}")
+        shape = Pattern.parse(
+            f"1 0 {before if not number and settings['aggregate_first'] else width}"
+        )
         layers.operators.append(Operator(shape, "", AGGREGATION, gradients=1, lookups=facts.degree))
     return layers.table(normalised=tuple(layers.groups) if settings["norm"] == "layer" else ())
 
@@ -134,13 +152,23 @@ _TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
 class _Layers:
     def __init__(self, settings: Mapping[str, Any]):
         self.settings = settings
-        self.groups = {f"hidden{number}": width for number, width in enumerate(settings["hidden"], 1)}
+        self.groups = {
+            f"hidden{number}": width for number, width in enumerate(settings["hidden"], 1)
+        }
         self.parameters: dict[str, ParameterEntry] = {}
         self.leaves: dict[str, tuple[str, ...]] = {}
         self.sums: dict[str, tuple[str, ...]] = {}
         self.operators: list[Operator] = []
 
-    def add(self, path: str, before: str, width: str, bound: float, bias: bool = True, centre: float = 0.0) -> None:
+    def add(
+        self,
+        path: str,
+        before: str,
+        width: str,
+        bound: float,
+        bias: bool = True,
+        centre: float = 0.0,
+    ) -> None:
         self.parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bound, 0.0)
         self.leaves[path] = (f"{path}.weight",)
         if bias:
@@ -167,9 +195,13 @@ class _Layers:
 
 def _require_known(settings: Mapping[str, Any], name: str, names: Collection[str]) -> None:
     if settings[name] not in names:
-        raise ConfigError(f"model.{name} = {settings[name]!r} is not known{did_you_mean(settings[name], names)}")
+        raise ConfigError(
+            f"model.{name} = {settings[name]!r} is not known{did_you_mean(settings[name], names)}"
+        )
 
 
-def _product(path: str, before: str, width: str, of_input: bool = False, kind: str = "Linear") -> Operator:
+def _product(
+    path: str, before: str, width: str, of_input: bool = False, kind: str = "Linear"
+) -> Operator:
     shape = Pattern.parse(f"1 {before} {width}")
     return Operator(shape, path, kind, f"{path}.weight", 0, 1 if of_input else 2, of_input)

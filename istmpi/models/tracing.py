@@ -1,7 +1,8 @@
 """Finds the operators of a network, at any widths, by running the network.
 
-The network is run with few units, then with each width doubled, and with twice the examples. A size that doubles has
-that width as a factor. Sizes of the full network that do not follow from such factors count at all widths.
+The network is run with few units, then with each width doubled, and with twice the examples. A size
+that doubles has that width as a factor. Sizes of the full network that do not follow from such
+factors count at all widths.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ NO_BLOCKS: Blocks = {}
 
 @dataclass(frozen=True)
 class Family:
-    """A network's recorded operations at some lengths of its axes, and the records with each width doubled."""
+    """A network's recorded operations at some lengths of its axes, and the records with each width
+    doubled."""
 
     lengths: Mapping[str, int]
     base: Sequence[Any]
     doubled: Mapping[str, Sequence[Any] | None]
-    """The record for each doubled width; None if operations differ. In training, key "" is for twice the examples."""
+    """The record for each doubled width; None if operations differ. In training, key "" is for
+    twice the examples."""
 
     @property
     def complete(self) -> bool:
@@ -43,7 +46,8 @@ class Family:
 
     @staticmethod
     def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family:
-        """Return the family at few units; if it is not `complete`, the family at ``lengths``, recorded in ``full``."""
+        """Return the family at few units; if it is not `complete`, the family at ``lengths``,
+        recorded in ``full``."""
 
         def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
             try:
@@ -55,7 +59,9 @@ class Family:
 
         def doubled(at: Mapping[str, int], base: Sequence[Any]) -> Family:
             records = {name: member({**at, name: 2 * length}) for name, length in at.items()}
-            return Family(at, base, records | ({"": member(at, 2 * EXAMPLES)} if full.training else {}))
+            return Family(
+                at, base, records | ({"": member(at, 2 * EXAMPLES)} if full.training else {})
+            )
 
         small = few(lengths)
         with one_thread():  # a constructor may not take few units, or twice as many of them
@@ -67,7 +73,8 @@ class Family:
 def followed(
     network: UserNetwork, module: nn.Module, training: bool, examples: int = EXAMPLES
 ) -> tuple[Recorder, torch.Tensor, bool]:
-    """Record a forward pass. Return the record, the outputs, and True if the pass draws random numbers."""
+    """Record a forward pass. Return the record, the outputs, and True if the pass draws random
+    numbers."""
     recorder, x = Recorder(module, training), network.examples(examples, torch.get_default_dtype())
     with seeded(), recorder.following():
         state = torch.get_rng_state()
@@ -76,23 +83,31 @@ def followed(
 
 
 def factors_of(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
-    """Return the widths that are factors of a size, with repetition, and True if widths change it in no other way."""
-    powers = [(name, log2(larger / size) if size else float(larger)) for name, larger in doubled.items()]
+    """Return the widths that are factors of a size, with repetition, and True if widths change it
+    in no other way."""
+    powers = [
+        (name, log2(larger / size) if size else float(larger)) for name, larger in doubled.items()
+    ]
     names = [name for name, power in powers for _ in range(round(power))]
     return names, all(power == round(power) >= 0 for _, power in powers)
 
 
 def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
-    """Return an axis of this length with the widths ``names`` as inner factors; the rest is the outermost factor."""
+    """Return an axis of this length with the widths ``names`` as inner factors; the rest is the
+    outermost factor."""
     literal = length // prod(lengths[name] for name in names)
     first = [Factor(None, literal)] * (literal != 1 or not names)
     return str(product(*first, *map(Factor, names)))
 
 
 def trace(
-    network: UserNetwork, lengths: Mapping[str, int], blocks: Blocks = NO_BLOCKS, full: Recorder | None = None
+    network: UserNetwork,
+    lengths: Mapping[str, int],
+    blocks: Blocks = NO_BLOCKS,
+    full: Recorder | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of `Table` about a network's operators, in terms of these widths and blocks.
+    """Return the fields of `Table` about a network's operators, in terms of these widths and
+    blocks.
 
     Raises ConfigError if the network cannot be run.
     """
@@ -106,18 +121,30 @@ def trace(
         if sizes is None:
             inexact.append(record.module)
             scaled = record.sizes[0] % EXAMPLES == 0
-            sizes = " ".join(map(str, (record.sizes[0] // EXAMPLES**scaled, *record.sizes[1:]))), int(scaled)
+            sizes = (
+                " ".join(map(str, (record.sizes[0] // EXAMPLES**scaled, *record.sizes[1:]))),
+                int(scaled),
+            )
         text, examples = sizes
         shape = inside(Pattern.parse(text), unit_of(blocks, record.module))
         if len(record.sizes) == 1:
             normalised.append(shape)
         else:
             made[place] = shape.axes[2].names
-            facts = record.module, record.kind, record.parameter, record.axis, record.gradients, record.of_input
+            facts = (
+                record.module,
+                record.kind,
+                record.parameter,
+                record.axis,
+                record.gradients,
+                record.of_input,
+            )
             operators[Operator(shape, *facts, examples=examples)] += 1
     residual: dict[str, str] = {}
     for pair in sorted(full.joins):
-        first, second = (full.products[place].module or full.products[place].parameter for place in pair)
+        first, second = (
+            full.products[place].module or full.products[place].parameter for place in pair
+        )
         for name in sorted(made[pair[0]] & made[pair[1]]):
             residual.setdefault(name, f"{first} and {second}")
     return {
@@ -128,10 +155,14 @@ def trace(
     }
 
 
-def _read(family: Family, place: int, expected: Iterable[int], full: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return the sizes of record number ``place`` as axes, and the power of the number of examples in these sizes.
+def _read(
+    family: Family, place: int, expected: Iterable[int], full: Mapping[str, int]
+) -> tuple[str, int] | None:
+    """Return the sizes of record number ``place`` as axes, and the power of the number of examples
+    in these sizes.
 
-    Returns None if a size is not a product of widths, or does not give its ``expected`` value at the ``full`` lengths.
+    Returns None if a size is not a product of widths, or does not give its ``expected`` value at
+    the ``full`` lengths.
     """
     axes, examples = [], 0
     small, in_full = {**family.lengths, "": EXAMPLES}, {**full, "": EXAMPLES}

@@ -1,4 +1,5 @@
-"""A decoder for text (Vaswani et al. 2017, arXiv 1706.03762), with normalisations at layers' inputs as in GPT-2."""
+"""A decoder for text (Vaswani et al. 2017, arXiv 1706.03762), with normalisations at layers' inputs
+as in GPT-2."""
 
 from __future__ import annotations
 
@@ -11,15 +12,17 @@ EPSILON = 1e-5
 
 
 class Transformer(nn.Module):
-    """An embedding of tokens, layers that add to a residual stream, and a layer that makes logits of the next token.
+    """An embedding of tokens, layers that add to a residual stream, and a layer that makes logits
+    of the next token.
 
-    ``shape``: tokens of a window. ``outputs``: the vocabulary. ``layers``: number of layers. ``embed``: width of
-    the residual stream. ``heads``: heads of keys and values of each layer; the last number also counts for all
-    further layers, which share its deal. ``queries``: queries of each head. ``head_dim``: length of a query.
-    ``hidden``: feed-forward units of each layer; the last number also counts for all further layers. ``norm``:
-    normalisation: rms or layer. ``positions``: encoding of positions: rotary or learnt. ``feed_forward``:
-    feed-forward units: swiglu or gelu. ``tied``: compute the logits with the embedding's weight. ``dropout``:
-    fraction of each layer's addition to the stream that a step drops.
+    ``shape``: tokens of a window. ``outputs``: the vocabulary. ``layers``: number of layers.
+    ``embed``: width of the residual stream. ``heads``: heads of keys and values of each layer; the
+    last number also counts for all further layers, which share its deal. ``queries``: queries of
+    each head. ``head_dim``: length of a query. ``hidden``: feed-forward units of each layer; the
+    last number also counts for all further layers. ``norm``: normalisation: rms or layer.
+    ``positions``: encoding of positions: rotary or learnt. ``feed_forward``: feed-forward units:
+    swiglu or gelu. ``tied``: compute the logits with the embedding's weight. ``dropout``: fraction
+    of each layer's addition to the stream that a step drops.
     """
 
     DEALT = ("heads", "hidden")
@@ -51,7 +54,9 @@ class Transformer(nn.Module):
         if len(shape) != 1:
             raise ValueError(f"examples of shape {tuple(shape)} are not windows of tokens")
         if not heads or not hidden:
-            raise ValueError(f"heads = {list(heads)} and hidden = {list(hidden)} each need at least one number")
+            raise ValueError(
+                f"heads = {list(heads)} and hidden = {list(hidden)} each need at least one number"
+            )
         if positions == "rotary" and head_dim % 2:
             raise ValueError(f"head_dim = {head_dim} must be even with rotary positions")
         self.embedding = nn.Embedding(outputs, embed)
@@ -59,7 +64,13 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(
             Layer(
                 embed,
-                Attention(embed, heads[min(number, len(heads) - 1)], queries, head_dim, positions == "rotary"),
+                Attention(
+                    embed,
+                    heads[min(number, len(heads) - 1)],
+                    queries,
+                    head_dim,
+                    positions == "rotary",
+                ),
                 FeedForward(embed, hidden[min(number, len(hidden) - 1)], feed_forward == "swiglu"),
                 norm,
                 dropout,
@@ -74,7 +85,8 @@ class Transformer(nn.Module):
     def forward(self, tokens, cache: list | None = None):
         """Return logits ``[b, t, outputs]`` of the token after each of ``tokens`` ``[b, t]`` int64.
 
-        ``cache``: a list, empty at first, to which a call adds keys and values. The next call's tokens follow.
+        ``cache``: a list, empty at first, to which a call adds keys and values. The next call's
+        tokens follow.
         """
         first = cache[0][0].shape[2] if cache else 0
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)
@@ -91,10 +103,14 @@ class Transformer(nn.Module):
 class Layer(nn.Module):
     """Attention, then feed-forward units, each added to the stream."""
 
-    def __init__(self, embed: int, attention: Attention, feed_forward: FeedForward, norm: str, dropout: float):
+    def __init__(
+        self, embed: int, attention: Attention, feed_forward: FeedForward, norm: str, dropout: float
+    ):
         super().__init__()
         self.attention, self.feed_forward = attention, feed_forward
-        self.attention_norm, self.feed_forward_norm = (NORMS[norm](embed, eps=EPSILON) for _ in range(2))
+        self.attention_norm, self.feed_forward_norm = (
+            NORMS[norm](embed, eps=EPSILON) for _ in range(2)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, places, cache, number):
@@ -115,12 +131,17 @@ class Attention(nn.Module):
     def forward(self, x, places, cache, number):
         b, t, _ = x.shape
         query = self.query(x).view(b, t, self.heads * self.queries, -1).transpose(1, 2)
-        key, value = (product(x).view(b, t, self.heads, -1).transpose(1, 2) for product in (self.key, self.value))
+        key, value = (
+            product(x).view(b, t, self.heads, -1).transpose(1, 2)
+            for product in (self.key, self.value)
+        )
         if self.rotary:
             query, key = _rotated(query, places), _rotated(key, places)
         resumes = cache is not None and cache[number] is not None
         if resumes:
-            key, value = (torch.cat([before, now], dim=2) for before, now in zip(cache[number], (key, value)))
+            key, value = (
+                torch.cat([before, now], dim=2) for before, now in zip(cache[number], (key, value))
+            )
         if cache is not None:
             cache[number] = key, value
         if self.queries > 1:
@@ -128,12 +149,15 @@ class Attention(nn.Module):
         seen = None
         if resumes:  # each of the new tokens sees all before it
             seen = torch.arange(key.shape[2], device=x.device) <= places[:, None]
-        mixed = functional.scaled_dot_product_attention(query, key, value, seen, is_causal=not resumes)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, seen, is_causal=not resumes
+        )
         return self.output(mixed.transpose(1, 2).reshape(b, t, -1))
 
 
 class FeedForward(nn.Module):
-    """Units with GELU, or with SwiGLU (Shazeer 2020, arXiv 2002.05202), which has a second product as its gate."""
+    """Units with GELU, or with SwiGLU (Shazeer 2020, arXiv 2002.05202), which has a second product
+    as its gate."""
 
     def __init__(self, embed: int, hidden: int, gated: bool):
         super().__init__()

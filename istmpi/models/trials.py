@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 FEW = 4
 """Units of each width in a small network."""
 TOLERANCE = {torch.float64: 1e-5}
-"""The largest difference of outputs that counts as rounding, relative to the largest output. Some networks normalise in
-single precision even if all else is in double."""
+"""The largest difference of outputs that counts as rounding, relative to the largest output. Some
+networks normalise in single precision even if all else is in double."""
 IN_DOUBLE = 10**8
 """The largest number of weights of a network that is run in double precision."""
 COARSE = 1e-3
@@ -53,12 +53,15 @@ def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Draw parameters' values with which outputs do not vanish, in float64, or in float32 for a `large` network."""
+    """Draw parameters' values with which outputs do not vanish, in float64, or in float32 for a
+    `large` network."""
     drawn, dtype = {}, torch.float32 if large(network) else torch.float64
     for name, parameter in network.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=dtype)
         fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
-        drawn[name] = values.div_(fan**0.5).add_(1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0)
+        drawn[name] = values.div_(fan**0.5).add_(
+            1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
+        )
     return drawn
 
 
@@ -80,7 +83,8 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Make PyTorch's random numbers on the CPU in this context depend on the seed alone. Restore their state."""
+    """Make PyTorch's random numbers on the CPU in this context depend on the seed alone. Restore
+    their state."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -99,9 +103,11 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 def running(
     network: UserNetwork, module: nn.Module, count: int, run: Callable[..., torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Run a network on examples; return the inputs and the outputs. Raises ConfigError if the network fails.
+    """Run a network on examples; return the inputs and the outputs. Raises ConfigError if the
+    network fails.
 
-    Numbers are float64, unless the network is `large` or fails with them. Windows are short if it accepts them.
+    Numbers are float64, unless the network is `large` or fails with them. Windows are short if it
+    accepts them.
     """
     if not large(module):
         module.to(torch.float64).eval()
@@ -114,7 +120,8 @@ def running(
 def shortly(
     network: UserNetwork, x: tuple[torch.Tensor, ...], run: Callable[..., torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Run short windows of the examples if ``run`` accepts them, else whole ones; return the inputs and the outputs."""
+    """Run short windows of the examples if ``run`` accepts them, else whole ones; return the inputs
+    and the outputs."""
     if network.tokens:
         with suppress(ConfigError):
             return (short := (x[0][:, :TOKENS],)), run(*short)

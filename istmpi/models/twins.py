@@ -1,4 +1,5 @@
-"""Networks in which each unit occurs several times, for the second proof (`istmpi.models.halves`)."""
+"""Networks in which each unit occurs several times, for the second proof
+(`istmpi.models.halves`)."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ from istmpi.models.user import UserNetwork
 
 COPIES = 2
 EXAMPLES = 16
-"""Enough examples that most branches, such as experts that are called only with examples, are taken."""
+"""Enough examples that most branches, such as experts that are called only with examples, are
+taken."""
 EPSILON = 1e-12
 
 
 class Twins:
-    """A narrow network with random values, and networks in which each unit of some widths occurs several times.
+    """A narrow network with random values, and networks in which each unit of some widths occurs
+    several times.
 
     Raises ConfigError if the narrow network fails.
     """
@@ -39,7 +42,9 @@ class Twins:
 
         def run(*x: torch.Tensor) -> torch.Tensor:
             # `running` has chosen the numbers' type.
-            self._values = {name: drawn[name].to(narrow.get_parameter(name).dtype) for name in drawn}
+            self._values = {
+                name: drawn[name].to(narrow.get_parameter(name).dtype) for name in drawn
+            }
             set_values(narrow, self._values)
             best.lengths.clear()
             with seeded(), best:
@@ -51,7 +56,8 @@ class Twins:
         self._buffers = dict(narrow.named_buffers())
 
     def require_equal_builds(self) -> None:
-        """Raise ConfigError if a second build with the same parameters and buffers computes other outputs."""
+        """Raise ConfigError if a second build with the same parameters and buffers computes other
+        outputs."""
         if self._random:
             return
         again = _built(self._network, self.lengths, seed=1).to(self._expected.dtype)
@@ -68,8 +74,11 @@ class Twins:
                 "from a generator with a fixed seed."
             )
 
-    def deviation(self, table: Table, widths: Collection[str], copies: int = COPIES, more_best: bool = False) -> float:
-        """Return the distance of the outputs with copies from those of the narrow network, relative to the latter.
+    def deviation(
+        self, table: Table, widths: Collection[str], copies: int = COPIES, more_best: bool = False
+    ) -> float:
+        """Return the distance of the outputs with copies from those of the narrow network, relative
+        to the latter.
 
         Raises ConfigError if the network with copies fails.
         """
@@ -77,17 +86,23 @@ class Twins:
         return float(difference.norm() / self._expected.norm().clamp(min=1e-30))
 
     def obey(self, table: Table, widths: Collection[str], copies: int = COPIES) -> bool:
-        """Return True if copies of the widths' units, with the table's factors, compute what one of each computes.
+        """Return True if copies of the widths' units, with the table's factors, compute what one of
+        each computes.
 
-        Where a network chooses the best few units, it may choose as many times more as there are copies.
+        Where a network chooses the best few units, it may choose as many times more as there are
+        copies.
         """
         if self._random:
             return True
         if alike(self._copied(table, widths, copies), self._expected):
             return True
-        return bool(self._best_of) and alike(self._copied(table, widths, copies, more_best=True), self._expected)
+        return bool(self._best_of) and alike(
+            self._copied(table, widths, copies, more_best=True), self._expected
+        )
 
-    def _copied(self, table: Table, widths: Collection[str], copies: int, more_best: bool = False) -> torch.Tensor:
+    def _copied(
+        self, table: Table, widths: Collection[str], copies: int, more_best: bool = False
+    ) -> torch.Tensor:
         lengths = dict(self.lengths)
         for width in widths:
             lengths[width] *= copies
@@ -106,7 +121,9 @@ class Twins:
                     product *= (1 / copies) ** power
             return product
 
-        Architecture(self._network.name, table, "float64", self._network).multiply(full, lengths, factor)
+        Architecture(self._network.name, table, "float64", self._network).multiply(
+            full, lengths, factor
+        )
         with seeded(), _Best(self._best_of if more_best else None):
             return self._network.forward(full, *self._x)
 
@@ -114,7 +131,8 @@ class Twins:
 class _Best(Watching):
     """Notes the length of each axis of which the best few values are chosen.
 
-    If the ``lengths`` of a narrower network are given, as many times more values are chosen as the axis is longer.
+    If the ``lengths`` of a narrower network are given, as many times more values are chosen as the
+    axis is longer.
     """
 
     def __init__(self, narrower: Sequence[int] | None = None):
@@ -122,7 +140,9 @@ class _Best(Watching):
         self.lengths: list[int] = []
         self._narrower = narrower
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         if func.overloadpacket.__name__ == "topk":
             values, count, *others = args
             length = values.shape[others[0] if others else -1]
@@ -134,11 +154,16 @@ class _Best(Watching):
 
 
 def copy_units(
-    table: Table, values: Mapping[str, torch.Tensor], widths: Collection[str], lengths: Mapping[str, int], copies: int
+    table: Table,
+    values: Mapping[str, torch.Tensor],
+    widths: Collection[str],
+    lengths: Mapping[str, int],
+    copies: int,
 ) -> dict[str, torch.Tensor]:
     """Return the values of a network in which each unit of the widths occurs ``copies`` times.
 
-    ``values``: those of the network with these lengths. Copy c of n units has the numbers c * n to (c + 1) * n - 1.
+    ``values``: those of the network with these lengths. Copy c of n units has the numbers c * n to
+    (c + 1) * n - 1.
     """
     wide = dict(lengths)
     for width in widths:
@@ -164,5 +189,7 @@ def _built(network: UserNetwork, lengths: Mapping[str, int], seed: int = 0) -> n
     module = built(network, lengths, seed=seed).eval()
     for layer in module.modules():
         if isinstance(layer, Calibrated):
-            layer.eps = EPSILON  # a factor before a batch normalisation shows against its epsilon alone
+            layer.eps = (
+                EPSILON  # a factor before a batch normalisation shows against its epsilon alone
+            )
     return module

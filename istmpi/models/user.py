@@ -48,10 +48,11 @@ class UserNetwork:
     """True if examples are nodes: features, offsets of the lists of neighbours, neighbours."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     example: tuple[Any, ...] | None = field(default=None, compare=False)
-    """The inputs of a batch of the user's own task, or None. Such a network's outputs may be any tree."""
+    """The inputs of a batch of the user's own task, or None. Such a network's outputs may be any
+    tree."""
     frozen: dict[str, torch.Tensor] = field(default_factory=dict, init=False, compare=False)
-    """The full network's values of frozen parameters; empty before the first build. `build` uses them for parameters of
-    equal shape."""
+    """The full network's values of frozen parameters; empty before the first build. `build` uses
+    them for parameters of equal shape."""
     given: set[str] = field(default_factory=set, init=False, compare=False)
     """The names of frozen parameters whose values were replaced after the constructor."""
 
@@ -74,16 +75,24 @@ class UserNetwork:
             if _is_number(value):
                 widths.append(Width(argument, argument, None, value))
             elif isinstance(value, list | tuple) and value and all(map(_is_number, value)):
-                widths += [Width(f"{argument}{n + 1}", argument, n, length) for n, length in enumerate(value)]
+                widths += [
+                    Width(f"{argument}{n + 1}", argument, n, length)
+                    for n, length in enumerate(value)
+                ]
         return {width.name: width for width in widths if width.length > 0}
 
     @property
     def preferred(self) -> tuple[str, ...]:
-        """The widths that the class prefers to deal out. Raises ConfigError unless ``DEALT`` has names."""
+        """The widths that the class prefers to deal out. Raises ConfigError unless ``DEALT`` has
+        names."""
         names = getattr(self.kind, "DEALT", ())
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise self.refused(f"DEALT = {names!r} must be names of arguments, such as ('hidden',).")
-        return tuple(width.name for width in self.widths.values() if {width.name, width.argument} & {*names})
+            raise self.refused(
+                f"DEALT = {names!r} must be names of arguments, such as ('hidden',)."
+            )
+        return tuple(
+            width.name for width in self.widths.values() if {width.name, width.argument} & {*names}
+        )
 
     @property
     def numbers(self) -> int:
@@ -105,7 +114,8 @@ class UserNetwork:
     def build(self, lengths: Mapping[str, int] | None = None) -> nn.Module:
         """Build the network, with other lengths of some widths.
 
-        Raises ConfigError if the constructor fails or makes no torch.nn.Module, or if a parameter has no shape.
+        Raises ConfigError if the constructor fails or makes no torch.nn.Module, or if a parameter
+        has no shape.
         """
         from torch import nn
         from torch.nn.parameter import is_lazy
@@ -117,7 +127,9 @@ class UserNetwork:
             raise
         except BaseException as error:
             shown = _listed({name: arguments[name] for name in self.settings})
-            changed = {name: value for name, value in self.defaults.items() if arguments[name] is not value}
+            changed = {
+                name: value for name, value in self.defaults.items() if arguments[name] is not value
+            }
             cure = (
                 f"Its default{'s' * (len(changed) > 1)}: {_listed(changed)}"
                 if changed
@@ -135,19 +147,26 @@ class UserNetwork:
                     f"number of its inputs."
                 )
             if parameter.ndim == 0:
-                parameter.data = parameter.data.reshape(1)  # ranks own rows, so each parameter has an axis
+                parameter.data = parameter.data.reshape(
+                    1
+                )  # ranks own rows, so each parameter has an axis
         if frozen := _freeze(built):
             self._keep_frozen(frozen)
         return built
 
     def _constructed(self, arguments: Mapping[str, Any]) -> nn.Module:
         with gradients_kept(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # they are refused in one line
-            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # pretrained weights
+            warnings.filterwarnings(
+                "ignore", "Initializing zero-element tensors"
+            )  # they are refused in one line
+            warnings.filterwarnings(
+                "ignore", ".*copying from a non-meta parameter"
+            )  # pretrained weights
             return self.kind(**arguments)
 
     def _keep_frozen(self, frozen: Mapping[str, torch.Tensor]) -> None:
-        """Give ``frozen`` the full network's values where shapes are equal: random values may depend on widths."""
+        """Give ``frozen`` the full network's values where shapes are equal: random values may
+        depend on widths."""
         import torch
 
         from istmpi.models.trials import seeded
@@ -163,15 +182,19 @@ class UserNetwork:
 
     @property
     def frozen_digest(self) -> float:
-        """A checksum of the frozen parameters, equal on all machines except for rounding; 0 if there are none."""
+        """A checksum of the frozen parameters, equal on all machines except for rounding; 0 if
+        there are none."""
         total = 0.0
         for number, name in enumerate(sorted(self.frozen), 1):
             flat = self.frozen[name].reshape(-1)
-            total += number * float(flat[:: len(flat) // 4096 + 1].double().abs().nan_to_num(posinf=1.0).sum())
+            total += number * float(
+                flat[:: len(flat) // 4096 + 1].double().abs().nan_to_num(posinf=1.0).sum()
+            )
         return total
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Return ``count`` examples as inputs of ``forward``: rows of ``example``, if any, or fixed random ones.
+        """Return ``count`` examples as inputs of ``forward``: rows of ``example``, if any, or fixed
+        random ones.
 
         If the tensors of ``example`` have different lengths, all rows are returned.
         """
@@ -180,21 +203,30 @@ class UserNetwork:
         if self.example is not None:
             (rows, *others) = {len(x) if x.ndim else 0 for x in tensors_of(self.example)}
             first = torch.arange(count) % rows if rows and not others else ...
-            return inputs_to(mapped(lambda x: x.detach()[first].clone(), self.example), "cpu", dtype)
+            return inputs_to(
+                mapped(lambda x: x.detach()[first].clone(), self.example), "cpu", dtype
+            )
         generator = torch.Generator().manual_seed(count)
         if self.tokens:
             return (torch.randint(self.outputs, (count, *self.inputs), generator=generator),)
         if self.sparse:
             columns = torch.randint(self.inputs[0], (count * IN_A_ROW,), generator=generator)
-            values = torch.randn(count * IN_A_ROW, generator=generator, dtype=torch.float64).to(dtype)
+            values = torch.randn(count * IN_A_ROW, generator=generator, dtype=torch.float64).to(
+                dtype
+            )
             return columns, torch.arange(0, len(columns), IN_A_ROW), values
-        values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64).to(dtype)
+        values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64).to(
+            dtype
+        )
         if self.graph:  # a path: each node has the node before it as its only neighbour
             return values, (torch.arange(count + 1) - 1).clamp(min=0), torch.arange(count - 1)
         return (values,)
 
-    def forward(self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False) -> torch.Tensor:
-        """Return the outputs ``[b, exits * numbers]``. Raises ConfigError if the pass fails or the outputs do not fit.
+    def forward(
+        self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False
+    ) -> torch.Tensor:
+        """Return the outputs ``[b, exits * numbers]``. Raises ConfigError if the pass fails or the
+        outputs do not fit.
 
         With an ``example``, all floating-point outputs form a single row.
         """
@@ -208,7 +240,9 @@ class UserNetwork:
         except BaseException as error:
             if self.example is not None:
                 shapes = ", ".join(str(tuple(x.shape)) for x in tensors_of(inputs))
-                raise self.refused(f"its forward fails on tensors of {shapes}: {short(error)}.") from error
+                raise self.refused(
+                    f"its forward fails on tensors of {shapes}: {short(error)}."
+                ) from error
             given = f"on examples of shape {' x '.join(map(str, inputs[0].shape))}"
             cure = "A network that asks only for features gets flat examples, others the shape of the data"
             if self.sparse:
@@ -236,8 +270,14 @@ class UserNetwork:
         count = len(inputs[1 if self.sparse else 0])
         expected = (count, *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
         for number, outputs in enumerate(outputs_of(returned) or (returned,), 1):
-            place = f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
-            shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            place = (
+                f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
+            )
+            shape = (
+                tuple(outputs.shape)
+                if isinstance(outputs, torch.Tensor)
+                else type(outputs).__name__
+            )
             if shape != expected:
                 cure = ". Pass its loss to istmpi.with_loss instead of returning it"
                 if shape != ():
@@ -255,12 +295,17 @@ class UserNetwork:
 
 
 def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
-    """Turn frozen parameters into buffers, and return the values, which come from each rank's constructor."""
+    """Turn frozen parameters into buffers, and return the values, which come from each rank's
+    constructor."""
     from torch import nn
 
     frozen = {}
     for path, module in list(network.named_modules()):
-        fixed = {key: it for key, it in module._parameters.items() if it is not None and not it.requires_grad}
+        fixed = {
+            key: it
+            for key, it in module._parameters.items()
+            if it is not None and not it.requires_grad
+        }
         for key, parameter in fixed.items():
             del module._parameters[key]
             values = frozen[f"{path}.{key}".lstrip(".")] = parameter.data.contiguous()

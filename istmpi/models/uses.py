@@ -1,7 +1,8 @@
 """Finds the sums over units in a forward pass, in any operation.
 
-A network is run at a few lengths. An operation sums over a width's units exactly if the length of its sum grows with
-the width. If the weights of a sum come from a softmax along the same axis, the sum is a mean.
+A network is run at a few lengths. An operation sums over a width's units exactly if the length of
+its sum grows with the width. If the weights of a sum come from a softmax along the same axis, the
+sum is a mean.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,15 +22,19 @@ LINEAR = {*MATRIX, "convolution", "_trilinear"}
 class Sums:
     uses: tuple[Use, ...] = ()
     means: tuple[Use, ...] = ()
-    """Calls whose sums need no factor, with no groups: means, unless the law of two halves shows something else."""
+    """Calls whose sums need no factor, with no groups: means, unless the law of two halves shows
+    something else."""
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fans: Mapping[str, int] = field(default_factory=dict)
     """The number of inputs that each parameter's product adds up, without the inputs of means."""
 
 
-def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, layers: Collection[str]) -> Sums:
-    """Find the sums over units in ``full``, a recorded network. ``layers``: modules whose own calls take sums."""
+def sums_of(
+    network: UserNetwork, lengths: Mapping[str, int], full: Recorder, layers: Collection[str]
+) -> Sums:
+    """Find the sums over units in ``full``, a recorded network. ``layers``: modules whose own calls
+    take sums."""
     family = Family.of(network, lengths, full)
     doubled = {name: sums for name, sums in family.doubled.items() if sums is not None}
     groups, averaged, odd = _groups(network, family.base, doubled)
@@ -57,7 +62,9 @@ def sums_of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder, la
     return Sums(scaled, means, folded, of_layers, _fans(full.sums, averaged, lengths))
 
 
-def _fans(sums: Sequence[Sum], averaged: Mapping[int, Collection[str]], lengths: Mapping[str, int]) -> dict[str, int]:
+def _fans(
+    sums: Sequence[Sum], averaged: Mapping[int, Collection[str]], lengths: Mapping[str, int]
+) -> dict[str, int]:
     fans: dict[str, int] = {}
     for number, product in enumerate(sums):
         if product.parameter and product.operation in LINEAR:
@@ -69,16 +76,19 @@ def _fans(sums: Sequence[Sum], averaged: Mapping[int, Collection[str]], lengths:
 def _groups(
     network: UserNetwork, base: Sequence[Sum], doubled: Mapping[str, Sequence[Sum]]
 ) -> tuple[list[tuple[str, ...]], dict[int, set[str]], set[int]]:
-    """Return the widths over whose units each sum adds, without means, once for each factor of its length.
+    """Return the widths over whose units each sum adds, without means, once for each factor of its
+    length.
 
-    Also returns the widths of which each sum takes a mean, and the numbers of the sums that add over widths, but whose
-    length is not a product of widths.
+    Also returns the widths of which each sum takes a mean, and the numbers of the sums that add
+    over widths, but whose length is not a product of widths.
     """
     declared = getattr(network.kind, "SUMS", {})
     groups: list[tuple[str, ...]] = []
     odd, averaged = set(), {}
     for number, seen in enumerate(base):
-        names, exact = factors_of(seen.inner, {name: sums[number].inner for name, sums in doubled.items()})
+        names, exact = factors_of(
+            seen.inner, {name: sums[number].inner for name, sums in doubled.items()}
+        )
         means = {name for softmax in seen.weighted_by for name in groups[softmax]} & {*names}
         if seen.operation == "mean":
             means = {*names}
@@ -93,15 +103,21 @@ def _groups(
     return groups, averaged, odd
 
 
-def _folded(full: Recorder, groups: Sequence[Sequence[str]], layers: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _folded(
+    full: Recorder, groups: Sequence[Sequence[str]], layers: Collection[str]
+) -> dict[str, tuple[str, ...]]:
     folded: dict[str, tuple[str, ...]] = {}
     spoilt = set(full.kept_apart)
     for seen, names in zip(full.sums, groups):
         parameters = seen.parameter.split(",")
         if seen.module in layers or seen.operation not in LINEAR:
             spoilt.update(parameters)
-        spoilt.update(name for name in parameters if folded.setdefault(name, tuple(names)) != tuple(names))
-    folded = {name: names for name, names in folded.items() if names and name and name not in spoilt}
+        spoilt.update(
+            name for name in parameters if folded.setdefault(name, tuple(names)) != tuple(names)
+        )
+    folded = {
+        name: names for name, names in folded.items() if names and name and name not in spoilt
+    }
     for seen in full.sums:  # if two parameters are factors of a product, only one is multiplied
         for other in [name for name in seen.parameter.split(",") if name in folded][1:]:
             del folded[other]

@@ -1,4 +1,5 @@
-"""VGG with batch normalisation (Simonyan and Zisserman 2014, arXiv 1409.1556), for images of any size."""
+"""VGG with batch normalisation (Simonyan and Zisserman 2014, arXiv 1409.1556), for images of any
+size."""
 
 from torch import nn
 
@@ -9,13 +10,15 @@ LAYERS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
 
 
 class VGG(nn.Module):
-    """Five sections of 3x3 convolutions, then dense layers. A section ends in 2x2 pooling, unless a side is one pixel.
+    """Five sections of 3x3 convolutions, then dense layers. A section ends in 2x2 pooling, unless a
+    side is one pixel.
 
-    The IST paper deals out only the dense layers (`DEALT`). ``method.partition`` can also name channels, such as
-    channels1. ``shape``: channels, height, width. ``layers``: layers with weights: 11, 13 or 16. ``channels``:
-    channels of the convolutions of each section. ``dense``: widths of the hidden dense layers. ``dropout``:
-    fraction of the dense units that a step drops. ``exits``: sections, numbered from 1, with a linear classifier
-    of each channel's mean at the end; its outputs come before those of later classifiers.
+    The IST paper deals out only the dense layers (`DEALT`). ``method.partition`` can also name
+    channels, such as channels1. ``shape``: channels, height, width. ``layers``: layers with
+    weights: 11, 13 or 16. ``channels``: channels of the convolutions of each section. ``dense``:
+    widths of the hidden dense layers. ``dropout``: fraction of the dense units that a step drops.
+    ``exits``: sections, numbered from 1, with a linear classifier of each channel's mean at the
+    end; its outputs come before those of later classifiers.
     """
 
     DEALT = ("dense",)
@@ -34,14 +37,20 @@ class VGG(nn.Module):
         if layers not in LAYERS:
             raise ValueError(f"layers = {layers} must be one of {', '.join(map(str, LAYERS))}")
         if len(channels) != len(LAYERS[layers]):
-            raise ValueError(f"channels = {list(channels)} must be {len(LAYERS[layers])} numbers, one for each section")
+            raise ValueError(
+                f"channels = {list(channels)} must be {len(LAYERS[layers])} numbers, one for each section"
+            )
         require_images(shape, exits, len(channels))
         before, height, width = shape
         features: list[nn.Module] = []
         self.section_ends = []
         for convolutions, after in zip(LAYERS[layers], channels):
             for _ in range(convolutions):
-                features += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+                features += [
+                    nn.Conv2d(before, after, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(after),
+                    nn.ReLU(),
+                ]
                 before = after
             if min(height, width) > 1:
                 features.append(nn.MaxPool2d(2))
@@ -51,17 +60,28 @@ class VGG(nn.Module):
         before *= height * width
         classifier: list[nn.Module] = []
         for after in dense:
-            classifier += [nn.Linear(before, after), nn.BatchNorm1d(after), nn.ReLU(), nn.Dropout(dropout)]
+            classifier += [
+                nn.Linear(before, after),
+                nn.BatchNorm1d(after),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+            ]
             before = after
         self.classifier = nn.Sequential(*classifier, nn.Linear(before, outputs))
-        self.exits = nn.ModuleDict({str(section): nn.Linear(channels[section - 1], outputs) for section in exits})
+        self.exits = nn.ModuleDict(
+            {str(section): nn.Linear(channels[section - 1], outputs) for section in exits}
+        )
 
     def forward(self, x):
-        """Return logits ``[b, outputs]`` of images ``[b, channels, height, width]``; with exits, a tuple."""
+        """Return logits ``[b, outputs]`` of images ``[b, channels, height, width]``; with exits, a
+        tuple."""
         early = []
         for place, layer in enumerate(self.features, 1):
             x = layer(x)
-            if place in self.section_ends and (exit := str(self.section_ends.index(place) + 1)) in self.exits:
+            if (
+                place in self.section_ends
+                and (exit := str(self.section_ends.index(place) + 1)) in self.exits
+            ):
                 early.append(self.exits[exit](x.mean(dim=(2, 3))))
         logits = self.classifier(x.flatten(1))
         return (*early, logits) if early else logits

@@ -1,4 +1,5 @@
-"""A network for sparse rows. A row has few of very many features, and any number of very many labels.
+"""A network for sparse rows. A row has few of very many features, and any number of very many
+labels.
 
 The layers are those of arXiv 1910.02120 for Amazon-670k.
 """
@@ -12,12 +13,13 @@ NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": None}
 
 
 class XC(nn.Module):
-    """A sum of the vectors of a row's features, weighted by their values, then hidden layers and a layer over labels.
+    """A sum of the vectors of a row's features, weighted by their values, then hidden layers and a
+    layer over labels.
 
-    ``features``: columns of a row. ``outputs``: number of labels. ``hidden``: widths of the hidden layers; the
-    first is the length of the vectors. ``norm``: normalisation of hidden layers before the ReLU: batch, layer or
-    none. ``dropout``: fraction of the hidden units that a step drops. ``label_block``: labels whose logits are in
-    memory at a time in training; 0: all.
+    ``features``: columns of a row. ``outputs``: number of labels. ``hidden``: widths of the hidden
+    layers; the first is the length of the vectors. ``norm``: normalisation of hidden layers before
+    the ReLU: batch, layer or none. ``dropout``: fraction of the hidden units that a step drops.
+    ``label_block``: labels whose logits are in memory at a time in training; 0: all.
     """
 
     DEALT = ("hidden",)
@@ -41,7 +43,9 @@ class XC(nn.Module):
         first, *others = hidden
         self.bag = nn.EmbeddingBag(features, first, mode="sum")
         self.bias = nn.Parameter(self.bag.weight.new_zeros(first))
-        self.hidden = nn.ModuleList(nn.Linear(before, width) for before, width in zip(hidden, others))
+        self.hidden = nn.ModuleList(
+            nn.Linear(before, width) for before, width in zip(hidden, others)
+        )
         made = NORMS[norm]
         self.norms = nn.ModuleList(made(width) if made else nn.Identity() for width in hidden)
         self.dropout = nn.Dropout(dropout)
@@ -50,7 +54,8 @@ class XC(nn.Module):
     def forward(self, columns, offsets, values):
         """Return logits ``[b, outputs]`` of rows in the form of `torch.nn.EmbeddingBag`.
 
-        Row i starts at ``offsets[i]`` in ``columns``, the numbers of features, and in their ``values``.
+        Row i starts at ``offsets[i]`` in ``columns``, the numbers of features, and in their
+        ``values``.
         """
         x = self.bag(columns, offsets, values) + self.bias
         for number, norm in enumerate(self.norms):

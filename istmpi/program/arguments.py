@@ -23,7 +23,8 @@ PARTS = {
     "train": ("seed", "max_minutes", "device", "threads", "init", "init_names"),
     "model": ("dtype", "scale", "init"),
 }
-"""The settings of two sections that can be arguments; in other `SECTIONS`, all except ``name`` and ``state`` can."""
+"""The settings of two sections that can be arguments; in other `SECTIONS`, all except ``name`` and
+``state`` can."""
 
 
 IN_PYTHON = {
@@ -39,7 +40,8 @@ IN_PYTHON = {
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Rewrite errors raised in this context: name a program's arguments instead of command-line options."""
+    """Rewrite errors raised in this context: name a program's arguments instead of command-line
+    options."""
     try:
         yield
     except IstmpiError as error:
@@ -51,7 +53,8 @@ def in_python() -> Iterator[None]:
 
 
 def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of the settings that arguments stand for. Raises ConfigError for unknown arguments."""
+    """Yield (dotted name, value) of the settings that arguments stand for. Raises ConfigError for
+    unknown arguments."""
     places = keywords()
     for name, value in given.items():
         if name not in places:
@@ -65,7 +68,8 @@ def keywords() -> dict[str, str]:
 
 
 def _settings() -> Iterator[tuple[str, str]]:
-    """Yield (argument, setting). A name in two sections means the setting of the section listed first."""
+    """Yield (argument, setting). A name in two sections means the setting of the section listed
+    first."""
     for section in reversed(SECTIONS):
         for name in PARTS.get(section) or types_of(types_of(Run)[section]):
             if name not in ("name", "state"):
@@ -81,7 +85,9 @@ def inputs_of(example: Any) -> tuple[Any, ...]:
     else:
         inputs = example if type(example) is tuple else (example,)
     if next(tensors_of(inputs), None) is None:
-        raise ConfigError(f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of them.")
+        raise ConfigError(
+            f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of them."
+        )
     return inputs
 
 
@@ -93,7 +99,8 @@ def run_of(
     batch: int,
     settings: Mapping[str, Any],
 ) -> Run:
-    """Return the run for a network class with constructor ``arguments``. Raises ConfigError if they are unusable."""
+    """Return the run for a network class with constructor ``arguments``. Raises ConfigError if they
+    are unusable."""
     if not isinstance(network, type):
         raise ConfigError(
             f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "
@@ -104,7 +111,9 @@ def run_of(
         settings["init"] = f"{init.__module__}:{init.__qualname__}"
     elif init and not (Path(init).exists() or is_function(init)):
         raise ConfigError(f"init = {init!r} does not exist.")
-    chosen = dict(dotted({"method": method, "optimizer": PROGRAM if made else optimizer, **settings}))
+    chosen = dict(
+        dotted({"method": method, "optimizer": PROGRAM if made else optimizer, **settings})
+    )
     if made:
         optimizer.require_no_others(chosen)
         chosen["optimizer.state"] = [*optimizer.spec.slots, *["step"] * optimizer.spec.counts_steps]
@@ -123,5 +132,7 @@ def run_of(
     if made and spec_of(run.method.name, "method.name =").keeps_optimizer(run):
         optimizer.spec.kept_slots()
     if run.model.scale == "fitted":
-        raise ConfigError("scale = 'fitted' needs a run's loss, which a program does not have. Leave it out.")
+        raise ConfigError(
+            "scale = 'fitted' needs a run's loss, which a program does not have. Leave it out."
+        )
     return run

@@ -1,4 +1,5 @@
-"""The interface for a training loop that a user writes, around a network that all ranks train (docs/own-loop.md)."""
+"""The interface for a training loop that a user writes, around a network that all ranks train
+(docs/own-loop.md)."""
 
 from __future__ import annotations
 
@@ -40,15 +41,17 @@ if TYPE_CHECKING:
 
 
 class Distributed:
-    """A network that all ranks train by a method, in rounds of local steps that the user's loop takes. Collective.
+    """A network that all ranks train by a method, in rounds of local steps that the user's loop
+    takes. Collective.
 
-    ``network``: a class of torch.nn.Module. ``arguments``: the arguments of its constructor; integers among them are
-    widths that may be dealt out. ``example``: the inputs of a batch: a tensor, a tuple for ``forward(*example)``, or a
-    dict for ``forward(**example)``. ``optimizer``: a name, or a function that takes a list of parameters and returns an
-    optimizer; ``groups`` and ``schedule`` are described in `OwnOptimizer`. ``examples`` and ``batch``: this rank's
-    number of training examples and its batch size, for fedavg, which counts passes over the examples. All other
-    arguments are settings of the run: ``seed=1``, ``lr=0.1``. ``init`` may be a function that yields pairs of a name
-    and a tensor; only rank 0 calls it.
+    ``network``: a class of torch.nn.Module. ``arguments``: the arguments of its constructor;
+    integers among them are widths that may be dealt out. ``example``: the inputs of a batch: a
+    tensor, a tuple for ``forward(*example)``, or a dict for ``forward(**example)``. ``optimizer``:
+    a name, or a function that takes a list of parameters and returns an optimizer; ``groups`` and
+    ``schedule`` are described in `OwnOptimizer`. ``examples`` and ``batch``: this rank's number of
+    training examples and its batch size, for fedavg, which counts passes over the examples. All
+    other arguments are settings of the run: ``seed=1``, ``lr=0.1``. ``init`` may be a function that
+    yields pairs of a name and a tensor; only rank 0 calls it.
 
     Raises ConfigError on every rank if the network or the settings cannot be trained.
     """
@@ -73,15 +76,23 @@ class Distributed:
             inputs = inputs_of(example)
         inputs = self.communicator.broadcast_from_root(inputs)
         with self.communicator.agreed():
-            made = None if isinstance(optimizer, str) else OwnOptimizer(optimizer, groups or {}, schedule)
+            made = (
+                None
+                if isinstance(optimizer, str)
+                else OwnOptimizer(optimizer, groups or {}, schedule)
+            )
             if made is None and (groups or schedule):
-                raise ConfigError("groups and schedule go with an optimizer that is a function of parameters.")
+                raise ConfigError(
+                    "groups and schedule go with an optimizer that is a function of parameters."
+                )
             batch = batch or examples_in(inputs)
             self.run = run_of(network, arguments, method, made or optimizer, batch, settings)
         shape = tuple(next(tensors_of(inputs)).shape[1:])
         rows, name = Rows(examples, inputs), self.run.model.name
         splits = {"train": rows, "test": rows}
-        data = Dataset(splits, OWN, shape, 0, None, name, "program", example=inputs, network=network)
+        data = Dataset(
+            splits, OWN, shape, 0, None, name, "program", example=inputs, network=network
+        )
         with in_python():
             self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         self.training.init = init if callable(init := settings.get("init")) else None
@@ -113,13 +124,18 @@ class Distributed:
     ) -> Iterator[Round]:
         """Yield the rounds that are left of ``rounds``, one by one. Collective.
 
-        ``folder`` gets the record and the checkpoints; by default it is runs/NAME. ``resume``: a checkpoint, a run's
-        folder, or ``"auto"`` to continue the run in ``folder``, if any. ``network``: save the trained network in the
-        folder at the end. `istmpi.run_training` describes the other arguments, and the errors.
+        ``folder`` gets the record and the checkpoints; by default it is runs/NAME. ``resume``: a
+        checkpoint, a run's folder, or ``"auto"`` to continue the run in ``folder``, if any.
+        ``network``: save the trained network in the folder at the end. `istmpi.run_training`
+        describes the other arguments, and the errors.
         """
         if resume and resume != "auto" and not Path(resume).exists():
-            raise ConfigError(f"resume = {resume!r}: give 'auto', a checkpoint, a run's folder, or nothing.")
-        run = self.run.override({"train.rounds": rounds, "output.folder": str(folder)}, "Distributed")
+            raise ConfigError(
+                f"resume = {resume!r}: give 'auto', a checkpoint, a run's folder, or nothing."
+            )
+        run = self.run.override(
+            {"train.rounds": rounds, "output.folder": str(folder)}, "Distributed"
+        )
 
         def begin(stop: StopSign) -> Training:
             self.training.begin_anew(run, stop)
@@ -127,7 +143,10 @@ class Distributed:
 
         watch = watch or (Printing() if self.communicator.rank == 0 else None)
         resumed = str(resume or "")
-        with in_python(), recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording:
+        with (
+            in_python(),
+            recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording,
+        ):
             training, self._folder, record = recording
             self.run, self.summary, self._scores = run, None, {}
             if record is None:
@@ -136,8 +155,12 @@ class Distributed:
             self._take_scores_up()
             self.streams.load(loaders, training.rounds_done, resumed)
             if training.architecture.batch_norms and not training.rounds_done:
-                self.note("batch normalisations: before save or export, call job.evaluate with calibrate=loader.")
-            training.stop.settle(self.communicator.allgather(training.stop.asked() and training.stop.reason))
+                self.note(
+                    "batch normalisations: before save or export, call job.evaluate with calibrate=loader."
+                )
+            training.stop.settle(
+                self.communicator.allgather(training.stop.asked() and training.stop.reason)
+            )
             goes_on = self._goes_on()
             while goes_on:
                 self.streams.begin_round()
@@ -153,19 +176,25 @@ class Distributed:
                     raise
                 finished, goes_on = self._round.finished(), self._goes_on()
                 if not finished:
-                    self.streams.save(loaders, training.rounds_done, run.checkpoint.keep, dropped=True)
+                    self.streams.save(
+                        loaders, training.rounds_done, run.checkpoint.keep, dropped=True
+                    )
                     break
                 record.add(training.progress(self._scores.get(training.rounds_done)))
                 if training.checkpoint_due or training.stop.reason or training.done:
                     self.streams.save(loaders, training.rounds_done, run.checkpoint.keep)
             self._round = None
             if training.done and network and not self._scoring.calibrated_again():
-                self.note("the network is saved without moments of batch normalisation; evaluate it first.")
+                self.note(
+                    "the network is saved without moments of batch normalisation; evaluate it first."
+                )
             self.summary = record.end(network)
 
     def _goes_on(self) -> bool:
         ends = self.training.done or self.training.stop.reason
-        self._together("the end of the rounds" if ends else f"round {self.training.rounds_done + 1}")
+        self._together(
+            "the end of the rounds" if ends else f"round {self.training.rounds_done + 1}"
+        )
         return not ends
 
     def _take_scores_up(self) -> None:
@@ -176,10 +205,13 @@ class Distributed:
         if made := self._made:
             made.scores_known = len(lines) >= training.rounds_done
             made.scores.clear()
-            made.scores.update({training.method.first_step(line["round"]): line["score"] for line in scored})
+            made.scores.update(
+                {training.method.first_step(line["round"]): line["score"] for line in scored}
+            )
 
     def end(self) -> None:
-        """Make the current round the last one: the loop then ends, and the run is saved. Call it on all ranks."""
+        """Make the current round the last one: the loop then ends, and the run is saved. Call it on
+        all ranks."""
         self.training.told_to_end = True
 
     def evaluate(
@@ -192,22 +224,30 @@ class Distributed:
         same_loader: bool = True,
         higher_is_better: bool = True,
     ) -> Any:
-        """Return the mean of ``score(module, batch)`` over a loader's examples, for the full network. Collective.
+        """Return the mean of ``score(module, batch)`` over a loader's examples, for the full
+        network. Collective.
 
-        ``score`` returns a mean over the batch's examples, a pair (a sum, a number of examples) or a dict of these.
-        A batch has as many examples as its first tensor has rows. ``calibrate``: a loader whose first batch on each
-        rank gives the moments of batch normalisations; later calls use it again.
-        ``same_loader``: each of P ranks takes every P-th batch; otherwise each takes all batches of its loader.
-        All ranks return the same result. The record has it as ``name``, or under the keys of a dict. A round's first
-        score is the run's; ``higher_is_better`` is its direction for `istmpi report`.
+        ``score`` returns a mean over the batch's examples, a pair (a sum, a number of examples) or
+        a dict of these. A batch has as many examples as its first tensor has rows. ``calibrate``: a
+        loader whose first batch on each rank gives the moments of batch normalisations; later calls
+        use it again. ``same_loader``: each of P ranks takes every P-th batch; otherwise each takes
+        all batches of its loader. All ranks return the same result. The record has it as ``name``,
+        or under the keys of a dict. A round's first score is the run's; ``higher_is_better`` is its
+        direction for `istmpi report`.
 
-        Raises ConfigError inside a round or for an unusable score, DivergedError if a score is not finite.
+        Raises ConfigError inside a round or for an unusable score, DivergedError if a score is not
+        finite.
         """
         if self._round and self._round.under_way:
-            raise ConfigError("evaluate is called inside a round. Call it after `for batch in round.take(...)`.")
+            raise ConfigError(
+                "evaluate is called inside a round. Call it after `for batch in round.take(...)`."
+            )
         self._together("evaluate")
         means = self._scoring.means(score, loader, calibrate, same_loader)
-        named, done = {key or name: value for key, value in means.items()}, self.training.rounds_done
+        named, done = (
+            {key or name: value for key, value in means.items()},
+            self.training.rounds_done,
+        )
         examples = self._scoring.examples
         if before := self._scores.get(done):
             first = self.training.score_name.removesuffix(LOWER)
@@ -237,10 +277,12 @@ class Distributed:
         return path
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """Return the whole network on rank 0, as a state dict for its class; None on the other ranks. Collective.
+        """Return the whole network on rank 0, as a state dict for its class; None on the other
+        ranks. Collective.
 
-        Rank 0 has the whole network in memory, other ranks one parameter at a time. Weights include the factors of sums
-        over dealt units. Raises ConfigError if the class cannot express them, or if batch normalisations lack moments.
+        Rank 0 has the whole network in memory, other ranks one parameter at a time. Weights include
+        the factors of sums over dealt units. Raises ConfigError if the class cannot express them,
+        or if batch normalisations lack moments.
         """
         from istmpi.deploy.layers import own_state
         from istmpi.deploy.program import whole_state
@@ -264,7 +306,8 @@ class Distributed:
             return whole_state(state)
 
     def export(self, path: str | Path) -> None:
-        """Save `state_dict` with torch.save on rank 0. Collective. Raises errors of `state_dict`, and OutputError."""
+        """Save `state_dict` with torch.save on rank 0. Collective. Raises errors of `state_dict`,
+        and OutputError."""
         state = self.state_dict()
         with self.communicator.agreed():
             if state is not None:
@@ -272,7 +315,8 @@ class Distributed:
                     torch.save(state, file)
 
     def cost(self) -> dict[str, Any]:
-        """Return expected costs: all ranks' bytes in a round, products' FLOPs in a step, the largest rank's memory."""
+        """Return expected costs: all ranks' bytes in a round, products' FLOPs in a step, the
+        largest rank's memory."""
         counted = cost(self.run, self.training.architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,
@@ -281,7 +325,8 @@ class Distributed:
         }
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl, one a round; empty before `rounds` is iterated over. Collective."""
+        """Return the lines of metrics.jsonl, one a round; empty before `rounds` is iterated over.
+        Collective."""
         self._together("metrics")
         with self.communicator.agreed():
             lines = self._folder.metrics() if self._folder and self.communicator.rank == 0 else []
@@ -289,7 +334,9 @@ class Distributed:
 
     def _together(self, call: str) -> None:
         """Raise ConfigError on every rank if ranks are in different calls. Collective."""
-        calls = [each if type(each) is str else "another" for each in self.communicator.allgather(call)]
+        calls = [
+            each if type(each) is str else "another" for each in self.communicator.allgather(call)
+        ]
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
             raise ConfigError(

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict
 
 
 class Keywords(TypedDict, total=False):
-    """Settings of a run, such as ``local_steps``; ``method_local_steps`` is the same setting with its section."""
+    """Settings of a run, such as ``local_steps``; ``method_local_steps`` is the same setting with
+    its section."""
 
     best: bool
     betas: Sequence[float] | None
@@ -81,7 +82,9 @@ class Keywords(TypedDict, total=False):
     optimizer_lr: float
     optimizer_milestones: Sequence[float]
     optimizer_momentum: float
-    optimizer_schedule: Literal["constant", "cosine", "linear", "step", "warm-up-stable-decay", "one-cycle"]
+    optimizer_schedule: Literal[
+        "constant", "cosine", "linear", "step", "warm-up-stable-decay", "one-cycle"
+    ]
     optimizer_state: Literal["reset", "keep", "carry"] | None
     optimizer_warm_up: int
     optimizer_weight_decay: float

@@ -9,16 +9,23 @@ from istmpi.units import counted
 
 
 class Printing(Watch):
-    """A watch that prints messages, and a line after each tenth of the rounds and after each score."""
+    """A watch that prints messages, and a line after each tenth of the rounds and after each
+    score."""
 
     def started(self, training: Training, folder: Any, saver: Any) -> None:
         self._every = max(training.run.train.rounds // 10, 1)
-        name, method, ranks = training.run.name, training.run.method.name, training.communicator.size
+        name, method, ranks = (
+            training.run.name,
+            training.run.method.name,
+            training.communicator.size,
+        )
         self.noticed(f"{name} in {folder.path}, {method} on {counted(ranks, 'rank')}")
         network = training.architecture
         dealt = training.method.spec.groups(training.run, network)
         if dealt:
-            others = {group: "by default" for group in network.groups if group not in dealt} | network.table.undealt
+            others = {
+                group: "by default" for group in network.groups if group not in dealt
+            } | network.table.undealt
             whole = "; ".join(f"{name} ({reason})" for name, reason in others.items())
             names = ", ".join(f"{name} ({network.lengths[name]})" for name in dealt)
             self.noticed(f"dealt out: {names}{'; whole on every rank: ' * bool(whole)}{whole}")
@@ -29,7 +36,9 @@ class Printing(Watch):
 
     def finished(self, summary: Summary) -> None:
         last = summary.last
-        self.noticed(f"{last.round} rounds in {last.seconds:.0f} s, {last.bytes / 1e6:.3g} MB sent{_scores(last)}")
+        self.noticed(
+            f"{last.round} rounds in {last.seconds:.0f} s, {last.bytes / 1e6:.3g} MB sent{_scores(last)}"
+        )
 
     def noticed(self, message: str) -> None:
         print(f"istmpi: {message}", flush=True)

@@ -1,4 +1,5 @@
-"""A round of a user's own loop: the subnet, its optimizer, and the local steps that the loop takes."""
+"""A round of a user's own loop: the subnet, its optimizer, and the local steps that the loop
+takes."""
 
 import dis
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -15,21 +16,31 @@ from istmpi.training.loop import Training
 from istmpi.trees import tensors_of
 
 WATCHED = 2**24
-"""Buffers of fewer bytes, and frozen parameters, are checked: a loop that changes them gets a ConfigError."""
+"""Buffers of fewer bytes, and frozen parameters, are checked: a loop that changes them gets a
+ConfigError."""
 
 
-def require_on(device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Raise ConfigError if an input tensor is on another device. ``network``: the first words of the error."""
+def require_on(
+    device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    """Raise ConfigError if an input tensor is on another device. ``network``: the first words of
+    the error."""
     if not named and all(type(x) is torch.Tensor and x.device == device for x in inputs):
         return  # the usual case; every pass comes here
     for x in tensors_of((inputs, named)):
         if x.device != device:
-            raise ConfigError(f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r}).")
+            raise ConfigError(
+                f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r})."
+            )
 
 
 def breaks(loop: FrameType | None) -> bool:
-    """Return True for break and return; an exception, not visible yet, leaves a loop at another instruction."""
-    return loop is not None and dis.opname[loop.f_code.co_code[loop.f_lasti]] in ("POP_TOP", "POP_ITER")
+    """Return True for break and return; an exception, not visible yet, leaves a loop at another
+    instruction."""
+    return loop is not None and dis.opname[loop.f_code.co_code[loop.f_lasti]] in (
+        "POP_TOP",
+        "POP_ITER",
+    )
 
 
 class Guard:
@@ -61,12 +72,14 @@ class Round:
 
     @property
     def module(self) -> nn.Module:
-        """The network that this rank trains: of the user's class, with the widths that this rank was dealt."""
+        """The network that this rank trains: of the user's class, with the widths that this rank
+        was dealt."""
         return self._method.subnet.network
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The module's optimizer, whose ``step`` takes a local step. Raises ConfigError after the round's end."""
+        """The module's optimizer, whose ``step`` takes a local step. Raises ConfigError after the
+        round's end."""
         if self._method.subnet.optimizer is None:
             raise self._error("its optimizer no longer exists; round.rate has the learning rate")
         return self._method.subnet.optimizer
@@ -84,12 +97,16 @@ class Round:
     def local_steps(self) -> int:
         return self._method.steps(self.number - 1)
 
-    def take(self, loader: Iterable[Any], accumulate: int = 1, ahead: int = 0, local: bool = False) -> Iterator[Any]:
-        """Yield the loader's next batch for each local step, or ``accumulate`` batches, whose gradients `step` adds up.
+    def take(
+        self, loader: Iterable[Any], accumulate: int = 1, ahead: int = 0, local: bool = False
+    ) -> Iterator[Any]:
+        """Yield the loader's next batch for each local step, or ``accumulate`` batches, whose
+        gradients `step` adds up.
 
-        ``ahead``: number of batches of a map-style data set that a thread reads during a step. Random numbers that the
-        loop draws from Python or NumPy then do not repeat. ``local``: True if each rank has its own data set.
-        `istmpi.program.streams.Stream` says which batches a rank gets.
+        ``ahead``: number of batches of a map-style data set that a thread reads during a step.
+        Random numbers that the loop draws from Python or NumPy then do not repeat. ``local``: True
+        if each rank has its own data set. `istmpi.program.streams.Stream` says which batches a rank
+        gets.
         """
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
@@ -98,7 +115,9 @@ class Round:
         stream, self._parts = self._job.streams.of(loader, local), accumulate
         for _ in self.steps():
             for part in range(accumulate):
-                batch = stream.at(self._step * accumulate + part, self._place_in_pass(stream), ahead)
+                batch = stream.at(
+                    self._step * accumulate + part, self._place_in_pass(stream), ahead
+                )
                 self._method.examples += examples_in(batch)
                 yield batch
 
@@ -126,10 +145,11 @@ class Round:
             self._advance()
 
     def step(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Take a local step: backward pass, mean over ranks if the method has one, clipping, optimizer, schedule.
+        """Take a local step: backward pass, mean over ranks if the method has one, clipping,
+        optimizer, schedule.
 
-        With ``accumulate`` of `take`, only a step's last call moves the weights, by the mean of the calls' losses.
-        Raises ConfigError if the loss is not one number or has no gradient.
+        With ``accumulate`` of `take`, only a step's last call moves the weights, by the mean of the
+        calls' losses. Raises ConfigError if the loss is not one number or has no gradient.
         """
         self._require_loss(loss)
         self._require_next()
@@ -155,22 +175,26 @@ class Round:
         self._losses.clear()
 
     def note(self, loss: torch.Tensor | float) -> None:
-        """Record the loss of a local step that the loop takes by hand, with round.optimizer.step()."""
+        """Record the loss of a local step that the loop takes by hand, with
+        round.optimizer.step()."""
         self._method.taken(torch.as_tensor(loss), 0)
 
     def average_gradients(self) -> None:
-        """Average gradients over ranks, if the method does, before clipping. Raises ConfigError if none existed yet."""
+        """Average gradients over ranks, if the method does, before clipping. Raises ConfigError if
+        none existed yet."""
         if not self._averaged:
             self._require_gradient()
             self._method.before_update()
             self._averaged = True
 
     def skip(self) -> None:
-        """Count the current local step as taken without an update, e.g. when a `GradScaler` skips it."""
+        """Count the current local step as taken without an update, e.g. when a `GradScaler` skips
+        it."""
         self._taken = True
 
     def finished(self) -> bool:
-        """Return True if all ranks completed the round, False if dropped. Raises ConfigError if steps are left."""
+        """Return True if all ranks completed the round, False if dropped. Raises ConfigError if
+        steps are left."""
         if not self._over:
             raise self._error(
                 f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. "
@@ -185,14 +209,20 @@ class Round:
         except StopIteration as end:
             self._over, self._committed = True, end.value
             return
-        self._step, self._taken, self._averaged = method.first_step(self.number - 1) + self._local_step, False, False
+        self._step, self._taken, self._averaged = (
+            method.first_step(self.number - 1) + self._local_step,
+            False,
+            False,
+        )
         method.job.communicator.whereabouts.step(self._local_step + 1)
         method.hands_over = False  # a loop may call backward() several times in a step
         method.subnet.begin_step(self._step, method.rate(self._step), stochastic=True)
         if self._local_step == 0:
             self.optimizer.step = self._update
             self.module.train()
-            self._storages = {name: values.data_ptr() for name, values in self.module.named_parameters()}
+            self._storages = {
+                name: values.data_ptr() for name, values in self.module.named_parameters()
+            }
             frozen = method.job.architecture.frozen  # nothing writes to these, so they need no copy
             self._buffers = {
                 name: (values._version, None if name in frozen else values.clone())
@@ -205,7 +235,9 @@ class Round:
         self._require_next()
         method = self._method
         if closure is not None:
-            raise self._error("round.optimizer.step takes no closure: compute the loss once, and call loss.backward()")
+            raise self._error(
+                "round.optimizer.step takes no closure: compute the loss once, and call loss.backward()"
+            )
         self.average_gradients()
         method.subnet.end_step(self._step, method.rate(self._step))
         self._taken = True
@@ -213,11 +245,15 @@ class Round:
     def _require_next(self) -> None:
         self._require_under_way()
         if self._taken:
-            raise self._error(f"local step {self._local_step + 1} was taken twice; take the next batch first")
+            raise self._error(
+                f"local step {self._local_step + 1} was taken twice; take the next batch first"
+            )
 
     def _require_under_way(self) -> None:
         if self._over:
-            raise self._error("its module and optimizer are used after its end. Use those of the current round")
+            raise self._error(
+                "its module and optimizer are used after its end. Use those of the current round"
+            )
 
     def _look_at(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self._method.shards.route.keeps_all:
@@ -242,15 +278,21 @@ class Round:
     def _require_gradient(self) -> None:
         parameters = () if self._job.has_gradients else [*self.module.parameters()]
         if parameters and all(values.grad is None for values in parameters):
-            raise self._error("no parameter of round.module got a gradient. Compute the loss from its outputs")
+            raise self._error(
+                "no parameter of round.module got a gradient. Compute the loss from its outputs"
+            )
         self._job.has_gradients = True
 
     def _require_loss(self, loss: Any) -> None:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise self._error(f"the loss is {shape}; it must be a tensor of one number. Take the mean over the batch")
+            raise self._error(
+                f"the loss is {shape}; it must be a tensor of one number. Take the mean over the batch"
+            )
         if not loss.requires_grad:
-            raise self._error("the loss has no gradient. Compute it from round.module, without torch.no_grad or detach")
+            raise self._error(
+                "the loss has no gradient. Compute it from round.module, without torch.no_grad or detach"
+            )
 
     def _error(self, text: str) -> ConfigError:
         return ConfigError(f"round {self.number}: {text}.")

@@ -22,7 +22,8 @@ ScoreOf = Callable[[nn.Module, Any], Any]
 
 
 class Scoring:
-    """Computes mean scores of the full network, and remembers the last loader to calibrate on. Collective."""
+    """Computes mean scores of the full network, and remembers the last loader to calibrate on.
+    Collective."""
 
     def __init__(self, job: Any, training: Training):
         self._job, self._training, self._communicator = job, training, training.communicator
@@ -31,9 +32,14 @@ class Scoring:
         self.examples = 0
 
     def means(
-        self, score: ScoreOf, loader: Iterable[Any], calibrate: Iterable[Any] | None, same_loader: bool
+        self,
+        score: ScoreOf,
+        loader: Iterable[Any],
+        calibrate: Iterable[Any] | None,
+        same_loader: bool,
     ) -> dict[str, float]:
-        """Return each score's mean by its name ("" for a single score). Errors are as for `Distributed.evaluate`."""
+        """Return each score's mean by its name ("" for a single score). Errors are as for
+        `Distributed.evaluate`."""
         training, communicator = self._training, self._communicator
         full, sums = training.evaluator.network, {}
         with training.clock("evaluate"):
@@ -46,17 +52,22 @@ class Scoring:
                 full.load_moments(full.moments)
             share = (communicator.rank, communicator.size) if same_loader else (0, 1)
             self._job.guard.watch(
-                full.module, lambda _, *given: require_on(full.device, "the network to evaluate is", *given)
+                full.module,
+                lambda _, *given: require_on(full.device, "the network to evaluate is", *given),
             )
             with torch.no_grad():
                 for batch in own_batches(loader, *share, training.run.train.seed):
                     returned = score(full.module, self._here(batch))
                     amounts = amounts_in(returned, examples_in(batch), "the score")
-                    values = {name: np.array([each.total, each.count]) for name, each in amounts.items()}
+                    values = {
+                        name: np.array([each.total, each.count]) for name, each in amounts.items()
+                    }
                     if sums and all(each.is_mean for each in amounts.values()):
                         self._look_at(batch)
                     if sums and sums.keys() != values.keys():
-                        raise ConfigError(f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches.")
+                        raise ConfigError(
+                            f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches."
+                        )
                     sums = {key: sums.get(key, 0.0) + value for key, value in values.items()}
             full.finish()
             full.release()
@@ -66,7 +77,11 @@ class Scoring:
         device = self._training.evaluator.network.device
         if device == HOST:
             return batch
-        if type(batch) not in (dict, list, tuple) and not isinstance(batch, torch.Tensor) and hasattr(batch, "to"):
+        if (
+            type(batch) not in (dict, list, tuple)
+            and not isinstance(batch, torch.Tensor)
+            and hasattr(batch, "to")
+        ):
             return batch.to(device)
         return mapped(lambda x: x.to(device) if x.device == HOST else x, batch)
 
@@ -85,7 +100,9 @@ class Scoring:
                 raise ConfigError("the loader to evaluate on has no batch.")
             names = [*per_rank[0]]
             if odd := [[*each] for each in per_rank if {*each} != {*names}]:
-                raise ConfigError(f"the score has {names} on a rank and {odd[0]} on another. Return equal names.")
+                raise ConfigError(
+                    f"the score has {names} on a rank and {odd[0]} on another. Return equal names."
+                )
             totals = {key: sum(values[key] for values in per_rank) for key in names}
             for key, (_, count) in totals.items():
                 if not count:
@@ -103,9 +120,16 @@ class Scoring:
         return means
 
     def _calibrate(self) -> None:
-        (score, loader), training, communicator = self._calibration, self._training, self._communicator
+        (score, loader), training, communicator = (
+            self._calibration,
+            self._training,
+            self._communicator,
+        )
         full, seed = training.evaluator.network, training.run.train.seed
-        shares = (communicator.rank, communicator.size), (0, 1)  # it may have fewer batches than there are ranks
+        shares = (
+            (communicator.rank, communicator.size),
+            (0, 1),
+        )  # it may have fewer batches than there are ranks
         with drawing() as draw:
             draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
             batches = chain.from_iterable(own_batches(loader, *share, seed) for share in shares)
@@ -116,7 +140,8 @@ class Scoring:
             training.calibrated_after = training.rounds_done
 
     def calibrated_again(self) -> bool:
-        """Calibrate again on the last loader, if any; return True if the network's moments are known."""
+        """Calibrate again on the last loader, if any; return True if the network's moments are
+        known."""
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True

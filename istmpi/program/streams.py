@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from istmpi import rng
 from istmpi.comm import Communicator
@@ -28,7 +34,8 @@ from istmpi.trees import tensors_of
 
 class Rows(Split):
     def __init__(self, count: int, inputs: tuple[Any, ...] = ()):
-        """``inputs``: the inputs, tensors or trees of them, that `batch` returns for any indices."""
+        """``inputs``: the inputs, tensors or trees of them, that `batch` returns for any
+        indices."""
         self._count, self._inputs = count, inputs
 
     def __len__(self) -> int:
@@ -56,31 +63,42 @@ class _Collated(OwnSplit):
 class Stream:
     """The batches of a loader, unchanged.
 
-    From a map-style data set (see `draws_at_random`), this rank draws the batches itself: a batch depends only on
-    (seed, rank, step). A resumed run on as many ranks takes the same batches. Any other iterable keeps its own order,
-    and starts again after its end.
+    From a map-style data set (see `draws_at_random`), this rank draws the batches itself: a batch
+    depends only on (seed, rank, step). A resumed run on as many ranks takes the same batches. Any
+    other iterable keeps its own order, and starts again after its end.
     """
 
     def __init__(
-        self, loader: Iterable[Any], seed: int, rank: int, ranks: int, note: Callable[[str], None], local: bool = False
+        self,
+        loader: Iterable[Any],
+        seed: int,
+        rank: int,
+        ranks: int,
+        note: Callable[[str], None],
+        local: bool = False,
     ):
         """``local``: True if this rank draws from all examples of its own data set."""
         self._loader, self._rank, self._epoch = loader, rank, 0
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self.first: int | None = None
-        """The checksum of the first batch of a loader that keeps its own order; None before the batch is taken."""
+        """The checksum of the first batch of a loader that keeps its own order; None before the
+        batch is taken."""
         self._iterator: Iterator[Any] | None = None
         self._batches: Batches | None = None
         if draws_at_random(loader):
             if not len(loader.dataset):
                 raise DataError("the loader's data set is empty; it needs at least one example.")
-            rows = place("local" if local else "sharded", np.zeros(len(loader.dataset)), rank, ranks, seed)
+            rows = place(
+                "local" if local else "sharded", np.zeros(len(loader.dataset)), rank, ranks, seed
+            )
             self._split = _Collated.of(loader)
             self._batches = Batches(self._split, rows, loader.batch_size, seed, rank)
             if type(loader.sampler) is SequentialSampler:
                 note("shuffle=False is ignored: each rank draws at random from its part.")
             if loader.num_workers:
-                note(f"num_workers = {loader.num_workers} is ignored: processes that fork under MPI may hang.")
+                note(
+                    f"num_workers = {loader.num_workers} is ignored: processes that fork under MPI may hang."
+                )
             return
         _require_no_workers(loader)
         if not self.stateful:
@@ -92,7 +110,8 @@ class Stream:
 
     @property
     def fingerprint(self) -> tuple[int, int] | None:
-        """A map-style data set's length and checksum (0 if examples are random); None for other loaders."""
+        """A map-style data set's length and checksum (0 if examples are random); None for other
+        loaders."""
         if self._batches is None:
             return None
         again = _Collated.of(self._loader)
@@ -108,7 +127,8 @@ class Stream:
         return self._batches.examples if self._batches else None
 
     def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
-        """Return the batch of a local step. ``in_pass``: the pass over the examples, and the batch's number in it.
+        """Return the batch of a local step. ``in_pass``: the pass over the examples, and the
+        batch's number in it.
 
         ``ahead``: the number of following batches that a thread reads meanwhile.
         """
@@ -122,14 +142,18 @@ class Stream:
     def _next(self) -> Any:
         for fresh in (False, True):
             if self._iterator is None or fresh:
-                for sampler in (getattr(self._loader, name, None) for name in ("sampler", "batch_sampler")):
+                for sampler in (
+                    getattr(self._loader, name, None) for name in ("sampler", "batch_sampler")
+                ):
                     if hasattr(sampler, "set_epoch"):
                         sampler.set_epoch(self._epoch)
                 self._iterator = iter(self._loader)
                 self._epoch += 1
             for batch in self._iterator:
                 return batch
-        raise DataError(f"the loader, {type(self._loader).__name__}, has no batch on rank {self._rank}.")
+        raise DataError(
+            f"the loader, {type(self._loader).__name__}, has no batch on rank {self._rank}."
+        )
 
 
 class Streams:
@@ -145,14 +169,19 @@ class Streams:
         """Streams whose first batches must still be compared between ranks."""
 
     def of(self, loader: Iterable[Any], local: bool = False) -> Stream:
-        """Return a loader's stream; ``local``: ranks' data differ. Raises ConfigError or DataError if unusable."""
+        """Return a loader's stream; ``local``: ranks' data differ. Raises ConfigError or DataError
+        if unusable."""
         key = id(loader)
-        if draws_at_random(loader):  # a new loader of the same data set, as in each round, continues its stream
+        if draws_at_random(
+            loader
+        ):  # a new loader of the same data set, as in each round, continues its stream
             key = id(loader.dataset), loader.batch_size, loader.collate_fn, local
         if key not in self._streams:
             communicator = self._communicator
             with communicator.agreed():
-                stream = Stream(loader, self._seed, communicator.rank, communicator.size, self._note, local)
+                stream = Stream(
+                    loader, self._seed, communicator.rank, communicator.size, self._note, local
+                )
                 fingerprint = stream.fingerprint
             first = communicator.broadcast_from_root(fingerprint)
             with communicator.agreed():
@@ -182,7 +211,8 @@ class Streams:
             self._new.clear()
 
     def _require_as_before(self, fingerprint: list[int]) -> None:
-        """Raise DataError if a data set differs after resuming, but not for local data on another number of ranks."""
+        """Raise DataError if a data set differs after resuming, but not for local data on another
+        number of ranks."""
         path = self._folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
@@ -201,7 +231,8 @@ class Streams:
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
-        """Save the states, if any, of this rank's loaders after a round, or from before a ``dropped`` round.
+        """Save the states, if any, of this rank's loaders after a round, or from before a
+        ``dropped`` round.
 
         Keep the newest ``kept + 1`` files.
         """
@@ -215,12 +246,17 @@ class Streams:
                 path.unlink(missing_ok=True)
 
     def load(self, folder: Path, round: int, resumed: str = "") -> None:
-        """Load the states that this rank saved in ``folder`` after a round. Raises DataError if they are unreadable.
+        """Load the states that this rank saved in ``folder`` after a round. Raises DataError if
+        they are unreadable.
 
-        ``resumed``: the run or checkpoint to resume; ``folder`` gets its states and fingerprints if it lacks them.
+        ``resumed``: the run or checkpoint to resume; ``folder`` gets its states and fingerprints if
+        it lacks them.
         """
         self._folder = folder
-        data, path = folder / f"data-{self._communicator.rank}.json", folder / f"{round}-{self._communicator.rank}.pt"
+        data, path = (
+            folder / f"data-{self._communicator.rank}.json",
+            folder / f"{round}-{self._communicator.rank}.pt",
+        )
         if not round:
             data.unlink(missing_ok=True)
         elif not data.exists():
@@ -251,24 +287,29 @@ def _require_no_workers(loader: Iterable[Any]) -> None:
 
 
 def draws_at_random(loader: Iterable[Any]) -> bool:
-    """Return True if ranks draw at random from a loader's data set, even from a loader without shuffling.
+    """Return True if ranks draw at random from a loader's data set, even from a loader without
+    shuffling.
 
-    The data set must be map-style, the loader must have one batch size and a sampler of torch that takes each example
-    once.
+    The data set must be map-style, the loader must have one batch size and a sampler of torch that
+    takes each example once.
     """
     if not _is_map_style(loader) or not loader.batch_size:
         return False
     sampler = loader.sampler
-    whole = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)
+    whole = (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(loader.dataset)
+    )
     return whole or isinstance(sampler, DistributedSampler | SequentialSampler)
 
 
 def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
     """Yield a rank's share of the batches of a loader that is the same on all ranks.
 
-    Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a batch sampler for a
-    map-style data set, a rank reads only its share. Otherwise the rank reads all batches, and a loader with
-    workers raises ConfigError.
+    Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a
+    batch sampler for a map-style data set, a rank reads only its share. Otherwise the rank reads
+    all batches, and a loader with workers raises ConfigError.
     """
     if _is_map_style(loader) and loader.batch_sampler:
         split = _Collated.of(loader)
@@ -295,6 +336,7 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
 
 
 def examples_in(batch: Any) -> int:
-    """Return the number of examples of a batch: the rows of its first tensor; 1 without a tensor, or for a scalar."""
+    """Return the number of examples of a batch: the rows of its first tensor; 1 without a tensor,
+    or for a scalar."""
     first = next(tensors_of(batch), None)
     return len(first) if first is not None and first.ndim else 1

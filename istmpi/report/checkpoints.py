@@ -18,7 +18,9 @@ def listing(entries: Iterable[Mapping[str, Any]]) -> Table:
     def row(entry: Mapping[str, Any]) -> Iterator[object]:
         yield entry["file"]
         yield "" if entry["round"] is None else f"{entry['round']} of {entry['rounds']}"
-        yield from ("" if entry[key] is None else entry[key] for key in ("local_steps", "ranks", "method"))
+        yield from (
+            "" if entry[key] is None else entry[key] for key in ("local_steps", "ranks", "method")
+        )
         yield from (size(entry["bytes"]), entry["modified"], entry["problem"] or "readable")
 
     columns = "file", "round", "local steps", "ranks", "method", "size", "written", "contents"
@@ -61,7 +63,13 @@ def _network(model: Mapping[str, Any], table: Mapping[str, Any]) -> str:
 
 def tensors(title: str, tensors: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
-        (tensor["name"], tensor["axes"], " x ".join(map(str, tensor["shape"])), tensor["dtype"], size(tensor["bytes"]))
+        (
+            tensor["name"],
+            tensor["axes"],
+            " x ".join(map(str, tensor["shape"])),
+            tensor["dtype"],
+            size(tensor["bytes"]),
+        )
         for tensor in tensors
     ]
     if len(rows) > 1:
@@ -74,13 +82,15 @@ def _first(values: Sequence[object], count: int) -> str:
 
 
 def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Table]:
-    """Yield the tables of `istmpi model`: widths, parameters, products, and the weights that ranks would hold."""
+    """Yield the tables of `istmpi model`: widths, parameters, products, and the weights that ranks
+    would hold."""
     widths = [(width["name"], width["length"], _verdict(width)) for width in facts["widths"]]
     none = ("none", "", "no: its constructor has no integers above 0")
     yield table_of(("width", "units", "can be dealt out"), widths or [none])
 
     names = (
-        (tensor["name"], tensor["axes"], " x ".join(map(str, shapes[tensor["name"]]))) for tensor in facts["parameters"]
+        (tensor["name"], tensor["axes"], " x ".join(map(str, shapes[tensor["name"]])))
+        for tensor in facts["parameters"]
     )
     yield table_of(("parameter", "axes", "shape"), names)
 
@@ -88,27 +98,42 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
     for operator in facts["operators"]:
         calls = f"{operator['calls']} times " * (operator["calls"] > 1)
         shape = calls + " x ".join(map(str, Pattern.parse(operator["shape"]).axes))
-        names = operator["module"] or "(its own forward)", operator["kind"], operator["parameter"] or "none"
-        products.append((*names, shape, *(number(operator[key]) for key in ("flops", "backward_flops"))))
-    totals = (sum(operator[key] for operator in facts["operators"]) for key in ("flops", "backward_flops"))
+        names = (
+            operator["module"] or "(its own forward)",
+            operator["kind"],
+            operator["parameter"] or "none",
+        )
+        products.append(
+            (*names, shape, *(number(operator[key]) for key in ("flops", "backward_flops")))
+        )
+    totals = (
+        sum(operator[key] for operator in facts["operators"]) for key in ("flops", "backward_flops")
+    )
     products.append(("all", "", "", "", *map(number, totals)))
     columns = "product", "kind", "weight", "rows x inner x columns", "FLOPs forward", "backward"
     yield table_of(columns, products)
 
     fewest, narrowest = min(
-        ((its["length"], its["name"]) for its in facts["widths"] if its["by_default"]), default=(0, "")
+        ((its["length"], its["name"]) for its in facts["widths"] if its["by_default"]),
+        default=(0, ""),
     )
     elements, flops, replicated = facts["elements"], facts["flops"], facts["replicated"]
     portions = [(1, number(elements), "100%", number(flops), "100%")]
     for ranks, held in facts["held"].items():
         if held is None:
-            portions.append((ranks, f"too many ranks: {narrowest} has {counted(fewest, 'unit')}", "", "", ""))
+            portions.append(
+                (ranks, f"too many ranks: {narrowest} has {counted(fewest, 'unit')}", "", "", "")
+            )
         else:
             its = facts["flops_of_held"][ranks]
             share, of_flops = f"{held / elements:.1%}", f"{its / max(flops, 1):.1%}"
             portions.append((ranks, number(held), share, number(its), of_flops))
-    portions.append(("any", f"{number(replicated)} on every rank", f"{replicated / elements:.1%}", "", ""))
-    yield table_of(("ranks", "weights each trains", "of all", "FLOPs to train an example", "of all"), portions)
+    portions.append(
+        ("any", f"{number(replicated)} on every rank", f"{replicated / elements:.1%}", "", "")
+    )
+    yield table_of(
+        ("ranks", "weights each trains", "of all", "FLOPs to train an example", "of all"), portions
+    )
 
 
 def _verdict(width: Mapping[str, Any]) -> str:

@@ -15,7 +15,8 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The additional error of each default target, as a share of the error of the best score that all runs reach."""
+"""The additional error of each default target, as a share of the error of the best score that all
+runs reach."""
 
 FIGURES = ("seconds", "bytes", "examples")
 
@@ -24,12 +25,19 @@ OFF_THE_CLOCK = ("evaluate", "save")
 
 def in_order(phases: Iterable[str]) -> list[str]:
     names, order = list(dict.fromkeys(phases)), list(PHASES)
-    return sorted(names, key=lambda name: (name in OFF_THE_CLOCK, order.index(name) if name in PHASES else len(order)))
+    return sorted(
+        names,
+        key=lambda name: (
+            name in OFF_THE_CLOCK,
+            order.index(name) if name in PHASES else len(order),
+        ),
+    )
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over a group's runs: one value per run, infinite if the run did not reach the target."""
+    """A figure over a group's runs: one value per run, infinite if the run did not reach the
+    target."""
 
     values: tuple[float, ...]
 
@@ -74,7 +82,8 @@ class Comparison:
 
     @property
     def splits(self) -> tuple[str, str]:
-        """The splits of the scores in training and of the final scores, in words; empty if all are test scores."""
+        """The splits of the scores in training and of the final scores, in words; empty if all are
+        test scores."""
         validated = any(curve.test is not None for group in self.groups for curve in group.curves)
         return (" on the validation split", " on the test split") if validated else ("", "")
 
@@ -83,26 +92,42 @@ class Comparison:
         return Spread(tuple(getattr(point, figure) if point else NOT_REACHED for point in points))
 
     def to_end(self, group: Group, figure: str) -> Spread:
-        return Spread(tuple(getattr(curve.points[-1], figure) for curve in group.curves if curve.points))
+        return Spread(
+            tuple(getattr(curve.points[-1], figure) for curve in group.curves if curve.points)
+        )
 
     def final(self, group: Group) -> Spread:
-        """Return the last score of each run, not smoothed; on the test split if the run was scored there."""
-        ends = (curve.points[-1].score if curve.test is None else curve.test for curve in group.curves if curve.points)
+        """Return the last score of each run, not smoothed; on the test split if the run was scored
+        there."""
+        ends = (
+            curve.points[-1].score if curve.test is None else curve.test
+            for curve in group.curves
+            if curve.points
+        )
         return Spread(tuple(ends))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
         """Return the ratio of a group's figure to the best group's figure.
 
-        It is the median of the ratios at common seeds, or the ratio of the medians if no seed is common. None if the
-        group's median run did not reach the target, or if the ratio is infinite.
+        It is the median of the ratios at common seeds, or the ratio of the medians if no seed is
+        common. None if the group's median run did not reach the target, or if the ratio is
+        infinite.
         """
         spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
         best = min(self.groups, key=lambda each: spreads[each.name].median)
         if math.isinf(spreads[group.name].median):
             return None
         here, other = (_by_seed(each, spreads[each.name]) for each in (group, best))
-        ratios = [_ratio(here[seed], other[seed]) for seed in here if math.isfinite(other.get(seed, NOT_REACHED))]
-        ratio = median(ratios) if ratios else _ratio(spreads[group.name].median, spreads[best.name].median)
+        ratios = [
+            _ratio(here[seed], other[seed])
+            for seed in here
+            if math.isfinite(other.get(seed, NOT_REACHED))
+        ]
+        ratio = (
+            median(ratios)
+            if ratios
+            else _ratio(spreads[group.name].median, spreads[best.name].median)
+        )
         return ratio if math.isfinite(ratio) else None
 
     def phases(self, group: Group) -> dict[str, float]:
@@ -137,15 +162,21 @@ def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings, to compare them at ``targets`` (default: `default_targets`).
+    """Group runs by method and settings, to compare them at ``targets`` (default:
+    `default_targets`).
 
-    Raises DataError for runs that cannot be compared, and ConfigError for a target that the score cannot have.
+    Raises DataError for runs that cannot be compared, and ConfigError for a target that the score
+    cannot have.
     """
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
-        raise DataError(f"runs with different scores cannot be compared: {', '.join(sorted(names))}.")
+        raise DataError(
+            f"runs with different scores cannot be compared: {', '.join(sorted(names))}."
+        )
     if len(data := _data(curves)) > 1:
-        raise DataError(f"runs on different data cannot be compared: {', '.join(data)}. Give runs on the same data.")
+        raise DataError(
+            f"runs on different data cannot be compared: {', '.join(data)}. Give runs on the same data."
+        )
     score_name = _only(names) or "accuracy"
     check_targets(targets, score_name)
     higher = higher_is_better(score_name)
@@ -167,7 +198,10 @@ def _data(curves: Sequence[Curve]) -> list[str]:
     Data without a name count as the named data set, if there is only one.
     """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
-    contents = {name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data} for name in names}
+    contents = {
+        name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data}
+        for name in names
+    }
     several = {
         f"{name} {curve.data}" if name and curve.data and len(contents[name]) > 1 else name
         for curve, name in zip(curves, names)
@@ -186,7 +220,8 @@ def check_targets(targets: Sequence[float], score_name: str) -> None:
 
 
 def smoothed(scores: Sequence[float]) -> list[float]:
-    """Return the median of each score and its two neighbours; the first and the last score stay as they are."""
+    """Return the median of each score and its two neighbours; the first and the last score stay as
+    they are."""
     inner = [median(scores[place - 1 : place + 2]) for place in range(1, len(scores) - 1)]
     return [*scores[:1], *inner, *scores[1:][-1:]]
 
@@ -199,7 +234,8 @@ def reached(points: Sequence[Point], target: float, higher_is_better: bool = Tru
 
 
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
-    """Return the scores with 50%, 25% and 0% more error than the best score that all runs reach, to three digits.
+    """Return the scores with 50%, 25% and 0% more error than the best score that all runs reach, to
+    three digits.
 
     Unfinished runs count only if no run is finished.
     """
@@ -246,12 +282,22 @@ def _columns(name: str, spread: Spread) -> dict[str, float | None]:
     return {f"{name}_median": middle, f"{name}_lowest": low, f"{name}_highest": high}
 
 
-WITHOUT_MEANING = ("name", "method.name", "train.seed", "data.source", "evaluate.", "checkpoint.", "output.")
+WITHOUT_MEANING = (
+    "name",
+    "method.name",
+    "train.seed",
+    "data.source",
+    "evaluate.",
+    "checkpoint.",
+    "output.",
+)
 """Prefixes of the settings that do not separate the groups of a comparison."""
 
 
 def facts(curve: Curve) -> dict[str, Any]:
-    settings = {key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)}
+    settings = {
+        key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)
+    }
     return settings | ({"ranks": curve.ranks_in_turn} if curve.ranks_in_turn else {})
 
 
@@ -261,7 +307,8 @@ def full_names(curves: Sequence[Curve]) -> list[str]:
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
-    """Return short names of groups, given a run of each: the method, with settings if groups share the method."""
+    """Return short names of groups, given a run of each: the method, with settings if groups share
+    the method."""
     made = []
     for curve in curves:
         rivals = [facts(other) for other in curves if other.method == curve.method]
@@ -270,9 +317,14 @@ def labels(curves: Sequence[Curve]) -> list[str]:
 
 
 def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) -> list[str]:
-    """Return the keys whose values differ between settings. A missing key differs only with ``all_of_them``."""
+    """Return the keys whose values differ between settings. A missing key differs only with
+    ``all_of_them``."""
     keys = dict.fromkeys(key for its in settings for key in its)
-    return [key for key in keys if len({repr(its.get(key)) for its in settings if all_of_them or key in its}) > 1]
+    return [
+        key
+        for key in keys
+        if len({repr(its.get(key)) for its in settings if all_of_them or key in its}) > 1
+    ]
 
 
 def text(value: Any) -> str:
@@ -283,5 +335,9 @@ def text(value: Any) -> str:
 
 def _named(curve: Curve, keys: Sequence[str], form: str) -> str:
     values = facts(curve)
-    words = [f"{key.rpartition('.')[2].replace('_', ' ')} {text(values[key])}" for key in keys if key in values]
+    words = [
+        f"{key.rpartition('.')[2].replace('_', ' ')} {text(values[key])}"
+        for key in keys
+        if key in values
+    ]
     return form.format(curve.method, ", ".join(words)) if words else curve.method

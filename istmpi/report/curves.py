@@ -1,6 +1,7 @@
 """The curve of one run: its scores against time, bytes and examples, and the time of each phase.
 
-Runs of istmpi record the curve in their folders; other programs write a ``curve.json`` (docs/following.md).
+Runs of istmpi record the curve in their folders; other programs write a ``curve.json``
+(docs/following.md).
 """
 
 import json
@@ -52,7 +53,8 @@ class Curve:
     test: float | None = None
     """The last score on the test split if the points are on the validation split; else None."""
     jobs: tuple[tuple[int, float], ...] = ()
-    """The ranks of each part of a resumed run, and the bytes that they sent; empty if the ranks did not change."""
+    """The ranks of each part of a resumed run, and the bytes that they sent; empty if the ranks did
+    not change."""
 
     @property
     def ranks_in_turn(self) -> int | str | None:
@@ -60,18 +62,25 @@ class Curve:
 
     @property
     def sent_by_a_rank(self) -> float:
-        return sum(sent / ranks for ranks, sent in self.jobs or [(self.ranks, self.points[-1].bytes)])
+        return sum(
+            sent / ranks for ranks, sent in self.jobs or [(self.ranks, self.points[-1].bytes)]
+        )
 
     def save(self, path: Path) -> None:
         with appearing(path) as file:
-            file.write(json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode() + b"\n")
+            file.write(
+                json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode() + b"\n"
+            )
 
 
-def read_curves(paths: Iterable[Path], left_out: Callable[[str], None] | None = None) -> list[Curve]:
-    """Read the curves of runs. A path is a run's folder, a folder of such folders, or a file like ``curve.json``.
+def read_curves(
+    paths: Iterable[Path], left_out: Callable[[str], None] | None = None
+) -> list[Curve]:
+    """Read the curves of runs. A path is a run's folder, a folder of such folders, or a file like
+    ``curve.json``.
 
-    Raises DataError for an unreadable run. ``left_out`` gets the message instead if the run is in a folder of runs, and
-    another run can be read.
+    Raises DataError for an unreadable run. ``left_out`` gets the message instead if the run is in a
+    folder of runs, and another run can be read.
     """
     curves, problems = [], []
     for given, run in ((path, run) for path in paths for run in _found(path)):
@@ -95,15 +104,21 @@ def _found(path: Path) -> list[Path]:
     if not path.exists():
         raise DataError(f"{path} does not exist.")
     if not path.is_dir():
-        raise DataError(f"{path} is {kind_of(path)}; it must be a run's folder, or a file like {FILE}.")
+        raise DataError(
+            f"{path} is {kind_of(path)}; it must be a run's folder, or a file like {FILE}."
+        )
     inside = sorted(folder for folder in path.iterdir() if folder.is_dir() and _is_run(folder))
     if not inside:
-        raise DataError(f"{path} is not a run's folder and contains none ({METRICS} and {SETTINGS}, or {FILE}).")
+        raise DataError(
+            f"{path} is not a run's folder and contains none ({METRICS} and {SETTINGS}, or {FILE})."
+        )
     return inside
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / FILE).is_file() or all((folder / name).is_file() for name in (METRICS, SETTINGS))
+    return (folder / FILE).is_file() or all(
+        (folder / name).is_file() for name in (METRICS, SETTINGS)
+    )
 
 
 def _curve(path: Path) -> Curve:
@@ -117,7 +132,9 @@ def _of_run(folder: Path) -> Curve:
     summary = record.summary() if (folder / SUMMARY).is_file() else None
     failure = None
     if (folder / FAILURE).is_file():
-        failure = Fields.read(folder / FAILURE, f"{folder / FAILURE} is not a record of a failed run", CURE)
+        failure = Fields.read(
+            folder / FAILURE, f"{folder / FAILURE} is not a record of a failed run", CURE
+        )
     done, rounds = lines[-1].whole("round") if lines else 0, run.train.rounds
     problem = ""
     if failure:
@@ -155,11 +172,16 @@ def _phases(last_job: Mapping[str, float], lines: Sequence[Fields]) -> dict[str,
 
 
 def _jobs(lines: Iterable[Fields]) -> tuple[tuple[int, float], ...]:
-    """Return ranks and bytes of each part of a run with an unchanged number of ranks; nothing for a single part."""
+    """Return ranks and bytes of each part of a run with an unchanged number of ranks; nothing for a
+    single part."""
     counted = (line for line in lines if "ranks" in line)
     by_ranks = groupby(counted, lambda line: line.whole("ranks", 1))
     parts = [(ranks, [*group][-1].figure("bytes", 0)) for ranks, group in by_ranks]
-    return tuple((ranks, end - start) for (ranks, end), (_, start) in zip(parts, [(0, 0), *parts]) if parts[1:])
+    return tuple(
+        (ranks, end - start)
+        for (ranks, end), (_, start) in zip(parts, [(0, 0), *parts])
+        if parts[1:]
+    )
 
 
 def _load(path: Path) -> Curve:
@@ -171,14 +193,18 @@ def _load(path: Path) -> Curve:
     if unknown := [key for key in tree if key not in keys]:
         raise tree.refused(printable(unknown[0]), tree.value(unknown[0]), "is not a key of a curve")
     texts = {
-        key: tree.text(key) for key in ("method", "score_name", "name", "problem", "source", "data") if key in tree
+        key: tree.text(key)
+        for key in ("method", "score_name", "name", "problem", "source", "data")
+        if key in tree
     }
     if not texts.get("method"):
         raise tree.refused("method", tree.value("method"), "must name the method")
     settings = tree.inner("settings") if "settings" in tree else {}
     return Curve(
         **{**texts, "source": texts.get("source") or printable(str(path))},
-        points=_points([(point, point.figure("score")) for point in tree.inners("points")], str(path)),
+        points=_points(
+            [(point, point.figure("score")) for point in tree.inners("points")], str(path)
+        ),
         seed=tree.whole("seed") if "seed" in tree else 0,
         ranks=tree.whole("ranks", 1),
         phases=tree.figures("phases", 0) if "phases" in tree else {},
@@ -189,7 +215,10 @@ def _load(path: Path) -> Curve:
 
 def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point, ...]:
     costs = ("seconds", "bytes", "examples")
-    points = [Point(point.whole("round"), *(point.figure(name, 0) for name in costs), score) for point, score in scored]
+    points = [
+        Point(point.whole("round"), *(point.figure(name, 0) for name in costs), score)
+        for point, score in scored
+    ]
     for point, next in zip(points, points[1:]):
         if any(getattr(next, name) < getattr(point, name) for name in ("round", *costs)):
             raise DataError(

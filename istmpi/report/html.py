@@ -1,4 +1,5 @@
-"""A comparison as one HTML file: verdict, tables, embedded pictures, and the settings that differ."""
+"""A comparison as one HTML file: verdict, tables, embedded pictures, and the settings that
+differ."""
 
 import platform
 import shlex
@@ -43,7 +44,8 @@ def made() -> str:
 
 
 def page(comparison: Comparison, pictures: Mapping[str, str] | None, title: str, made: str) -> str:
-    """Return the text of the file. ``pictures``: <svg> elements by title; None if matplotlib is not installed."""
+    """Return the text of the file. ``pictures``: <svg> elements by title; None if matplotlib is not
+    installed."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -60,11 +62,15 @@ def _body(comparison: Comparison, drawn: Mapping[str, str] | None) -> str:
     pictures = "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>\n"
     if drawn is not None:
         figures = "\n".join(f"<figure>{svg}</figure>" for svg in drawn.values())
-        pictures = (
-            f'<div class="pictures">\n{figures}\n</div>\n<p class="more">Dotted lines: the scores to reach.</p>\n'
-        )
+        pictures = f'<div class="pictures">\n{figures}\n</div>\n<p class="more">Dotted lines: the scores to reach.</p>\n'
     runs = [
-        (group.name, str(curve.seed), str(len(curve.points)), curve.problem or "finished", curve.source)
+        (
+            group.name,
+            str(curve.seed),
+            str(len(curve.points)),
+            curve.problem or "finished",
+            curve.source,
+        )
         for group in comparison.groups
         for curve in group.curves
     ]
@@ -80,7 +86,10 @@ def _table(sheet: Sheet) -> str:
     marks = sheet.best or [frozenset()] * len(sheet.rows)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(f"<td{_BEST if place in best else ''}>{_cell(cell)}</td>" for place, cell in enumerate(cells))
+        + "".join(
+            f"<td{_BEST if place in best else ''}>{_cell(cell)}</td>"
+            for place, cell in enumerate(cells)
+        )
         + "</tr>"
         for (name, cells), best in zip(sheet.rows, marks)
     )
@@ -97,7 +106,9 @@ def _cell(text: str) -> str:
 
 
 def _texts(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return _framed(head, body, ' class="texts"')
 
 

@@ -1,4 +1,5 @@
-"""Draws a run from the record in its folder, comparisons, and predicted costs. ImportError without matplotlib."""
+"""Draws a run from the record in its folder, comparisons, and predicted costs. ImportError without
+matplotlib."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ PICTURE = "progress.png"
 
 
 def draw(folder: Path) -> Path:
-    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it changes.
+    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it
+    changes.
 
     Raises DataError for a bad record, OutputError if the file cannot be written.
     """
@@ -61,25 +63,37 @@ def draw(folder: Path) -> Path:
 
 def missing(folder: Path) -> bool:
     picture = folder / PICTURE
-    return not picture.exists() or picture.stat().st_mtime_ns < (folder / SUMMARY).stat().st_mtime_ns
+    return (
+        not picture.exists() or picture.stat().st_mtime_ns < (folder / SUMMARY).stat().st_mtime_ns
+    )
 
 
-def _progress(lines: Sequence[Fields], score_name: str, title: str, method: str, path: Path) -> None:
+def _progress(
+    lines: Sequence[Fields], score_name: str, title: str, method: str, path: Path
+) -> None:
     from matplotlib.figure import Figure
 
     split = "validation" if any("validation_score" in line for line in lines) else "test"
-    keys = ("validation_score", "validation_loss") if split == "validation" else ("score", "test_loss")
+    keys = (
+        ("validation_score", "validation_loss") if split == "validation" else ("score", "test_loss")
+    )
     scored = [line for line in lines if keys[0] in line]
-    scores, errors = ([line.figure(name) if name in line else nan for line in scored] for name in keys)
+    scores, errors = (
+        [line.figure(name) if name in line else nan for line in scored] for name in keys
+    )
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
-    changing = len(rates) == len(lines) and len(set(rates)) > 1  # earlier versions of istmpi recorded none
+    changing = (
+        len(rates) == len(lines) and len(set(rates)) > 1
+    )  # earlier versions of istmpi recorded none
     heights = [2.4, 2.4, 1.2][: 2 + changing]
     figure = Figure(figsize=(5.6, sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True)
     deals = bool(method) and spec_of(method).deals
     colour = styles([method])[method].colour if method else BLUE
     unit, factor = axis_unit(lines[-1].figure("seconds") if lines else 0, SECONDS)
-    everywhere, where = ([line.figure("seconds") / factor for line in some] for some in (lines, scored))
+    everywhere, where = (
+        [line.figure("seconds") / factor for line in some] for some in (lines, scored)
+    )
     axes[0].plot(where, scores, "o-", color=colour)
     label = "training" + ", subnets" * deals
     axes[1].plot(everywhere, [line.figure("loss") for line in lines], "--", color=GRID, label=label)
@@ -106,9 +120,13 @@ SPLIT = "Time by phase"
 
 
 def pictures(comparison: Comparison) -> dict[str, str]:
-    """Return reproducible <svg> elements by title: the score against time and bytes, and the time by phase."""
+    """Return reproducible <svg> elements by title: the score against time and bytes, and the time
+    by phase."""
     scored = _scored(comparison)
-    titles = {cost: f"{scored[0].upper()}{scored[1:]} against {words}" for cost, (words, _) in COSTS.items()}
+    titles = {
+        cost: f"{scored[0].upper()}{scored[1:]} against {words}"
+        for cost, (words, _) in COSTS.items()
+    }
     if any(comparison.phases(group) for group in comparison.groups):
         titles["phases"] = SPLIT
     drawings = {}
@@ -128,7 +146,9 @@ def _styles_of(comparison: Comparison) -> dict[str, Style]:
     by_method, looks = styles(group.method for group in comparison.groups), {}
     for method, style in by_method.items():
         lines = [style.line, *(line for line in LINES if line != style.line)]
-        for number, group in enumerate(group for group in comparison.groups if group.method == method):
+        for number, group in enumerate(
+            group for group in comparison.groups if group.method == method
+        ):
             looks[group.name] = Style(style.colour, style.marker, lines[number % len(lines)])
     return looks
 
@@ -174,7 +194,11 @@ def _lines(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
 
 def _bars(axis: Axes, comparison: Comparison) -> None:
     by_group = [comparison.phases(group) for group in comparison.groups]
-    phases = [phase for phase in in_order(name for phases in by_group for name in phases) if phase not in OFF_THE_CLOCK]
+    phases = [
+        phase
+        for phase in in_order(name for phases in by_group for name in phases)
+        if phase not in OFF_THE_CLOCK
+    ]
     totals = [sum(spent.get(phase, 0.0) for phase in phases) for spent in by_group]
     unit, factor = axis_unit(max(totals, default=0), SECONDS)
     others = (phase for phase in phases if phase not in PHASES)
@@ -198,7 +222,11 @@ def _bars(axis: Axes, comparison: Comparison) -> None:
 
 SPEED_UP = "Speed-up over one process"
 PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
-    ("Traffic", "Mfloat received per gradient step, all ranks", lambda row: row["received_floats_per_step"] / 1e6),
+    (
+        "Traffic",
+        "Mfloat received per gradient step, all ranks",
+        lambda row: row["received_floats_per_step"] / 1e6,
+    ),
     ("Computation", "GFLOP per gradient step, all ranks", lambda row: row["flops_per_step"] / 1e9),
     ("Time of an epoch", "seconds", lambda row: row["seconds_per_epoch"]),
     (SPEED_UP, "ratio of examples a second", lambda row: row["speed_up"]),
@@ -207,7 +235,8 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 
 
 def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw traffic, computation, time, speed-up and memory of methods by number of ranks into a file.
+    """Draw traffic, computation, time, speed-up and memory of methods by number of ranks into a
+    file.
 
     Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written.
     """
@@ -220,12 +249,17 @@ def figure_of_costs(rows: Sequence[Row], title: str) -> Figure:
         from matplotlib.figure import Figure
 
         drawn = Figure(figsize=(8, 11), layout="constrained")
-        counts, looks = sorted({row["ranks"] for row in rows}), styles(row["method"] for row in rows)
+        counts, looks = (
+            sorted({row["ranks"] for row in rows}),
+            styles(row["method"] for row in rows),
+        )
         *axes, spare = drawn.subplots(3, 2).flat
         spare.remove()
         for axis, (name, unit, value) in zip(axes, PANELS, strict=True):
             for method, look in looks.items():
-                points = [(row["ranks"], value(row) or nan) for row in rows if row["method"] == method]
+                points = [
+                    (row["ranks"], value(row) or nan) for row in rows if row["method"] == method
+                ]
                 # The logarithmic axis has no place for zero.
                 axis.plot(
                     *zip(*points),
@@ -241,7 +275,9 @@ def figure_of_costs(rows: Sequence[Row], title: str) -> Figure:
             axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")
             axis.set_xticks(counts if len(counts) <= 8 else counts[::2], minor=False)
             axis.xaxis.set_major_formatter("{x:,.0f}")
-            axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+            axis.yaxis.set_major_formatter(
+                lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"
+            )
             axis.minorticks_off()
             axis.legend()
         drawn.suptitle(fill(plain(title), 80))

@@ -4,7 +4,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from istmpi.report.comparison import FIGURES, OFF_THE_CLOCK, Comparison, Group, Spread, differing, facts, in_order, text
+from istmpi.report.comparison import (
+    FIGURES,
+    OFF_THE_CLOCK,
+    Comparison,
+    Group,
+    Spread,
+    differing,
+    facts,
+    in_order,
+    text,
+)
 from istmpi.report.comparison import best as best_of
 from istmpi.units import in_seconds, number, size
 
@@ -55,7 +65,8 @@ def sheets(comparison: Comparison) -> list[Sheet]:
     made.append(_ends(comparison, columns))
     settings_of = [facts(group.curves[0]) for group in groups]
     settings = (
-        (key, tuple(text(each[key]) if key in each else "" for each in settings_of)) for key in differing(settings_of)
+        (key, tuple(text(each[key]) if key in each else "" for each in settings_of))
+        for key in differing(settings_of)
     )
     more = {"Time by phase": _phases(comparison), "Settings that differ": tuple(settings)}
     return made + [Sheet(title, "", columns, rows) for title, rows in more.items() if rows]
@@ -73,9 +84,15 @@ def notes(comparison: Comparison) -> list[str]:
             "over common seeds. Runs with the same seed count as a single run, their median."
         )
     else:
-        lines.append("x: ratio to the best method's figure. Each method ran once; repeats would show the noise.")
+        lines.append(
+            "x: ratio to the best method's figure. Each method ran once; repeats would show the noise."
+        )
     for group in comparison.groups:
-        lines += [f"{group.label}, seed {curve.seed}: {curve.problem}" for curve in group.curves if curve.problem]
+        lines += [
+            f"{group.label}, seed {curve.seed}: {curve.problem}"
+            for curve in group.curves
+            if curve.problem
+        ]
     return lines
 
 
@@ -88,22 +105,31 @@ def _reached(spread: Spread, ratio: float | None, write: Callable[[float], str])
 
 
 def times(ratio: float) -> str:
-    return f"{ratio:.2f}x" if ratio < 9.95 else f"{ratio:.1f}x" if ratio < 99.5 else f"{ratio:,.0f}x"
+    return (
+        f"{ratio:.2f}x" if ratio < 9.95 else f"{ratio:.1f}x" if ratio < 99.5 else f"{ratio:,.0f}x"
+    )
 
 
 def _range(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
     if repeats < 2 or spread.range is None:
         return ""
     low, high = map(write, spread.range)
-    lines = [f"{low} to {high}"] * (low != high) + [f"{spread.reached} of {repeats}"] * (spread.reached < repeats)
+    lines = [f"{low} to {high}"] * (low != high) + [f"{spread.reached} of {repeats}"] * (
+        spread.reached < repeats
+    )
     return f"\n{', '.join(lines)}" if lines else ""
 
 
 def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     groups = comparison.groups
-    ends = [[(curve, curve.points[-1]) for curve in group.curves if curve.points] for group in groups]
+    ends = [
+        [(curve, curve.points[-1]) for curve in group.curves if curve.points] for group in groups
+    ]
     rounds = [[point.round for _, point in its] for its in ends]
-    speed = [Spread(tuple(point.examples / point.seconds for _, point in its if point.seconds)) for its in ends]
+    speed = [
+        Spread(tuple(point.examples / point.seconds for _, point in its if point.seconds))
+        for its in ends
+    ]
     sent = [Spread(tuple(curve.sent_by_a_rank for curve, _ in its if curve.ranks)) for its in ends]
     final = [comparison.final(group) for group in groups]
     alike = len({spread for each in rounds for spread in each}) == 1
@@ -127,7 +153,10 @@ def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
         ),
         "rounds": (map(_each, rounds), nothing),
         "ranks": (
-            [_each([curve.ranks_in_turn for curve in group.curves if curve.ranks_in_turn]) for group in groups],
+            [
+                _each([curve.ranks_in_turn for curve in group.curves if curve.ranks_in_turn])
+                for group in groups
+            ],
             nothing,
         ),
         "training time": ended("seconds"),
@@ -145,7 +174,10 @@ def _each(values: Sequence[object]) -> str:
 
 def _phases(comparison: Comparison) -> Rows:
     by_group = [comparison.phases(group) for group in comparison.groups]
-    totals = [sum(spent for name, spent in phases.items() if name not in OFF_THE_CLOCK) for phases in by_group]
+    totals = [
+        sum(spent for name, spent in phases.items() if name not in OFF_THE_CLOCK)
+        for phases in by_group
+    ]
     rows = []
     for name in in_order(name for phases in by_group for name in phases):
         off = name in OFF_THE_CLOCK
@@ -160,7 +192,8 @@ def _phases(comparison: Comparison) -> Rows:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence for each evaluated group, fastest first, then warnings. The target is the hardest reached."""
+    """Return a sentence for each evaluated group, fastest first, then warnings. The target is the
+    hardest reached."""
     groups = [group for group in comparison.groups if any(curve.points for curve in group.curves)]
     if not groups:
         return "The runs have no evaluation to compare yet."
@@ -180,10 +213,14 @@ def verdict(comparison: Comparison) -> str:
         if math.isfinite(spent := seconds(group, target)):
             sent = size(comparison.to_target(group, "bytes", target).median)
             reached = f"reached {goal} after {in_seconds(spent)} of training and {sent} sent by all ranks, and "
-        sentences.append(f"{group.label} {reached}ended at {comparison.final(group).median:.4g}{at_end}.")
+        sentences.append(
+            f"{group.label} {reached}ended at {comparison.final(group).median:.4g}{at_end}."
+        )
     if all(len(group.curves) == 1 for group in groups) and len(groups) > 1:
         sentences.append("Each method ran once, so noise does not show.")
-    failed = [group.label for group in comparison.groups if any(curve.problem for curve in group.curves)]
+    failed = [
+        group.label for group in comparison.groups if any(curve.problem for curve in group.curves)
+    ]
     if failed:
         sentences.append(f"Some runs of {', '.join(failed)} did not finish.")
     return " ".join(sentences)

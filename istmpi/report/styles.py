@@ -26,7 +26,8 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 """The palette of Okabe and Ito, for all kinds of colour blindness."""
 BROWN, WINE, ASH, RUST, MOSS = "#786048", "#a84878", "#b9aca8", "#b8330b", "#92b874"
-"""Further colours, as far as possible from the palette and each other, also for the colour-blind."""
+"""Further colours, as far as possible from the palette and each other, also for the
+colour-blind."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +70,28 @@ PHASES = {
     "all-reduce": "#beaf6b",
     "other": "#4a536c",
 }
-"""The colours of phases, in the order of a round: shades of cividis, with neighbours that differ clearly."""
+"""The colours of phases, in the order of a round: shades of cividis, with neighbours that differ
+clearly."""
 REST = ("#f7f7f7", "#252525", "#bdbdbd")
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """Return a style for each method. Methods that are not in `STYLES` get unused colours, while there are any."""
+    """Return a style for each method. Methods that are not in `STYLES` get unused colours, while
+    there are any."""
     names = list(dict.fromkeys(names))
     chosen = {name: STYLES[name] for name in names if name in STYLES}
     taken = {style.colour for style in chosen.values()}
-    spare = [colour for colour in (YELLOW, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLUE) if colour not in taken]
+    spare = [
+        colour
+        for colour in (YELLOW, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLUE)
+        if colour not in taken
+    ]
     unknown = [name for name in names if name not in STYLES]
     return chosen | {
-        name: Style((spare or [GRID])[place % max(len(spare), 1)], UNKNOWN_MARKERS[place % len(UNKNOWN_MARKERS)])
+        name: Style(
+            (spare or [GRID])[place % max(len(spare), 1)],
+            UNKNOWN_MARKERS[place % len(UNKNOWN_MARKERS)],
+        )
         for place, name in enumerate(unknown)
     }
 
@@ -96,7 +106,13 @@ LOOK = {
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), PAPER),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    **{"axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.alpha": 0.3, "axes.titleweight": "bold"},
+    **{
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": GRID,
+        "grid.alpha": 0.3,
+        "axes.titleweight": "bold",
+    },
     **{"font.size": 9.5, "axes.titlesize": 10, "figure.titlesize": 11, "legend.fontsize": 8.5},
     **{"lines.linewidth": 1.6, "lines.markersize": 4.5, "svg.fonttype": "none"},
 }
@@ -114,7 +130,8 @@ def name(text: str) -> str:
 
 @contextmanager
 def looking_alike() -> Iterator[None]:
-    """A ``with`` block with istmpi's settings of matplotlib, not the user's. Raises ImportError without matplotlib."""
+    """A ``with`` block with istmpi's settings of matplotlib, not the user's. Raises ImportError
+    without matplotlib."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -130,7 +147,8 @@ def require_drawable(path: Path) -> None:
 
 
 def svg(figure: "Figure", title: str, salt: str = "") -> str:
-    """Return a picture as an <svg> element, as reproducible text. Each picture of a page needs its own ``salt``."""
+    """Return a picture as an <svg> element, as reproducible text. Each picture of a page needs its
+    own ``salt``."""
     import matplotlib
 
     file = io.StringIO()
@@ -145,7 +163,8 @@ def svg(figure: "Figure", title: str, salt: str = "") -> str:
 
 
 def save(figure: "Figure", path: Path, title: str, follow: bool = True) -> None:
-    """Write a figure, complete or not at all, in the format of the file's ending. Raises OutputError if that fails."""
+    """Write a figure, complete or not at all, in the format of the file's ending. Raises
+    OutputError if that fails."""
     with appearing(path, follow) as file:
         if path.suffix == ".svg":
             file.write(svg(figure, title).encode())

@@ -19,9 +19,7 @@ from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets, verdict
 from istmpi.units import counted, duration, number, size
 
-CHANGING = (
-    "Shares change during the run; these figures assume equal shares. A faster rank will hold, compute and send more."
-)
+CHANGING = "Shares change during the run; these figures assume equal shares. A faster rank will hold, compute and send more."
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
@@ -60,7 +58,10 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
     of_whom, sent = ("largest_rank", "all_ranks", "one_process"), phases[0]["round_bytes"]
     rows = (
         ("weights trained", *(number(figures["weights"][whose]) for whose in of_whom)),
-        ("FLOPs a local step", *(number(figures["flops_per_local_step"][whose]) for whose in of_whom)),
+        (
+            "FLOPs a local step",
+            *(number(figures["flops_per_local_step"][whose]) for whose in of_whom),
+        ),
         ("bytes sent a round", size(sent / ranks), size(sent), size(0)),
         ("memory: process, owned rows", memory("process", "owned")[0]),
         ("memory: network, gradients, optimizer", *memory("network", "gradients", "optimizer")),
@@ -80,7 +81,9 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
             f"{number(phase['examples'])} examples, {size(phase['sent_bytes'])} sent by all ranks"
         )
     if figures["sent_bytes"] is not None:
-        console.print(f"this run's seed: {figures['sent_bytes']:,} bytes sent by all ranks, without evaluations")
+        console.print(
+            f"this run's seed: {figures['sent_bytes']:,} bytes sent by all ranks, without evaluations"
+        )
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
     console.print(f"learning rate {schedules.in_words(run.optimizer, steps)}")
     for remark in (inexact(network) if network.inexact else "", figures["warning"]):
@@ -94,11 +97,13 @@ def inexact(network: Architecture) -> str:
 
 
 FEW_UNITS, FEW_CHANNELS = 16, 256
-"""The fewest units of a layer on a rank, and fewest channels of a residual stream, that give no warning."""
+"""The fewest units of a layer on a rank, and fewest channels of a residual stream, that give no
+warning."""
 
 
 def warn_of_widths(network: Architecture, held: Holdings) -> str:
-    """Return a warning if subnets are too narrow to learn well, or if factors are not exact; else an empty text."""
+    """Return a warning if subnets are too narrow to learn well, or if factors are not exact; else
+    an empty text."""
     warnings = [_too_narrow(network, held)]
     for group, deviation in network.table.fading.items():
         if group in held.groups and held.ranks > 1:
@@ -117,9 +122,12 @@ def _too_narrow(network: Architecture, held: Holdings) -> str:
     axes = [axis for parameter in network.parameters.values() for axis in parameter.pattern.axes]
     lengths = network.lengths  # a unit of a multiplier is several channels
     wide = {
-        group: min(axis.length(lengths) for axis in axes if group in axis.names) // lengths[group] for group in groups
+        group: min(axis.length(lengths) for axis in axes if group in axis.names) // lengths[group]
+        for group in groups
     }
-    fewest, name = min((min(part.lengths[name] for part in held.parts) * wide[name], name) for name in groups)
+    fewest, name = min(
+        (min(part.lengths[name] for part in held.parts) * wide[name], name) for name in groups
+    )
     units = lengths[name] * wide[name]
     if units < FEW_CHANNELS and network.table.residual.keys() >= {*groups}:
         cure = "Give the class an argument for a width inside its blocks"
@@ -137,7 +145,9 @@ def _too_narrow(network: Architecture, held: Holdings) -> str:
 
 def _speed(row: Row) -> str:
     speed_up = row["speed_up"]
-    return f"{f'{speed_up:,.0f}' if speed_up >= 100 else f'{speed_up:.3g}'} ({row['efficiency']:.0%})"
+    return (
+        f"{f'{speed_up:,.0f}' if speed_up >= 100 else f'{speed_up:.3g}'} ({row['efficiency']:.0%})"
+    )
 
 
 TABLES: dict[str, Callable[[Row], str]] = {
@@ -157,7 +167,9 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
     cells = {(row["method"], row["ranks"]): row for row in rows}
     for title, cell in TABLES.items():
         for shown in _side_by_side(methods, console.width):
-            table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+            table = Table(
+                title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
+            )
             table.min_width = min(len(title), console.width)
             for heading in ("ranks", *shown):
                 table.add_column(escape(heading), justify="right", no_wrap=heading != "ranks")
@@ -189,18 +201,25 @@ def cluster(console: Console, cluster: Cluster) -> None:
         return f"{seconds * 1e6:.1f} µs"
 
     def rate(seconds_per_byte: float) -> str:
-        """Write bytes a second. A fit gives 0 to bytes whose time it does not see; they have no rate to show."""
+        """Write bytes a second. A fit gives 0 to bytes whose time it does not see; they have no
+        rate to show."""
         return f"{size(1 / seconds_per_byte)}/s" if seconds_per_byte else ""
 
     links = [
-        (name, latency(link.latency), rate(link.seconds_per_byte), fitted(name)) for name, link in cluster.links.items()
+        (name, latency(link.latency), rate(link.seconds_per_byte), fitted(name))
+        for name, link in cluster.links.items()
     ]
     handled = rate(cluster.handle_seconds_per_byte)
     touched = rate(cluster.touch_seconds_per_byte)
     rows = [
         *links,
         ("transfers", latency(cluster.transfer_seconds), handled, fitted("transfer")),
-        ("products", latency(cluster.product_seconds), f"{number(cluster.flops[0])}FLOP/s", fitted("products")),
+        (
+            "products",
+            latency(cluster.product_seconds),
+            f"{number(cluster.flops[0])}FLOP/s",
+            fitted("products"),
+        ),
         ("beside products", "", touched, fitted("steps")),
         ("local step", latency(cluster.step_seconds), "", ""),
         ("deal", latency(cluster.deal_seconds), "", ""),
@@ -217,9 +236,13 @@ def comparison(console: Console, compared: Comparison) -> None:
         table = Table(box=None, pad_edge=False)
         table.add_column(escape(sheet.corner), vertical="top")
         for name in sheet.columns:
-            table.add_column(escape(name.replace(" (", "\n(").replace(", ", ",\n")), justify="right")
+            table.add_column(
+                escape(name.replace(" (", "\n(").replace(", ", ",\n")), justify="right"
+            )
         for (name, cells), best in zip(sheet.rows, sheet.best or [frozenset()] * len(sheet.rows)):
-            table.add_row(escape(name), *(_marked(cell, place in best) for place, cell in enumerate(cells)))
+            table.add_row(
+                escape(name), *(_marked(cell, place in best) for place, cell in enumerate(cells))
+            )
         console.print(table)
         console.print()
     for line in notes(compared):

@@ -1,4 +1,5 @@
-"""A cluster in one process: P ranks take turns, on a simulated MPI library. No launcher, no MPI, no waiting."""
+"""A cluster in one process: P ranks take turns, on a simulated MPI library. No launcher, no MPI, no
+waiting."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,7 +25,8 @@ class Outcome:
     dead: frozenset[int]
     calls: Sequence[int]
     messages: Counter[str]
-    """Counts: ``messages``, also of collective calls, and ``bytes`` of messages between two ranks."""
+    """Counts: ``messages``, also of collective calls, and ``bytes`` of messages between two
+    ranks."""
     switches: int
     seconds: float
     trace: int
@@ -40,11 +42,13 @@ class Outcome:
 UNDISTURBED = Faults()
 
 
-def simulate(program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED) -> Outcome:
+def simulate(
+    program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED
+) -> Outcome:
     """Run a program on simulated ranks: each rank calls it once, with a communicator of all ranks.
 
-    The outcome depends only on the program and the faults. An exception ends the job, except an `IstmpiError` that is
-    marked as raised on all ranks (``everywhere``).
+    The outcome depends only on the program and the faults. An exception ends the job, except an
+    `IstmpiError` that is marked as raised on all ranks (``everywhere``).
     """
     network = Network(ranks, faults)
     job, world = Job(network), Context(network, range(ranks))
@@ -68,4 +72,13 @@ def simulate(program: Callable[[Communicator], Any], ranks: int, faults: Faults 
     scheduler.run(live)
     calls = [task.calls for task in scheduler.tasks]
     end = scheduler.verdict, network.happened, frozenset(network.dead)
-    return Outcome(results, errors, *end, calls, network.messages, scheduler.switches, scheduler.now, network.trace)
+    return Outcome(
+        results,
+        errors,
+        *end,
+        calls,
+        network.messages,
+        scheduler.switches,
+        scheduler.now,
+        network.trace,
+    )

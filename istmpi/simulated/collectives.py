@@ -1,4 +1,5 @@
-"""Collective calls of a simulated job: a rank brings a value, and leaves once all values that it needs are there."""
+"""Collective calls of a simulated job: a rank brings a value, and leaves once all values that it
+needs are there."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -45,10 +46,11 @@ class Collectives:
         leave: Callable[[Brought], Any],
         among: tuple[int, ...] = (),
     ) -> Request:
-        """Begin a rank's next collective call; once the ranks ``needs`` have begun it, ``leave`` makes the result.
+        """Begin a rank's next collective call; once the ranks ``needs`` have begun it, ``leave``
+        makes the result.
 
-        All ranks must give the same ``name``; otherwise SimulationError ends the job. ``among``: the ranks that
-        make the call, by default all.
+        All ranks must give the same ``name``; otherwise SimulationError ends the job. ``among``:
+        the ranks that make the call, by default all.
         """
         network, members = self._network, among or context.members
         caller = context.number, among, rank
@@ -56,9 +58,13 @@ class Collectives:
         key = context.number, among, count
         collective = self._open.setdefault(key, Collective(name, rank, len(members)))
         if collective.name != name:
-            differ = f"rank {collective.first} is in {collective.name} where rank {rank} is in {name}"
+            differ = (
+                f"rank {collective.first} is in {collective.name} where rank {rank} is in {name}"
+            )
             network.scheduler.end(
-                SimulationError(f"{differ}: call {count} of all ranks of communicator {context.number}")
+                SimulationError(
+                    f"{differ}: call {count} of all ranks of communicator {context.number}"
+                )
             )
         request = Request(network, rank, name)
         entry = Entry(request, set(needs) - collective.brought.keys() - {rank}, leave)
@@ -69,7 +75,9 @@ class Collectives:
             other.missing.discard(rank)
             if not (other.missing or other.leaving or other.request.done):
                 other.leaving = True
-                network.scheduler.after(network.timing.message(), self._leave, (key, collective, other))
+                network.scheduler.after(
+                    network.timing.message(), self._leave, (key, collective, other)
+                )
         return network.begun(request)
 
     def _leave(self, what: tuple[Any, Collective, Entry]) -> None:

@@ -23,7 +23,8 @@ class Job:
 
 
 class SimulatedCommunicator:
-    """A stand-in for mpi4py's ``Intracomm`` on one rank. ``members[r]`` is the world rank of its rank r."""
+    """A stand-in for mpi4py's ``Intracomm`` on one rank. ``members[r]`` is the world rank of its
+    rank r."""
 
     def __init__(self, job: Job, context: Context, me: int):
         self._job, self._network, self._context, self._me = job, job.network, context, me
@@ -45,9 +46,14 @@ class SimulatedCommunicator:
     # ---- collective calls
 
     def _collective(
-        self, name: str, brought: Any, needs: Sequence[int] | None, leave: Callable[[list[Any]], Any] = lambda _: None
+        self,
+        name: str,
+        brought: Any,
+        needs: Sequence[int] | None,
+        leave: Callable[[list[Any]], Any] = lambda _: None,
     ) -> Request:
-        """Begin a collective call. ``needs``: the ranks whose values this rank needs; None for all."""
+        """Begin a collective call. ``needs``: the ranks whose values this rank needs; None for
+        all."""
         self._network.call(self._me, name)
         needed = self.members if needs is None else [self.members[rank] for rank in needs]
         return self._job.collectives.enter(
@@ -109,16 +115,22 @@ class SimulatedCommunicator:
             if self.rank != root:
                 values[:] = _exactly(brought[root], len(values), "Bcast")
 
-        return self._collective(f"Bcast of {root}", bytes(values) if self.rank == root else None, [root], leave)
+        return self._collective(
+            f"Bcast of {root}", bytes(values) if self.rank == root else None, [root], leave
+        )
 
-    def Iallreduce(self, send: Any, receive: np.ndarray, op: Callable[[Any, Any], Any] = np.add) -> Request:
+    def Iallreduce(
+        self, send: Any, receive: np.ndarray, op: Callable[[Any, Any], Any] = np.add
+    ) -> Request:
         def leave(brought: list[np.ndarray]) -> None:
             result = brought[0]
             for values in brought[1:]:
                 result = op(result, values)
             receive[...] = result
 
-        return self._collective("Allreduce", (receive if send is IN_PLACE else send).copy(), None, leave)
+        return self._collective(
+            "Allreduce", (receive if send is IN_PLACE else send).copy(), None, leave
+        )
 
     def Barrier(self) -> None:
         self._result(self.Ibarrier())
@@ -127,15 +139,21 @@ class SimulatedCommunicator:
 
     def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Request:
         self._network.call(self._me, "Isend")
-        return self._job.mail.send(self._context, self._me, self.members[dest], tag, bytes_of(buffer))
+        return self._job.mail.send(
+            self._context, self._me, self.members[dest], tag, bytes_of(buffer)
+        )
 
     def Irecv(self, buffer: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         self._network.call(self._me, "Irecv")
-        return self._job.mail.receive(self._context, self._me, self._world(source), tag, bytes_of(buffer))
+        return self._job.mail.receive(
+            self._context, self._me, self._world(source), tag, bytes_of(buffer)
+        )
 
     def isend(self, value: Any, dest: int, tag: int = 0) -> Request:
         self._network.call(self._me, "isend")
-        return self._job.mail.send(self._context, self._me, self.members[dest], tag, pickle.dumps(value))
+        return self._job.mail.send(
+            self._context, self._me, self.members[dest], tag, pickle.dumps(value)
+        )
 
     def irecv(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         self._network.call(self._me, "irecv")
@@ -144,7 +162,9 @@ class SimulatedCommunicator:
     def recv(self, source: int = ANY_SOURCE) -> Any:
         return self.irecv(source).wait()
 
-    def iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
+    def iprobe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> bool:
         self._network.poll(self._me, "Iprobe")
         message = self._job.mail.box(self._context, self._me).first(self._world(source), tag)
         if message and status is not None:
@@ -160,7 +180,11 @@ class SimulatedCommunicator:
         by_rank = self._result(self._collective(name, (color, {}), None, lambda by_rank: by_rank))
         made = by_rank[0][1]
         if color not in made:  # the first rank that leaves makes the context for all
-            members = [member for member, (its, _) in zip(self.members, by_rank, strict=True) if its == color]
+            members = [
+                member
+                for member, (its, _) in zip(self.members, by_rank, strict=True)
+                if its == color
+            ]
             made[color] = Context(self._network, members)
         return SimulatedCommunicator(self._job, made[color], self._me)
 
@@ -177,7 +201,13 @@ class SimulatedCommunicator:
         self._network.call(self._me, "Create_group")
         members = group.members
         request = self._job.collectives.enter(
-            self._context, self._me, f"Create_group of {members}", [], members, lambda by: by[members[0]], members
+            self._context,
+            self._me,
+            f"Create_group of {members}",
+            [],
+            members,
+            lambda by: by[members[0]],
+            members,
         )
         made = self._result(request)
         if not made:
@@ -197,7 +227,9 @@ def bytes_of(buffer: Any) -> np.ndarray:
 
 def _parts(buffer: Sequence[Any]) -> Iterator[np.ndarray]:
     values = bytes_of(buffer)
-    return (values[start : start + count] for count, start in zip(buffer[1], buffer[2], strict=True))
+    return (
+        values[start : start + count] for count, start in zip(buffer[1], buffer[2], strict=True)
+    )
 
 
 def _exactly(values: bytes, nbytes: int, call: str) -> np.ndarray:

@@ -15,7 +15,8 @@ CALL_SECONDS = 1e-6
 MESSAGE_SECONDS = 1e-5
 BYTES_PER_SECOND = 1e9
 EAGER_BYTES = 2**16
-"""The most bytes, without a seed, of a message that does not wait at its sender for its receiver."""
+"""The most bytes, without a seed, of a message that does not wait at its sender for its
+receiver."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Kill:
-    """A rank that dies at its call number ``call``; if ``posted``, just after that call has posted its operation."""
+    """A rank that dies at its call number ``call``; if ``posted``, just after that call has posted
+    its operation."""
 
     rank: int
     call: int
@@ -36,7 +38,8 @@ class Kill:
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults of a simulated job. Without faults, all calls take equal time, and so do messages of equal size."""
+    """The faults of a simulated job. Without faults, all calls take equal time, and so do messages
+    of equal size."""
 
     seed: int | None = None
     """The seed for the times of calls and messages, and for every choice that MPI leaves open."""
@@ -45,8 +48,11 @@ class Faults:
     kills: Sequence[Kill] = ()
 
     @classmethod
-    def drawn(cls, seed: int, ranks: int, kinds: Sequence[str] = KINDS, calls: Sequence[int] | int = 1000) -> "Faults":
-        """Draw faults from a seed: delays, and at most one other kind. ``calls``: the number of each rank's calls."""
+    def drawn(
+        cls, seed: int, ranks: int, kinds: Sequence[str] = KINDS, calls: Sequence[int] | int = 1000
+    ) -> "Faults":
+        """Draw faults from a seed: delays, and at most one other kind. ``calls``: the number of
+        each rank's calls."""
         draw = random.Random(f"faults {seed}")
         rank, place, size = draw.randrange(ranks), draw.random(), draw.random()
         call = 1 + int(place * (calls if isinstance(calls, int) else calls[rank]))
@@ -59,9 +65,12 @@ class Faults:
         )
 
     def __str__(self) -> str:
-        faults = [] if self.seed is None else [f"messages delayed and reordered by seed {self.seed}"]
+        faults = (
+            [] if self.seed is None else [f"messages delayed and reordered by seed {self.seed}"]
+        )
         faults += [
-            f"rank {stop.rank} stopped for {in_seconds(stop.seconds)} at its call {stop.call}" for stop in self.stops
+            f"rank {stop.rank} stopped for {in_seconds(stop.seconds)} at its call {stop.call}"
+            for stop in self.stops
         ]
         faults += [f"rank {rank} slowed {factor:.3g} times" for rank, factor in self.slow.items()]
         faults += [f"rank {kill.rank} killed at its call {kill.call}" for kill in self.kills]
@@ -72,7 +81,8 @@ class Timing:
     def __init__(self, faults: Faults):
         self._draw = random.Random(f"weather {faults.seed}") if faults.seed is not None else None
         self._slow = faults.slow
-        # Ranks are nearly in step or orders of magnitude apart: each finds errors that the other does not.
+        # Ranks are nearly in step or orders of magnitude apart: each finds errors that the other
+        # does not.
         self._spread = self._draw.uniform(0.3, 3.0) if self._draw else 0.0
 
     def _times(self) -> float:

@@ -1,7 +1,7 @@
 """Messages between ranks of a simulated job, matched as MPI does.
 
-Messages with one tag from one rank to another arrive in the order of sending. Other messages arrive in any order. A
-receive with any tag gets its sender's first message that is not received yet.
+Messages with one tag from one rank to another arrive in the order of sending. Other messages arrive
+in any order. A receive with any tag gets its sender's first message that is not received yet.
 """
 
 import pickle
@@ -43,7 +43,9 @@ class Box:
         for message in self.arrived:
             if source in (ANY_SOURCE, message.source) and tag in (ANY_TAG, message.tag):
                 if tag != ANY_TAG or message.number == min(
-                    other.number for other in (*self.flying, *self.arrived) if other.source == message.source
+                    other.number
+                    for other in (*self.flying, *self.arrived)
+                    if other.source == message.source
                 ):
                     return message
         return None
@@ -60,7 +62,9 @@ class Mail:
     def box(self, context: Context, rank: int) -> Box:
         return self._boxes.setdefault((context.number, rank), Box())
 
-    def send(self, context: Context, source: int, destination: int, tag: int, values: np.ndarray | bytes) -> Request:
+    def send(
+        self, context: Context, source: int, destination: int, tag: int, values: np.ndarray | bytes
+    ) -> Request:
         network, nbytes, ends = self._network, len(values), (context.number, source, destination)
         request = Request(network, source, f"a send with tag {tag}")
         request.needs = lambda: {destination}
@@ -72,7 +76,9 @@ class Mail:
             request.finish()
         self.box(context, destination).flying.append(message)
         stream = *ends, tag
-        arrives = max(network.scheduler.now + network.timing.message(nbytes), self._latest.get(stream, 0.0))
+        arrives = max(
+            network.scheduler.now + network.timing.message(nbytes), self._latest.get(stream, 0.0)
+        )
         self._latest[stream] = arrives
         network.scheduler.at(arrives, self._deliver, (context, message))
         return network.begun(request)
@@ -87,9 +93,13 @@ class Mail:
         self._match(box)
         self._network.stir(message.destination)
 
-    def receive(self, context: Context, rank: int, source: int, tag: int, into: np.ndarray | None) -> Request:
+    def receive(
+        self, context: Context, rank: int, source: int, tag: int, into: np.ndarray | None
+    ) -> Request:
         network, box = self._network, self.box(context, rank)
-        request = Request(network, rank, f"a receive with {'any tag' if tag == ANY_TAG else f'tag {tag}'}")
+        request = Request(
+            network, rank, f"a receive with {'any tag' if tag == ANY_TAG else f'tag {tag}'}"
+        )
         receive = Receive(source, tag, into, request)
         box.posted.append(receive)
         request.undo = lambda: box.posted.remove(receive) if receive in box.posted else None
@@ -99,7 +109,11 @@ class Mail:
 
     def _needs(self, context: Context, box: Box, receive: Receive) -> set[int]:
         under_way = {message.source for message in box.flying if not message.lost}
-        sources = set(context.members) - {receive.request.rank} if receive.source == ANY_SOURCE else {receive.source}
+        sources = (
+            set(context.members) - {receive.request.rank}
+            if receive.source == ANY_SOURCE
+            else {receive.source}
+        )
         return sources - under_way
 
     def _match(self, box: Box) -> None:
@@ -117,10 +131,14 @@ class Mail:
             receive.into[:nbytes] = np.frombuffer(message.values, dtype=np.uint8)
         else:
             ends = f"rank {message.source} sent {nbytes} bytes with tag {message.tag} where rank {message.destination}"
-            self._network.scheduler.end(SimulationError(f"{ends} receives at most {len(receive.into)}"))
+            self._network.scheduler.end(
+                SimulationError(f"{ends} receives at most {len(receive.into)}")
+            )
         request.finish()
         if not message.sent.done:
-            self._network.scheduler.after(self._network.timing.message(), lambda _: message.sent.finish())
+            self._network.scheduler.after(
+                self._network.timing.message(), lambda _: message.sent.finish()
+            )
 
     def _lose(self, killed: int) -> None:
         for box in self._boxes.values():
@@ -129,5 +147,7 @@ class Mail:
                 if message.source == killed:
                     message.lost = lost or not isinstance(message.values, bytes)
             box.arrived = [
-                message for message in box.arrived if message.source != killed or isinstance(message.values, bytes)
+                message
+                for message in box.arrived
+                if message.source != killed or isinstance(message.values, bytes)
             ]

@@ -46,13 +46,16 @@ class Network:
         self.poll(rank, name)
 
     def poll(self, rank: int, name: str) -> None:
-        """Begin a call that only polls, which unlike `call` does not shorten the rank's next rest."""
+        """Begin a call that only polls, which unlike `call` does not shorten the rank's next
+        rest."""
         task = self._task(rank)
         task.calls, task.call = task.calls + 1, name
         self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)
         seconds = self.timing.call(rank)
         if stopped := self._stops.get((rank, task.calls)):
-            self.happened.append(f"rank {rank} stopped for {in_seconds(stopped)} in {name}, its call {task.calls}")
+            self.happened.append(
+                f"rank {rank} stopped for {in_seconds(stopped)} in {name}, its call {task.calls}"
+            )
             seconds += stopped
         kill = self._kills.get(rank)
         if kill and task.calls >= kill.call + kill.posted:
@@ -127,8 +130,14 @@ class Network:
         for operation in operations[:2]:
             others = sorted(operation.needs())
             ended = [other for other in others if self.scheduler.tasks[other].done]
-            names = f" for rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}" if others else ""
-            waits.append(operation.words + names + " (which has ended)" * (bool(ended) and ended == others))
+            names = (
+                f" for rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+                if others
+                else ""
+            )
+            waits.append(
+                operation.words + names + " (which has ended)" * (bool(ended) and ended == others)
+            )
         return f"rank {task.rank} in {' and '.join(waits) or task.call}{_place(task)}"
 
 
@@ -140,9 +149,15 @@ class Context:
 
 def _place(task: Task) -> str:
     frame = sys._current_frames().get(task.thread.ident) if task.thread else None
-    while frame and (frame.f_code.co_filename.startswith(_HIDDEN) or "threading" in frame.f_code.co_filename):
+    while frame and (
+        frame.f_code.co_filename.startswith(_HIDDEN) or "threading" in frame.f_code.co_filename
+    ):
         frame = frame.f_back
-    return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno}, {frame.f_code.co_name})" if frame else ""
+    return (
+        f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno}, {frame.f_code.co_name})"
+        if frame
+        else ""
+    )
 
 
 # ---- by mpi4py's names

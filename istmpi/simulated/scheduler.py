@@ -1,7 +1,9 @@
-"""The scheduler of simulated ranks, which are threads: one runs until it calls MPI, then the next. Time is virtual.
+"""The scheduler of simulated ranks, which are threads: one runs until it calls MPI, then the next.
+Time is virtual.
 
-One list has all future events by their times, and the running thread carries them out. The order therefore follows from
-the times alone. Ranks that still wait when the list is empty are in a deadlock.
+One list has all future events by their times, and the running thread carries them out. The order
+therefore follows from the times alone. Ranks that still wait when the list is empty are in a
+deadlock.
 """
 
 import heapq
@@ -36,7 +38,8 @@ class Task:
 
 class Scheduler:
     def __init__(self, ranks: int, standstill: Callable[[], BaseException | None]):
-        """``standstill`` is called if no event is left. It returns the error, or None if all ranks have ended."""
+        """``standstill`` is called if no event is left. It returns the error, or None if all ranks
+        have ended."""
         self.standstill = standstill
         self.tasks = [Task(rank) for rank in range(ranks)]
         self.now = 0.0
@@ -94,7 +97,8 @@ class Scheduler:
         _set_global_random(state)
 
     def _following(self) -> Task | None:
-        """Do all events before the next task's turn, and return that task; None if the job is over."""
+        """Do all events before the next task's turn, and return that task; None if the job is
+        over."""
         while self._list and self.verdict is None:
             when, _, action, subject = heapq.heappop(self._list)
             if action is not None:
@@ -114,7 +118,9 @@ class Scheduler:
 
     def run(self, work: Callable[[Task], None]) -> None:
         for task in self.tasks:
-            task.thread = threading.Thread(target=self._live, args=(task, work), name=f"rank {task.rank}", daemon=True)
+            task.thread = threading.Thread(
+                target=self._live, args=(task, work), name=f"rank {task.rank}", daemon=True
+            )
             task.thread.start()
             self.wake(task, 0.0)
         before = _global_random()
@@ -128,7 +134,9 @@ class Scheduler:
     def _wait_for_the_end(self) -> None:
         try:
             self._over.acquire()
-        except BaseException as interruption:  # from a signal in the main thread: acts at the running rank's next call
+        except (
+            BaseException
+        ) as interruption:  # from a signal in the main thread: acts at the running rank's next call
             self.end(interruption)
             self._over.acquire()
             raise

@@ -1,7 +1,7 @@
 """A run on a simulated cluster: once, or under many schedules, with checks of the results.
 
-In every order of messages and ranks, the run must end with the undisturbed run's weights, loss, score and bytes. A job
-that lost a rank is resumed, and must reach the same weights and loss.
+In every order of messages and ranks, the run must end with the undisturbed run's weights, loss,
+score and bytes. A job that lost a rank is resumed, and must reach the same weights and loss.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from istmpi.training.run import run_training
 from istmpi.training.watch import Summary, Watch
 
 
-def simulated_training(run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = "") -> Outcome:
+def simulated_training(
+    run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = ""
+) -> Outcome:
     run, watch = usable(run), watch or Watch()
 
     def program(communicator: Communicator) -> Summary | None:
@@ -58,7 +60,11 @@ class Reached:
     def differences(self, other: Reached, but: Sequence[str] = ()) -> str:
         names = [name for name in ("weights", "loss", "score", "bytes") if name not in but]
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
-        return ", ".join(f"{name} {value}, not {expected}" for name, expected, value in pairs if value != expected)
+        return ", ".join(
+            f"{name} {value}, not {expected}"
+            for name, expected, value in pairs
+            if value != expected
+        )
 
 
 def trained(run: Run, communicator: Communicator) -> Reached:
@@ -68,7 +74,9 @@ def trained(run: Run, communicator: Communicator) -> Reached:
         last = progress
     training.method.publish()
     parameters, tensors = training.architecture.parameters, training.store.tensors
-    rows = {name: tensors[name].contiguous().view(torch.uint8).numpy().tobytes() for name in parameters}
+    rows = {
+        name: tensors[name].contiguous().view(torch.uint8).numpy().tobytes() for name in parameters
+    }
     per_rank = communicator.gather_to_root(rows)
     whole = {name: b"".join(each[name] for each in per_rank) for name in rows} if per_rank else {}
     weights = communicator.broadcast_from_root(_digest(whole))
@@ -116,7 +124,9 @@ class Schedules:
     @cached_property
     def calls(self) -> Sequence[int]:
         with _in_a_folder(self._run) as run:
-            return self._outcome(lambda communicator: run_training(run, communicator), Faults()).calls
+            return self._outcome(
+                lambda communicator: run_training(run, communicator), Faults()
+            ).calls
 
     @property
     def reached(self) -> Reached:
@@ -135,7 +145,9 @@ class Schedules:
                 yield self.killed(seed, Faults.drawn(seed, self._ranks, self._kinds, self.calls))
             else:
                 outcome = self._outcome(self._in_memory, faults)
-                yield Schedule(seed, faults, [outcome], _wrong(outcome) or self._compared(outcome.results))
+                yield Schedule(
+                    seed, faults, [outcome], _wrong(outcome) or self._compared(outcome.results)
+                )
 
     def _compared(self, results: Sequence[Reached], but: Sequence[str] = ()) -> str:
         counts = Counter(self.reached.differences(reached, but) for reached in results)
@@ -151,7 +163,12 @@ class Schedules:
             outcomes = [self._outcome(program, faults)]
             first = outcomes[0]
             if first.dead and getattr(first.ended, "exit_code", None) != KILLED:
-                return Schedule(seed, faults, outcomes, _wrong(first) or f"ended without a report of {first.happened}")
+                return Schedule(
+                    seed,
+                    faults,
+                    outcomes,
+                    _wrong(first) or f"ended without a report of {first.happened}",
+                )
             if first.dead:
                 outcomes.append(self._outcome(program, Faults(seed)))
             return Schedule(seed, faults, outcomes, _wrong(outcomes[-1]) or self._in_folder(run))
@@ -168,11 +185,15 @@ def _wrong(outcome: Outcome) -> str:
     for error in (outcome.ended, *outcome.errors):
         if error is not None:
             where = getattr(error, "simulated_rank", None)
-            return one_line(f"{type(error).__name__}{'' if where is None else f' on rank {where}'}: {error}")
+            return one_line(
+                f"{type(error).__name__}{'' if where is None else f' on rank {where}'}: {error}"
+            )
     return ""
 
 
 @contextmanager
 def _in_a_folder(run: Run) -> Iterator[Run]:
-    with tempfile.TemporaryDirectory(prefix="istmpi-schedule-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="istmpi-schedule-", ignore_cleanup_errors=True
+    ) as folder:
         yield run.override({"output.folder": str(Path(folder) / "run"), "checkpoint.every": 1})

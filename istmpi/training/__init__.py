@@ -1,1 +1,2 @@
-"""The round loop, a whole run in its folder, a comparison of several runs, and a measurement of the cluster."""
+"""The round loop, a whole run in its folder, a comparison of several runs, and a measurement of the
+cluster."""

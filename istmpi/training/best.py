@@ -1,4 +1,5 @@
-"""The best score on the validation split so far, and the number of evaluations without a better one."""
+"""The best score on the validation split so far, and the number of evaluations without a better
+one."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ class Best:
 
     @staticmethod
     def of(run: Run, data: Dataset) -> Best | None:
-        """Return a new object if the run scores the validation split during training; otherwise None.
+        """Return a new object if the run scores the validation split during training; otherwise
+        None.
 
-        A run does so if it sets data.validation, train.patience or checkpoint.best. Raises ConfigError if the data lack
-        the split, or if both checkpoint.best and train.resolution are set.
+        A run does so if it sets data.validation, train.patience or checkpoint.best. Raises
+        ConfigError if the data lack the split, or if both checkpoint.best and train.resolution are
+        set.
         """
         reasons = [f"train.patience = {run.train.patience}"] * (run.train.patience > 0)
         reasons += ["checkpoint.best = true"] * run.checkpoint.best
@@ -36,7 +39,11 @@ class Best:
                 "checkpoint.best = true does not go with train.resolution, because networks for different "
                 "image sizes cannot be compared. Leave one out."
             )
-        return Best(data.scoring.higher_is_better, run.train.patience) if run.watches_validation else None
+        return (
+            Best(data.scoring.higher_is_better, run.train.patience)
+            if run.watches_validation
+            else None
+        )
 
     def forget(self) -> None:
         self.round: int | None = None

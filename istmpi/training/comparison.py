@@ -1,7 +1,9 @@
-"""Trains several methods in turn in one job, all with the same initial network, data and evaluations.
+"""Trains several methods in turn in one job, all with the same initial network, data and
+evaluations.
 
-Repeats use the run's seed and the seeds after it. Methods run A B C A B C, so that a disturbance of the machine affects
-all. First every method trains a short round that is not measured, to make connections.
+Repeats use the run's seed and the seeds after it. Methods run A B C A B C, so that a disturbance of
+the machine affects all. First every method trains a short round that is not measured, to make
+connections.
 """
 
 import gc
@@ -15,7 +17,14 @@ from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
-from istmpi.errors import ConfigError, DataError, DivergedError, IstmpiError, StoppedError, UserError
+from istmpi.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    IstmpiError,
+    StoppedError,
+    UserError,
+)
 from istmpi.files import preparing
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
@@ -26,7 +35,8 @@ from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
 EVALUATIONS = 20
-"""The default number of evaluations: twice that of `istmpi train`, for a more exact time to a target."""
+"""The default number of evaluations: twice that of `istmpi train`, for a more exact time to a
+target."""
 REHEARSED = {"method.local_steps": 1, "method.epochs": 1, "method.burn_in": 0}
 REHEARSED |= {"optimizer.warm_up": 0, "train.resolution": []}
 """Settings of the rehearsal: the shortest round that needs as much memory as a whole run."""
@@ -63,11 +73,13 @@ class ComparisonWatch(Watch):
 
 
 class Comparison:
-    """The runs of one comparison. Every method is collective. The constructor raises ConfigError for wrong settings.
+    """The runs of one comparison. Every method is collective. The constructor raises ConfigError
+    for wrong settings.
 
-    Each run has a subfolder of ``run.output.folder``. The default folder is the first of runs/compare-NAME,
-    runs/compare-NAME-2, ... that is free or has this same comparison; its finished runs are not repeated. ``deadline``
-    and ``signals`` are as for `run_training`, for all runs together.
+    Each run has a subfolder of ``run.output.folder``. The default folder is the first of
+    runs/compare-NAME, runs/compare-NAME-2, ... that is free or has this same comparison; its
+    finished runs are not repeated. ``deadline`` and ``signals`` are as for `run_training`, for all
+    runs together.
     """
 
     def __init__(
@@ -84,7 +96,11 @@ class Comparison:
         with communicator.agreed():
             for name in methods:
                 spec_of(name, "--methods:")
-            folder = _folder(run, methods, repeats, communicator.size) if communicator.rank == 0 else None
+            folder = (
+                _folder(run, methods, repeats, communicator.size)
+                if communicator.rank == 0
+                else None
+            )
         self.folder: Path = communicator.broadcast_from_root(folder)
         self.turns = turns(run, methods, repeats, self.folder)
         self._stop = StopSign(communicator, self.folder / STOP_FILE, deadline)
@@ -92,11 +108,14 @@ class Comparison:
             self._stop.listen()
 
     def rehearse(self) -> None:
-        """Try each method that has unfinished runs: one local step (fedavg: one pass), then one step of method.finish.
+        """Try each method that has unfinished runs: one local step (fedavg: one pass), then one
+        step of method.finish.
 
         Raises a UserError that begins with the method's name.
         """
-        left = self._communicator.broadcast_from_root([turn for turn in self.turns if not turn.finished])
+        left = self._communicator.broadcast_from_root(
+            [turn for turn in self.turns if not turn.finished]
+        )
         for turn in {turn.method: turn for turn in reversed(left)}.values():
             rounds = 2 if turn.run.method.finish else 1
             short = turn.run.override({**REHEARSED, "train.rounds": rounds})
@@ -110,9 +129,11 @@ class Comparison:
                 raise
 
     def run_training(self, watch: ComparisonWatch | None = None) -> dict[str, IstmpiError]:
-        """Carry out all unfinished runs; return the errors of failed runs by the names of their folders.
+        """Carry out all unfinished runs; return the errors of failed runs by the names of their
+        folders.
 
-        Raises StoppedError on every rank if the comparison was stopped. Finished work is saved for a new `Comparison`.
+        Raises StoppedError on every rank if the comparison was stopped. Finished work is saved for
+        a new `Comparison`.
         """
         first = self._communicator.rank == 0
         watch = watch if watch and first else ComparisonWatch()
@@ -181,7 +202,9 @@ def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[
             settings = {"method.name": name, "train.seed": seed, "evaluate.every": every}
             if name in METHODS and not METHODS[name].deals:
                 settings["method.shares"] = None  # which a run of that method alone would refuse
-            made.append(Turn(run.override({**settings, "output.folder": str(folder / f"{name}-{seed}")})))
+            made.append(
+                Turn(run.override({**settings, "output.folder": str(folder / f"{name}-{seed}")}))
+            )
     return made
 
 
@@ -191,11 +214,15 @@ def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
     try:
         while refusal := _refusal(path, run, methods, repeats, ranks):
             if given:
-                raise ConfigError(f"--out {path}: {refusal}. Give the same settings, or another --out.")
+                raise ConfigError(
+                    f"--out {path}: {refusal}. Give the same settings, or another --out."
+                )
             number += 1
             path = home("", f"compare-{run.name}-{number}")
     except OSError as error:
-        raise ConfigError(f"--out {path}: cannot be read ({error.strerror}). Give another folder.") from None
+        raise ConfigError(
+            f"--out {path}: cannot be read ({error.strerror}). Give another folder."
+        ) from None
     return path
 
 
@@ -214,7 +241,9 @@ def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: 
             continue
         differences = Run.load(str(turn.folder / SETTINGS)).differences(turn.run)
         differences.pop("output.folder", None)  # the same one may have another name
-        shown = "; ".join(f"{name} = {saved} there, {here} here" for name, (saved, here) in differences.items())
+        shown = "; ".join(
+            f"{name} = {saved} there, {here} here" for name, (saved, here) in differences.items()
+        )
         if shown:
             return f"its {turn.folder.name} is another run ({shown})"
     return ""

@@ -11,10 +11,11 @@ from istmpi.methods import METHODS
 
 
 def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None) -> Run:
-    """Return the run with ``train.rounds`` computed from ``train.epochs``; the same run if no epochs are set.
+    """Return the run with ``train.rounds`` computed from ``train.epochs``; the same run if no
+    epochs are set.
 
-    Rounds are ceil(epochs * examples / (local steps * batch)), with the largest number of examples of a rank; for
-    fedavg they are ceil(epochs / method.epochs). Collective with a communicator.
+    Rounds are ceil(epochs * examples / (local steps * batch)), with the largest number of examples
+    of a rank; for fedavg they are ceil(epochs / method.epochs). Collective with a communicator.
     """
     epochs, method = run.train.epochs, run.method
     if epochs is None:
@@ -33,5 +34,8 @@ def examples_of_ranks(run: Run, data: Dataset, ranks: int) -> set[int]:
     count, settings = len(data.train), run.data
     if settings.placement == "by-label":
         labels, seed = data.train.labels(), run.train.seed
-        return {len(place("by-label", labels, part, ranks, seed, settings.alpha)) for part in range(ranks)}
+        return {
+            len(place("by-label", labels, part, ranks, seed, settings.alpha))
+            for part in range(ranks)
+        }
     return {count // ranks, -(-count // ranks)} if settings.placement == "sharded" else {count}

@@ -31,17 +31,20 @@ from istmpi.training.share_log import followed
 
 
 class Training(Prepared):
-    """A run that is set up on every rank; iterate over `rounds` to train. All methods are collective."""
+    """A run that is set up on every rank; iterate over `rounds` to train. All methods are
+    collective."""
 
     overdue = False
-    """True if a stop came between the last round and its evaluation, which `rounds` then makes up for."""
+    """True if a stop came between the last round and its evaluation, which `rounds` then makes up
+    for."""
 
     def rounds(self) -> Iterator[Progress]:
         """Run the remaining rounds, and yield the progress after each one.
 
-        A requested stop ends training early; the current round is finished or dropped, and its evaluation is left to
-        the resumed run, which yields the last round once more, with its scores. Raises DivergedError on every rank if a
-        loss, a weight or an evaluation is not finite.
+        A requested stop ends training early; the current round is finished or dropped, and its
+        evaluation is left to the resumed run, which yields the last round once more, with its
+        scores. Raises DivergedError on every rank if a loss, a weight or an evaluation is not
+        finite.
         """
         with staying():
             if self.overdue:
@@ -49,7 +52,10 @@ class Training(Prepared):
                 yield self._scored()
             while not (self.done or self.stop.reason):
                 number = self.rounds_done
-                if not driven(self.attempt(), lambda local_step, number=number: self.method.take(number, local_step)):
+                if not driven(
+                    self.attempt(),
+                    lambda local_step, number=number: self.method.take(number, local_step),
+                ):
                     return
                 due = self.evaluation_due and (self.done or not self.stop.reason)
                 yield self._scored() if due else self.progress()
@@ -60,7 +66,8 @@ class Training(Prepared):
         return self.done or self.rounds_done % every == 0
 
     def _scored(self) -> Progress:
-        """Score the validation split if the run has one; the test split otherwise, and at the end of the run."""
+        """Score the validation split if the run has one; the test split otherwise, and at the end
+        of the run."""
         validation = self._validate() if self.best else None
         score = self.evaluate() if self.done or not self.best else None
         return self.progress(score, validation)
@@ -86,9 +93,11 @@ class Training(Prepared):
         self.time_is_up = bool(limit) and self.tally.counts.seconds >= limit
 
     def attempt(self) -> Generator[int, None, bool]:
-        """Run a round: yield the number of each local step, which the caller must carry out before it continues.
+        """Run a round: yield the number of each local step, which the caller must carry out before
+        it continues.
 
-        Returns False if the round was dropped. Time outside all other phases of the clock counts as `other`.
+        Returns False if the round was dropped. Time outside all other phases of the clock counts as
+        `other`.
         """
         self._grow_if_due()
         method, number = self.method, self.rounds_done
@@ -112,7 +121,15 @@ class Training(Prepared):
         rate = self.method.rate(max(done - 1, 0))
         tally, counts = self.tally, self.tally.counts
         last = tally.last_round and tally.last_round.followed_by(tally.since_the_round("evaluate"))
-        facts = self.rounds_done, done, counts.examples, counts.seconds, counts.bytes, counts.loss, rate
+        facts = (
+            self.rounds_done,
+            done,
+            counts.examples,
+            counts.seconds,
+            counts.bytes,
+            counts.loss,
+            rate,
+        )
         facts = *facts, score, self.score_name, self.communicator.size, last
         more = {"validation": validation, "slowest": tally.pace.slowest(self.hosts)}
         spent = self.clock.seconds
@@ -137,7 +154,8 @@ class Training(Prepared):
                 raise
 
     def arrange(self, number: int) -> None:
-        """Make the evaluator score the run's form (evaluate.form), with subnets of round ``number``. Collective."""
+        """Make the evaluator score the run's form (evaluate.form), with subnets of round
+        ``number``. Collective."""
         form = self.evaluator.form_of_run
         if form != "merged":
             self.evaluator.arrange(self.method.holders(number), form)
@@ -157,15 +175,17 @@ class Training(Prepared):
         return bool(every) and done % every == 0 and not self.done and not self.stop.reason
 
     def not_finite(self) -> str:
-        """Describe a value of the network that is not finite on some rank; empty if all are finite. Collective."""
+        """Describe a value of the network that is not finite on some rank; empty if all are finite.
+        Collective."""
         self.method.publish()
         return next(filter(None, self.communicator.allgather(self.store.not_finite())), "")
 
     def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
         """Return the header and this rank's pieces of a checkpoint. Collective.
 
-        ``calibrated``: for prediction; compute a classifier's temperature, and moments of batch normalisations if they
-        are out of date. Raises DivergedError on every rank if a weight is not finite.
+        ``calibrated``: for prediction; compute a classifier's temperature, and moments of batch
+        normalisations if they are out of date. Raises DivergedError on every rank if a weight is
+        not finite.
         """
         if odd := self.not_finite():
             error = DivergedError(f"the network is not finite {self.position}: {odd}; not saved.")
@@ -212,10 +232,11 @@ class Training(Prepared):
         )
 
     def resume(self, path: Path) -> list[str]:
-        """Resume from a checkpoint of any number of ranks; return the differences from the checkpoint's run.
+        """Resume from a checkpoint of any number of ranks; return the differences from the
+        checkpoint's run.
 
-        Raises on every rank ConfigError if the checkpoint belongs to another run, DataError if it is damaged or a
-        weight is not finite.
+        Raises on every rank ConfigError if the checkpoint belongs to another run, DataError if it
+        is damaged or a weight is not finite.
         """
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
@@ -228,24 +249,37 @@ class Training(Prepared):
             restored = restore(checkpoint, self.store)
             restore_frozen(checkpoint, self.architecture)
             if odd := self.store.not_finite():
-                raise DataError(f"{path}: {odd}; weights must be finite. Resume from an earlier checkpoint.")
+                raise DataError(
+                    f"{path}: {odd}; weights must be finite. Resume from an earlier checkpoint."
+                )
             if header.local_step:
-                changes.append("saved inside a round by an older version: the round starts again from the mean")
+                changes.append(
+                    "saved inside a round by an older version: the round starts again from the mean"
+                )
             changes += self._begin_state(header, restored)
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
-        self.tally.restore(Counts(header.round, header.examples, header.seconds, header.bytes, header.loss))
+        self.tally.restore(
+            Counts(header.round, header.examples, header.seconds, header.bytes, header.loss)
+        )
         self._check_time_limit()
         return changes
 
     def _begin_state(self, header: Header, restored: Mapping[str, torch.Tensor]) -> list[str]:
-        """Note the round since which ranks' own optimizer states count; return a note if the checkpoint lacks them."""
+        """Note the round since which ranks' own optimizer states count; return a note if the
+        checkpoint lacks them."""
         self.state_since = header.state_since
         run, since = self._phase()
-        if not spec_of(run.method.name).own_slots(run) or since >= header.round or kinds_of(restored):
+        if (
+            not spec_of(run.method.name).own_slots(run)
+            or since >= header.round
+            or kinds_of(restored)
+        ):
             return []
         self.state_since = header.round
         why = "the checkpoint has no such states"
         if header.ranks != self.communicator.size:
             why = f"the checkpoint is from {header.ranks} ranks, and this run has {self.communicator.size}"
-        return [f"optimizer_state = keep: each rank begins with a new optimizer state, because {why}"]
+        return [
+            f"optimizer_state = keep: each rank begins with a new optimizer state, because {why}"
+        ]

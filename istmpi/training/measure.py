@@ -1,4 +1,5 @@
-"""Measures the speed of a cluster's network and ranks, as a `Cluster` for the cost model. Collective.
+"""Measures the speed of a cluster's network and ranks, as a `Cluster` for the cost model.
+Collective.
 
 Times are the slowest rank's, usually medians, while all ranks work at once as in training.
 """
@@ -42,7 +43,8 @@ MOST_SHAPES = 24
 MOST_ELEMENTS = 2**24
 """The most elements of a measured product's inputs or outputs; it has fewer rows if needed."""
 _NOISE = 0.1
-"""The least fraction of a time that is left after known parts are subtracted; a fit needs positive times."""
+"""The least fraction of a time that is left after known parts are subtracted; a fit needs positive
+times."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
@@ -50,7 +52,8 @@ STEPS, STEP_ROUNDS = 10, 4
 
 
 def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
-    """Measure this job's ranks with the shapes of the run's subnets; return the same result on every rank."""
+    """Measure this job's ranks with the shapes of the run's subnets; return the same result on
+    every rank."""
     with communicator.on_this_host() as local:
         with communicator.agreed():
             device = choose_device(run.train.device, local)
@@ -82,7 +85,8 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 def timed(communicator: Communicator, work: Callable[[], object]) -> float:
     """Return the seconds of ``work()`` on the slowest rank. Collective.
 
-    They are those of the first call if it takes over `SECONDS`, otherwise a median over repetitions.
+    They are those of the first call if it takes over `SECONDS`, otherwise a median over
+    repetitions.
     """
     once = _slowest(communicator, work, 1)
     if once > SECONDS:
@@ -137,7 +141,9 @@ def _allreduce(communicator: Communicator) -> Iterator[Point]:
         yield messages, messages / communicator.size * size, timed(communicator, work)
 
 
-def _transfers(run: Run, communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
+def _transfers(
+    run: Run, communicator: Communicator, link: Link
+) -> tuple[float, float, dict[str, Any]]:
     handled, averaged, beyond = [], [], []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
@@ -145,7 +151,10 @@ def _transfers(run: Run, communicator: Communicator, link: Link) -> tuple[float,
             held = Holdings(network.parameters, network.lengths, groups, communicator.size)
             loads = [COLLECTIVES[name](run).load(held) for name in ("pull", "push")]
             seconds = _pull_and_push(communicator, network, groups)
-            sent = sum(load.messages * link.latency + float(load.busiest) * link.seconds_per_byte for load in loads)
+            sent = sum(
+                load.messages * link.latency + float(load.busiest) * link.seconds_per_byte
+                for load in loads
+            )
             handled.append(float(sum(load.handled for load in loads)))
             averaged.append(float(sum(load.averaged for load in loads)))
             beyond.append(max(seconds - sent, _NOISE * seconds))
@@ -153,11 +162,16 @@ def _transfers(run: Run, communicator: Communicator, link: Link) -> tuple[float,
     return each, mean, {"median_relative_error": error}
 
 
-def _pull_and_push(communicator: Communicator, network: Architecture, groups: Sequence[str]) -> float:
+def _pull_and_push(
+    communicator: Communicator, network: Architecture, groups: Sequence[str]
+) -> float:
     ranks, rank = communicator.size, communicator.rank
     layouts = Owners(network.lengths, ranks), Partition.draw(network.lengths, groups, ranks, 0, 0)
     owned, held = (
-        {name: torch.zeros(part_shape(layout, parameter, rank)) for name, parameter in network.parameters.items()}
+        {
+            name: torch.zeros(part_shape(layout, parameter, rank))
+            for name, parameter in network.parameters.items()
+        }
         for layout in layouts
     )
     pull, push = (Transfer(network.parameters, *ends, rank) for ends in (layouts, layouts[::-1]))
@@ -181,31 +195,44 @@ def _products(
             x @ weight.T, gradient.T @ x, gradient @ weight  # noqa: B018
             _finish(device)
 
-        rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": timed(communicator, work)})
+        rows.append(
+            {
+                "batch": batch,
+                "inputs": inputs,
+                "outputs": outputs,
+                "seconds": timed(communicator, work),
+            }
+        )
     flops = [6.0 * row["batch"] * row["inputs"] * row["outputs"] for row in rows]
     seconds = [row["seconds"] for row in rows]
     (each, product), error = fit([flops, [3.0] * len(rows)], seconds)
-    if each * max(flops) < 0.01 * max(seconds):  # noise: products so small that their calls seem to take all the time
+    if each * max(flops) < 0.01 * max(
+        seconds
+    ):  # noise: products so small that their calls seem to take all the time
         (each,), error = fit([flops], seconds)
         product = 0.0
     return 1 / each, product, {"points": rows, "median_relative_error": error}
 
 
 def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
-    """Return (rows, inputs, outputs) of the run's products with the most FLOPs; rows are limited by MOST_ELEMENTS."""
+    """Return (rows, inputs, outputs) of the run's products with the most FLOPs; rows are limited by
+    MOST_ELEMENTS."""
     shapes = []
     for part in _subnets(run, architecture, ranks):
         for operator in architecture.operators:
             rows, inputs, outputs = map(int, operator.shape.shape(part.part.lengths))
             rows *= run.train.batch**operator.examples
             if inputs:  # 0 for a look-up
-                shapes.append((min(rows, max(MOST_ELEMENTS // max(inputs, outputs), 1)), inputs, outputs))
+                shapes.append(
+                    (min(rows, max(MOST_ELEMENTS // max(inputs, outputs), 1)), inputs, outputs)
+                )
     largest = sorted(dict.fromkeys(shapes), key=prod)[-MOST_SHAPES:]
     return [shape for shape in dict.fromkeys(shapes) if shape in largest]
 
 
 def _subnets(run: Run, architecture: Architecture, ranks: int) -> Iterator[PartCost]:
-    """Yield the costs of the networks to measure: the whole one, and usable largest subnets for P/2, P, 2P ranks."""
+    """Yield the costs of the networks to measure: the whole one, and usable largest subnets for
+    P/2, P, 2P ranks."""
     groups = architecture.default_groups
     plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
     most_ranks = min((architecture.lengths[name] for name in groups), default=1)
@@ -223,18 +250,26 @@ def _finish(device: torch.device) -> None:
 
 
 def _touch(
-    run: Run, architecture: Architecture, communicator: Communicator, device: torch.device, speed: float, product: float
+    run: Run,
+    architecture: Architecture,
+    communicator: Communicator,
+    device: torch.device,
+    speed: float,
+    product: float,
 ) -> tuple[float, dict[str, Any]]:
-    """Measure the seconds per byte of memory that a step touches: time subnets' steps, and subtract their products.
+    """Measure the seconds per byte of memory that a step touches: time subnets' steps, and subtract
+    their products.
 
-    Returns 0 for tokens, sparse rows and graphs, because inputs for them cannot be invented. Their steps' remaining
-    time then counts as fixed.
+    Returns 0 for tokens, sparse rows and graphs, because inputs for them cannot be invented. Their
+    steps' remaining time then counts as fixed.
     """
     if architecture.nodes[1] or architecture.code.tokens or architecture.code.sparse:
         return 0.0, {}
     sizes, beyond = [], []
     for part in _subnets(run, architecture, communicator.size):
-        network = architecture.build({name: int(length) for name, length in part.part.lengths.items()}).to(device)
+        network = architecture.build(
+            {name: int(length) for name, length in part.part.lengths.items()}
+        ).to(device)
         optimizer = optimizer_spec(run.optimizer).make(network.parameters())
         shape = run.train.batch, *architecture.example_shape
         x = torch.ones(shape, device=device, dtype=next(network.parameters()).dtype)
@@ -254,7 +289,8 @@ def _touch(
 
 
 def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
-    """Train rounds; return the run's cost, and each phase's median seconds on its slowest rank, without round 1."""
+    """Train rounds; return the run's cost, and each phase's median seconds on its slowest rank,
+    without round 1."""
     training = Training(run, communicator)
     clock, spent = training.clock.seconds, []
     for number in range(rounds):
@@ -262,26 +298,40 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
         before = dict(clock)
         training.method.run(number)
         took = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
-        spent.append({phase: max(communicator.allgather(seconds)) for phase, seconds in sorted(took.items())})
-    median = {phase: float(np.median([phases[phase] for phases in spent[1:]])) for phase in spent[-1]}
+        spent.append(
+            {phase: max(communicator.allgather(seconds)) for phase, seconds in sorted(took.items())}
+        )
+    median = {
+        phase: float(np.median([phases[phase] for phases in spent[1:]])) for phase in spent[-1]
+    }
     return cost(run, training.architecture, communicator.size), median
 
 
 def _overheads(
     run: Run, communicator: Communicator, speed: float, product: float, touch: float
 ) -> tuple[float, float, float, float]:
-    """Return FLOP/s and the fixed seconds of a step, a transfer and a round, measured with a tiny network.
+    """Return FLOP/s and the fixed seconds of a step, a transfer and a round, measured with a tiny
+    network.
 
     If the run itself can train here, FLOP/s and the step's seconds come from it.
     """
     with communicator.agreed():
-        tiny = Run().override({**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device})
+        tiny = Run().override(
+            {**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device}
+        )
         tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
     plan, median = _rounds(tiny, communicator, TINY_ROUNDS)
-    transfer = float(np.mean([median[phase] for phase in ("hop", "pull", "push") if phase in median]))
+    transfer = float(
+        np.mean([median[phase] for phase in ("hop", "pull", "push") if phase in median])
+    )
     a_round = median["deal"] + median["wait"]
     with suppress(IstmpiError):  # on all ranks
-        steps = {"method.name": "ist", "method.shares": None, "method.local_steps": STEPS, "train.epochs": None}
+        steps = {
+            "method.name": "ist",
+            "method.shares": None,
+            "method.local_steps": STEPS,
+            "train.epochs": None,
+        }
         plan, median = _rounds(run.override(steps), communicator, STEP_ROUNDS)
     took, part = median["compute"] / plan.local_steps, plan.largest
     left = took - part.flops.product_count * product - float(part.touched) * touch

@@ -1,4 +1,5 @@
-"""Builds a run's network, the same on all ranks. Rank 0 makes and sends the network's table, if none is built in."""
+"""Builds a run's network, the same on all ranks. Rank 0 makes and sends the network's table, if
+none is built in."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ COMPARED = 4096
 def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architecture:
     """Return the network of a run for ``data``. Collective.
 
-    Raises the same ConfigError on every rank if the network cannot be trained, or differs between ranks.
+    Raises the same ConfigError on every rank if the network cannot be trained, or differs between
+    ranks.
     """
     from istmpi.training.proof_cache import recall, remember
 
@@ -41,7 +43,11 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
         table = _written_down(run, code, data)
     sources = communicator.allgather("" if table else code.source.hash)
     odd = [rank for rank, source in enumerate(sources) if source != sources[0]]
-    _require_same(run, odd, "its file, or a file that it imports, differs on {}. Give all ranks the same files.")
+    _require_same(
+        run,
+        odd,
+        "its file, or a file that it imports, differs on {}. Give all ranks the same files.",
+    )
     tree = table and table.tree()
     if tree is None and communicator.rank == 0:
         tree = recall(code)
@@ -75,7 +81,9 @@ def _usable(
     with communicator.agreed():
         network = _ready(run, Table.from_tree(tree), code, data)
         count = len(data.train)
-        first = np.arange(min(run.train.batch, EXAMPLES, max(2, count))) % count  # batch statistics need two
+        first = (
+            np.arange(min(run.train.batch, EXAMPLES, max(2, count))) % count
+        )  # batch statistics need two
         batch = data.train.reshaped(network.example_shape).batch(first)
         inputs = batch.to("cpu", getattr(torch, run.model.dtype)).inputs
         made = network.require_finite(*inputs)
@@ -92,19 +100,26 @@ def _require_same_outputs(
     made: torch.Tensor,
     communicator: Communicator,
 ) -> None:
-    """Raise ConfigError if a rank's forward gives other outputs than rank 0's for the same batch and weights.
+    """Raise ConfigError if a rank's forward gives other outputs than rank 0's for the same batch
+    and weights.
 
     Outputs that also differ between two calls on one rank are random; they are not refused.
     """
     if run.data.placement == "local":
-        if data.example is None:  # data differ between ranks, but invented examples are the same on all
+        if (
+            data.example is None
+        ):  # data differ between ranks, but invented examples are the same on all
             inputs = network.code.examples(EXAMPLES, made.dtype)
         elif data.network is None:
             return
         with communicator.agreed():
             made = network.require_finite(*inputs)
     first = communicator.broadcast_from_root(_some(made))
-    odd = [rank for rank, same in enumerate(communicator.allgather(_alike(_some(made), first))) if not same]
+    odd = [
+        rank
+        for rank, same in enumerate(communicator.allgather(_alike(_some(made), first)))
+        if not same
+    ]
     if not odd:
         return
     with communicator.agreed():
@@ -129,11 +144,14 @@ def _some(outputs: torch.Tensor) -> np.ndarray:
 
 def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
     largest = abs(other).max(initial=0)
-    return outputs.shape == other.shape and bool(abs(outputs - other).max(initial=0) <= 1e-3 * largest)
+    return outputs.shape == other.shape and bool(
+        abs(outputs - other).max(initial=0) <= 1e-3 * largest
+    )
 
 
 def planned_network(run: Run, data: Dataset) -> Architecture:
-    """Return a run's network without other ranks or a pass of training examples. Raises ConfigError if unusable."""
+    """Return a run's network without other ranks or a pass of training examples. Raises ConfigError
+    if unusable."""
     from istmpi.models.table import Table
 
     code = _code(run, data)
@@ -189,7 +207,9 @@ def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None
             f"train.batch = {batch}, but data.graph = 'full' has one example, the whole graph. Give --batch 1."
         )
     if how == "clusters" and batch > examples:
-        raise ConfigError(f"train.batch = {batch} is more than the {examples} clusters of {data.source}. Give fewer.")
+        raise ConfigError(
+            f"train.batch = {batch} is more than the {examples} clusters of {data.source}. Give fewer."
+        )
     if how == "neighbours" and has_table(code.name):
         layers = len(code.settings["hidden"]) + 1
         if len(run.data.fanout) != layers:
@@ -208,5 +228,8 @@ def _ready(run: Run, table: Table, code: UserNetwork, data: Dataset) -> Architec
         )
     network.require_usable(network.lengths)
     if code.graph:
-        network.nodes = data.train.size_of_example(run.train.batch, run.train.seed)[0], len(data.train.graph)
+        network.nodes = (
+            data.train.size_of_example(run.train.batch, run.train.seed)[0],
+            len(data.train.graph),
+        )
     return network

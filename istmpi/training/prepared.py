@@ -1,4 +1,5 @@
-"""Sets up a run on every rank: checks everything, opens its data, makes its network and its method."""
+"""Sets up a run on every rank: checks everything, opens its data, makes its network and its
+method."""
 
 from collections.abc import Mapping
 
@@ -32,7 +33,14 @@ from istmpi.tasks import task_of
 from istmpi.training.best import Best
 from istmpi.training.epochs import in_rounds
 from istmpi.training.progress import Tally
-from istmpi.training.resolution import Size, carried, plan_in_words, sides_of, sizes_of, starting_anew
+from istmpi.training.resolution import (
+    Size,
+    carried,
+    plan_in_words,
+    sides_of,
+    sizes_of,
+    starting_anew,
+)
 from istmpi.training.same_data import require_same_everywhere, summary
 from istmpi.training.share_log import shares_of
 
@@ -40,7 +48,8 @@ ROWS = 2**16
 
 
 class Prepared:
-    """A run on every rank: its data, network, store, and the method of its next round. All methods are collective."""
+    """A run on every rank: its data, network, store, and the method of its next round. All methods
+    are collective."""
 
     def __init__(
         self,
@@ -52,7 +61,8 @@ class Prepared:
     ):
         """Check everything on all ranks, and initialise the network.
 
-        ``data`` and ``optimizer`` of a user's program replace the run's. Raises ConfigError or DataError on every rank.
+        ``data`` and ``optimizer`` of a user's program replace the run's. Raises ConfigError or
+        DataError on every rank.
         """
         self.optimizer = optimizer
         self.communicator = communicator
@@ -78,7 +88,8 @@ class Prepared:
             self.threads = choose_threads(run.train.threads, local)
         self.time_is_up, self.told_to_end = False, False
         self.state_since = 0
-        """The round since which optimizer state is kept at the earliest: that of the last resume that lost it."""
+        """The round since which optimizer state is kept at the earliest: that of the last resume
+        that lost it."""
         self.data_summary = summary(run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
         self.rounds_done = 0
@@ -92,21 +103,28 @@ class Prepared:
         self.score_name = self.dataset.scoring.score
         with communicator.agreed():
             network = self.architecture
-            self.store = ParameterStore(network.parameters, network.lengths, communicator.size, communicator.rank)
+            self.store = ParameterStore(
+                network.parameters, network.lengths, communicator.size, communicator.rank
+            )
             self.store.scale = _first_scale(self.phases[0][0], self.architecture, communicator.size)
             if run.model.scale == "none":
                 self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
             if communicator.rank == 0:
-                require_storable(self._header(), deployment_pieces({}, {}, inputs_of(self.dataset), 0))
+                require_storable(
+                    self._header(), deployment_pieces({}, {}, inputs_of(self.dataset), 0)
+                )
         self.store.initialise(run.train.seed)
         with communicator.agreed():
-            names = network.parameters if run.model.init == "constructor" else network.table.computed
+            names = (
+                network.parameters if run.model.init == "constructor" else network.table.computed
+            )
             begin_as_constructed(network, self.store, run.train.seed, names)
         self.method = self._next_method()
         self._make_evaluator()
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
-        """Continue with other settings, such as the number of rounds or the folder. Collective, between two rounds."""
+        """Continue with other settings, such as the number of rounds or the folder. Collective,
+        between two rounds."""
         self.stop, self.told_to_end = stop, False
         with self.communicator.agreed():
             self.run = run.with_implied()
@@ -123,7 +141,9 @@ class Prepared:
         for size in self.sizes.values():
             data, network, examples = size.dataset, size.architecture, [size.batches.examples]
             for phase, _ in phases:
-                limits.require_usable(run, phase, data, network, ranks, [rank], examples, self.shares.of(0))
+                limits.require_usable(
+                    run, phase, data, network, ranks, [rank], examples, self.shares.of(0)
+                )
 
     @property
     def calibrated(self) -> bool:
@@ -155,7 +175,9 @@ class Prepared:
 
     def _make_evaluator(self) -> None:
         data, ranks = self.dataset, self.communicator
-        self.evaluator = Evaluator(self.run, self.architecture, data, self.store, ranks, device=self.device)
+        self.evaluator = Evaluator(
+            self.run, self.architecture, data, self.store, ranks, device=self.device
+        )
 
     def _grow_if_due(self) -> None:
         size = self.sizes[next(side for end, side in self._sides if self.rounds_done < end)]
@@ -164,17 +186,24 @@ class Prepared:
         self.method.publish()
         anew = starting_anew(self.store.parameters, self.store.owners.lengths, size.architecture)
         tensors = self.method.of_this_rank()
-        tensors = {name: values.clone() for name, values in tensors.items() if parameter_of(name) not in anew}
+        tensors = {
+            name: values.clone()
+            for name, values in tensors.items()
+            if parameter_of(name) not in anew
+        }
         self._take_size(size, tensors)
 
     def _phase(self) -> tuple[Run, int]:
-        """Return the run with the method of the current phase, and the round since which optimizer state is kept."""
+        """Return the run with the method of the current phase, and the round since which optimizer
+        state is kept."""
         first, since, kept = 0, 0, True
         for phase, rounds in self.phases:
             if first <= self.rounds_done:
                 run, since = phase, since if kept else first
                 spec = spec_of(run.method.name)
-                kept = bool(spec.optimizer_slots(run)) and not (spec.own_state or spec.own_slots(run))
+                kept = bool(spec.optimizer_slots(run)) and not (
+                    spec.own_state or spec.own_slots(run)
+                )
             first += rounds
         return run, max(since, self.state_since)
 
@@ -183,8 +212,11 @@ class Prepared:
         self.store.drop_slots(except_for=kept)
         self.store.add_slots(kept)
 
-    def _next_method(self, before: Method | None = None, restored: Mapping[str, torch.Tensor] | None = None) -> Method:
-        """Return the next round's method, with its slots in the store; ``before`` if the method does not change."""
+    def _next_method(
+        self, before: Method | None = None, restored: Mapping[str, torch.Tensor] | None = None
+    ) -> Method:
+        """Return the next round's method, with its slots in the store; ``before`` if the method
+        does not change."""
         run, since = self._phase()
         if before and before.job.run is run:
             return before

@@ -33,19 +33,25 @@ class LastRound:
     bytes: int
     examples: int
     phases: Mapping[str, float]
-    """Seconds by phase: means over ranks, this rank's own for `save` before the round and `evaluate` after it."""
+    """Seconds by phase: means over ranks, this rank's own for `save` before the round and
+    `evaluate` after it."""
     compute: tuple[float, ...]
     wait: tuple[float, ...]
     """Each rank's seconds of waiting for other ranks after its local steps."""
     exchange: tuple[float, ...] = ()
     background: float = 0.0
-    """Seconds of communication in the background, the mean over ranks; phases that wait for it count the time, too."""
+    """Seconds of communication in the background, the mean over ranks; phases that wait for it
+    count the time, too."""
     shares: tuple[float, ...] = ()
     """The share of each rank in this round, if shares change during the run; otherwise empty."""
 
     @staticmethod
     def of(
-        seconds: float, nbytes: int, examples: int, phases: Sequence[Mapping[str, float]], saving: Mapping[str, float]
+        seconds: float,
+        nbytes: int,
+        examples: int,
+        phases: Sequence[Mapping[str, float]],
+        saving: Mapping[str, float],
     ) -> LastRound:
         names = dict.fromkeys(name for of_rank in phases for name in of_rank)
         by_name = {name: tuple(of_rank.get(name, 0.0) for of_rank in phases) for name in names}
@@ -58,7 +64,9 @@ class LastRound:
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        return (self.examples / self.seconds, self.bytes / self.seconds) if self.seconds > 0 else None
+        return (
+            (self.examples / self.seconds, self.bytes / self.seconds) if self.seconds > 0 else None
+        )
 
     def followed_by(self, evaluating: Mapping[str, float]) -> LastRound:
         return replace(self, phases={**self.phases, **evaluating})
@@ -78,14 +86,13 @@ class Slowest:
     rank: int
     host: str
     slower: float
-    """The fraction by which the rank's local steps take longer than the median of the other ranks."""
+    """The fraction by which the rank's local steps take longer than the median of the other
+    ranks."""
     waited: float
     """The fraction of time that the other ranks, on average, wait for this rank."""
 
     def __str__(self) -> str:
-        return (
-            f"rank {self.rank}, {self.host}: {self.slower:.0%} slower, the others waited {self.waited:.0%} of the time"
-        )
+        return f"rank {self.rank}, {self.host}: {self.slower:.0%} slower, the others waited {self.waited:.0%} of the time"
 
 
 class Pace:
@@ -112,7 +119,11 @@ class Pace:
         others = self._compute[:rank] + self._compute[rank + 1 :]
         slower = longest / median(others) - 1
         waited = min((longest - sum(others) / len(others)) / self._seconds, 1.0)
-        return Slowest(rank, hosts[rank], slower, waited) if min(slower, waited) >= WORTH_SAYING else None
+        return (
+            Slowest(rank, hosts[rank], slower, waited)
+            if min(slower, waited) >= WORTH_SAYING
+            else None
+        )
 
 
 class Tally:
@@ -142,7 +153,8 @@ class Tally:
         self._before, self._beside = dict(self._clock.seconds), self._clock.background
 
     def end(self, examples: int) -> LastRound:
-        """End a round, in which this rank used ``examples`` examples; return its measurements. Collective."""
+        """End a round, in which this rank used ``examples`` examples; return its measurements.
+        Collective."""
         start, sent = self._began
         took = time.perf_counter() - start
         phases, self._on_the_clock = self._clock.since(self._before), dict(self._clock.seconds)
@@ -156,11 +168,19 @@ class Tally:
 
     def count(self, last: LastRound, rounds: int, loss: float) -> None:
         before, self.last_round = self.counts, last
-        sums = before.examples + last.examples, before.seconds + last.seconds, before.bytes + last.bytes
+        sums = (
+            before.examples + last.examples,
+            before.seconds + last.seconds,
+            before.bytes + last.bytes,
+        )
         self.counts = Counts(rounds, *sums, loss)
 
     def since_the_round(self, phase: str) -> dict[str, float]:
-        return {name: seconds for name, seconds in self._clock.since(self._on_the_clock).items() if name == phase}
+        return {
+            name: seconds
+            for name, seconds in self._clock.since(self._on_the_clock).items()
+            if name == phase
+        }
 
 
 @dataclass(frozen=True)
@@ -182,15 +202,24 @@ class Progress:
     last_round: LastRound | None = None
     time: float = field(default_factory=time.time)
     validation: Score | None = None
-    """The score on the validation split, if the run uses one; the test split is then scored only at the end."""
+    """The score on the validation split, if the run uses one; the test split is then scored only at
+    the end."""
     slowest: Slowest | None = None
-    """The rank for which other ranks waited in this job; None if the waiting was below `WORTH_SAYING`."""
+    """The rank for which other ranks waited in this job; None if the waiting was below
+    `WORTH_SAYING`."""
     evaluating: float = 0.0
     """The fraction of this rank's time in this job that it spent on evaluations."""
 
     def record(self) -> dict[str, str | int | float]:
-        line = {"time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(timespec="milliseconds")}
-        line |= {name: getattr(self, name) for name in ("round", "local_steps", "examples", "seconds", "bytes", "loss")}
+        line = {
+            "time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(
+                timespec="milliseconds"
+            )
+        }
+        line |= {
+            name: getattr(self, name)
+            for name in ("round", "local_steps", "examples", "seconds", "bytes", "loss")
+        }
         line |= {name: getattr(self, name) for name in ("learning_rate", "ranks", "score_name")}
         line["loss"] = None if isnan(self.loss) else self.loss
         line |= self.scores()
@@ -201,7 +230,9 @@ class Progress:
     def scores(self) -> dict[str, str | int | float]:
         line = _scores(self.score) if self.score else {}
         if self.validation:
-            line |= {f"validation_{name}": value for name, value in _scores(self.validation, "").items()}
+            line |= {
+                f"validation_{name}": value for name, value in _scores(self.validation, "").items()
+            }
         return line
 
 
@@ -225,11 +256,18 @@ def _last_round(last: LastRound) -> dict[str, float]:
     line = {"round_seconds": last.seconds, "round_bytes": last.bytes}
     if last.rates:
         line |= dict(zip(("examples_per_second", "bytes_per_second"), last.rates))
-    line |= {f"{phase.replace('-', '_')}_seconds": seconds for phase, seconds in last.phases.items()}
+    line |= {
+        f"{phase.replace('-', '_')}_seconds": seconds for phase, seconds in last.phases.items()
+    }
     if last.background:
         line["background_seconds"] = last.background
     for phase in ("compute", "wait", "exchange"):
-        line |= {f"rank{rank}_{phase}_seconds": seconds for rank, seconds in enumerate(getattr(last, phase))}
+        line |= {
+            f"rank{rank}_{phase}_seconds": seconds
+            for rank, seconds in enumerate(getattr(last, phase))
+        }
     # More digits than a clock has would make the file a third longer.
-    line = {name: round(value, 6) if isinstance(value, float) else value for name, value in line.items()}
+    line = {
+        name: round(value, 6) if isinstance(value, float) else value for name, value in line.items()
+    }
     return line | {share_of(rank): share for rank, share in enumerate(last.shares)}

@@ -2,8 +2,9 @@
 
     $XDG_CACHE_HOME/istmpi/proofs/KEY.json        by default in ~/.cache
 
-A table is used again only if source, arguments, example shapes and versions are the same. Files that cannot be read, or
-that other users may change, are ignored. The folder may be deleted at any time.
+A table is used again only if source, arguments, example shapes and versions are the same. Files
+that cannot be read, or that other users may change, are ignored. The folder may be deleted at any
+time.
 """
 
 import hashlib
@@ -27,7 +28,8 @@ KEPT = 200
 
 
 def recall(network: UserNetwork) -> dict[str, Any] | None:
-    """Return the kept table of a network, as `Table.tree`; None if no file for it can be read and trusted."""
+    """Return the kept table of a network, as `Table.tree`; None if no file for it can be read and
+    trusted."""
     facts = _facts(network)
     try:
         if (path := _path(facts)) is None or not _private(path):
@@ -46,12 +48,16 @@ def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         beside = temporary(path)
         try:
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            with open(
+                os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+            ) as file:
                 json.dump({"facts": facts, "table": tree}, file)
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
-        kept = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        kept = sorted(
+            path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True
+        )
         for old in kept[KEPT:]:
             old.unlink(missing_ok=True)
 
@@ -89,5 +95,6 @@ def _path(facts: Mapping[str, Any] | None) -> Path | None:
 
 def _private(path: Path) -> bool:
     return all(
-        status.st_uid == os.geteuid() and not status.st_mode & 0o022 for status in (path.stat(), path.parent.stat())
+        status.st_uid == os.geteuid() and not status.st_mode & 0o022
+        for status in (path.stat(), path.parent.stat())
     )

@@ -1,4 +1,5 @@
-"""Reads what a resumed run has recorded: scores that decide its end, and an evaluation that a stop had put off."""
+"""Reads what a resumed run has recorded: scores that decide its end, and an evaluation that a stop
+had put off."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
@@ -15,12 +16,16 @@ from istmpi.training.progress import Counts
 Line = Mapping[str, Any]
 
 
-def recall(training: Training, folder: RunFolder, start: Path, note: Callable[[str], None]) -> list[Line]:
-    """Take up the scores of the run that resumes from the checkpoint ``start``, and return its metrics. Collective.
+def recall(
+    training: Training, folder: RunFolder, start: Path, note: Callable[[str], None]
+) -> list[Line]:
+    """Take up the scores of the run that resumes from the checkpoint ``start``, and return its
+    metrics. Collective.
 
-    The metrics are those of ``folder`` or, if it has none, of the folder of ``start``. Metrics that are not this run's
-    are not used, with one note: the best score then starts over. It also does if the saved best network is missing,
-    damaged, or not from the best round. An evaluation that was due when the run stopped becomes `Training.overdue`.
+    The metrics are those of ``folder`` or, if it has none, of the folder of ``start``. Metrics that
+    are not this run's are not used, with one note: the best score then starts over. It also does if
+    the saved best network is missing, damaged, or not from the best round. An evaluation that was
+    due when the run stopped becomes `Training.overdue`.
     """
     communicator, counts = training.communicator, training.tally.counts
     with communicator.agreed():
@@ -33,14 +38,22 @@ def recall(training: Training, folder: RunFolder, start: Path, note: Callable[[s
     best, path = training.best, folder.path / BEST
     if best:
         best.take_metrics(lines, counts.rounds)
-    if best and training.run.checkpoint.best and best.round is not None and best.round != _round_of(path, training):
-        note(f"{path} is not from the best round, {best.round}, or is damaged; the best score starts over.")
+    if (
+        best
+        and training.run.checkpoint.best
+        and best.round is not None
+        and best.round != _round_of(path, training)
+    ):
+        note(
+            f"{path} is not from the best round, {best.round}, or is damaged; the best score starts over."
+        )
         best.forget()
     return lines
 
 
 def misfit(lines: Sequence[Line], counts: Counts) -> str:
-    """Return why lines are not those of the rounds up to a checkpoint with these counts; an empty text if they are."""
+    """Return why lines are not those of the rounds up to a checkpoint with these counts; an empty
+    text if they are."""
     if [line["round"] for line in lines] != [*range(1, counts.rounds + 1)]:
         return f"it does not have each of the rounds 1 to {counts.rounds} once, in order"
     expected = {"loss": None if isnan(counts.loss) else counts.loss, "examples": counts.examples}

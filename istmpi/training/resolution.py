@@ -1,7 +1,7 @@
 """Trains on small images first: makes network and data for each image size.
 
-Parameters whose shapes do not depend on the size keep their values and optimizer state at the next size. Other
-parameters are initialised again.
+Parameters whose shapes do not depend on the size keep their values and optimizer state at the next
+size. Other parameters are initialised again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,8 @@ def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
 
 
 def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
-    """Return a run's networks and data by image side. Collective. Raises ConfigError on every rank if a side fails."""
+    """Return a run's networks and data by image side. Collective. Raises ConfigError on every rank
+    if a side fails."""
     with communicator.agreed():
         sides = [side for _, side in sides_of(run, data)]
         rank, ranks, settings = communicator.rank, communicator.size, run.data
@@ -80,21 +81,31 @@ def require_resizable(run: Run, network: Architecture) -> None:
 
 
 def carried(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
-    """Return the store of a network for another size; tensors whose shapes fit are shared with ``store``.
+    """Return the store of a network for another size; tensors whose shapes fit are shared with
+    ``store``.
 
-    Other parameters get their initial values. Slots of shared parameters are kept; other slots are zero.
+    Other parameters get their initial values. Slots of shared parameters are kept; other slots are
+    zero.
     """
     owners, rank = store.owners, store.rank
     anew = starting_anew(store.parameters, owners.lengths, network)
-    fresh = ParameterStore({name: network.parameters[name] for name in anew}, network.lengths, owners.ranks, rank)
+    fresh = ParameterStore(
+        {name: network.parameters[name] for name in anew}, network.lengths, owners.ranks, rank
+    )
     fresh.initialise(seed)
-    begin_as_constructed(network, fresh, seed, [name for name in network.table.computed if name in anew])
+    begin_as_constructed(
+        network, fresh, seed, [name for name in network.table.computed if name in anew]
+    )
     made = ParameterStore({}, network.lengths, owners.ranks, rank)
     for name, parameter in network.parameters.items():
         made.parameters[name] = parameter
         made.tensors[name] = (fresh if name in anew else store).tensors[name]
     for name, parameter in store.parameters.items():
-        if isinstance(name, Slot) and name.parameter in made.parameters and name.parameter not in anew:
+        if (
+            isinstance(name, Slot)
+            and name.parameter in made.parameters
+            and name.parameter not in anew
+        ):
             made.parameters[name], made.tensors[name] = parameter, store.tensors[name]
     made.add_slots([name for name in store.parameters if isinstance(name, Slot)])
     made.scale, made.fitted = store.scale, store.fitted
@@ -104,10 +115,15 @@ def carried(store: ParameterStore, network: Architecture, seed: int) -> Paramete
 def starting_anew(
     parameters: Mapping[str, Parameter], lengths: Mapping[str, int], network: Architecture
 ) -> frozenset[str]:
-    """Return the names of the network's parameters that ``parameters`` lack or have with other axes or shapes."""
+    """Return the names of the network's parameters that ``parameters`` lack or have with other axes
+    or shapes."""
 
     def form(each: Parameter | None, lengths: Mapping[str, int]) -> tuple | None:
         return each and (each.pattern, each.pattern.shape(lengths))
 
     here = network.parameters.items()
-    return frozenset(name for name, each in here if form(parameters.get(name), lengths) != form(each, network.lengths))
+    return frozenset(
+        name
+        for name, each in here
+        if form(parameters.get(name), lengths) != form(each, network.lengths)
+    )

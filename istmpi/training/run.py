@@ -6,7 +6,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from istmpi.checkpoint.folder import NETWORK, newest_valid, remove_leftovers, require_valid, set_aside
+from istmpi.checkpoint.folder import (
+    NETWORK,
+    newest_valid,
+    remove_leftovers,
+    require_valid,
+    set_aside,
+)
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
@@ -36,16 +42,21 @@ def run_training(
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
-    Only rank 0's ``watch`` and ``deadline`` are used. ``resume`` is a checkpoint, a run's folder, or ``auto`` for this
-    run's own folder, which may be empty; without it the folder must be new. Newer checkpoints are renamed. The run
-    stops early at the ``deadline`` (Unix time), if a file STOP is in its folder and, with ``signals``, on signals
-    to the process; ``stop`` replaces these three. Returns None if nothing was left to do.
+    Only rank 0's ``watch`` and ``deadline`` are used. ``resume`` is a checkpoint, a run's folder,
+    or ``auto`` for this run's own folder, which may be empty; without it the folder must be new.
+    Newer checkpoints are renamed. The run stops early at the ``deadline`` (Unix time), if a file
+    STOP is in its folder and, with ``signals``, on signals to the process; ``stop`` replaces these
+    three. Returns None if nothing was left to do.
 
-    Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError after saving the result
-    so far; OutputError if a result cannot be written.
+    Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError
+    after saving the result so far; OutputError if a result cannot be written.
     """
     begin = partial(Training, run, communicator)
-    with recorded(run, communicator, begin, watch, resume, deadline, signals, stop) as (training, _, record):
+    with recorded(run, communicator, begin, watch, resume, deadline, signals, stop) as (
+        training,
+        _,
+        record,
+    ):
         if record is None:
             return None
         for progress in training.rounds():
@@ -64,16 +75,20 @@ def recorded(
     signals: bool,
     stop: StopSign | None = None,
 ) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
-    """Set up a run as `run_training` does; yield the training that ``begin`` makes, folder, and record. Collective.
+    """Set up a run as `run_training` does; yield the training that ``begin`` makes, folder, and
+    record. Collective.
 
-    The record is None if nothing is left to do. A DivergedError is raised after the last finite network is saved.
+    The record is None if nothing is left to do. A DivergedError is raised after the last finite
+    network is saved.
     """
     first = communicator.rank == 0
     watch = watch or Watch()
     note = watch.noticed if first else lambda _: None
     with ExitStack() as locks, ExitStack() as at_the_end:
         tell = partial(print, "istmpi:", file=sys.stderr, flush=True) if communicator.rank else note
-        hang_watch = HangWatch(communicator, run.comm.patience, home(run.output.folder, run.name), tell)
+        hang_watch = HangWatch(
+            communicator, run.comm.patience, home(run.output.folder, run.name), tell
+        )
         at_the_end.push(hang_watch)
         with communicator.agreed():
             folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
@@ -118,26 +133,33 @@ def recorded(
 
 
 def begun_with(training: Training) -> list[str]:
-    """Load the initial weights of `train.init` that fit, once, before round 1; return the report. Collective."""
+    """Load the initial weights of `train.init` that fit, once, before round 1; return the report.
+    Collective."""
     train = training.run.train
     if train.init and not training.begun and not training.rounds_done:
         begun = training.architecture, training.store
         if training.init or is_function(train.init):
-            training.begun = begin_with_function(train.init, training.init, *begun, training.communicator)
+            training.begun = begin_with_function(
+                train.init, training.init, *begun, training.communicator
+            )
         else:
             with training.communicator.agreed():
                 training.begun = begin_with(Path(train.init), *begun, train.init_names).lines
     return training.begun
 
 
-def _lock(folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[[str], None]) -> FolderLock:
+def _lock(
+    folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[[str], None]
+) -> FolderLock:
     lock = FolderLock(folder.path, note)
     at_the_end.callback(lock.release)
     folder.require_usable(bool(resume))
     return lock
 
 
-def _start(folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]) -> Path | None:
+def _start(
+    folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]
+) -> Path | None:
     if not resume:
         return None
     path = folder.path if resume == "auto" else Path(resume)

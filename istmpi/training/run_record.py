@@ -13,7 +13,14 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import fill
 from istmpi.comm import HangWatch
-from istmpi.errors import DataError, DivergedError, IstmpiError, OutputError, StoppedError, UserError
+from istmpi.errors import (
+    DataError,
+    DivergedError,
+    IstmpiError,
+    OutputError,
+    StoppedError,
+    UserError,
+)
 from istmpi.evaluation.evaluator import Score
 from istmpi.lock import FolderLock
 from istmpi.record import SETTINGS, SUMMARY, RunFolder, known
@@ -32,7 +39,8 @@ class RunRecord:
         hang_watch: HangWatch,
         trained: bool,
     ):
-        """``trained``: True if the run resumes from its trained network, so that no round is left."""
+        """``trained``: True if the run resumes from its trained network, so that no round is
+        left."""
         self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
         self._communicator, self._first = training.communicator, training.communicator.rank == 0
         self._hang_watch, self._trained, self._last = hang_watch, trained, None
@@ -46,18 +54,25 @@ class RunRecord:
         recalled: Sequence[Mapping[str, Any]],
         at_the_end: ExitStack,
     ) -> None:
-        """Write settings, and metrics up to ``start``, a checkpoint to resume; report the run's start. Collective.
+        """Write settings, and metrics up to ``start``, a checkpoint to resume; report the run's
+        start. Collective.
 
         ``recalled``: the metrics of the run that ``start`` is from, with which a new folder begins.
         """
         training, folder = self._training, self._folder
         saved = listed(folder.path) if self._first and start else ()
-        inside = self._communicator.broadcast_from_root(next((path for path in saved if path.samefile(start)), None))
+        inside = self._communicator.broadcast_from_root(
+            next((path for path in saved if path.samefile(start)), None)
+        )
         settings, communicates = training.run.checkpoint, training.makes_communicators
-        self._saver = Saver(folder.path, settings, self._communicator, self.note, inside, communicates)
+        self._saver = Saver(
+            folder.path, settings, self._communicator, self.note, inside, communicates
+        )
         at_the_end.callback(self._saver.close)
         if self._first:
-            folder.write(SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml())
+            folder.write(
+                SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml()
+            )
             folder.keep_metrics(training.rounds_done)
             folder.begin_metrics(recalled)
             at_the_end.push(partial(_close, self._watch))
@@ -102,13 +117,18 @@ class RunRecord:
                 self._saver.save(*training.state())
 
     def save(self, network: bool) -> None:
-        """Save the trained network if ``network``. For a stopped run, save a checkpoint and raise StoppedError."""
+        """Save the trained network if ``network``. For a stopped run, save a checkpoint and raise
+        StoppedError."""
         training = self._training
         with training.clock("save"):
             self._require_lock()
             if not training.done:
                 path = self._saver.save_now(*training.state())
-                again = "program with resume='auto'" if training.dataset.network else "command with --resume auto"
+                again = (
+                    "program with resume='auto'"
+                    if training.dataset.network
+                    else "command with --resume auto"
+                )
                 error = StoppedError(
                     f"stopped by {training.stop.reason}, {training.position}; saved in {path}. "
                     f"{training.stop.cure} {again} to continue."
@@ -119,16 +139,20 @@ class RunRecord:
                 self._saver.save_now(*training.state(calibrated=True), self._folder.path / NETWORK)
 
     def save_diverged(self, error: DivergedError) -> None:
-        """Save the last network, from before the divergence, if finite; name its file, or the fault, in ``error``."""
+        """Save the last network, from before the divergence, if finite; name its file, or the
+        fault, in ``error``."""
         network = self._folder.path / NETWORK
         if odd := self._training.not_finite():
-            error.args = (f"the network was not finite {self._training.position}: {odd}; not saved.",)
+            error.args = (
+                f"the network was not finite {self._training.position}: {odd}; not saved.",
+            )
         else:
             self._saver.save_now(*self._training.state(calibrated=True), network)
             error.args = (f"{error} They are saved in {network}.",)
 
     def end(self, network: bool = True) -> Summary:
-        """Save the trained network if ``network``; write and report the summary. Raises StoppedError if stopped."""
+        """Save the trained network if ``network``; write and report the summary. Raises
+        StoppedError if stopped."""
         self.save(network and not self._trained)
         summary = self._summarise(self._last)
         self._hang_watch.close()
@@ -137,7 +161,8 @@ class RunRecord:
         return summary
 
     def add_score(self, score: Score) -> Summary:
-        """Add a score that was computed after the end to the last round's metrics and to the summary. Collective."""
+        """Add a score that was computed after the end to the last round's metrics and to the
+        summary. Collective."""
         last = self._last or self._training.progress()
         self._last = replace(last, score=score, score_name=self._training.score_name)
         with self._communicator.agreed():
@@ -151,9 +176,14 @@ class RunRecord:
     def _summarise(self, last: Progress | None) -> Summary:
         training, communicator = self._training, self._communicator
         per_rank = communicator.allgather(dict(training.clock.seconds))
-        phases = {phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank) for phase in per_rank[0]}
+        phases = {
+            phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank)
+            for phase in per_rank[0]
+        }
         last = last or training.progress(None if training.dataset.network else training.evaluate())
-        best = _best(training, self._folder, last, self.note) if training.run.checkpoint.best else None
+        best = (
+            _best(training, self._folder, last, self.note) if training.run.checkpoint.best else None
+        )
         summary = Summary(
             self._folder.path,
             communicator.size,
@@ -177,8 +207,11 @@ class RunRecord:
                 self._lock.require()
 
 
-def _best(training: Training, folder: RunFolder, last: Progress, note: Callable[[str], None]) -> BestNetwork | None:
-    """Return the saved best network with its test score, or None without one. Collective; may replace weights.
+def _best(
+    training: Training, folder: RunFolder, last: Progress, note: Callable[[str], None]
+) -> BestNetwork | None:
+    """Return the saved best network with its test score, or None without one. Collective; may
+    replace weights.
 
     A file that cannot be scored is a note: the run itself has ended well, and its network is saved.
     """
@@ -197,7 +230,8 @@ def _best(training: Training, folder: RunFolder, last: Progress, note: Callable[
 
 
 def _score_of_best(training: Training, path: Path) -> Score:
-    """Score the best network on the test split, after a look at its checksums and its weights. Collective."""
+    """Score the best network on the test split, after a look at its checksums and its weights.
+    Collective."""
     require_valid(path, training.communicator)
     with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
         if checkpoint.header.round != training.best.round:

@@ -21,20 +21,29 @@ if TYPE_CHECKING:
 
 
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
-    """Raise ConfigError or DataError if a rank's settings, or its data's meaning, differ from rank 0's. Collective.
+    """Raise ConfigError or DataError if a rank's settings, or its data's meaning, differ from rank
+    0's. Collective.
 
     The contents of the data must be the same, too, unless each rank has its own data.
     """
     meaning = {name: getattr(data, name) for name in ("task", "shape", "classes", "outputs")}
     meaning["tokenizer"] = str(data.tokenizer or "")
-    offsets = data.offset is None, None if data.target_offset is None else data.target_offset.tolist()
+    offsets = (
+        data.offset is None,
+        None if data.target_offset is None else data.target_offset.tolist(),
+    )
     first = run, meaning, data.reading, offsets
     first_run, first_meaning, first_reading, first_offsets = communicator.broadcast_from_root(first)
     with communicator.agreed():
         if differences := first_run.differences(run):
-            shown = "; ".join(f"{setting}: {on_root} or {here}" for setting, (on_root, here) in differences.items())
+            shown = "; ".join(
+                f"{setting}: {on_root} or {here}"
+                for setting, (on_root, here) in differences.items()
+            )
             cure = "Give all ranks the same command line and run file."
-            raise ConfigError(f"the ranks have different settings ({shown}; rank 0's first). {cure}")
+            raise ConfigError(
+                f"the ranks have different settings ({shown}; rank 0's first). {cure}"
+            )
         for fact, first in first_meaning.items():
             if meaning[fact] != first:
                 raise DataError(
@@ -49,7 +58,9 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
                 "number from all ranks' values before preparing them."
             )
     if run.data.placement != "local":
-        splits = communicator.allgather({name: contents(split) for name, split in data.splits.items()})
+        splits = communicator.allgather(
+            {name: contents(split) for name, split in data.splits.items()}
+        )
         with communicator.agreed():
             if differences := _differences(splits):
                 raise DataError(
@@ -66,7 +77,9 @@ def contents(split: Split) -> tuple[int, int, int]:
 def summary(run: Run, data: Dataset) -> DataSummary:
     """Return the description of a run's data in checkpoints, the same on all ranks."""
     fingerprint = (0, 0, 0) if run.data.placement == "local" else contents(data.train)
-    return DataSummary(run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *fingerprint)
+    return DataSummary(
+        run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *fingerprint
+    )
 
 
 def _differences(per_rank: list[dict[str, tuple[int, int, int]]]) -> str:
@@ -75,13 +88,18 @@ def _differences(per_rank: list[dict[str, tuple[int, int, int]]]) -> str:
         for split in SPLITS:
             here, first = (splits.get(split, (0, 0, 0)) for splits in (rank_splits, per_rank[0]))
             if here[0] != first[0]:
-                differing.setdefault(f"{here[0]} {split} examples, not {first[0]}", []).append(str(rank))
+                differing.setdefault(f"{here[0]} {split} examples, not {first[0]}", []).append(
+                    str(rank)
+                )
                 continue
-            for what, checksum, same in zip(("labels", "features"), here[1:], first[1:], strict=True):
+            for what, checksum, same in zip(
+                ("labels", "features"), here[1:], first[1:], strict=True
+            ):
                 if checksum != same:
                     differing.setdefault(f"other {split} {what}", []).append(str(rank))
     return "; ".join(
-        f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})" for what, ranks in differing.items()
+        f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})"
+        for what, ranks in differing.items()
     )
 
 
@@ -95,7 +113,8 @@ MAY_CHANGE = (
     "train.max_minutes",
     "train.patience",
 )
-"""Settings that a resumed run may change. Another path in data.source must lead to the same data."""
+"""Settings that a resumed run may change. Another path in data.source must lead to the same
+data."""
 WITHOUT_EFFECT = (
     "name",
     "data.ahead",
@@ -111,13 +130,17 @@ WITHOUT_EFFECT = (
 
 
 def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
-    """List the allowed differences from a checkpoint's run. Raises ConfigError for any other difference.
+    """List the allowed differences from a checkpoint's run. Raises ConfigError for any other
+    difference.
 
     Settings in `WITHOUT_EFFECT`, and a program's batch size, are neither listed nor refused.
     """
     header, changed, refused = checkpoint.header, [], []
     old, new = checkpoint.architecture.table, here.architecture.table
-    moved = class_of(checkpoint.architecture.name) == class_of(here.architecture.name) and old.source == new.source
+    moved = (
+        class_of(checkpoint.architecture.name) == class_of(here.architecture.name)
+        and old.source == new.source
+    )
     for setting, (saved, current) in header.run.differences(here.run).items():
         if setting == "method.optimizer_state":
             saved, current = _states(header.run), _states(here.run)
@@ -126,11 +149,17 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
         text = f"{setting} = {saved} in the checkpoint, {current} here"
         if setting in MAY_CHANGE or (setting == "model.name" and moved):
             changed.append(text)
-        elif not setting.startswith(WITHOUT_EFFECT) and (header.data.task, setting) != (OWN, "train.batch"):
+        elif not setting.startswith(WITHOUT_EFFECT) and (header.data.task, setting) != (
+            OWN,
+            "train.batch",
+        ):
             refused.append(text)
     for fact, saved in vars(header.data).items():
         current = getattr(here.data_summary, fact)
-        if saved not in (None, current) and fact not in ("source", "shape" if here.dataset.network else ""):
+        if saved not in (None, current) and fact not in (
+            "source",
+            "shape" if here.dataset.network else "",
+        ):
             refused.append(f"data: {fact} = {saved} in the checkpoint, {current} here")
     there, now = checkpoint.targets or (), here.dataset.targets or ()
     if len(there) != len(now) or not all(np.allclose(*pair, rtol=1e-5) for pair in zip(there, now)):
@@ -142,7 +171,9 @@ def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
     if here.run.data.placement == "local" and header.ranks == here.communicator.size:
         saved, current = checkpoint.own_data(here.store.rank), contents(here.dataset.train)
         if saved not in (None, current):
-            refused.append(f"data: examples, labels and features = {saved} in the checkpoint, {current} here")
+            refused.append(
+                f"data: examples, labels and features = {saved} in the checkpoint, {current} here"
+            )
     if refused:
         raise ConfigError(
             f"{checkpoint.path} belongs to another run: {'; '.join(refused)}. Give the same settings, or a new --out."

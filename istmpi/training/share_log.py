@@ -1,4 +1,5 @@
-"""Reads the ranks' shares of units from settings or an earlier run's metrics, or adapts them to measured times."""
+"""Reads the ranks' shares of units from settings or an earlier run's metrics, or adapts them to
+measured times."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +18,8 @@ from istmpi.training.progress import LastRound
 
 
 def shares_of(run: Run, communicator: Communicator) -> Shares:
-    """Return the shares of a new run. Collective. Raises ConfigError or DataError on every rank if they are invalid."""
+    """Return the shares of a new run. Collective. Raises ConfigError or DataError on every rank if
+    they are invalid."""
     setting, ranks = run.method.shares, communicator.size
     if not isinstance(setting, str):
         return Shares(ranks, setting)
@@ -29,7 +31,8 @@ def shares_of(run: Run, communicator: Communicator) -> Shares:
 
 
 def followed(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:
-    """Adapt the shares of later rounds to the times in ``last``; return ``last`` with its round's shares. Collective.
+    """Adapt the shares of later rounds to the times in ``last``; return ``last`` with its round's
+    shares. Collective.
 
     The shares stay as they are if a rank's subnet could not be built with the new shares.
     """
@@ -38,8 +41,13 @@ def followed(shares: Shares, method: Method, round: int, last: LastRound) -> Las
         return last
     trained = tuple(shares.of(round) or equal(shares.ranks))
     next_shares = shares.measured(round, last.compute)
-    # Shares that would begin after the last round are not set, because the metrics have no line for them.
-    if next_shares and round + LEAD < job.run.train.rounds and _can_be_built(method, round + LEAD, next_shares):
+    # Shares that would begin after the last round are not set, because the metrics have no line for
+    # them.
+    if (
+        next_shares
+        and round + LEAD < job.run.train.rounds
+        and _can_be_built(method, round + LEAD, next_shares)
+    ):
         shares.change(round, next_shares)
     return replace(last, shares=trained)
 
@@ -49,7 +57,9 @@ def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
     deal = method.spec.deal(job.run, network, job.communicator.size, round, shares)
     usable = False
     with suppress(ConfigError):
-        network.require_usable(narrowed(network.lengths, network.parameters, deal.held(job.communicator.rank)))
+        network.require_usable(
+            narrowed(network.lengths, network.parameters, deal.held(job.communicator.rank))
+        )
         usable = True
     return all(job.communicator.allgather(usable))
 
@@ -57,7 +67,9 @@ def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
 def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
     path = path / METRICS if path.is_dir() else path
     if not is_file(path):
-        raise ConfigError(f"method.shares = {str(path)!r} does not exist; give auto, numbers, or a metrics.jsonl.")
+        raise ConfigError(
+            f"method.shares = {str(path)!r} does not exist; give auto, numbers, or a metrics.jsonl."
+        )
     log: dict[int, tuple[float, ...]] = {}
     for line in RunFolder(path.parent).lines(path.name):
         if share_of(0) not in line:
@@ -67,7 +79,9 @@ def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
                 f"method.shares = {str(path)!r}: round {line.whole('round')} has shares of {line.whole('ranks')} "
                 f"ranks; this run has {ranks}. Use as many, or auto."
             )
-        log[line.whole("round", 1) - 1] = tuple(line.figure(share_of(rank), 1e-12) for rank in range(ranks))
+        log[line.whole("round", 1) - 1] = tuple(
+            line.figure(share_of(rank), 1e-12) for rank in range(ranks)
+        )
     if not log:
         raise ConfigError(
             f"method.shares = {str(path)!r}: its rounds have no shares. Give the metrics of a run with shares = auto."

@@ -31,7 +31,8 @@ class Summary:
     ended: str = ""
     best: BestNetwork | None = None
     slowest: Slowest | None = None
-    """The rank for which other ranks waited in this job; None if the waiting was below `WORTH_SAYING`."""
+    """The rank for which other ranks waited in this job; None if the waiting was below
+    `WORTH_SAYING`."""
 
     @property
     def examples_per_second(self) -> float:
@@ -58,4 +59,5 @@ class Watch:
         """Take note that an earlier job has done the run: nothing was left to do."""
 
     def closed(self, error: IstmpiError | None) -> None:
-        """Take note that a started run is over. ``error`` ended it, e.g. a StoppedError; None if it is done."""
+        """Take note that a started run is over. ``error`` ended it, e.g. a StoppedError; None if it
+        is done."""

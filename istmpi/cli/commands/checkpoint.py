@@ -22,7 +22,8 @@ def command() -> None:
 @click.argument("folder")
 @as_json
 def ls(folder: str, as_json: bool) -> None:
-    """List the checkpoints in FOLDER (of a run, or of its checkpoints): rounds in order, best.h5, network.h5."""
+    """List the checkpoints in FOLDER (of a run, or of its checkpoints): rounds in order, best.h5,
+    network.h5."""
     from istmpi.checkpoint.folder import entry, files
 
     described = (entry(path, Path(folder)) for path in files(Path(folder)))
@@ -63,14 +64,21 @@ def show(path: str, as_json: bool) -> None:
 @click.argument("paths", metavar="CKPT...", nargs=-1, required=True)
 @as_json
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
-    """Read every byte of each CKPT, a file or a folder, and report damage. Exit code 2 if a file is damaged."""
+    """Read every byte of each CKPT, a file or a folder, and report damage. Exit code 2 if a file is
+    damaged."""
     from istmpi.checkpoint.folder import files
     from istmpi.checkpoint.reader import open_checkpoint
 
     given = {path: files(path) if path.is_dir() else [path] for path in map(Path, paths)}
     listed = {file for path in given for file in given[path] if file != path}
     unguarded = ", except its attributes, which have no checksums (format version 1)"
-    verify_files([file for inside in given.values() for file in inside], open_checkpoint, unguarded, listed, as_json)
+    verify_files(
+        [file for inside in given.values() for file in inside],
+        open_checkpoint,
+        unguarded,
+        listed,
+        as_json,
+    )
 
 
 def _print_json(value: object) -> None:

@@ -34,14 +34,13 @@ def command(
 ) -> int:
     """Train RUN with several methods and compare what each needs to reach the same score.
 
-    \b
-    mpirun -n 4 istmpi compare
-    mpirun -n 8 istmpi compare speech --methods ist,local-sgd --targets 0.63,0.69,0.75 --repeats 3 --max-minutes 30
+    \b mpirun -n 4 istmpi compare mpirun -n 8 istmpi compare speech --methods ist,local-sgd
+    --targets 0.63,0.69,0.75 --repeats 3 --max-minutes 30
 
-    The methods run in turn in one job, with the same initial network and batches. Evaluation time does not count.
-    Repeating the command resumes a stopped comparison, or adds methods and repeats to a finished one.
-    istmpi report shows a comparison again. A failed method does not stop the others; the command then ends with the
-    exit code of the first failure.
+    The methods run in turn in one job, with the same initial network and batches. Evaluation time
+    does not count. Repeating the command resumes a stopped comparison, or adds methods and repeats
+    to a finished one. istmpi report shows a comparison again. A failed method does not stop the
+    others; the command then ends with the exit code of the first failure.
     """
     if "narrow" in methods.split(","):
         raise ConfigError(
@@ -58,7 +57,9 @@ def command(
         scores = as_targets(targets)
         stop_at, loggers = watched(communicator, stop_before_walltime, log)
 
-    with comm.HangWatch(communicator, resolved.comm.patience, Path(resolved.output.folder), cure=comm.WHILE_LOADING):
+    with comm.HangWatch(
+        communicator, resolved.comm.patience, Path(resolved.output.folder), cure=comm.WHILE_LOADING
+    ):
         from istmpi.cli.display import ComparisonDisplay
         from istmpi.data.sources import open_for_training
         from istmpi.loggers.logger import LoggedWatch
@@ -68,10 +69,14 @@ def command(
         from istmpi.training.epochs import in_rounds
 
         with communicator.agreed():
-            data = open_for_training(resolved.with_implied().data, communicator.rank, resolved.train.seed)
+            data = open_for_training(
+                resolved.with_implied().data, communicator.rank, resolved.train.seed
+            )
             check_targets(scores, data.scoring.score)
         resolved = in_rounds(resolved, data, communicator.size, communicator)
-        comparison = Comparison(resolved, methods.split(","), repeats, communicator, stop_at, signals=True)
+        comparison = Comparison(
+            resolved, methods.split(","), repeats, communicator, stop_at, signals=True
+        )
         comparison.rehearse()
     with ComparisonDisplay(shown) if communicator.rank == 0 else nullcontext() as display:
         failures = comparison.run_training(LoggedWatch(display, loggers) if display else None)

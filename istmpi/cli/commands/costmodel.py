@@ -37,7 +37,9 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory")
 @whole("--examples", "N", "Examples in an epoch.  [default: from the data]", 1)
 @whole("--row-features", "N", "xc with --layers: features in a row.", 1, default=FEATURES_IN_A_ROW)
 @whole("--nodes", "N", "gcn, sage with --layers: nodes in a batch.", 1, default=NODES)
-@real("--degree", "N", "gcn, sage with --layers: neighbours of a node.", LEAST, MOST, default=DEGREE)
+@real(
+    "--degree", "N", "gcn, sage with --layers: neighbours of a node.", LEAST, MOST, default=DEGREE
+)
 @text("--ranks", "P,P,...", "Numbers of ranks: 1,2,4 or 1..1024.  [default: 1..32]")
 @text("--compare", "NAME,...", f"Methods to compare, or all: {', '.join([*METHODS, *RIVALS])}.")
 @text("--cluster", "NAME|FILE", "Cluster: a preset or a file.", default="m5.2xlarge")
@@ -70,7 +72,8 @@ def command(
     plot: str | None,
     **given: Any,
 ) -> None:
-    """Predict the cost of RUN as istmpi train would run it. Without RUN, predict Figure 2 of the IST paper.
+    """Predict the cost of RUN as istmpi train would run it. Without RUN, predict Figure 2 of the
+    IST paper.
 
     \b
     istmpi costmodel
@@ -99,7 +102,9 @@ def command(
     counts = _ranks(ranks, scenario)
     rows = costs.survey(scenario, methods, counts)
     if not rows:
-        raise ConfigError(f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Give fewer ranks.")
+        raise ConfigError(
+            f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Give fewer ranks."
+        )
     if as_json:
         print_json({"title": _title(scenario), "cluster": cluster.name, "rows": rows})
     else:
@@ -125,7 +130,9 @@ def _cluster(given: Mapping[str, Any]) -> Cluster:
     latency, rate = changed.pop("latency", None), changed.pop("bandwidth", None)
     if latency or rate:
         seconds = options.latency("--latency", latency) if latency else link.latency
-        changed["links"] = network(seconds, options.bandwidth("--bandwidth", rate) if rate else link.bandwidth)
+        changed["links"] = network(
+            seconds, options.bandwidth("--bandwidth", rate) if rate else link.bandwidth
+        )
     for option, read in (("flops", options.speeds), ("memory", options.memory)):
         if option in changed:
             changed[option] = read(f"--{option}", changed[option])
@@ -156,7 +163,9 @@ def _ranks(text: str | None, scenario: Scenario) -> list[int]:
 
 def _title(scenario: Scenario) -> str:
     run, widths = scenario.run, scenario.architecture.outline
-    batch = "in total for data parallel, per rank for the others" if scenario.shared_batch else "a rank"
+    batch = (
+        "in total for data parallel, per rank for the others" if scenario.shared_batch else "a rank"
+    )
     return f"{run.name}: {widths}, batch {run.train.batch} {batch}, J = {run.method.local_steps}"
 
 
@@ -174,7 +183,9 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
     stdout.print(f"[bold]{escape(_title(scenario))}[/]", soft_wrap=True)
     if scenario.shared_batch:
-        stdout.print("This is the paper's network; for yours: istmpi costmodel RUN.", soft_wrap=True)
+        stdout.print(
+            "This is the paper's network; for yours: istmpi costmodel RUN.", soft_wrap=True
+        )
     stdout.print(
         f"On {escape(cluster.name)}: {rate}, {link.latency * 1e6:.4g} µs, {speed} a "
         f"rank ({escape(cluster.source)}). An epoch has {scenario.examples:,} examples.\n",

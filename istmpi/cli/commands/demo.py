@@ -40,10 +40,11 @@ LONGER = "Give it more time with --seconds."
 @text("--out", "FOLDER", "Folder of runs and report; demo in $ISTMPI_RUNS (runs) by default.")
 @flag("--brief", "Print the prediction alone.")
 def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool) -> None:
-    """Train the digits with three methods on this machine, and predict the time of each over slow links.
+    """Train the digits with three methods on this machine, and predict the time of each over slow
+    links.
 
-    The command starts mpirun itself: istmpi compare trains, istmpi measure measures this machine, and the model of
-    istmpi costmodel predicts the seconds over links of each RATE.
+    The command starts mpirun itself: istmpi compare trains, istmpi measure measures this machine,
+    and the model of istmpi costmodel predicts the seconds over links of each RATE.
     """
     rank, others = launched()
     if rank > 0:
@@ -51,17 +52,33 @@ def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool)
     if others > 1:
         raise ConfigError("istmpi demo starts its ranks itself: run it without mpirun.")
     if shutil.which("mpirun") is None:
-        raise ConfigError("istmpi demo needs mpirun on the PATH. Install MPI or load its module; see istmpi doctor.")
+        raise ConfigError(
+            "istmpi demo needs mpirun on the PATH. Install MPI or load its module; see istmpi doctor."
+        )
     rates = [bandwidth("--rate", text) for text in rate.split(",")]
     stdout, folder = console(soft_wrap=True), home(out or "", "demo")
     stdout.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
-    training = ["--out", str(folder), "--max-minutes", str(seconds / 60), "--evaluate-every", "1", "--rounds", "60"]
+    training = [
+        "--out",
+        str(folder),
+        "--max-minutes",
+        str(seconds / 60),
+        "--evaluate-every",
+        "1",
+        "--rounds",
+        "60",
+    ]
     _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training, *["-q"] * brief])
     cluster = folder / "cluster.json"
     with stdout.status("measuring this machine"):
-        _start(ranks, ["measure", "digits", *NETWORK, "--out", str(cluster)], stdout=subprocess.DEVNULL)
+        _start(
+            ranks, ["measure", "digits", *NETWORK, "--out", str(cluster)], stdout=subprocess.DEVNULL
+        )
     _predict(folder, cluster, ranks, rates, stdout)
-    stdout.print(f"\nReport: {folder / 'report.html'}. Advice for your links: istmpi costmodel --advise", markup=False)
+    stdout.print(
+        f"\nReport: {folder / 'report.html'}. Advice for your links: istmpi costmodel --advise",
+        markup=False,
+    )
 
 
 def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdout: Console) -> None:
@@ -78,7 +95,8 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
     targets = compare(curves).targets
     if not targets:
         stdout.print(
-            f"\nA method has an accuracy of 0 after its seconds, so nothing is predicted. {LONGER}", markup=False
+            f"\nA method has an accuracy of 0 after its seconds, so nothing is predicted. {LONGER}",
+            markup=False,
         )
         return
     target = targets[-1]
@@ -101,18 +119,34 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
 
 def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
     # Open MPI starts more ranks than there are cores, and as root, only if told.
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
-    mapping = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    here = {"MPI_LOCALNRANKS": str(ranks)}  # all ranks are on this host, which MPICH's gforker does not tell them
+    allowed = (
+        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        if os.geteuid() == 0
+        else {}
+    )
+    mapping = {
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    here = {
+        "MPI_LOCALNRANKS": str(ranks)
+    }  # all ranks are on this host, which MPICH's gforker does not tell them
     command = [_launcher(), "-n", str(ranks), sys.executable, "-m", "istmpi", *words]
-    code = subprocess.run(command, env={**allowed, **mapping, **os.environ, **here}, stdout=stdout).returncode
+    code = subprocess.run(
+        command, env={**allowed, **mapping, **os.environ, **here}, stdout=stdout
+    ).returncode
     if code:
-        raise IstmpiError(f"{shlex.join(command)} failed with exit code {code}; see its output above.")
+        raise IstmpiError(
+            f"{shlex.join(command)} failed with exit code {code}; see its output above."
+        )
 
 
 def _launcher() -> str:
-    """Return MPICH's launcher for one host, which listens to nobody on the network; mpirun if there is none."""
+    """Return MPICH's launcher for one host, which listens to nobody on the network; mpirun if there
+    is none."""
     mpirun = shutil.which("mpirun")
     alone = Path(mpirun).with_name("mpiexec.gforker")
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, errors="replace").stdout
+    version = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True, errors="replace"
+    ).stdout
     return str(alone) if "HYDRA" in version and os.access(alone, os.X_OK) else "mpirun"

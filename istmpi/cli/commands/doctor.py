@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 @flag("--meet", "Only check that all ranks start together; print their number and the MPI library.")
 @real("--patience", "SECONDS", "Time to wait for a silent rank.", 1, 86400, default=20)
 def command(folder: str, as_json: bool, meet: bool, patience: float) -> int:
-    """Check MPI, hosts, cores, network, GPUs and the folder for checkpoints, alone or on the ranks of a job.
+    """Check MPI, hosts, cores, network, GPUs and the folder for checkpoints, alone or on the ranks
+    of a job.
 
     \b
     istmpi doctor
     mpirun -n 8 istmpi doctor --folder /scratch/me
 
-    Green works; yellow works, but costs time or safety; red fails. The exit code is 1 if anything is red.
+    Green works; yellow works, but costs time or safety; red fails. The exit code is 1 if anything
+    is red.
     """
     if meet:
         from istmpi import comm
@@ -57,7 +59,9 @@ def _show(report: Report) -> None:
     stdout, states = console(soft_wrap=True), [finding.state for finding in report.findings]
     for finding in report.findings:
         state = f"[{finding.state}]{finding.state:<6}[/]"
-        stdout.print(f"{state}  [bold]{escape(finding.name):<9}[/] {escape(printable(finding.fact))}")
+        stdout.print(
+            f"{state}  [bold]{escape(finding.name):<9}[/] {escape(printable(finding.fact))}"
+        )
         if finding.cure:
             stdout.print(f"{'':19}{escape(printable(finding.cure))}")
     stdout.print(", ".join(f"{states.count(state)} {state}" for state in STATES if state in states))

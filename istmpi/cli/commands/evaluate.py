@@ -15,11 +15,19 @@ from istmpi.foreign import printable
 @click.command("evaluate")
 @click.argument("path", metavar="CKPT")
 @text("--data", "FILE", "A prepared .h5, an .npz, or digits.  [default: the run's data]")
-@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True, help="The split to score.")
+@click.option(
+    "--split",
+    type=click.Choice(SPLITS),
+    default="test",
+    show_default=True,
+    help="The split to score.",
+)
 @flag("--calibrate", "Calibrate on the data's training split, even if CKPT is calibrated.")
 @own_class
 @as_json
-def command(path: str, data: str | None, split: str, calibrate: bool, model: str | None, as_json: bool) -> None:
+def command(
+    path: str, data: str | None, split: str, calibrate: bool, model: str | None, as_json: bool
+) -> None:
     """Score the network in CKPT on a whole split: its loss, and its score, such as the accuracy.
 
     \b
@@ -32,7 +40,9 @@ def command(path: str, data: str | None, split: str, calibrate: bool, model: str
     from istmpi.deploy.scoring import evaluate
 
     communicator = world()
-    watched = HangWatch(communicator, Comm().patience, Path(path).parent, note, cure="Run the same command again.")
+    watched = HangWatch(
+        communicator, Comm().patience, Path(path).parent, note, cure="Run the same command again."
+    )
     with watched, communicator.whereabouts.enter("evaluate"):
         result = evaluate(path, communicator, data, split, calibrate, model)
     score = result.score

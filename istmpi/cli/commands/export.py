@@ -12,7 +12,9 @@ from istmpi.units import size
 
 @click.command("export")
 @click.argument("path", metavar="CKPT")
-@click.option("--to", "form", required=True, metavar="FORM", help="safetensors, torch, onnx or npz.")
+@click.option(
+    "--to", "form", required=True, metavar="FORM", help="safetensors, torch, onnx or npz."
+)
 @text("--out", "FILE", "The file to write.  [default: next to CKPT]")
 @force
 @calibrate_on
@@ -27,23 +29,26 @@ def command(
     model: str | None,
     changed_source: bool,
 ) -> None:
-    """Write the network in CKPT for plain PyTorch, onnxruntime or NumPy; its predictions stay the same.
+    """Write the network in CKPT for plain PyTorch, onnxruntime or NumPy; its predictions stay the
+    same.
 
     \b
     istmpi export runs/digits/network.h5 --to onnx
     istmpi export runs/digits/network.h5 --to safetensors --out digits.safetensors
     istmpi export runs/mine/network.h5 --to torch --model mynet.py:Net
 
-    Calibration and input normalisation of an mlp become layers. Other networks keep their parameter names; their
-    classes take normalised inputs. Programs (onnx, and the second file of torch, .pt2) need no class and normalise
-    inputs. See docs/formats.md.
+    Calibration and input normalisation of an mlp become layers. Other networks keep their parameter
+    names; their classes take normalised inputs. Programs (onnx, and the second file of torch, .pt2)
+    need no class and normalise inputs. See docs/formats.md.
     """
     if current_rank() > 0:
         return  # one process does it, however many were started
 
     from istmpi.deploy.export import export
 
-    done = export(path, form, Path(out) if out else None, calibrate_on, force, model, changed_source)
+    done = export(
+        path, form, Path(out) if out else None, calibrate_on, force, model, changed_source
+    )
     if done.note:
         note(done.note)
     beside = f" with {done.beside.name}" if done.beside else ""

@@ -1,6 +1,7 @@
 """Print scripts that run istmpi on SLURM, PBS, LSF and EC2.
 
-A script is a template of job_scripts/, filled in for one run. Texts from the user are quoted, never executed.
+A script is a template of job_scripts/, filled in for one run. Texts from the user are quoted, never
+executed.
 """
 
 import os
@@ -48,12 +49,21 @@ def command() -> None:
 @whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
 @whole("--seeds", "N", "Train with the seeds 1 to N, by an array of jobs.", 2, 10_000)
 @text("--modules", "NAME,NAME,...", "Environment modules to load.")
-@click.option("--launcher", type=click.Choice(["pmix", "pmi2", "mpirun"]), help="Launcher; by default, one that works.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["pmix", "pmi2", "mpirun"]),
+    help="Launcher; by default, one that works.",
+)
 @text("--interface", "NAME", "Network interface between the nodes.")
 @text("--stage", "FILE", "Copy FILE to each node's local disk first.", multiple=True)
 @flag("--stage-venv", "Copy the virtual environment, too.")
 @whole("--restarts", "N", "SLURM: times to be queued again (20).", 0, 1000)
-@whole("--relaunch", "N", "Times to resume inside the job without lost nodes (3; not with --compare).", 0)
+@whole(
+    "--relaunch",
+    "N",
+    "Times to resume inside the job without lost nodes (3; not with --compare).",
+    0,
+)
 @click.pass_context
 def _script(context: click.Context, run: str, options: tuple[str, ...], **given: Any) -> None:
     """Print a job script that trains RUN. Give options of istmpi train or istmpi compare after --.
@@ -68,9 +78,13 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **given:
     given = {key: value for key, value in given.items() if value is not None}
     compare, seeds, ranks = given["compare"], "seeds" in given, given.get("gpus", 1)
     if compare and given.get("relaunch"):
-        raise click.UsageError("--relaunch may change the number of ranks, so it does not go with --compare.")
+        raise click.UsageError(
+            "--relaunch may change the number of ranks, so it does not go with --compare."
+        )
     if compare and seeds:
-        raise click.UsageError("--seeds is for a single method; give istmpi compare --repeats after --.")
+        raise click.UsageError(
+            "--seeds is for a single method; give istmpi compare --repeats after --."
+        )
     if "restarts" in {*given} - {*scheduler["options"]}:
         raise click.UsageError("--restarts is for istmpi job slurm only.")
     cores = given.get("cores", max(8, ranks))
@@ -89,23 +103,37 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **given:
     resolved = check((run, *options), given.get("nodes", 1) * ranks, verb, limits["seconds"] / 60)
     _require_files(resolved)
     if seeds and (out := resolved.output.folder):
-        raise ConfigError(f"--out {out}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead.")
-    defaults = {"restarts": 20, "relaunch": None if compare else 3, "ranks-per-host": given.get("gpus")} | given
+        raise ConfigError(
+            f"--out {out}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead."
+        )
+    defaults = {
+        "restarts": 20,
+        "relaunch": None if compare else 3,
+        "ranks-per-host": given.get("gpus"),
+    } | given
     words = _words({key: defaults.get(key) for key in scheduler["options"]})
-    words += [word for file in given["stage"] for word in ("--stage", file)] + ["--stage-venv"] * given["stage_venv"]
+    words += [word for file in given["stage"] for word in ("--stage", file)] + [
+        "--stage-venv"
+    ] * given["stage_venv"]
     fields = {"nodes": 2, "ranks": ranks, "name": job_name(run), "start": start} | given | limits
     fields |= {"threads": cores // ranks} if "cores" in given else {"cores": cores}
     fields["slots"] = fields["nodes"] * cores
     programs = TEMPLATES.resolve().parent / "bin"
     path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
-    lines = [f"module load {shlex.join(given['modules'].split(','))}"] if given.get("modules") else []
-    lines += [f"export ISTMPI_RUNS={shlex.quote(read('ISTMPI_RUNS'))}"] * ("ISTMPI_RUNS" in os.environ)
+    lines = (
+        [f"module load {shlex.join(given['modules'].split(','))}"] if given.get("modules") else []
+    )
+    lines += [f"export ISTMPI_RUNS={shlex.quote(read('ISTMPI_RUNS'))}"] * (
+        "ISTMPI_RUNS" in os.environ
+    )
     lines += [f"PATH={shlex.quote(':'.join(path))}:$PATH", f"OPTIONS=({shlex.join(words)})"]
     lines += [line.format_map(fields) for line in scheduler["lines"]]
     template = _template(scheduler["template"].format(verb=verb))
     for directive in scheduler["directives"]:
         begin = re.escape(scheduler["mark"] + re.split("[{<]", directive)[0])
-        text = re.sub("<(.*?{(\\w+)}.*?)>", lambda part: part[1] if part[2] in fields else "", directive)
+        text = re.sub(
+            "<(.*?{(\\w+)}.*?)>", lambda part: part[1] if part[2] in fields else "", directive
+        )
         comment = "#" * (not {*re.findall(r"{(\w+)}", text)} <= {*fields})
         text = comment + scheduler["mark"] + text.format_map(table["examples"] | fields)
         template = re.sub(f"(?m)^#?{begin}.*$", text, template, count=1)
@@ -118,8 +146,12 @@ for _name in ("slurm", "pbs", "lsf"):
 
 def _limits(text: str) -> dict[str, Any]:
     match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?", text)
-    if not match or (match[3] and not match[1] and not match[4]):  # 4:00 is minutes to some, hours to others
-        raise ConfigError(f"--time {text}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00.")
+    if not match or (
+        match[3] and not match[1] and not match[4]
+    ):  # 4:00 is minutes to some, hours to others
+        raise ConfigError(
+            f"--time {text}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00."
+        )
     days, *parts = (int(part or 0) for part in match.groups())
     hours, minutes, seconds = parts if match[1] or match[4] else (0, parts[0], 0)
     seconds += 60 * (minutes + 60 * (hours + 24 * days))
@@ -134,26 +166,39 @@ def _limits(text: str) -> dict[str, Any]:
 @_OPTIONS
 @whole("--instances", "N", "Instances, one rank on each.", 1, MOST_RANKS, required=True)
 @text("--type", "TYPE", "Instance type.", default="m5.2xlarge")
-@flag("--spot", "Use spot instances: cheaper, but AWS may reclaim them; the run then resumes on others.")
+@flag(
+    "--spot",
+    "Use spot instances: cheaper, but AWS may reclaim them; the run then resumes on others.",
+)
 @text("--region", "NAME", "AWS region; by default that of the AWS command line.")
 @text("--key", "NAME", "Key pair to log in with; by default $KEY when the script runs.")
-@text("--ssh-from", "CIDR", "Addresses that may log in, such as 203.0.113.7/32; by default $SSH_FROM.")
+@text(
+    "--ssh-from", "CIDR", "Addresses that may log in, such as 203.0.113.7/32; by default $SSH_FROM."
+)
 @flag("--yes-open", "Allow --ssh-from more addresses than a /16.")
 @whole("--hours", "N", "Hours after which the instances terminate themselves.", 1, 720, default=24)
-@text("--package", "REQUIREMENT", "Requirement for pip on the instances: a version or a git address.")
-def ec2(run: str, options: tuple[str, ...], key: str | None, ssh_from: str | None, **given: Any) -> None:
-    """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes the cluster.
+@text(
+    "--package", "REQUIREMENT", "Requirement for pip on the instances: a version or a git address."
+)
+def ec2(
+    run: str, options: tuple[str, ...], key: str | None, ssh_from: str | None, **given: Any
+) -> None:
+    """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes
+    the cluster.
 
     \b
     istmpi job ec2 speech --instances 8 --ssh-from 203.0.113.7/32 -- --lr 0.01 > speech.sh
     bash speech.sh        # prints the cost, and asks
 
-    Give options of istmpi train after --. A run file and a data file are sent along if this machine has them.
+    Give options of istmpi train after --. A run file and a data file are sent along if this machine
+    has them.
     """
     resolved = check((run, *options), given["instances"])
     out, data = Path(resolved.output.folder or f"runs/{resolved.name}"), resolved.data.source
     if out.is_absolute() or ".." in out.parts:
-        raise ConfigError(f"--out {out}: on EC2 a run's folder is under /shared; give a relative path without ..")
+        raise ConfigError(
+            f"--out {out}: on EC2 a run's folder is under /shared; give a relative path without .."
+        )
     arguments, send = (run, *options), ["--send", run] * Path(run).is_file()
     if Path(data).is_file():
         arguments, send = (*arguments, "--data", data), [*send, "--send", data]
@@ -167,7 +212,11 @@ def ec2(run: str, options: tuple[str, ...], key: str | None, ssh_from: str | Non
         f"UP=({shlex.join(up)})",
         f"SEND=({shlex.join(send)})",
         f"FOLDER={shlex.quote(str(out))}",
-        *(f"{name}={shlex.quote(value)}" for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items() if value),
+        *(
+            f"{name}={shlex.quote(value)}"
+            for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items()
+            if value
+        ),
     ]
     _print_script(_template("ec2/train.sh"), "ec2", lines, arguments)
 
@@ -176,7 +225,8 @@ def ec2(run: str, options: tuple[str, ...], key: str | None, ssh_from: str | Non
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @whole("--ranks", "P", "Ranks of the run.", 1, MOST_RANKS, default=1)
 def folder(arguments: tuple[str, ...], ranks: int) -> None:
-    """Check a run as istmpi train would on P ranks and print its folder: istmpi job folder -- RUN [options].
+    """Check a run as istmpi train would on P ranks and print its folder: istmpi job folder -- RUN
+    [options].
 
     Job scripts call this first.
     """
@@ -192,9 +242,14 @@ def job_name(run: str) -> str:
 
 
 def check(
-    arguments: Sequence[str], ranks: int, verb: str = "train", minutes: float = float("inf"), runs_code: bool = False
+    arguments: Sequence[str],
+    ranks: int,
+    verb: str = "train",
+    minutes: float = float("inf"),
+    runs_code: bool = False,
 ) -> Run:
-    """Return a command line's run. ConfigError if ranks or minutes do not fit. ``runs_code``: build users' networks."""
+    """Return a command line's run. ConfigError if ranks or minutes do not fit. ``runs_code``: build
+    users' networks."""
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
     from istmpi.methods import spec_of
@@ -204,7 +259,9 @@ def check(
     given = command.make_context(f"istmpi {verb} {shlex.join(arguments)}", list(arguments)).params
     stop = given["stop_before_walltime"]
     if minutes <= (stop := 5 if stop is None else stop):  # five in the templates
-        raise ConfigError(f"--time: {minutes:g} minutes must be more than --stop-before-walltime, {stop:g}.")
+        raise ConfigError(
+            f"--time: {minutes:g} minutes must be more than --stop-before-walltime, {stop:g}."
+        )
     run = resolve(given.pop("run"), given.pop("assignments"), given)
     if is_own(run.model.name) and not runs_code:
         return run.with_implied()
@@ -218,14 +275,27 @@ def check(
 
 
 def _require_files(run: Run) -> None:
-    for what, name in (("model", run.model.name), ("data", run.data.source), ("init", run.train.init)):
+    for what, name in (
+        ("model", run.model.name),
+        ("data", run.data.source),
+        ("init", run.train.init),
+    ):
         path = Path(re.sub(r":\w+$", "", name))
-        if path.suffix in (".py", ".h5", ".npz", ".safetensors") and "{rank}" not in name and not is_file(path):
+        if (
+            path.suffix in (".py", ".h5", ".npz", ".safetensors")
+            and "{rank}" not in name
+            and not is_file(path)
+        ):
             raise ConfigError(f"{what} {path} does not exist. Check the path.")
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
-    return [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    return [
+        word
+        for name, value in options.items()
+        if value is not None
+        for word in (f"--{name}", str(value))
+    ]
 
 
 def _template(name: str) -> str:
@@ -233,9 +303,17 @@ def _template(name: str) -> str:
 
 
 def _print_script(template: str, verb: str, lines: Sequence[str], arguments: Sequence[str]) -> None:
-    lines = [f"# ---- filled in by istmpi job {verb}", *lines, f"set -- {shlex.join(arguments)}", "# ----", ""]
+    lines = [
+        f"# ---- filled in by istmpi job {verb}",
+        *lines,
+        f"set -- {shlex.join(arguments)}",
+        "# ----",
+        "",
+    ]
     text = _MARK.sub(lambda _: "\n".join(lines), template, count=1)
     for line in text.split("\n"):
         if not line.replace("\t", "").isprintable():
-            raise ConfigError(f"the script would contain a line that cannot be printed: {line}. Give another name.")
+            raise ConfigError(
+                f"the script would contain a line that cannot be printed: {line}. Give another name."
+            )
     click.echo(text, nl=False)

@@ -14,9 +14,15 @@ from istmpi.cli.run_options import planning, resolve, run_argument
 @as_json
 @text("--out", "FILE", "File for the results.", default="cluster.json")
 def command(
-    run: str | None, assignments: tuple[str, ...], layers: str | None, out: str, as_json: bool, **given: str | None
+    run: str | None,
+    assignments: tuple[str, ...],
+    layers: str | None,
+    out: str,
+    as_json: bool,
+    **given: str | None,
 ) -> None:
-    """Measure the network between all ranks of this job, and each rank's speed at the shapes of RUN's subnets.
+    """Measure the network between all ranks of this job, and each rank's speed at the shapes of
+    RUN's subnets.
 
     \b
     mpirun -n 8 istmpi measure speech --layers 4096-4096-35 --out cluster.json
@@ -34,7 +40,9 @@ def command(
     with communicator.agreed():
         spec, network = spec_of(planned.run.method.name), planned.architecture
         limits.require_dealable(spec, planned.run, network)
-        limits.require_subnets(network, spec.deal(planned.run, network, communicator.size, 0), [communicator.rank])
+        limits.require_subnets(
+            network, spec.deal(planned.run, network, communicator.size, 0), [communicator.rank]
+        )
 
     from istmpi.training.measure import measure
 

@@ -27,9 +27,18 @@ if TYPE_CHECKING:
 @text("--data", "DATA", "Data that set the network's input shape and outputs.  [default: digits]")
 @text("--shape", "NxN...", "Shape of an example, instead of data: 3x32x32.")
 @whole("--outputs", "N", "Classes, or numbers to predict, for --shape.", 1)
-@flag("--tokens", "Examples are windows of tokens, for --shape; --outputs is the size of their vocabulary.")
+@flag(
+    "--tokens",
+    "Examples are windows of tokens, for --shape; --outputs is the size of their vocabulary.",
+)
 @text("--ranks", "P,P,...", "Numbers of ranks to report a rank's part for.", default="2,4,8")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="An argument: model.hidden=512.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An argument: model.hidden=512.",
+)
 @as_json
 def command(
     network: str,
@@ -41,16 +50,18 @@ def command(
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Report which widths of NET, a torch.nn.Module (FILE.py:Class or package.module:Class), can be dealt out.
+    """Report which widths of NET, a torch.nn.Module (FILE.py:Class or package.module:Class), can be
+    dealt out.
 
     \b
     istmpi model mynet.py:Net --data mine.h5
     istmpi model mynet.py:Net --shape 3x32x32 --outputs 10 --set model.channels=128
 
-    The integer arguments of NET's constructor are the widths; `shape`, `features` and `outputs` are filled in.
-    Each width is doubled to find the parameter axes that depend on it. The proof permutes the width's units, which
-    must leave the outputs unchanged. Next come NET's products with their FLOPs for an example, and the weights that
-    each of P ranks would train. This command runs the code of NET.
+    The integer arguments of NET's constructor are the widths; `shape`, `features` and `outputs` are
+    filled in. Each width is doubled to find the parameter axes that depend on it. The proof
+    permutes the width's units, which must leave the outputs unchanged. Next come NET's products
+    with their FLOPs for an example, and the weights that each of P ranks would train. This command
+    runs the code of NET.
     """
     counts = options.ranks("--ranks", ranks)
     if (shape is None) != (outputs is None) or (shape and data):
@@ -62,8 +73,15 @@ def command(
         from istmpi.data.holdout import TestSplit
         from istmpi.data.sources import open_dataset
 
-        dataset = open_dataset(data or "digits", scoring=network if is_own(network) else "", test=TestSplit(0.2))
-        example, outputs, task, inputs = tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example
+        dataset = open_dataset(
+            data or "digits", scoring=network if is_own(network) else "", test=TestSplit(0.2)
+        )
+        example, outputs, task, inputs = (
+            tuple(dataset.shape),
+            dataset.outputs,
+            dataset.task,
+            dataset.example,
+        )
     else:
         inputs, example = None, options.shape("--shape", shape)
 
@@ -83,7 +101,11 @@ def command(
             print_json({"network": network, "refused": str(error)})
         raise
     described = Architecture(network, table, "float32", inspected)
-    facts = _facts(described, inferred, counts) | {"network": network, "shape": list(example), "outputs": outputs}
+    facts = _facts(described, inferred, counts) | {
+        "network": network,
+        "shape": list(example),
+        "outputs": outputs,
+    }
     refusal = None
     try:
         described.require_dealable(table.dealt, settings.get("scale") != "none")
@@ -109,12 +131,17 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
 
     table, dealt = network.table, network.table.dealt
     possible = [count for count in counts if all(network.lengths[name] >= count for name in dealt)]
-    holdings = {count: Holdings(network.parameters, network.lengths, dealt, count) for count in [1, *possible]}
+    holdings = {
+        count: Holdings(network.parameters, network.lengths, dealt, count)
+        for count in [1, *possible]
+    }
     largest = {count: holdings[count].parts[0] for count in possible}  # of blocks the odds count
     held = {count: float(holdings[count].bytes(part) / 4) for count, part in largest.items()}
     warnings = (warn_of_widths(network, holdings[count]) for count in possible)
     unscaled = {name: place for place, names in table.unscaled.items() for name in names}
-    products = {count: float(flops(table.operators, part.lengths)) for count, part in largest.items()}
+    products = {
+        count: float(flops(table.operators, part.lengths)) for count, part in largest.items()
+    }
     return {
         "settings": dict(table.settings),
         "widths": [
@@ -130,7 +157,9 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
             }
             for finding in inferred.findings
         ],
-        "parameters": [{"name": name, "axes": str(axes)} for name, axes in inferred.parameters.items()],
+        "parameters": [
+            {"name": name, "axes": str(axes)} for name, axes in inferred.parameters.items()
+        ],
         "elements": holdings[1].network_elements,
         "replicated": holdings[1].shared_bytes // 4,
         "flops": flops(table.operators, network.lengths),
@@ -145,7 +174,10 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
 
 def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
     forward, backward = operator.flops(lengths)
-    facts = {name: getattr(operator, name) for name in ("module", "kind", "parameter", "axis", "calls", "examples")}
+    facts = {
+        name: getattr(operator, name)
+        for name in ("module", "kind", "parameter", "axis", "calls", "examples")
+    }
     return {**facts, "shape": str(operator.shape), "flops": forward, "backward_flops": backward}
 
 
@@ -154,7 +186,9 @@ def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
     for name, value in assigned(assignments):
         section, _, argument = name.partition(".")
         if section != "model":
-            raise ConfigError(f"--set {name}: only arguments of the network can be set here, such as model.hidden=512.")
+            raise ConfigError(
+                f"--set {name}: only arguments of the network can be set here, such as model.hidden=512."
+            )
         try:
             arguments[argument] = toml_value(value)
         except ValueError:

@@ -10,7 +10,17 @@ from typing import Any
 
 import click
 
-from istmpi.cli.options import YesOrNo, calibrate_on, flag, force, listed, own_class, real, text, whole
+from istmpi.cli.options import (
+    YesOrNo,
+    calibrate_on,
+    flag,
+    force,
+    listed,
+    own_class,
+    real,
+    text,
+    whole,
+)
 from istmpi.cli.output import note
 from istmpi.comm import current_rank
 from istmpi.data import KINDS
@@ -37,17 +47,35 @@ A prompt is continued token by token until the network ends the document; text i
 )
 @click.argument("path", metavar="CKPT")
 @click.argument("source", metavar="INPUT")
-@click.option("--format", "form", type=click.Choice(("csv", "jsonl")), default="csv", show_default=True)
-@click.option("--outputs", "all_outputs", is_flag=True, help="Print every output of the network as well.")
-@whole("--top", "K", "Several labels: number to print for each example.  [default: xc 5, otherwise those above 50%]", 1)
+@click.option(
+    "--format", "form", type=click.Choice(("csv", "jsonl")), default="csv", show_default=True
+)
+@click.option(
+    "--outputs", "all_outputs", is_flag=True, help="Print every output of the network as well."
+)
+@whole(
+    "--top",
+    "K",
+    "Several labels: number to print for each example.  [default: xc 5, otherwise those above 50%]",
+    1,
+)
 @whole("--tokens", "N", "text: largest number of new tokens.  [default: 200]", 1)
-@real("--temperature", "T", "text: divisor of the logits; 0 picks the likeliest token.  [default: 1]", 0)
+@real(
+    "--temperature",
+    "T",
+    "text: divisor of the logits; 0 picks the likeliest token.  [default: 1]",
+    0,
+)
 @whole("--seed", "N", "text: seed.  [default: 0]", 0)
 @flag("--json", "text: print JSON for other programs.")
 @text("--out", "FILE", "The file to write, atomically.  [default: standard output]")
 @force
 @click.option(
-    "--split", type=click.Choice(SPLITS), default="test", show_default=True, help="The split, for data with splits."
+    "--split",
+    type=click.Choice(SPLITS),
+    default="test",
+    show_default=True,
+    help="The split, for data with splits.",
 )
 @text("--label", "COLUMN", "csv: skip this column, a name or a number counted from 0.")
 @text("--header", "yes|no", "csv: line 1 is a header.  [default: as in training]", type=YesOrNo())
@@ -98,23 +126,43 @@ def command(
     several, ranks, of_nodes = task.several_labels, task.ranks_labels, task.of_nodes
     refused = {} if ranks or several else {"--top": top}
     if not tokenizer:
-        refused |= {"--tokens": tokens, "--temperature": temperature, "--seed": seed, "--json": as_json or None}
+        refused |= {
+            "--tokens": tokens,
+            "--temperature": temperature,
+            "--seed": seed,
+            "--json": as_json or None,
+        }
     if tokenizer or ranks or of_nodes:
         refused |= {f"--{name}": options[name] for name in ("label", "header", "delimiter")}
-        refused |= {"--resize": resize or None, "--outputs": None if of_nodes else all_outputs or None}
+        refused |= {
+            "--resize": resize or None,
+            "--outputs": None if of_nodes else all_outputs or None,
+        }
     for option, value in refused.items():
         if value is not None:
-            raise ConfigError(f"{option} does not go with {path}, a {data.task} network. Leave it out.")
+            raise ConfigError(
+                f"{option} does not go with {path}, a {data.task} network. Leave it out."
+            )
     if network.note:
         note(f"{network.note}.")
     if tokenizer:
         prompt, window = prompt_of(source, tokenizer), data.shape[0]
-        drawing = 200 if tokens is None else tokens, 1.0 if temperature is None else temperature, seed or 0
-        drawn = continuation(following(network.module, window), prompt, window, tokenizer.end, *drawing)
+        drawing = (
+            200 if tokens is None else tokens,
+            1.0 if temperature is None else temperature,
+            seed or 0,
+        )
+        drawn = continuation(
+            following(network.module, window), prompt, window, tokenizer.end, *drawing
+        )
         text = chain(texts(drawn, tokenizer), "\n")
         if as_json:
             drawn = [*drawn]
-            answer = {"prompt_tokens": len(prompt), "tokens": drawn, "text": "".join(texts(drawn, tokenizer))}
+            answer = {
+                "prompt_tokens": len(prompt),
+                "tokens": drawn,
+                "text": "".join(texts(drawn, tokenizer)),
+            }
             text = [json.dumps(answer, ensure_ascii=False), "\n"]
     elif ranks:
         rows = read_rows(source, data.shape[0], split, reading, lambda message: note(f"{message}."))
@@ -124,7 +172,9 @@ def command(
     else:
         options |= {"split": split, "resize": resize, "reading": reading, "notes": notes}
         options |= {"test": TestSplit(run.data.test, run.train.seed)}
-        options["skipped"] = lambda name, reason: note(f"{name} is skipped: it cannot be read ({reason}).")
+        options["skipped"] = lambda name, reason: note(
+            f"{name} is skipped: it cannot be read ({reason})."
+        )
         blocks = read_inputs(source, data.kind, data.shape, **options)
         answers, limit = predict(network, blocks), top or 0 if several else None
         text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit)

@@ -33,7 +33,9 @@ def _options_of_kinds(command: Callable) -> Callable:
         helps.setdefault(option[:2], []).append(f"{kinds}: {option[2]}")
     for (name, metavar), help in reversed(helps.items()):
         settings = {"type": types.get(metavar)} if metavar else {"is_flag": True, "default": None}
-        command = text(f"--{name.replace('_', '-')}", metavar or None, " ".join(help), **settings)(command)
+        command = text(f"--{name.replace('_', '-')}", metavar or None, " ".join(help), **settings)(
+            command
+        )
     return command
 
 
@@ -53,13 +55,24 @@ KIND is one of
 @real("--max-bad", "SHARE", "Fraction of files that may be unreadable.", default=0.01)
 @force
 @as_json
-def command(kind: str, source: str, target: str, max_bad: float, force: bool, as_json: bool, **options: object) -> None:
-    # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do without.
+def command(
+    kind: str,
+    source: str,
+    target: str,
+    max_bad: float,
+    force: bool,
+    as_json: bool,
+    **options: object,
+) -> None:
+    # Here, not above: the library loads HDF5, which `istmpi prepare --help` on a login node can do
+    # without.
     from istmpi.data.prepare import prepare
 
     given = {option: value for option, value in options.items() if value is not None}
     with progress() as report_progress:
-        report = prepare(kind, source, target, progress=report_progress, force=force, max_bad=max_bad, **given)
+        report = prepare(
+            kind, source, target, progress=report_progress, force=force, max_bad=max_bad, **given
+        )
     if as_json:
         print_json(asdict(report, dict_factory=known))
         return
@@ -69,7 +82,9 @@ def command(kind: str, source: str, target: str, max_bad: float, force: bool, as
     stdout = console()
     stdout.print(escape(printable(report.target.name)), style="bold")
     stdout.print(facts)
-    stdout.print(f"train on it: mpirun -n 4 {shlex.join(_next(report))}", soft_wrap=True, markup=False)
+    stdout.print(
+        f"train on it: mpirun -n 4 {shlex.join(_next(report))}", soft_wrap=True, markup=False
+    )
 
 
 def _next(report: Report) -> list[str]:

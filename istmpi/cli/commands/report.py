@@ -28,7 +28,11 @@ def comparing(command: Callable) -> Callable:
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True)
 @comparing
 @as_json
-@text("--html", "FILE", "Write the figures, with pictures, as one HTML file, instead of printing them.")
+@text(
+    "--html",
+    "FILE",
+    "Write the figures, with pictures, as one HTML file, instead of printing them.",
+)
 def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: str | None) -> None:
     """Compare what the methods of finished runs needed to reach the same score.
 
@@ -36,8 +40,9 @@ def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: st
     istmpi report runs/compare-digits --html digits.html
     istmpi report runs/speech runs/speech-2 runs/speech-3 --targets 0.63,0.69,0.75
 
-    DIR is the folder of a run or a comparison, or any folder of runs. Repeats of a method form one column; runs that
-    differ in settings do not. Runs must use the same data. Unreadable runs in a folder of runs are listed and left out.
+    DIR is the folder of a run or a comparison, or any folder of runs. Repeats of a method form one
+    column; runs that differ in settings do not. Runs must use the same data. Unreadable runs in a
+    folder of runs are listed and left out.
     """
     scores = as_targets(targets)
     curves = read_curves(map(Path, paths), lambda problem: note(f"left out: {problem}"))
@@ -47,15 +52,24 @@ def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: st
     elif not html:
         print_comparison(comparison)
     if html:
-        names = ", ".join(dict.fromkeys(curve.name for curve in curves if curve.name)) or comparison.data
-        write_page(comparison, f"{names}: {', '.join(dict.fromkeys(curve.method for curve in curves))}", Path(html))
+        names = (
+            ", ".join(dict.fromkeys(curve.name for curve in curves if curve.name))
+            or comparison.data
+        )
+        write_page(
+            comparison,
+            f"{names}: {', '.join(dict.fromkeys(curve.method for curve in curves))}",
+            Path(html),
+        )
 
 
 def as_targets(text: str | None) -> list[float]:
     try:
         return [float(part) for part in text.split(",")] if text is not None else []
     except ValueError:
-        raise ConfigError(f"--targets {text} must be numbers separated by commas, such as 0.63,0.69.") from None
+        raise ConfigError(
+            f"--targets {text} must be numbers separated by commas, such as 0.63,0.69."
+        ) from None
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -36,7 +36,9 @@ Better TOML in VS Code, Helix, Zed):
 
 @click.command("settings")
 @click.argument("name", required=False)
-@click.option("--schema", "as_schema", is_flag=True, help="Print a JSON Schema of run files, for editors.")
+@click.option(
+    "--schema", "as_schema", is_flag=True, help="Print a JSON Schema of run files, for editors."
+)
 @click.option("--markdown", "as_page", is_flag=True, help="Print docs/settings.md.")
 @click.option("--environment", is_flag=True, help="List the environment variables of istmpi's own.")
 def command(name: str | None, as_schema: bool, as_page: bool, environment: bool) -> None:
@@ -51,7 +53,9 @@ def command(name: str | None, as_schema: bool, as_page: bool, environment: bool)
     A run file sets KEY in [SECTION]; a command line has --set SECTION.KEY=VALUE.
     """
     if sum((bool(name), as_schema, as_page, environment)) > 1:
-        raise click.UsageError("NAME, --schema, --markdown and --environment do not go with each other; give one.")
+        raise click.UsageError(
+            "NAME, --schema, --markdown and --environment do not go with each other; give one."
+        )
     if as_schema:
         click.echo(json.dumps(schema(), indent=1, ensure_ascii=False))
     elif as_page:
@@ -65,7 +69,8 @@ def command(name: str | None, as_schema: bool, as_page: bool, environment: bool)
 
 
 def _named(name: str) -> list[Setting]:
-    """Return the settings with this name or, in turn, section, owner (method, network) or key. ConfigError if none."""
+    """Return the settings with this name or, in turn, section, owner (method, network) or key.
+    ConfigError if none."""
     settings = [*every_setting()]
     names_of = (
         lambda setting: setting.name,
@@ -76,9 +81,13 @@ def _named(name: str) -> list[Setting]:
     for name_of in names_of:
         if name and (named := [setting for setting in settings if name_of(setting) == name]):
             return named
-    every = dict.fromkeys(name_of(setting) for name_of in names_of for setting in settings if name_of(setting))
+    every = dict.fromkeys(
+        name_of(setting) for name_of in names_of for setting in settings if name_of(setting)
+    )
     near = did_you_mean(name, list(every))
-    raise ConfigError(f"no setting {name}{near if near.endswith('?') else '. List all: istmpi settings'}")
+    raise ConfigError(
+        f"no setting {name}{near if near.endswith('?') else '. List all: istmpi settings'}"
+    )
 
 
 def _list(settings: Sequence[Setting]) -> None:
@@ -87,7 +96,9 @@ def _list(settings: Sequence[Setting]) -> None:
         owner = f"{setting.owner}: " if setting.owner else ""
         limits = f" ({setting.range})" if setting.range else ""
         listing.add_row(
-            f"[bold]{setting.name}", escape(shown_default(setting)), escape(f"{owner}{setting.help}{limits}")
+            f"[bold]{setting.name}",
+            escape(shown_default(setting)),
+            escape(f"{owner}{setting.help}{limits}"),
         )
     console(soft_wrap=True).print(listing)
 
@@ -99,9 +110,18 @@ def _list_variables() -> None:
 
 
 def _description(setting: Setting) -> str:
-    lines = [click.style(setting.name, bold=True) + (f"  ({setting.owner})" if setting.owner else "")]
-    facts = {"type": setting.kind, "range": setting.range, "default": shown_default(setting) or "none"}
-    lines += [f"  {setting.help}", *(f"  {name + ':':8} {fact}" for name, fact in facts.items() if fact)]
+    lines = [
+        click.style(setting.name, bold=True) + (f"  ({setting.owner})" if setting.owner else "")
+    ]
+    facts = {
+        "type": setting.kind,
+        "range": setting.range,
+        "default": shown_default(setting) or "none",
+    }
+    lines += [
+        f"  {setting.help}",
+        *(f"  {name + ':':8} {fact}" for name, fact in facts.items() if fact),
+    ]
     return "\n".join(lines)
 
 
@@ -112,11 +132,13 @@ def shown_default(setting: Setting) -> str:
 def markdown() -> str:
     page = _PAGE
     for section, settings in groupby(every_setting(), key=_section):
-        for owner, group in groupby(settings, key=lambda setting: setting.owner if section == "model" else ""):
-            heading = f"[{section}]" + f" of {owner}" * bool(owner) if section else "Outside sections"
-            page += (
-                f"## {heading}\n\n| setting | type | default | range | what it is |\n| --- | --- | --- | --- | --- |\n"
+        for owner, group in groupby(
+            settings, key=lambda setting: setting.owner if section == "model" else ""
+        ):
+            heading = (
+                f"[{section}]" + f" of {owner}" * bool(owner) if section else "Outside sections"
             )
+            page += f"## {heading}\n\n| setting | type | default | range | what it is |\n| --- | --- | --- | --- | --- |\n"
             page += "".join(_row(setting, section) for setting in group) + "\n"
     return page.rstrip("\n") + "\n"
 
@@ -140,10 +162,15 @@ def schema() -> dict[str, Any]:
             properties |= {setting.name: schema_of(setting.hint) for setting in settings}
         else:
             common = [setting for setting in settings if section != "model" or not setting.owner]
-            keys = {setting.name.rpartition(".")[2]: schema_of(setting.hint, setting.default) for setting in common}
+            keys = {
+                setting.name.rpartition(".")[2]: schema_of(setting.hint, setting.default)
+                for setting in common
+            }
             properties[section] = _closed(keys)
             if section == "model":
-                del properties[section]["additionalProperties"]  # each network has settings of its own
+                del properties[section][
+                    "additionalProperties"
+                ]  # each network has settings of its own
     return {"$schema": SCHEMA, "title": "A run of istmpi", **_closed(properties)}
 
 

@@ -36,21 +36,27 @@ def command(
     shown: Showing,
     **given: str | None,
 ) -> None:
-    """Train RUN with the options of istmpi train on P simulated ranks, which take turns in this process without MPI.
+    """Train RUN with the options of istmpi train on P simulated ranks, which take turns in this
+    process without MPI.
 
     \b
     istmpi simulate --ranks 64
     istmpi simulate my.toml --ranks 3 --faults 7
     istmpi simulate my.toml --ranks 3 --schedules 100
 
-    The result is that of mpirun -n P, bit for bit, if there are no --faults. SEED of --faults draws the times of calls,
-    and the order of messages where MPI leaves it open. SEED may also pause, slow down or kill a rank; a killed rank
-    ends the job with exit code 137.
+    The result is that of mpirun -n P, bit for bit, if there are no --faults. SEED of --faults draws
+    the times of calls, and the order of messages where MPI leaves it open. SEED may also pause,
+    slow down or kill a rank; a killed rank ends the job with exit code 137.
 
     --schedules N leaves no files. Each schedule must end with the bits of the run without faults. A run with a killed
     rank is resumed, and must reach the same weights. The exit code is 1 if any schedule differs.
     """
-    others = {"--resume": resume, "--progress": shown.progress, "-v": shown.verbose, "--json": shown.as_json}
+    others = {
+        "--resume": resume,
+        "--progress": shown.progress,
+        "-v": shown.verbose,
+        "--json": shown.as_json,
+    }
     if schedules and (other := next((option for option, value in others.items() if value), "")):
         raise click.UsageError(f"{other} does not go with --schedules, which prints only findings.")
     resolved = resolve(run, assignments, given)

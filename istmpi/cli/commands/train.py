@@ -15,10 +15,21 @@ from istmpi.record import SETTINGS, home, run_of
 @run_argument
 @options
 @flag("--sync-checkpoints", "Wait until each checkpoint is on disk.")
-@text("--resume", "auto|PATH", "Resume from a checkpoint, a run's folder, or this run's folder (auto).", default="")
+@text(
+    "--resume",
+    "auto|PATH",
+    "Resume from a checkpoint, a run's folder, or this run's folder (auto).",
+    default="",
+)
 @watching
 @flag("--dry-run", "Print shapes, bytes, FLOPs and memory; train nothing.")
-@whole("--ranks", "P", "Number of ranks for --dry-run.  [default: the job's, or 4 without mpirun]", 1, MOST_RANKS)
+@whole(
+    "--ranks",
+    "P",
+    "Number of ranks for --dry-run.  [default: the job's, or 4 without mpirun]",
+    1,
+    MOST_RANKS,
+)
 def command(
     run: str | None,
     assignments: tuple[str, ...],
@@ -31,10 +42,12 @@ def command(
     ranks: int | None,
     **given: str | None,
 ) -> None:
-    """Train RUN: a run file (TOML), a run that ships with istmpi (istmpi runs lists their names), or a run's folder.
+    """Train RUN: a run file (TOML), a run that ships with istmpi (istmpi runs lists their names),
+    or a run's folder.
 
-    RUN is digits by default, or with --resume FOLDER the run of FOLDER. The run of a folder resumes where it was
-    stopped. The defaults below are those of digits; istmpi settings lists the defaults of run files.
+    RUN is digits by default, or with --resume FOLDER the run of FOLDER. The run of a folder resumes
+    where it was stopped. The defaults below are those of digits; istmpi settings lists the defaults
+    of run files.
 
     \b
     mpirun -n 4 istmpi train
@@ -43,8 +56,8 @@ def command(
     mpirun -n 8 istmpi train runs/speech
     mpirun -n 4 istmpi train --model mynet.py:Net --set model.channels=[64,128]
 
-    SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or a file STOP in the run's folder save and stop the run with exit code 75.
-    Continue on any number of ranks with --resume auto.
+    SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or a file STOP in the run's folder save and stop the run with
+    exit code 75. Continue on any number of ranks with --resume auto.
 
     \b
     unit        a neuron, a channel or an attention head, with its weights
@@ -66,7 +79,11 @@ def command(
         from istmpi.cli.plan import show
         from istmpi.comm import launched, rank_variable
 
-        show(resolve(run, assignments, given), ranks or (launched()[1] if rank_variable() else 4), shown.as_json)
+        show(
+            resolve(run, assignments, given),
+            ranks or (launched()[1] if rank_variable() else 4),
+            shown.as_json,
+        )
         return
 
     shown.begins("trains")
@@ -76,7 +93,9 @@ def command(
     communicator = comm.world()
     with communicator.agreed():
         run, resume, own_folder = _run_and_folder(run, resume)
-        resolved = resolve(run, assignments, given if given["out"] else {**given, "out": own_folder})
+        resolved = resolve(
+            run, assignments, given if given["out"] else {**given, "out": own_folder}
+        )
         stop_at, loggers = watched(communicator, stop_before_walltime, log)
 
     folder = home(resolved.output.folder, resolved.name)

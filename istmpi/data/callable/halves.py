@@ -1,4 +1,5 @@
-"""The two halves of a batch with its outputs, to see whether a user's function is a mean over rows."""
+"""The two halves of a batch with its outputs, to see whether a user's function is a mean over
+rows."""
 
 from typing import Any
 
@@ -12,7 +13,8 @@ class _Indivisible(Exception):
 
 
 def halves_of(outputs: Any, batch: Batch) -> list[tuple[Any, Batch]]:
-    """Return (outputs, batch) of the first and of the second half of the rows; [] if there are no such halves.
+    """Return (outputs, batch) of the first and of the second half of the rows; [] if there are no
+    such halves.
 
     Each tensor, and each list of texts or numbers, must have a row for each example.
     """
@@ -20,7 +22,10 @@ def halves_of(outputs: Any, batch: Batch) -> list[tuple[Any, Batch]]:
     parts = [slice(0, rows // 2), slice(rows // 2, rows)] if rows > 1 else []
     try:
         return [
-            (_rows_of(outputs, part, rows), Batch((), _rows_of(batch.targets, part, rows), part.stop - part.start))
+            (
+                _rows_of(outputs, part, rows),
+                Batch((), _rows_of(batch.targets, part, rows), part.stop - part.start),
+            )
             for part in parts
         ]
     except _Indivisible:
@@ -31,14 +36,18 @@ def joined_rows(first: tuple[Any, Batch], second: tuple[Any, Batch]) -> tuple[An
     """Return (outputs, batch) of the rows of two batches; None if they cannot be joined."""
     rows = first[1].examples, second[1].examples
     try:
-        outputs, targets = _join(first[0], second[0], *rows), _join(first[1].targets, second[1].targets, *rows)
+        outputs, targets = (
+            _join(first[0], second[0], *rows),
+            _join(first[1].targets, second[1].targets, *rows),
+        )
     except _Indivisible:
         return None
     return outputs, Batch((), targets, sum(rows))
 
 
 def _join(first: Any, second: Any, *rows: int) -> Any:
-    """Join the rows of two trees. Raises _Indivisible if they differ in form, or a leaf has another number of rows."""
+    """Join the rows of two trees. Raises _Indivisible if they differ in form, or a leaf has another
+    number of rows."""
     both = first, second
     if type(first) is not type(second):
         raise _Indivisible
@@ -56,7 +65,8 @@ def _join(first: Any, second: Any, *rows: int) -> Any:
 
 
 def _rows_of(tree: Any, part: slice, rows: int) -> Any:
-    """Return a part of the rows of each leaf of a tree. Raises _Indivisible if a leaf has another number of rows."""
+    """Return a part of the rows of each leaf of a tree. Raises _Indivisible if a leaf has another
+    number of rows."""
     if isinstance(tree, torch.Tensor):
         if not tree.ndim or len(tree) != rows:
             raise _Indivisible

@@ -1,8 +1,8 @@
 """A user's map-style data set as a split: examples are read one by one, and collated.
 
-The random numbers of an example depend only on a key. During the read, the key sets the global random states of Python
-and NumPy, which are restored afterwards. torch draws from a separate generator, because the training step in another
-thread uses the global one.
+The random numbers of an example depend only on a key. During the read, the key sets the global
+random states of Python and NumPy, which are restored afterwards. torch draws from a separate
+generator, because the training step in another thread uses the global one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SAMPLED = 16
 
 @dataclass(eq=False)
 class OwnSplit(Split):
-    """Examples that are ``(inputs, target)`` or dicts; random numbers depend on batch key and example number."""
+    """Examples that are ``(inputs, target)`` or dicts; random numbers depend on batch key and
+    example number."""
 
     dataset: Any
     name: str
@@ -41,7 +42,8 @@ class OwnSplit(Split):
     takes: Collection[str] | None = None
     """The entries of a dict that go to ``forward``; None for all."""
     whole: bool = True
-    """True: a batch's targets are the whole collated batch. False: the targets are classes or numbers to predict."""
+    """True: a batch's targets are the whole collated batch. False: the targets are classes or
+    numbers to predict."""
     shape: tuple[int, ...] = ()
     """The shape of an example as a network gets it; unused if ``whole``."""
     classes: int = 0
@@ -51,17 +53,27 @@ class OwnSplit(Split):
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         rows, batch = indices, self.collated(indices, key)
         if isinstance(batch, Mapping):
-            named = {key: value for key, value in batch.items() if self.takes is None or key in self.takes}
+            named = {
+                key: value
+                for key, value in batch.items()
+                if self.takes is None or key in self.takes
+            }
             return Batch((Named(named),), batch, len(rows))
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise DataError(f"{self.name} has examples that are not (inputs, target) or dicts but {type(batch)}.")
+            raise DataError(
+                f"{self.name} has examples that are not (inputs, target) or dicts but {type(batch)}."
+            )
         inputs, target = batch
         if self.whole:
             inputs = (Named(inputs),) if isinstance(inputs, Mapping) else inputs
-            return Batch(tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), batch, len(rows))
+            return Batch(
+                tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), batch, len(rows)
+            )
         odd = target[(target < 0) | (target >= self.classes)] if self.classes else ()
         if len(odd):
-            raise DataError(f"{self.name} has class {int(odd[0])}; there are {self.classes}, numbered from 0.")
+            raise DataError(
+                f"{self.name} has class {int(odd[0])}; there are {self.classes}, numbered from 0."
+            )
         target = target.long() if self.classes else target.reshape(len(rows), -1)
         return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
 
@@ -86,7 +98,14 @@ class OwnSplit(Split):
                     raise DataError(
                         f"{self.name}: its collate function fails for examples {some}: {short(error)}.{place}"
                     ) from error
-                odd = next((row for row, item in zip(rows, items) if not self._go_together(items[0], item)), rows[0])
+                odd = next(
+                    (
+                        row
+                        for row, item in zip(rows, items)
+                        if not self._go_together(items[0], item)
+                    ),
+                    rows[0],
+                )
                 raise DataError(
                     f"{self.name} example {odd} cannot be batched with example {rows[0]}: {short(error)}. "
                     "Give all the same shape, or write a collate function."
@@ -131,13 +150,26 @@ class OwnSplit(Split):
 def checksum_of(tree: Any) -> int:
     checksum = 0
     for tensor in (tensor for tensor in tensors_of(tree) if not tensor.is_meta):
-        checksum = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
+        checksum = zlib.crc32(
+            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum
+        )
     return checksum
 
 
 _ONE_AT_A_TIME = threading.RLock()
 _DRAWS = {
-    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "bernoulli_", "cauchy_"),
+    *(
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "normal",
+        "bernoulli",
+        "multinomial",
+        "poisson",
+        "bernoulli_",
+        "cauchy_",
+    ),
     *("exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"),
 }
 _LIKE = {"rand_like": torch.rand, "randn_like": torch.randn}
@@ -148,10 +180,16 @@ class _FromGenerator(TorchFunctionMode):
         super().__init__()
         self._generator = generator
 
-    def __torch_function__(self, function: Callable, types: Any, inputs: Any = (), named: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable, types: Any, inputs: Any = (), named: Any = None
+    ) -> Any:
         name, named = function.__name__, dict(named or {})
         if name in _LIKE:  # it takes no generator in torch before 2.10
-            function, inputs, named = _LIKE[name], (inputs[0].shape,), {"dtype": inputs[0].dtype, **named}
+            function, inputs, named = (
+                _LIKE[name],
+                (inputs[0].shape,),
+                {"dtype": inputs[0].dtype, **named},
+            )
         if name in _DRAWS or name in _LIKE:
             named.setdefault("generator", self._generator)
         return function(*inputs, **named)
@@ -159,7 +197,8 @@ class _FromGenerator(TorchFunctionMode):
 
 @contextmanager
 def drawing() -> Iterator[Callable[[int], None]]:
-    """Yield a function that seeds this context's random numbers by a key. One thread at a time enters the context."""
+    """Yield a function that seeds this context's random numbers by a key. One thread at a time
+    enters the context."""
     generator = torch.Generator()
 
     def seed(key: int) -> None:

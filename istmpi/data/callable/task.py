@@ -1,8 +1,8 @@
 """The loss and the score of a run on a user's data.
 
-Both are functions of (outputs, batch), from the network's class or, if missing there, from the data's file. The class
-or file with the score may also define ``score_name`` and ``higher_is_better``. Without a loss function, the type of the
-targets decides what is missing.
+Both are functions of (outputs, batch), from the network's class or, if missing there, from the
+data's file. The class or file with the score may also define ``score_name`` and
+``higher_is_better``. Without a loss function, the type of the targets decides what is missing.
 """
 
 import inspect
@@ -32,14 +32,16 @@ LEFT_OUT = -100
 
 
 class RegressionAsItIs(Regression):
-    """Regression on targets as they are: to standardise them would need a pass over all examples."""
+    """Regression on targets as they are: to standardise them would need a pass over all
+    examples."""
 
     predicts_numbers = False
 
 
 class _Task(OwnTask):
     functions: Mapping[str, Amounts]
-    """The user's functions, or the default ones, that can be tried on half a batch: a name and a function."""
+    """The user's functions, or the default ones, that can be tried on half a batch: a name and a
+    function."""
 
     @classmethod
     def no_means(cls, scored: list[tuple[Any, Batch]]) -> str:
@@ -56,10 +58,11 @@ class _Task(OwnTask):
 
 
 def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
-    """Return the functions ``loss`` and ``score``, each with the first class or module of ``holders`` that has it.
+    """Return the functions ``loss`` and ``score``, each with the first class or module of
+    ``holders`` that has it.
 
-    The keys of ``holders`` are names for messages; None counts as missing. Raises ConfigError if a function does not
-    take (outputs, batch).
+    The keys of ``holders`` are names for messages; None counts as missing. Raises ConfigError if a
+    function does not take (outputs, batch).
     """
     functions = {}
     for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):
@@ -67,7 +70,9 @@ def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
         if function is None:
             continue
         if not callable(function):
-            raise ConfigError(f"{place}: {name} = {function!r:.60} must be a function of (outputs, batch).")
+            raise ConfigError(
+                f"{place}: {name} = {function!r:.60} must be a function of (outputs, batch)."
+            )
         try:
             inspect.signature(function).bind(None, None)
         except (TypeError, ValueError) as error:
@@ -85,8 +90,11 @@ def kind_of(target: Any) -> str:
     return "float" if target.is_floating_point() else "integer"
 
 
-def own_task(functions: Mapping[str, tuple[str, Function, Any]], target: Any, source: str) -> type[OwnTask]:
-    """Return a task with ``functions``. The type of ``target`` decides a missing loss, or raises ConfigError."""
+def own_task(
+    functions: Mapping[str, tuple[str, Function, Any]], target: Any, source: str
+) -> type[OwnTask]:
+    """Return a task with ``functions``. The type of ``target`` decides a missing loss, or raises
+    ConfigError."""
     used, holder = dict(functions), functions["score"][2] if "score" in functions else None
     if "loss" not in used:
         kind = kind_of(target)
@@ -116,7 +124,8 @@ def own_task(functions: Mapping[str, tuple[str, Function, Any]], target: Any, so
 
 
 def _score_facts(holder: Any, source: str, has_score: bool) -> tuple[str, bool]:
-    """Return the name of the score and its direction, as ``holder``, a class or module, says them."""
+    """Return the name of the score and its direction, as ``holder``, a class or module, says
+    them."""
     place = getattr(holder, "__name__", source)
     name = getattr(holder, "score_name", "score" if has_score else "loss")
     if not isinstance(name, str) or not name.strip():
@@ -130,7 +139,8 @@ def _score_facts(holder: Any, source: str, has_score: bool) -> tuple[str, bool]:
 def _amounts(subject: str, function: Function) -> Amounts:
     """Return a function of (outputs, `Batch`) that returns the amounts of a user's function.
 
-    It raises ConfigError if the user's function fails, returns another form than before or, in training, no gradient.
+    It raises ConfigError if the user's function fails, returns another form than before or, in
+    training, no gradient.
     """
     forms: list[list[tuple[str, bool]]] = []
 
@@ -141,18 +151,26 @@ def _amounts(subject: str, function: Function) -> Amounts:
         form = [(name, amount.is_mean) for name, amount in named.items()]
         forms[1:] = [form]
         if forms[0] != form:
-            raise ConfigError(f"{subject} returns {_in_words(form)} for a batch, and {_in_words(forms[0])} before.")
+            raise ConfigError(
+                f"{subject} returns {_in_words(form)} for a batch, and {_in_words(forms[0])} before."
+            )
         if any(amount.is_mean for amount in named.values()):
             _require_rows(subject, batch)
-        if torch.is_grad_enabled() and not any(_has_gradient(amount.value) for amount in named.values()):
-            raise ConfigError(f"{subject} has no gradient. Compute it from outputs that are not detached.")
+        if torch.is_grad_enabled() and not any(
+            _has_gradient(amount.value) for amount in named.values()
+        ):
+            raise ConfigError(
+                f"{subject} has no gradient. Compute it from outputs that are not detached."
+            )
         return named
 
     return amounts
 
 
 def _in_words(form: list[tuple[str, bool]]) -> str:
-    return ", ".join(f"{name or 'the value'} as a {'number' if is_mean else 'pair'}" for name, is_mean in form)
+    return ", ".join(
+        f"{name or 'the value'} as a {'number' if is_mean else 'pair'}" for name, is_mean in form
+    )
 
 
 def _has_gradient(value: Any) -> bool:
@@ -160,7 +178,8 @@ def _has_gradient(value: Any) -> bool:
 
 
 def _require_rows(subject: str, batch: Batch) -> None:
-    """Raise ConfigError if a collate function made another number of rows: a mean over them cannot be weighed."""
+    """Raise ConfigError if a collate function made another number of rows: a mean over them cannot
+    be weighed."""
     shapes = [tensor.shape for tensor in tensors_of(batch.targets) if tensor.ndim]
     firsts = {shape[0] for shape in shapes}
     if len(firsts) == 1 and not any(batch.examples in shape[:2] for shape in shapes):
@@ -171,13 +190,16 @@ def _require_rows(subject: str, batch: Batch) -> None:
 
 
 def is_mean(amounts: Amounts, outputs: Any, batch: Batch) -> bool:
-    """Return False if a function's numbers of two halves of a batch do not average to those of the whole batch.
+    """Return False if a function's numbers of two halves of a batch do not average to those of the
+    whole batch.
 
-    The result is True if the batch cannot be halved, if numbers have 16 bits, or if the function fails on a half or
-    draws random numbers.
+    The result is True if the batch cannot be halved, if numbers have 16 bits, or if the function
+    fails on a half or draws random numbers.
     """
     halves = halves_of(outputs, batch)
-    if not halves or any(x.is_floating_point() and x.element_size() < 4 for x in tensors_of(outputs)):
+    if not halves or any(
+        x.is_floating_point() and x.element_size() < 4 for x in tensors_of(outputs)
+    ):
         return True
     calls = [(outputs, batch), (outputs, batch), *halves]
     with drawing(), suppress(ConfigError):
@@ -224,10 +246,13 @@ class _Floats:
 
     @staticmethod
     def targets(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        """Return a batch's targets in the shape of the outputs. Raises ConfigError if the order of the axes differs."""
+        """Return a batch's targets in the shape of the outputs. Raises ConfigError if the order of
+        the axes differs."""
         target = batch[1]
         _require_kind(target, "float")
-        if target.shape[:1] != outputs.shape[:1] or not same_form(target.shape[1:], outputs.shape[1:]):
+        if target.shape[:1] != outputs.shape[:1] or not same_form(
+            target.shape[1:], outputs.shape[1:]
+        ):
             raise ConfigError(
                 f"the network's outputs have the shape {tuple(outputs.shape)}, and the targets {tuple(target.shape)}. "
                 "Give both the same shape, or write loss(outputs, batch)."

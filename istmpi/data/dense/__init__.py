@@ -20,7 +20,14 @@ ARRAYS = Kind(
     "arrays",
     ".npz or .npy with x_train, y_train, x_test, y_test",
     lazy("dense.arrays:read"),
-    (_TASK, ("channels", "first|last", "position of channels in images [n, ., ., .].  [default: first]")),
+    (
+        _TASK,
+        (
+            "channels",
+            "first|last",
+            "position of channels in images [n, ., ., .].  [default: first]",
+        ),
+    ),
     (".npy",),
     ("FILE.npy, FILE.npz", "an array x [examples, ...]"),
 )
@@ -30,7 +37,11 @@ CSV = Kind(
     lazy("dense.tables:read"),
     (
         _TASK,
-        ("label", "COLUMN", "the column of labels, a name or a number counted from 0.  [default: last]"),
+        (
+            "label",
+            "COLUMN",
+            "the column of labels, a name or a number counted from 0.  [default: last]",
+        ),
         ("header", "yes|no", "line 1 is a header.  [default: guessed]"),
         ("delimiter", "CHARACTER", "delimiter, or tab.  [default: comma, semicolon or tab]"),
     ),

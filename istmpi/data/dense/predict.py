@@ -26,13 +26,23 @@ ARRAYS = (".npz", ".npy")
 
 
 def read_inputs(source: str, kind: str, shape: tuple[int, ...], **options: Any) -> Iterator[Block]:
-    """Yield the examples of ``source`` in blocks, for a network trained on data of this ``kind`` and ``shape``.
+    """Yield the examples of ``source`` in blocks, for a network trained on data of this ``kind``
+    and ``shape``.
 
     ``options`` are those of `Request`. Raises DataError.
     """
-    path, request, trained_on, count = Path(source), Request(shape, **options), KINDS.get(kind, OTHER), 0
+    path, request, trained_on, count = (
+        Path(source),
+        Request(shape, **options),
+        KINDS.get(kind, OTHER),
+        0,
+    )
     name, unused = path.name.lower(), {"resize"} if request.resize else set()
-    unused |= {option for option in ("label", "header", "delimiter") if getattr(request, option) is not None}
+    unused |= {
+        option
+        for option in ("label", "header", "delimiter")
+        if getattr(request, option) is not None
+    }
     if source == "digits" or is_function(source):
         blocks = _of_dataset(open_dataset(source, test=request.test), source, request)
     elif not (path.is_file() or path.is_dir()):
@@ -41,9 +51,13 @@ def read_inputs(source: str, kind: str, shape: tuple[int, ...], **options: Any) 
     elif name.endswith(SUFFIXES):
         data = open_prepared(path)
         if differences := other_reading(data.reading, request.reading):
-            raise DataError(f"{path}: {differences} in the network's training data. Prepare it the same way.")
+            raise DataError(
+                f"{path}: {differences} in the network's training data. Prepare it the same way."
+            )
         blocks = _of_dataset(data, source, request)
-    elif trained_on.examples and (name.endswith(trained_on.endings) or not name.endswith((*ARRAYS, *tables.ENDINGS))):
+    elif trained_on.examples and (
+        name.endswith(trained_on.endings) or not name.endswith((*ARRAYS, *tables.ENDINGS))
+    ):
         blocks = trained_on.examples(path, request)
         unused -= {"resize"} if len(shape) == 3 else set()
     elif name.endswith(ARRAYS):
@@ -53,7 +67,9 @@ def read_inputs(source: str, kind: str, shape: tuple[int, ...], **options: Any) 
         unused &= {"resize"}
     else:
         takes = " x ".join(map(str, shape))
-        raise DataError(f"{path}: this network takes {takes} numbers; give a .csv, .npz, .npy or a prepared .h5.")
+        raise DataError(
+            f"{path}: this network takes {takes} numbers; give a .csv, .npz, .npy or a prepared .h5."
+        )
     if unused:
         raise DataError(f"--{min(unused)} does not go with {source}. Leave it out.")
     for names, x, true in blocks:
@@ -87,15 +103,21 @@ def _of_array(path: Path, request: Request, reading: Mapping[str, Any]) -> Itera
     x, y = next(((by_name[x], by_name.get(y)) for x, y in pairs if x in by_name), (None, None))
     if x is None:
         if len(arrays) != 1:
-            raise DataError(f"{path} holds {', '.join(arrays) or 'nothing'}; name the array of examples x.")
+            raise DataError(
+                f"{path} holds {', '.join(arrays) or 'nothing'}; name the array of examples x."
+            )
         (x,) = arrays.values()
     if x.dtype.kind not in "fiub":
         raise DataError(f"{path}: x is of {x.dtype}; give numbers.")
     if differences := other_reading(convention_of([x.dtype]), reading):
-        raise DataError(f"{path}: {differences} in the network's training data. Give x in the same form and scale.")
+        raise DataError(
+            f"{path}: {differences} in the network's training data. Give x in the same form and scale."
+        )
     if reading.get("channels") == "last":
         if x.ndim not in (3, 4):
-            raise DataError(f"{path}: x is {x.shape}; give [n, height, width, channels], as in training.")
+            raise DataError(
+                f"{path}: x is {x.shape}; give [n, height, width, channels], as in training."
+            )
         x = np.moveaxis(x, -1, -3)
     if x.ndim > 0 and same_form(x.shape, shape):
         x = x[np.newaxis]
@@ -115,7 +137,10 @@ def _of_table(path: Path, request: Request) -> Iterator[Block]:
     if table.names is not None and reading.get("columns") is not None:
         columns = trained.texts("columns")
         if len({*columns}) < len(columns) or sorted(table.names) != sorted(columns):
-            differences = other_reading({"columns": table.names}, {"columns": columns}) or "its names are not unique"
+            differences = (
+                other_reading({"columns": table.names}, {"columns": columns})
+                or "its names are not unique"
+            )
             raise DataError(
                 f"{path}: {differences} in the training data. Give the same columns with unique names; "
                 "--label skips a column, --header no reads a table without a header, --delimiter sets the "
@@ -139,4 +164,6 @@ def _in_blocks(x: np.ndarray, width: int, true: Sequence[str] | None = None) -> 
 def _require_form(source: str, given: tuple[int, ...], taken: tuple[int, ...]) -> None:
     if not same_form(given, taken):
         shown = [" x ".join(map(str, shape)) for shape in (given, taken)]
-        raise DataError(f"{source} has examples of {shown[0] or 'no'} numbers; the network takes {shown[1]}.")
+        raise DataError(
+            f"{source} has examples of {shown[0] or 'no'} numbers; the network takes {shown[1]}."
+        )

@@ -1,4 +1,5 @@
-"""Spoken words in the layout of Speech Commands (Warden, arXiv 1804.03209): WORD/SPEAKER_nohash_INDEX.wav."""
+"""Spoken words in the layout of Speech Commands (Warden, arXiv 1804.03209):
+WORD/SPEAKER_nohash_INDEX.wav."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping
@@ -39,19 +40,26 @@ MOST_SAMPLES = 2**26
 MOST_BYTES = 128 * MEGABYTE
 OFFSET = "offset"
 LEAST_OFFSET = 0.01
-"""The least offset that is removed, in standard deviations of a clip; a smaller offset hardly changes features."""
+"""The least offset that is removed, in standard deviations of a clip; a smaller offset hardly
+changes features."""
 CANCELLED = 0.01
-"""A clip is refused if the mean of its channels has less than this share of the channels' mean power."""
+"""A clip is refused if the mean of its channels has less than this share of the channels' mean
+power."""
 LOUDEST = 1e9
 
 
 def read(archive: Archive, decoder: Decoder) -> Material:
-    """Read clips as log-mel spectrograms [1, 128, 32] float32, each normalised separately; the classes are words."""
+    """Read clips as log-mel spectrograms [1, 128, 32] float32, each normalised separately; the
+    classes are words."""
     examples, notes = _examples(archive, decoder), decoder.notes
     notes.reading[OFFSET] = "removed"
     with one_thread():
-        splits, classes, bad = decoder.run(archive, examples, clip_decoder(notes.reading), MOST_BYTES)
-    return material_of(archive.source, CLASSIFICATION, splits, classes, np.dtype(np.float32), 1, bad)
+        splits, classes, bad = decoder.run(
+            archive, examples, clip_decoder(notes.reading), MOST_BYTES
+        )
+    return material_of(
+        archive.source, CLASSIFICATION, splits, classes, np.dtype(np.float32), 1, bad
+    )
 
 
 def examples(path: Path, request: Request) -> Iterator[Block]:
@@ -60,11 +68,15 @@ def examples(path: Path, request: Request) -> Iterator[Block]:
 
 def one_thread() -> AbstractContextManager:
     """Return a context in which BLAS has one thread; several threads would wait for each other."""
-    return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(1, user_api="blas")
+    return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(
+        1, user_api="blas"
+    )
 
 
 def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
-    lists = {name: LISTS[base] for name in archive.names if (base := name.rpartition("/")[2]) in LISTS}
+    lists = {
+        name: LISTS[base] for name in archive.names if (base := name.rpartition("/")[2]) in LISTS
+    }
     listed = "test" in lists.values()
     examples = class_folders(archive, ENDINGS, decoder.notes, splits=not listed)
     examples = [example for example in examples if not example.label.startswith("_")]
@@ -81,7 +93,9 @@ def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
     return checked_splits(archive, examples, decoder.notes)
 
 
-def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: Notes) -> dict[str, str]:
+def _listed(
+    archive: Archive, lists: dict[str, str], names: list[str], notes: Notes
+) -> dict[str, str]:
     common = common_folder(names, splits=False)
     paths = {name.removeprefix(common): name for name in names}
     splits: dict[str, str] = {}
@@ -92,14 +106,18 @@ def _listed(archive: Archive, lists: dict[str, str], names: list[str], notes: No
             if path not in paths:
                 missing += [f"{path} in {list_name}"] * bool(path)
             elif splits.setdefault(paths[path], lists[list_name]) != lists[list_name]:
-                raise DataError(f"{archive.path}: {path} is in the lists of both splits. Remove it from one.")
+                raise DataError(
+                    f"{archive.path}: {path} is in the lists of both splits. Remove it from one."
+                )
     if missing and "test" not in splits.values():
         raise DataError(
             f"{archive.path}: its lists name no existing test file: {missing[0]} is missing. Write WORD/FILE "
             "on each line."
         )
     if missing:
-        notes.leave_out(f"{counted(len(missing), 'line')} of lists without a file, such as {min(missing)}")
+        notes.leave_out(
+            f"{counted(len(missing), 'line')} of lists without a file, such as {min(missing)}"
+        )
     return splits
 
 
@@ -113,9 +131,13 @@ def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarra
             with soundfile.SoundFile(io.BytesIO(content)) as file:
                 rate = file.samplerate
                 if not RATES[0] <= rate <= RATES[1]:
-                    raise BadFileError(f"{rate:,} samples a second; they must be from {RATES[0]:,} to {RATES[1]:,}")
+                    raise BadFileError(
+                        f"{rate:,} samples a second; they must be from {RATES[0]:,} to {RATES[1]:,}"
+                    )
                 if file.frames * file.channels > MOST_SAMPLES:
-                    raise BadFileError(f"{file.frames:,} samples of {file.channels} channels are too many")
+                    raise BadFileError(
+                        f"{file.frames:,} samples of {file.channels} channels are too many"
+                    )
                 sound = file.read(dtype="float32", always_2d=True)
         except (soundfile.SoundFileError, MemoryError, ValueError) as error:
             raise BadFileError(reason(error)) from error
@@ -132,7 +154,9 @@ def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarra
         if clip.var(dtype=np.float64) < CANCELLED * sound.var(axis=0, dtype=np.float64).mean():
             raise BadFileError("channels that cancel each other: they are in opposite phase")
         offset = clip.mean(dtype=np.float64)
-        if reading.get(OFFSET) == "removed" and abs(offset) > LEAST_OFFSET * clip.std(dtype=np.float64):
+        if reading.get(OFFSET) == "removed" and abs(offset) > LEAST_OFFSET * clip.std(
+            dtype=np.float64
+        ):
             clip = clip - np.float32(offset)
         return log_mel(clip, rate)[np.newaxis]
 
@@ -145,15 +169,18 @@ WINDOW_SECONDS = 0.128
 HOP_SECONDS = 0.032
 FLOOR_DB = -50.0
 SMOOTHING_BANDS = 4.0
-"""The deviation, in bands, of the Gaussian that smooths bands. A voice's harmonics are 5 to 12 bands apart."""
+"""The deviation, in bands, of the Gaussian that smooths bands. A voice's harmonics are 5 to 12
+bands apart."""
 _SILENCE = 1e-10
 
 
 def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
-    """Return the log-mel spectrogram of a second of ``clip``, standardised: [BANDS, FRAMES] float32.
+    """Return the log-mel spectrogram of a second of ``clip``, standardised: [BANDS, FRAMES]
+    float32.
 
-    The second is centred on the sound's energy. Power is in dB relative to the loudest point, at least FLOOR_DB.
-    Smoothing over bands removes a voice's harmonics but not its formants. Silence gives zeros.
+    The second is centred on the sound's energy. Power is in dB relative to the loudest point, at
+    least FLOOR_DB. Smoothing over bands removes a voice's harmonics but not its formants. Silence
+    gives zeros.
     """
     window, bank, positions = _tables(rate)
     half = len(window) // 2
@@ -185,7 +212,8 @@ def _tables(rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _mel_filters(rate: int, length: int) -> np.ndarray:
-    """Return triangular filters [length // 2 + 1, BANDS]: equally spaced in mel, half overlapping, of unit area."""
+    """Return triangular filters [length // 2 + 1, BANDS]: equally spaced in mel, half overlapping,
+    of unit area."""
     frequencies = np.fft.rfftfreq(length, 1 / rate)
     edges = _hertz(np.linspace(0, _mel(rate / 2), BANDS + 2))
     low, centre, high = edges[:-2], edges[1:-1], edges[2:]

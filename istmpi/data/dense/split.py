@@ -1,4 +1,5 @@
-"""Rows of numbers as examples, normalised to float32 when they are read, and the content of their prepared file."""
+"""Rows of numbers as examples, normalised to float32 when they are read, and the content of their
+prepared file."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class DenseSplit(Split):
     x: np.ndarray
     """``[n, features]`` of float32 or uint8."""
     y: np.ndarray
-    """Classes ``[n]`` int64, numbers ``[n, outputs]`` float32, or several labels ``[n, outputs]`` uint8."""
+    """Classes ``[n]`` int64, numbers ``[n, outputs]`` float32, or several labels ``[n, outputs]``
+    uint8."""
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     guard: Callable[[np.ndarray], None] | None = None
@@ -40,7 +42,8 @@ class DenseSplit(Split):
     """The mean and deviation by which batches standardise ``y``; None if not used."""
     chosen: np.ndarray | None = None
     offset: np.ndarray | None = None
-    """Float64 ``[features]`` that was subtracted from the data to get ``x``; None without an offset."""
+    """Float64 ``[features]`` that was subtracted from the data to get ``x``; None without an
+    offset."""
     shift: np.ndarray | None = None
     """Float64 ``[features]`` to add to ``x`` before it is normalised; None if nothing is added."""
 
@@ -76,7 +79,8 @@ class DenseSplit(Split):
         return self.features(indices)
 
     def features(self, indices: np.ndarray) -> np.ndarray:
-        """Return copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x - mean) / std."""
+        """Return copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x -
+        mean) / std."""
         return self._normalised(self._taken(indices))
 
     def _taken(self, indices: np.ndarray) -> np.ndarray:
@@ -121,7 +125,8 @@ class DenseSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        """CRC-32 of the normalised x, or of a sample of rows, without ``guard``, which would read whole blocks."""
+        """CRC-32 of the normalised x, or of a sample of rows, without ``guard``, which would read
+        whole blocks."""
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
@@ -138,7 +143,8 @@ def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray
 def open_rows(file: PreparedFile, rows: type[DenseSplit] = DenseSplit) -> Opened:
     mean, std = (np.array(file.mapped(f"normalisation/{name}")) for name in ("mean", "std"))
     offset, target_offset = (
-        np.array(file.mapped(OFFSETS[name])) if file.has(OFFSETS[name]) else None for name in ("x", "y")
+        np.array(file.mapped(OFFSETS[name])) if file.has(OFFSETS[name]) else None
+        for name in ("x", "y")
     )
     splits = {}
     for split in file.splits:
@@ -165,8 +171,9 @@ def material_of(
 ) -> Material:
     """Return the content of a prepared file; ``splits`` has x [n, ...] and y [n] or [n, outputs].
 
-    x is read in slices, and has the type ``dtype`` in the file. ``groups`` means and deviations normalise x. Raises
-    DataError for features that are not finite, and for numbers too close together for float32.
+    x is read in slices, and has the type ``dtype`` in the file. ``groups`` means and deviations
+    normalise x. Raises DataError for features that are not finite, and for numbers too close
+    together for float32.
     """
     shape = splits["train"][0].shape[1:]
     features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers
@@ -183,7 +190,9 @@ def material_of(
                 extent.add(rows)
                 moments.add(np.ascontiguousarray(rows, dtype))
         datasets[f"{split}/x"] = Rows(x, dtype)
-        datasets[f"{split}/y"] = np.ascontiguousarray(y, "<i8" if goal.one_class else FLOATS if numbers else BYTES)
+        datasets[f"{split}/y"] = np.ascontiguousarray(
+            y, "<i8" if goal.one_class else FLOATS if numbers else BYTES
+        )
     extent.require_apart("feature", source)
     if numbers:
         extent = Extent(outputs)
@@ -191,7 +200,9 @@ def material_of(
         extent.require_apart("output", source)
     mean, std, _ = moments.normalisation(groups)
     datasets |= {"normalisation/mean": mean, "normalisation/std": std}
-    return Material(source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped)
+    return Material(
+        source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped
+    )
 
 
 def rows_per_block(features: int) -> int:

@@ -17,7 +17,15 @@ from istmpi.data.holdout import ONE_IN_FIVE, with_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError, did_you_mean
-from istmpi.foreign import in_ascii_digits, is_number, is_whole_number, number, one_line, printable, reading
+from istmpi.foreign import (
+    in_ascii_digits,
+    is_number,
+    is_whole_number,
+    number,
+    one_line,
+    printable,
+    reading,
+)
 from istmpi.tasks import CLASSIFICATION, REGRESSION
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
@@ -27,7 +35,8 @@ FEW = 100
 
 @dataclass
 class Table:
-    """A table in memory: ``names`` is None without a header; ``labels`` is empty if no column holds labels."""
+    """A table in memory: ``names`` is None without a header; ``labels`` is empty if no column holds
+    labels."""
 
     name: str
     delimiter: str
@@ -62,11 +71,18 @@ def read(
     first, *others = tables.values()
     for other in others:
         if other.x.shape[1] != first.x.shape[1] or other.header != first.header:
-            raise DataError(f"{other.name} has other columns than {first.name}; give tables with the same columns.")
+            raise DataError(
+                f"{other.name} has other columns than {first.name}; give tables with the same columns."
+            )
     if label is None:
         named = f", {first.name_of_label}" if first.name_of_label else ""
         notes.assume(f"the labels are in the last column{named}", "--label")
-    notes.reading |= {"delimiter": delimiter, "header": header, "columns": first.names, "label": first.name_of_label}
+    notes.reading |= {
+        "delimiter": delimiter,
+        "header": header,
+        "columns": first.names,
+        "label": first.name_of_label,
+    }
     raw = {split: table.labels for split, table in tables.items()}
     task, classes, labels = read_labels(_typed(raw, task, notes, source), task, source)
     splits = {split: (table.x, labels[split]) for split, table in tables.items()}
@@ -88,15 +104,21 @@ def _find(archive: Archive) -> dict[str, str]:
         return {"": names[0]}
     if not {"train", "test"} <= by_split.keys():
         held = ", ".join(names[:5]) or "none"
-        raise DataError(f"{archive.path} needs one table, or train.csv and test.csv, but has: {held}.")
+        raise DataError(
+            f"{archive.path} needs one table, or train.csv and test.csv, but has: {held}."
+        )
     chosen = {split: by_split[split] for split in SPLITS if split in by_split}
     for split, files in chosen.items():
         if len(files) > 1:
-            raise DataError(f"{archive.path}: {' and '.join(files[:2])} are both for {split}. Keep one.")
+            raise DataError(
+                f"{archive.path}: {' and '.join(files[:2])} are both for {split}. Keep one."
+            )
     return {split: files[0] for split, files in chosen.items()}
 
 
-def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: str) -> dict[str, np.ndarray]:
+def _typed(
+    raw: dict[str, list[str]], task: str | None, notes: Notes, source: str
+) -> dict[str, np.ndarray]:
     texts = Counter(text for labels in raw.values() for text in labels)
     names = [text for text in texts if not is_number(text)]
     dtype, reason = np.float64, f"{texts.total():,} labels have {len(texts):,} different"
@@ -116,12 +138,18 @@ def _typed(raw: dict[str, list[str]], task: str | None, notes: Notes, source: st
         reason += f" whole numbers, {'at most' if few else 'more than'} {FEW}, so they are "
         reason += "classes" if few else "numbers to predict"
         if task == CLASSIFICATION or (task is None and few):
-            dtype = np.int64 if max((abs(int(text)) for text in texts), default=0) < 2**63 else np.str_
+            dtype = (
+                np.int64 if max((abs(int(text)) for text in texts), default=0) < 2**63 else np.str_
+            )
         else:
             for text in texts:
                 require_exact(text, f"{source}: the label")
     else:
-        whole = "whole, with decimal points" if all(number(text).is_integer() for text in texts) else "not all whole"
+        whole = (
+            "whole, with decimal points"
+            if all(number(text).is_integer() for text in texts)
+            else "not all whole"
+        )
         reason += f" numbers, {whole}, so they are numbers to predict"
     if task is None and len(names) < len(texts):
         notes.assume(reason, "--task")
@@ -142,14 +170,17 @@ def read_table(
     header: bool | None = None,
     passed_over: str | None = None,
 ) -> Table:
-    """Return the table in a file; ``label`` is the name or number of the labels' column, None if there is none.
+    """Return the table in a file; ``label`` is the name or number of the labels' column, None if
+    there is none.
 
-    ``delimiter`` is a character or ``tab``. The first line decides if ``delimiter`` or ``header`` is None. The column
-    ``passed_over`` is left out. Raises DataError.
+    ``delimiter`` is a character or ``tab``. The first line decides if ``delimiter`` or ``header``
+    is None. The column ``passed_over`` is left out. Raises DataError.
     """
     given = header
     with archive.stream(name) as stream:
-        line = next((line for line in stream.lines() if line.strip()), b"").decode("utf-8", errors="replace")
+        line = next((line for line in stream.lines() if line.strip()), b"").decode(
+            "utf-8", errors="replace"
+        )
     delimiter = delimiter or _guess(name, line, notes)
     with closing(_rows(archive, name, delimiter)) as rows:
         opening = [*islice(rows, 1)]
@@ -160,7 +191,10 @@ def read_table(
                 "and a label. Set --delimiter."
             )
         place = None if label is None else _place_of(name, first, label.strip())
-        others = {place, first.index(passed_over) if header is not False and passed_over in first else None}
+        others = {
+            place,
+            first.index(passed_over) if header is not False and passed_over in first else None,
+        }
         columns = [column for column in range(len(first)) if column not in others]
         if header is None:
             header = _is_header(name, [first[column] for column in columns])
@@ -184,11 +218,15 @@ def read_table(
             raise DataError(f"{name}, line 1: {line} may be a header. Give --header yes or no.")
     names = [first[column] for column in columns] if header else None
     of_label = first[place] or None if header and label is not None else None
-    return Table(name, delimiter, first if header else None, names, of_label, np.concatenate(x), labels)
+    return Table(
+        name, delimiter, first if header else None, names, of_label, np.concatenate(x), labels
+    )
 
 
 def _guess(name: str, line: str, notes: Notes) -> str:
-    there = [word for word, character in ((",", ","), (";", ";"), ("tab", "\t")) if character in line]
+    there = [
+        word for word, character in ((",", ","), (";", ";"), ("tab", "\t")) if character in line
+    ]
     if len(there) > 1:
         raise DataError(
             f"{name}: its first line has {' and '.join(there)}; which is the delimiter is unclear (a decimal "
@@ -221,7 +259,10 @@ def _numbers(name: str, numbered: list[_Row], columns: list[int], header: bool) 
                 require_exact(features[row][column], f"{name}, line {numbered[row][0]}")
             return values
     line, field = next(
-        (line, field) for (line, _), row in zip(numbered, features) for field in row if not is_number(field)
+        (line, field)
+        for (line, _), row in zip(numbered, features)
+        for field in row
+        if not is_number(field)
     )
     raise DataError(
         f"{name}, line {line}: {one_line(field)!r} is not a number; features must be numbers with a decimal "
@@ -232,9 +273,14 @@ def _numbers(name: str, numbered: list[_Row], columns: list[int], header: bool) 
 
 def _rows(archive: Archive, name: str, delimiter: str) -> Iterator[_Row]:
     cure, columns = "Write it as plain UTF-8 text.", 0
-    with reading(f"{name} is not a table", cure, csv.Error, UnicodeDecodeError), archive.stream(name) as stream:
+    with (
+        reading(f"{name} is not a table", cure, csv.Error, UnicodeDecodeError),
+        archive.stream(name) as stream,
+    ):
         text = (line.decode("utf-8") for line in stream.lines())
-        reader = csv.reader(text, delimiter=character_of(delimiter), skipinitialspace=True, strict=True)
+        reader = csv.reader(
+            text, delimiter=character_of(delimiter), skipinitialspace=True, strict=True
+        )
         for row in (row for row in reader if any(map(str.strip, row))):
             columns = columns or len(row)
             if len(row) != columns:
@@ -249,11 +295,15 @@ def _place_of(name: str, first: list[str], label: str) -> int:
     if is_whole_number(label) and -len(first) <= int(label) < len(first):
         return int(label) % len(first)
     if first.count(label) > 1:
-        raise DataError(f"{name}: several columns are called {label!r}; give the number of one, from 0.")
+        raise DataError(
+            f"{name}: several columns are called {label!r}; give the number of one, from 0."
+        )
     if label in first:
         return first.index(label)
     if is_whole_number(label):
-        raise DataError(f"{name} has {len(first)} columns, counted from 0; there is no column {label}.")
+        raise DataError(
+            f"{name} has {len(first)} columns, counted from 0; there is no column {label}."
+        )
     raise DataError(f"{name} has no column {label}{did_you_mean(label, first)}")
 
 
@@ -268,5 +318,7 @@ def require_exact(text: str, where: str) -> None:
 def character_of(delimiter: str) -> str:
     character = "\t" if delimiter == "tab" else delimiter
     if len(character) != 1 or character.isalnum() or character in '"\r\n.+- ':
-        raise ConfigError(f"delimiter {delimiter!r} is invalid; give a character such as ';', or tab.")
+        raise ConfigError(
+            f"delimiter {delimiter!r} is invalid; give a character such as ';', or tab."
+        )
     return character

@@ -1,6 +1,8 @@
 from istmpi.data.kind import Kind, lazy
 
-_HOW = "by rows (sum 1), columns (mean 0, deviation 1) or none.  [default: sparse rows, dense columns]"
+_HOW = (
+    "by rows (sum 1), columns (mean 0, deviation 1) or none.  [default: sparse rows, dense columns]"
+)
 GRAPH = Kind(
     "graph",
     "nodes with features and labels: .npz, Planetoid, the files of PyG and OGB",

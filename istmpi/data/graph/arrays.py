@@ -23,9 +23,11 @@ _Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class RawGraph:
-    """A graph as its files state it: features ``x`` [nodes, features], and ``labels`` [nodes] or [nodes, labels].
+    """A graph as its files state it: features ``x`` [nodes, features], and ``labels`` [nodes] or
+    [nodes, labels].
 
-    ``sparse``: True if x is a sparse matrix in the files. Edge i goes from node ``sources[i]`` to ``targets[i]``.
+    ``sparse``: True if x is a sparse matrix in the files. Edge i goes from node ``sources[i]`` to
+    ``targets[i]``.
     """
 
     x: np.ndarray
@@ -42,14 +44,18 @@ def read_raw(archive: Archive) -> RawGraph:
     arrays, source = _arrays(archive), str(archive.path)
     labels = _first(arrays, LABELS, "labels", source)
     if labels.ndim not in (1, 2) or not labels.size:
-        raise DataError(f"{source}: its labels have the shape {labels.shape}; give [nodes] or [nodes, labels].")
+        raise DataError(
+            f"{source}: its labels have the shape {labels.shape}; give [nodes] or [nodes, labels]."
+        )
     sources, targets = _edges(arrays, source)
     if sparse := "attr_indptr" in arrays:
         x = dense_of(_parts(arrays, "attr_"), "attr_", source)
     else:
         x = _first(arrays, FEATURES, "features", source)
         if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "fiub":
-            raise DataError(f"{source}: its features are {x.shape} of {x.dtype}; give numbers [nodes, features].")
+            raise DataError(
+                f"{source}: its features are {x.shape} of {x.dtype}; give numbers [nodes, features]."
+            )
     return RawGraph(x, sparse, sources, targets, labels, _splits(arrays, len(labels), source))
 
 
@@ -59,18 +65,29 @@ def _arrays(archive: Archive) -> dict[str, np.ndarray]:
         base = name.rpartition("/")[2]
         if base.endswith((".npz", ".npy")):
             with archive.open(name) as file:
-                arrays |= {key or base.removesuffix(".npy"): array for key, array in load_arrays(file, name).items()}
+                arrays |= {
+                    key or base.removesuffix(".npy"): array
+                    for key, array in load_arrays(file, name).items()
+                }
         elif base.endswith(TABLES):
             key = base.partition(".csv")[0].replace("-", "_")
             if key in (*EDGES, *FEATURES, *LABELS, *_SPLITS):
-                arrays[key] = _table(archive, name, np.int64 if key in (*EDGES, *_SPLITS) else np.float64)
+                arrays[key] = _table(
+                    archive, name, np.int64 if key in (*EDGES, *_SPLITS) else np.float64
+                )
     return arrays
 
 
 def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
     with archive.stream(name) as stream:
-        lines = [line.decode(errors="replace") for line in stream.lines() if line.strip()] or ["nothing"]
-    with reading(f"{archive.path}: {name} cannot be read", "Give lines of comma-separated numbers.", ValueError):
+        lines = [line.decode(errors="replace") for line in stream.lines() if line.strip()] or [
+            "nothing"
+        ]
+    with reading(
+        f"{archive.path}: {name} cannot be read",
+        "Give lines of comma-separated numbers.",
+        ValueError,
+    ):
         table = np.loadtxt(lines, dtype, delimiter=",", ndmin=2, comments=None)
     if name.rpartition("/")[2].startswith(EDGES):
         return table.T
@@ -86,18 +103,26 @@ def _first(arrays: _Arrays, names: tuple[str, ...], what: str, source: str) -> n
 
 
 def _parts(arrays: _Arrays, prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 def _edges(arrays: _Arrays, source: str) -> tuple[np.ndarray, np.ndarray]:
     if "adj_indptr" in arrays:
         rows, columns, values, shape = csr_of(_parts(arrays, "adj_"), "adj_", source)
         if shape[0] != shape[1]:
-            raise DataError(f"{source}: its adj is {shape[0]} x {shape[1]}; an adjacency matrix must be square.")
+            raise DataError(
+                f"{source}: its adj is {shape[0]} x {shape[1]}; an adjacency matrix must be square."
+            )
         return columns[values != 0], rows[values != 0]
     index = _first(arrays, EDGES, "edges", source)
     if index.ndim != 2 or len(index) != 2:
-        raise DataError(f"{source}: its edges have the shape {index.shape}; give [2, edges], sources first.")
+        raise DataError(
+            f"{source}: its edges have the shape {index.shape}; give [2, edges], sources first."
+        )
     if index.dtype.kind not in "iu":
         raise DataError(f"{source}: its edges are of {index.dtype}; give integer node numbers.")
     return tuple(index.astype(np.int64))
@@ -106,7 +131,9 @@ def _edges(arrays: _Arrays, source: str) -> tuple[np.ndarray, np.ndarray]:
 def _splits(arrays: _Arrays, count: int, source: str) -> dict[str, np.ndarray]:
     nodes = {}
     for split, names in WORDS.items():
-        for key in (f"{name}{end}" for name in reversed(names) for end in ("_mask", "_idx", "_index", "")):
+        for key in (
+            f"{name}{end}" for name in reversed(names) for end in ("_mask", "_idx", "_index", "")
+        ):
             if key in arrays:
                 nodes[split] = _nodes(np.asarray(arrays[key]), key, count, source)
     return nodes
@@ -121,7 +148,9 @@ def _nodes(given: np.ndarray, key: str, count: int, source: str) -> np.ndarray:
         )
     if mask:
         if given.dtype.kind not in "biuf" or not ((given == 0) | (given == 1)).all():
-            raise DataError(f"{source}: {key} must be true or false, or 1 or 0, for every node. Correct it.")
+            raise DataError(
+                f"{source}: {key} must be true or false, or 1 or 0, for every node. Correct it."
+            )
         return np.flatnonzero(given)
     if given.dtype.kind not in "iu" or (len(given) and (given.min() < 0 or given.max() >= count)):
         raise DataError(f"{source}: {key} has node numbers outside 0 to {count - 1}. Correct it.")
@@ -132,15 +161,28 @@ PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
 VALIDATION = 500
 
 
-def csr_of(parts: Mapping[str, object], name: str, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
-    """Return the rows, columns and values of a CSR matrix's elements, and its shape. DataError if it is not CSR."""
-    offsets, columns, lengths = (np.asarray(parts.get(part)) for part in ("indptr", "indices", "shape"))
+def csr_of(
+    parts: Mapping[str, object], name: str, where: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
+    """Return the rows, columns and values of a CSR matrix's elements, and its shape. DataError if
+    it is not CSR."""
+    offsets, columns, lengths = (
+        np.asarray(parts.get(part)) for part in ("indptr", "indices", "shape")
+    )
     values = np.asarray(parts.get("data", np.ones(columns.shape, np.float32)))
     lists = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (offsets, columns, lengths))
     if fits := lists and len(lengths) == 2 and values.ndim == 1 and values.dtype.kind in "fiub":
-        shape, columns, offsets = (int(lengths[0]), int(lengths[1])), columns.astype(np.int64), offsets.astype(np.int64)
+        shape, columns, offsets = (
+            (int(lengths[0]), int(lengths[1])),
+            columns.astype(np.int64),
+            offsets.astype(np.int64),
+        )
         fits = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-        fits = fits and offsets[-1] == len(columns) == len(values) and all(0 < length < 2**31 for length in shape)
+        fits = (
+            fits
+            and offsets[-1] == len(columns) == len(values)
+            and all(0 < length < 2**31 for length in shape)
+        )
         fits = fits and columns.min(initial=0) >= 0 and columns.max(initial=-1) < shape[1]
     if not fits:
         raise DataError(
@@ -158,14 +200,24 @@ def dense_of(parts: Mapping[str, object], name: str, where: str) -> np.ndarray:
 
 
 def planetoid_name(names: Collection[str]) -> str:
-    return next((match[0] for name in names if (match := re.match(r"(?:.*/)?ind\.[^/]+?\.(?=allx$)", name))), "")
+    return next(
+        (
+            match[0]
+            for name in names
+            if (match := re.match(r"(?:.*/)?ind\.[^/]+?\.(?=allx$)", name))
+        ),
+        "",
+    )
 
 
 def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     where, again = f"{archive.path}: {prefix}", "Download it again."
     if missing := [part for part in PARTS if prefix + part not in archive.names]:
         raise DataError(f"{archive.path} has no {prefix}{missing[0]}. Give all files of that set.")
-    files = {name.removeprefix(prefix): content for name, content in archive.read([prefix + part for part in PARTS])}
+    files = {
+        name.removeprefix(prefix): content
+        for name, content in archive.read([prefix + part for part in PARTS])
+    }
 
     def pickled(part: str, kind: type) -> object:
         with reading(f"{where}{part} is not a Planetoid pickle", again, ValueError):
@@ -182,15 +234,24 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
         return np.where(value.any(axis=1), value.argmax(axis=1), -1)
 
     with reading(f"{where}test.index cannot be read", "Give one number per line.", ValueError):
-        index = np.array([whole_number(word) for word in files["test.index"].decode().split()], np.int64)
+        index = np.array(
+            [whole_number(word) for word in files["test.index"].decode().split()], np.int64
+        )
     others, tested = map(matrix, ("allx", "tx"))
     classes, tested_classes, learnt = map(one_hot, ("ally", "ty", "y"))
-    fits = len(others) == len(classes) and len(tested) == len(tested_classes) == len(index) == len(np.unique(index)) > 0
+    fits = (
+        len(others) == len(classes)
+        and len(tested) == len(tested_classes) == len(index) == len(np.unique(index)) > 0
+    )
     fits = fits and len(others) <= index.min() and index.max() < 2 * (len(others) + len(tested))
     if not fits or others.shape[1] != tested.shape[1] or len(learnt) > len(others):
-        raise DataError(f"{archive.path}: the files {prefix}* do not fit together. Give all files of the same set.")
+        raise DataError(
+            f"{archive.path}: the files {prefix}* do not fit together. Give all files of the same set."
+        )
     lists = pickled("graph", dict)
-    edges = [(other, node) for node, heard in lists.items() if isinstance(heard, list) for other in heard]
+    edges = [
+        (other, node) for node, heard in lists.items() if isinstance(heard, list) for other in heard
+    ]
     kinds = {*map(type, lists), *(type(end) for edge in edges for end in edge)}
     if kinds - {int} or not all(isinstance(heard, list) for heard in lists.values()):
         raise DataError(f"{where}graph is not a dictionary of node lists. {again}")

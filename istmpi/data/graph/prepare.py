@@ -1,8 +1,8 @@
 """Prepares a graph whose nodes have features and labels, all in memory.
 
-Edges from a node to itself and repeated edges are dropped. An edge counts in both directions. If the graph is
-``directed``, only the edge's target receives from its source. Weights of edges are ignored, but an edge of weight zero
-is dropped.
+Edges from a node to itself and repeated edges are dropped. An edge counts in both directions. If
+the graph is ``directed``, only the edge's target receives from its source. Weights of edges are
+ignored, but an edge of weight zero is dropped.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,8 @@ def read(
     directed: bool = False,
     normalise: str | None = None,
 ) -> Material:
-    """Read a graph, cut into ``clusters`` if given. ConfigError for a wrong option, DataError for a wrong graph."""
+    """Read a graph, cut into ``clusters`` if given. ConfigError for a wrong option, DataError for a
+    wrong graph."""
     source = str(archive.path)
     if normalise not in (None, *NORMALISATIONS):
         raise ConfigError(f"--normalise {normalise}: give {', '.join(NORMALISATIONS)}.")
@@ -47,7 +48,9 @@ def read(
     raw = read_raw(archive)
     count = len(raw.labels)
     if len(raw.x) != count:
-        raise DataError(f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of each.")
+        raise DataError(
+            f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of each."
+        )
     x = _normalised(raw.x, normalise or ("rows" if raw.sparse else "columns"), source)
     neighbours, loops, repeated = adjacency(raw.sources, raw.targets, count, directed, source)
     classes, labels = _labels(raw.labels, source)
@@ -61,19 +64,27 @@ def read(
     degrees = np.diff(neighbours.offsets)
     alone = (degrees == 0) & (np.bincount(neighbours.arrays[0], minlength=count) == 0)
     facts = {"nodes": count, "nodes without an edge": int(alone.sum())}
-    facts["directed edges" if directed else "edges, each in both directions"] = edges if directed else edges // 2
+    facts["directed edges" if directed else "edges, each in both directions"] = (
+        edges if directed else edges // 2
+    )
     facts |= {"dropped edges from a node to itself": loops, "dropped duplicate edges": repeated}
     facts |= {"largest number of neighbours": int(degrees.max())}
     if parts is not None:
-        facts |= {"clusters": int(parts.max()) + 1, "share of edges between clusters": round(cut, 3)}
+        facts |= {
+            "clusters": int(parts.max()) + 1,
+            "share of edges between clusters": round(cut, 3),
+        }
     outputs = labels.shape[1] if classes is None else len(classes)
-    return material_of(archive.source, outputs, classes, nodes, Graph(x, neighbours, labels, parts), facts)
+    return material_of(
+        archive.source, outputs, classes, nodes, Graph(x, neighbours, labels, parts), facts
+    )
 
 
 def adjacency(
     sources: np.ndarray, targets: np.ndarray, count: int, directed: bool, name: str
 ) -> tuple[Ragged, int, int]:
-    """Return the nodes from which each node receives, and the numbers of loops and of repeated edges."""
+    """Return the nodes from which each node receives, and the numbers of loops and of repeated
+    edges."""
     ends = np.stack([sources, targets])
     if (wrong := (ends < 0) | (ends >= count)).any():
         at = int(wrong.any(axis=0).argmax())
@@ -83,7 +94,9 @@ def adjacency(
         )
     loops = ends[0] == ends[1]
     sources, targets = ends[:, ~loops]
-    once = len(np.unique(sources * count + targets))  # an undirected edge may be listed once or in both directions
+    once = len(
+        np.unique(sources * count + targets)
+    )  # an undirected edge may be listed once or in both directions
     repeated = len(sources) - once
     if not directed:
         sources, targets = np.concatenate([sources, targets]), np.concatenate([targets, sources])
@@ -114,7 +127,8 @@ def _normalised(x: np.ndarray, how: str, source: str) -> np.ndarray:
 
 
 def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np.ndarray]:
-    """Return classes and class numbers [nodes], -1 for no label; for several labels, None and uint8 [nodes, labels]."""
+    """Return classes and class numbers [nodes], -1 for no label; for several labels, None and uint8
+    [nodes, labels]."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2:
@@ -140,7 +154,9 @@ def _labels(labels: np.ndarray, source: str) -> tuple[tuple[str, ...] | None, np
     return tuple(printable(str(value)) for value in values.tolist()), numbers
 
 
-def _splits(splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str) -> dict[str, np.ndarray]:
+def _splits(
+    splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str
+) -> dict[str, np.ndarray]:
     labelled = labels >= 0 if labels.ndim == 1 else np.ones(len(labels), bool)
     if not splits:
         places = np.flatnonzero(labelled)
@@ -149,7 +165,9 @@ def _splits(splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str) -
     nodes = {split: splits[split] for split in SPLITS if len(splits.get(split, ()))}
     for split, kind in (("train", "training"), ("test", "test")):
         if split not in nodes:
-            raise DataError(f"{source} has no {kind} node; it needs at least one. Correct its masks.")
+            raise DataError(
+                f"{source} has no {kind} node; it needs at least one. Correct its masks."
+            )
     for split, other in combinations(nodes, 2):
         if len(both := np.intersect1d(nodes[split], nodes[other])):
             raise DataError(
@@ -163,10 +181,14 @@ def _splits(splits: Mapping[str, np.ndarray], labels: np.ndarray, source: str) -
     return nodes
 
 
-def _cut(neighbours: Ragged, clusters: int, directed: bool, source: str) -> tuple[np.ndarray, float]:
+def _cut(
+    neighbours: Ragged, clusters: int, directed: bool, source: str
+) -> tuple[np.ndarray, float]:
     count, edges = len(neighbours), neighbours.arrays[0].astype(np.int64)
     if not 0 < clusters <= count:
-        raise ConfigError(f"--clusters {clusters}: {source} has {count:,} nodes; give 1 to {count}.")
+        raise ConfigError(
+            f"--clusters {clusters}: {source} has {count:,} nodes; give 1 to {count}."
+        )
     metis = optional("pymetis", "METIS", "clusters of a graph", "graph")
     if clusters == 1:
         return np.zeros(count, np.int32), 0.0
@@ -200,4 +222,6 @@ def material_of(
     attributes = {"shape": shape, "nodes": len(graph), "edges": graph.edges, "clusters": clusters}
     counts = {split: len(members) for split, members in nodes.items()}
     task = NODE_LABELS if classes is None else NODE_CLASSES
-    return Material(source, task, shape, outputs, classes, counts, attributes, datasets, facts=facts or {})
+    return Material(
+        source, task, shape, outputs, classes, counts, attributes, datasets, facts=facts or {}
+    )

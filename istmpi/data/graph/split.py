@@ -1,7 +1,8 @@
 """A graph whose nodes have features and labels, and its batches.
 
-The setting `data.graph` decides if an example is the whole graph, a cluster, or a training node with sampled
-neighbours. Scores are always computed on the whole graph. docs/formats.md describes the file.
+The setting `data.graph` decides if an example is the whole graph, a cluster, or a training node
+with sampled neighbours. Scores are always computed on the whole graph. docs/formats.md describes
+the file.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Graph:
     """``[n]`` int64, or ``[n, outputs]`` uint8 of zeros and ones."""
     clusters: np.ndarray | None = None
     guards: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None)
-    """Verify data before a read; called with rows of ``x``, and with starts and lengths of lists of neighbours."""
+    """Verify data before a read; called with rows of ``x``, and with starts and lengths of lists of
+    neighbours."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,7 +64,11 @@ class Graph:
     def whole(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         nodes = np.arange(len(self))
         lists = self.heard(nodes)
-        return self.features(nodes), lists.offsets.astype(np.int64), lists.arrays[0].astype(np.int64)
+        return (
+            self.features(nodes),
+            lists.offsets.astype(np.int64),
+            lists.arrays[0].astype(np.int64),
+        )
 
     @cached_property
     def members(self) -> Ragged:
@@ -74,9 +80,10 @@ class Graph:
 class GraphSplit(Split):
     """The nodes of a graph's split, in batches; ``how`` is full, clusters or neighbours.
 
-    A batch of n nodes has three inputs: features ``[n, features]``, offsets ``[n + 1]``, and the nodes' joined lists of
-    neighbours, by row in the batch. List i runs from offset i to offset i + 1. Targets are the nodes' labels, but `OFF`
-    for nodes that are not scored: outside the split or, with neighbours, outside ``indices``.
+    A batch of n nodes has three inputs: features ``[n, features]``, offsets ``[n + 1]``, and the
+    nodes' joined lists of neighbours, by row in the batch. List i runs from offset i to offset i +
+    1. Targets are the nodes' labels, but `OFF` for nodes that are not scored: outside the split or,
+    with neighbours, outside ``indices``.
     """
 
     graph: Graph
@@ -85,7 +92,8 @@ class GraphSplit(Split):
     fanout: Sequence[int] = FANOUT
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return the whole graph (full), the clusters ``indices``, or the split's nodes ``indices`` with neighbours.
+        """Return the whole graph (full), the clusters ``indices``, or the split's nodes ``indices``
+        with neighbours.
 
         ``key`` draws the neighbours; None takes all neighbours.
         """
@@ -94,7 +102,9 @@ class GraphSplit(Split):
         indices = np.unique(indices)
         if self.how == "clusters":
             nodes = np.sort(self.graph.members.take(indices).arrays[0])
-            return self._of(nodes, self.nodes, (self.graph.features(nodes), *induced(self.graph, nodes)))
+            return self._of(
+                nodes, self.nodes, (self.graph.features(nodes), *induced(self.graph, nodes))
+            )
         seeds = self.nodes[indices]
         nodes, offsets, columns = sampled(self.graph, seeds, self.fanout, key)
         return self._of(nodes, seeds, (self.graph.features(nodes), offsets, columns))
@@ -103,7 +113,12 @@ class GraphSplit(Split):
     def _whole(self) -> Batch:
         return self._of(np.arange(len(self.graph)), self.nodes, self.graph.whole)
 
-    def _of(self, nodes: np.ndarray, scored: np.ndarray, inputs: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Batch:
+    def _of(
+        self,
+        nodes: np.ndarray,
+        scored: np.ndarray,
+        inputs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ) -> Batch:
         import torch
 
         labels = self.graph.labels[nodes]
@@ -155,12 +170,15 @@ class GraphSplit(Split):
             lists = graph.neighbours.take(nodes)
             return graph.x[nodes], lists.offsets.astype("<i8"), lists.arrays[0].astype("<i4")
 
-        first = 0 if graph.clusters is None else zlib.crc32(np.ascontiguousarray(graph.clusters, "<i4"))
+        first = (
+            0 if graph.clusters is None else zlib.crc32(np.ascontiguousarray(graph.clusters, "<i4"))
+        )
         return checksum_of(sample_of(len(graph), SAMPLE), read, first=first)
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return edges among ascending ``nodes``: offsets [n + 1], and joined lists of neighbours by place in ``nodes``."""
+    """Return edges among ascending ``nodes``: offsets [n + 1], and joined lists of neighbours by
+    place in ``nodes``."""
     lists = graph.heard(nodes)
     heard = lists.arrays[0]
     places = np.searchsorted(nodes, heard)
@@ -172,11 +190,12 @@ def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def sampled(
     graph: Graph, seeds: np.ndarray, fanout: Sequence[int], key: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the seeds and the nodes sampled around them, ascending, and the sampled edges in the form of `induced`.
+    """Return the seeds and the nodes sampled around them, ascending, and the sampled edges in the
+    form of `induced`.
 
-    A seed receives from at most ``fanout[0]`` neighbours, drawn uniformly without replacement. Each new neighbour
-    receives from at most ``fanout[1]``, and so on; the nodes added last receive from none. Without a ``key`` all
-    neighbours are taken.
+    A seed receives from at most ``fanout[0]`` neighbours, drawn uniformly without replacement. Each
+    new neighbour receives from at most ``fanout[1]``, and so on; the nodes added last receive from
+    none. Without a ``key`` all neighbours are taken.
     """
     nodes = np.sort(seeds)
     frontier, listeners, heard = nodes, [], []
@@ -187,7 +206,9 @@ def sampled(
         if key is not None:
             drawn = rng.bits(rng.key(key, "neighbours", hop), 0, len(neighbours))
             order = np.lexsort((drawn, owner))  # each list in a random order
-            neighbours = neighbours[order[np.arange(len(neighbours)) - lists.offsets[owner] < limit]]
+            neighbours = neighbours[
+                order[np.arange(len(neighbours)) - lists.offsets[owner] < limit]
+            ]
             owner = np.repeat(np.arange(len(frontier)), np.minimum(counts, limit))
         listeners.append(frontier[owner])
         heard.append(neighbours)
@@ -227,7 +248,17 @@ def batched(data: Dataset, how: str, fanout: Sequence[int], placement: str = "sh
 
 
 def open_graph(file: PreparedFile) -> Opened:
-    (x, *guards), (indices, *others), indptr = file.guarded("x"), file.guarded("indices"), file.mapped("indptr")
-    labels, clusters = file.mapped("labels").view(np.ndarray), file.mapped("clusters") if file.has("clusters") else None
+    (x, *guards), (indices, *others), indptr = (
+        file.guarded("x"),
+        file.guarded("indices"),
+        file.mapped("indptr"),
+    )
+    labels, clusters = (
+        file.mapped("labels").view(np.ndarray),
+        file.mapped("clusters") if file.has("clusters") else None,
+    )
     graph = Graph(x, Ragged(indptr, (indices,)), labels, clusters, (*guards, *others))
-    return {split: GraphSplit(graph, file.mapped(f"{split}/nodes").view(np.ndarray)) for split in file.splits}, {}
+    return {
+        split: GraphSplit(graph, file.mapped(f"{split}/nodes").view(np.ndarray))
+        for split in file.splits
+    }, {}

@@ -1,4 +1,5 @@
-"""Reads images in class folders, or in a layout of CIFAR (Krizhevsky 2009): binary, or as Python pickles."""
+"""Reads images in class folders, or in a layout of CIFAR (Krizhevsky 2009): binary, or as Python
+pickles."""
 
 import io
 import warnings
@@ -29,7 +30,21 @@ from istmpi.foreign import MEGABYTE, reading, reason
 from istmpi.optional import optional
 from istmpi.tasks import CLASSIFICATION
 
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".pgm", ".ppm")
+ENDINGS = (
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".avif",
+    ".pgm",
+    ".ppm",
+)
 MOST_BYTES = 64 * MEGABYTE
 MOST_PIXELS = 2**26
 GREY = ("1", "L", "LA")
@@ -37,7 +52,8 @@ COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
 
 def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
-    """Read images [channels, height, width] uint8, normalised by channel. ``size``: the side of resized images."""
+    """Read images [channels, height, width] uint8, normalised by channel. ``size``: the side of
+    resized images."""
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
     if layout := _layout_of(archive):
@@ -46,7 +62,9 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
         return _read_cifar(archive, layout)
     examples = class_folders(archive, ENDINGS, decoder.notes)
     if not examples:
-        raise DataError(f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}.")
+        raise DataError(
+            f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}."
+        )
     if examples[0].split:
         examples = checked_splits(archive, examples, decoder.notes)
     else:
@@ -75,12 +93,13 @@ def image_decoder(
     size: tuple[int, int] | None = None,
     like: tuple[str, tuple[int, int]] | None = None,
 ) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function of a file's name and content that returns pixels ``[channels, height, width]`` uint8.
+    """Return a function of a file's name and content that returns pixels ``[channels, height,
+    width]`` uint8.
 
-    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to it. All images must have
-    the size in ``like`` (a name and a size) or, if None, of the first image. The function adds images' modes to
-    ``modes``. Raises BadFileError for an unreadable image; DataError for colour in grey data or, ending in ``cure``,
-    another size.
+    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to it.
+    All images must have the size in ``like`` (a name and a size) or, if None, of the first image.
+    The function adds images' modes to ``modes``. Raises BadFileError for an unreadable image;
+    DataError for colour in grey data or, ending in ``cure``, another size.
     """
     pillow = optional("PIL.Image", "Pillow", "images")
 
@@ -95,7 +114,9 @@ def image_decoder(
             raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
         modes.add(image.mode)
         if mode == "L" and image.mode not in GREY:
-            raise DataError(f"{name} is in colour, but {like[0]} is grey. Convert them to the same mode first.")
+            raise DataError(
+                f"{name} is in colour, but {like[0]} is grey. Convert them to the same mode first."
+            )
         with _as_bad_file():
             if image.mode != mode:
                 image = image.convert(mode)
@@ -120,12 +141,16 @@ def image_decoder(
 @contextmanager
 def _as_bad_file() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about damage that it can repair, and large images, which are limited here
+        warnings.simplefilter(
+            "ignore"
+        )  # about damage that it can repair, and large images, which are limited here
         try:
             yield
         except BadFileError:
             raise
-        except Exception as error:  # Pillow documents none, and its readers raise whatever they meet
+        except (
+            Exception
+        ) as error:  # Pillow documents none, and its readers raise whatever they meet
             raise BadFileError(reason(error)) from error
 
 
@@ -136,10 +161,11 @@ BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a layout of CIFAR: ``batches``, the last for testing, and ``names``, the file of class names.
+    """The files of a layout of CIFAR: ``batches``, the last for testing, and ``names``, the file of
+    class names.
 
-    A binary record begins with ``label_bytes`` labels, the last of which is the class. In a pickle, ``keys`` are the
-    keys of the labels and of the class names.
+    A binary record begins with ``label_bytes`` labels, the last of which is the class. In a pickle,
+    ``keys`` are the keys of the labels and of the class names.
     """
 
     batches: tuple[str, ...]
@@ -169,7 +195,9 @@ def _read_cifar(archive: Archive, place: tuple[Layout, str]) -> Material:
     layout, folder = place
     files = dict(archive.read([folder + name for name in (*layout.batches, layout.names)]))
     names = _classes(folder + layout.names, files[folder + layout.names], layout)
-    *parts, test = (_batch(folder + name, files[folder + name], layout, len(names)) for name in layout.batches)
+    *parts, test = (
+        _batch(folder + name, files[folder + name], layout, len(names)) for name in layout.batches
+    )
     splits = {"train": tuple(map(np.concatenate, zip(*parts))), "test": test}
     return material_of(archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
 
@@ -179,24 +207,34 @@ def _classes(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:
         return tuple(content.decode("utf-8", errors="replace").split())
     names = _unpickled(path, content, {layout.keys[1]: list})[layout.keys[1]]
     if not all(isinstance(name, bytes) for name in names):
-        raise DataError(f"{path} is not one of CIFAR's pickles: a class name is not text. Download it again.")
+        raise DataError(
+            f"{path} is not one of CIFAR's pickles: a class name is not text. Download it again."
+        )
     return tuple(name.decode("utf-8", errors="replace") for name in names)
 
 
-def _batch(path: str, content: bytes, layout: Layout, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _batch(
+    path: str, content: bytes, layout: Layout, classes: int
+) -> tuple[np.ndarray, np.ndarray]:
     if width := layout.label_bytes and layout.label_bytes + PIXELS:
         if len(content) % width:
-            raise DataError(f"{path} is {len(content)} bytes, not a multiple of {width}. Download it again.")
+            raise DataError(
+                f"{path} is {len(content)} bytes, not a multiple of {width}. Download it again."
+            )
         records = np.frombuffer(content, np.uint8).reshape(-1, width)
         x, y = records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].tolist()
     else:
         batch = _unpickled(path, content, {b"data": np.ndarray, layout.keys[0]: list})
         x, y = batch[b"data"], batch[layout.keys[0]]
     if len(y) == 0 or x.shape != (len(y), PIXELS) or x.dtype != np.uint8:
-        raise DataError(f"{path}: pixels {x.shape} of {x.dtype} and {len(y)} labels are not CIFAR's. Copy it again.")
+        raise DataError(
+            f"{path}: pixels {x.shape} of {x.dtype} and {len(y)} labels are not CIFAR's. Copy it again."
+        )
     labels = np.array(y)
     if labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() < classes:
-        raise DataError(f"{path}: its labels must be whole numbers from 0 to {classes - 1}. Download it again.")
+        raise DataError(
+            f"{path}: its labels must be whole numbers from 0 to {classes - 1}. Download it again."
+        )
     return x.reshape(-1, *SHAPE), labels.astype(np.int64)
 
 

@@ -23,7 +23,8 @@ from istmpi.settings import shown as as_typed
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of a normalised image, in this order: crop, mirror, cutout. Padded and blanked pixels are zero."""
+    """Random changes of a normalised image, in this order: crop, mirror, cutout. Padded and blanked
+    pixels are zero."""
 
     crop: int = 0
     """Pixels of padding on each side; then a random part as large as the image is taken."""
@@ -37,11 +38,14 @@ class Augmentation:
         return self != Augmentation()
 
     def scaled(self, factor: float) -> Augmentation:
-        crop, cutout = (length and max(int(length * factor), 1) for length in (self.crop, self.cutout))
+        crop, cutout = (
+            length and max(int(length * factor), 1) for length in (self.crop, self.cutout)
+        )
         return replace(self, crop=crop, cutout=cutout)
 
     def applied(self, images: np.ndarray, key: int) -> np.ndarray:
-        """Return ``images`` with the random changes that ``key`` draws; may overwrite ``images``."""
+        """Return ``images`` with the random changes that ``key`` draws; may overwrite
+        ``images``."""
         count, _, height, width = images.shape
 
         def drawn(what: str, below: int) -> np.ndarray:
@@ -49,7 +53,9 @@ class Augmentation:
 
         if self.crop:
             top, left = (drawn(side, 2 * self.crop + 1) for side in ("top", "left"))
-            padded = np.pad(images, [(0, 0), (0, 0), (self.crop, self.crop), (self.crop, self.crop)])
+            padded = np.pad(
+                images, [(0, 0), (0, 0), (self.crop, self.crop), (self.crop, self.crop)]
+            )
             windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
             images = windows[np.arange(count), :, top, left]
         if self.flip:
@@ -65,25 +71,40 @@ class Augmentation:
 
 @cache
 def transform(text: str) -> Callable[[Any], Any]:
-    """Return the torchvision transform that ``text`` describes, such as RandomRotation(15), or raise ConfigError."""
+    """Return the torchvision transform that ``text`` describes, such as RandomRotation(15), or
+    raise ConfigError."""
     subject = f"data.transforms: {text!r}"
     try:
         v2 = import_module("torchvision.transforms.v2")
-    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: it belongs to another torch
+    except (
+        ImportError,
+        RuntimeError,
+        OSError,
+    ) as error:  # RuntimeError: it belongs to another torch
         raise ConfigError(
             f"{subject} needs torchvision, which cannot be imported ({short(error)}). Install the one for your torch, "
             f"from the index that torch came from: pip install torchvision."
         ) from error
     try:
         call = ast.parse(text, mode="eval").body
-        name, given, named = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
+        name, given, named = (
+            (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
+        )
         values = [*map(ast.literal_eval, given)]
         by_name, name = {each.arg: ast.literal_eval(each.value) for each in named}, name.id
     except (SyntaxError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{subject} must be a name with plain arguments, as RandomRotation(15).") from error
-    kinds = {name: kind for name, kind in vars(v2).items() if isinstance(kind, type) and issubclass(kind, v2.Transform)}
+        raise ConfigError(
+            f"{subject} must be a name with plain arguments, as RandomRotation(15)."
+        ) from error
+    kinds = {
+        name: kind
+        for name, kind in vars(v2).items()
+        if isinstance(kind, type) and issubclass(kind, v2.Transform)
+    }
     if name not in kinds:
-        raise ConfigError(f"{subject} is not a transform of torchvision.transforms.v2{did_you_mean(name, kinds)}")
+        raise ConfigError(
+            f"{subject} is not a transform of torchvision.transforms.v2{did_you_mean(name, kinds)}"
+        )
     try:
         return kinds[name](*values, **by_name)
     except Exception as error:
@@ -91,7 +112,8 @@ def transform(text: str) -> Callable[[Any], Any]:
 
 
 def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
-    """Transform raw images ``[b, channels, height, width]``, seeded by ``key``. ConfigError if a transform fails."""
+    """Transform raw images ``[b, channels, height, width]``, seeded by ``key``. ConfigError if a
+    transform fails."""
     import torch
 
     from istmpi.data.callable.split import drawing
@@ -105,9 +127,13 @@ def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarra
                 for step in steps:
                     after = step(after)
                 if (after.shape, after.dtype) != (before.shape, before.dtype):
-                    raise ValueError(f"{[*before.shape]} {before.dtype} becomes {[*after.shape]} {after.dtype}")
+                    raise ValueError(
+                        f"{[*before.shape]} {before.dtype} becomes {[*after.shape]} {after.dtype}"
+                    )
             except Exception as error:
-                raise ConfigError(f"data.transforms = {[*names]} fail on an image: {short(error)}.") from error
+                raise ConfigError(
+                    f"data.transforms = {[*names]} fail on an image: {short(error)}."
+                ) from error
             changed[number] = after.numpy()
     return changed
 
@@ -119,7 +145,8 @@ def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
 
 
 def downscaled(images: np.ndarray, side: int) -> np.ndarray:
-    """Downscale to ``[b, channels, side, side]`` float32: means over areas, where pixels on a border count in part."""
+    """Downscale to ``[b, channels, side, side]`` float32: means over areas, where pixels on a
+    border count in part."""
     for axis in (2, 3):
         length = images.shape[axis]
         area = np.arange(side) * length  # its start, in units of 1 / side of a source pixel
@@ -128,7 +155,9 @@ def downscaled(images: np.ndarray, side: int) -> np.ndarray:
             overlap = np.minimum((pixel + 1) * side, area + length) - np.maximum(pixel * side, area)
             weight = np.maximum(overlap, 0) / np.float32(length)
             values = images.take(np.minimum(pixel, length - 1), axis=axis)
-            total = total + values * weight.astype(np.float32).reshape([-1 if at == axis else 1 for at in range(4)])
+            total = total + values * weight.astype(np.float32).reshape(
+                [-1 if at == axis else 1 for at in range(4)]
+            )
             pixel = pixel + 1
         images = total
     return images
@@ -154,18 +183,24 @@ class ImageSplit(DenseSplit):
             return x
         images = x.reshape(len(x), *self.shape)
         if self.side:
-            images, augmentation = downscaled(images, self.side), augmentation.scaled(self.side / self.shape[1])
+            images, augmentation = (
+                downscaled(images, self.side),
+                augmentation.scaled(self.side / self.shape[1]),
+            )
         return augmentation.applied(images, key) if augmentation else images
 
     def _transformed(self, indices: np.ndarray, key: int) -> np.ndarray:
         images = self._taken(indices).reshape(len(indices), *self.shape)
-        return self._normalised(transformed(self.augmentation.transforms, images, key).reshape(len(indices), -1))
+        return self._normalised(
+            transformed(self.augmentation.transforms, images, key).reshape(len(indices), -1)
+        )
 
 
 def examples_of(
     shape: tuple[int, ...], x: np.ndarray, y: np.ndarray, normalisation: Normalisation | None = None
 ) -> DenseSplit:
-    """Return an `ImageSplit` if the examples have three axes, otherwise a `DenseSplit`; ``x`` is without the offset."""
+    """Return an `ImageSplit` if the examples have three axes, otherwise a `DenseSplit`; ``x`` is
+    without the offset."""
     mean, std, offset = normalisation or (None, None, None)
     return _type_of(shape)(x, y, mean, std, None, shape, offset=offset)
 
@@ -207,7 +242,9 @@ def require_sides(data: Dataset, sides: Sequence[int]) -> None:
     _require_images(data, "train.resolution")
     shown = " x ".join(map(str, data.shape))
     if data.shape[1] != data.shape[2]:
-        raise ConfigError(f"train.resolution needs square images; those of {data.source} are {shown}.")
+        raise ConfigError(
+            f"train.resolution needs square images; those of {data.source} are {shown}."
+        )
     if sides[-1] != data.shape[2]:
         raise ConfigError(
             f"train.resolution ends with side {sides[-1]}, but the images of {data.source} have "

@@ -1,6 +1,8 @@
 from istmpi.data.kind import Kind, lazy
 
-_FIRST = "number of the first feature in rows without a header.  [default: 0 if it occurs, otherwise 1]"
+_FIRST = (
+    "number of the first feature in rows without a header.  [default: 0 if it occurs, otherwise 1]"
+)
 XC = Kind(
     "xc",
     "sparse rows with labels: Extreme Classification Repository, svmlight",

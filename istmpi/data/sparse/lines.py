@@ -17,7 +17,8 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Limits(NamedTuple):
-    """Limits of a file: the counts of features and labels, and the first feature's number, 0 or 1."""
+    """Limits of a file: the counts of features and labels, and the first feature's number, 0 or
+    1."""
 
     features: int = MOST
     labels: int = MOST
@@ -56,8 +57,8 @@ class Rows:
 def read_lines(stream: Stream, limits: Limits) -> Rows:
     """Return the rows of a file. Raises DataError for a wrong line or header, or no rows.
 
-    ``limits`` apply to a file without a header. Text after a ``#`` is a comment. A blank line is a row only if the
-    header's number of rows includes it.
+    ``limits`` apply to a file without a header. Text after a ``#`` is a comment. A blank line is a
+    row only if the header's number of rows includes it.
     """
     header, first_line, end, filled, inside, repeated = None, 0, 0, 0, 0, 0
     label_counts, labels, counts, columns, values = (array(code) for code in "iiiif")
@@ -90,7 +91,9 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
             f"{stream.name}, line {end}: {header.says}, but the file ends after {filled:,}, and {blank:,} "
             "blank lines. Correct the header, or copy the file again."
         )
-    lengths, label_lengths = (np.frombuffer(numbers, np.int32) for numbers in (counts, label_counts))
+    lengths, label_lengths = (
+        np.frombuffer(numbers, np.int32) for numbers in (counts, label_counts)
+    )
     kept = np.arange(len(counts)) < header.rows if missing else lengths + label_lengths > 0
     arrays = np.frombuffer(columns, np.int32), np.frombuffer(values, np.float32)
     features = Ragged(offsets_of(lengths[kept]), arrays)
@@ -133,12 +136,16 @@ def _parsed(where: str, line: bytes, limits: Limits) -> tuple[list[int], list[in
         _require_number(where, word, "label", limits.labels)
     for word, (column, colon, value) in zip(words, pairs):
         if not colon:
-            raise DataError(f"{where}: {_shown(word)} has no colon; a feature is NUMBER:VALUE. Correct the line.")
+            raise DataError(
+                f"{where}: {_shown(word)} has no colon; a feature is NUMBER:VALUE. Correct the line."
+            )
         _require_number(where, column, "feature", limits.features, limits.first)
         try:
             finite = abs(number(value.decode())) <= LARGEST
         except ValueError:
-            raise DataError(f"{where}: {_shown(word)} has no number after its colon. Correct the line.") from None
+            raise DataError(
+                f"{where}: {_shown(word)} has no number after its colon. Correct the line."
+            ) from None
         if not finite:
             raise DataError(
                 f"{where}: {_shown(word)} must have a finite value of at most 3.4e38 (float32). Correct the line."
@@ -154,10 +161,18 @@ def _require_number(where: str, word: bytes, what: str, total: int, first: int =
             f"{where}: {_shown(word)} is not a {what} number, a whole number from 0. Correct the line."
         ) from None
     if index == -1 and what == "label":
-        raise DataError(f"{where}: label -1; labels are numbers from 0. Write 0 instead of -1 for classes -1 and +1.")
+        raise DataError(
+            f"{where}: label -1; labels are numbers from 0. Write 0 instead of -1 for classes -1 and +1."
+        )
     if not first <= index < first + total:
-        constraint = f"there are {total:,}, numbered from {first}" if total < MOST else "the range is 0 to 2^31"
-        raise DataError(f"{where}: {what} {index} is out of range: {constraint}. Correct the line, or the header.")
+        constraint = (
+            f"there are {total:,}, numbered from {first}"
+            if total < MOST
+            else "the range is 0 to 2^31"
+        )
+        raise DataError(
+            f"{where}: {what} {index} is out of range: {constraint}. Correct the line, or the header."
+        )
 
 
 def _shown(word: bytes) -> str:

@@ -1,4 +1,5 @@
-"""Sparse rows with any number of labels: the Extreme Classification Repository's format, or svmlight (docs/data.md).
+"""Sparse rows with any number of labels: the Extreme Classification Repository's format, or
+svmlight (docs/data.md).
 
 All rows are in memory, 8 bytes per value. Labels of rows to predict are ignored.
 """
@@ -37,7 +38,9 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
     if "" in files:
         whole = _read(archive, decoder, {files.pop("")}, counted_from)[0]
         if files:
-            masks = {split: _mask(archive, name, whole, decoder.notes) for split, name in files.items()}
+            masks = {
+                split: _mask(archive, name, whole, decoder.notes) for split, name in files.items()
+            }
             _require_apart(whole, masks, decoder.notes)
         else:
             decoder.split, test = f"of the rows {ONE_IN_FIVE}", held_out(len(whole))
@@ -45,20 +48,27 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
         return _material(archive, {split: (whole, mask) for split, mask in masks.items()})
     sources = {rows.name: rows for rows in _read(archive, decoder, {*files.values()}, counted_from)}
     parts = {split: sources[name] for split, name in files.items()}
-    return _material(archive, {split: (rows, np.ones(len(rows), bool)) for split, rows in parts.items()})
+    return _material(
+        archive, {split: (rows, np.ones(len(rows), bool)) for split, rows in parts.items()}
+    )
 
 
 def _find(archive: Archive) -> dict[str, str]:
-    """Return the file of each split. Key ``""`` is a file of all rows; the files of splits then list row numbers."""
+    """Return the file of each split. Key ``""`` is a file of all rows; the files of splits then
+    list row numbers."""
     names = [name for name in archive.names if name.lower().removesuffix(".gz").endswith(TEXT)]
     lists = {split: _named(names, pattern) for split, pattern in ROW_LISTS.items()}
     rest = [name for name in names if not any(name in listed for listed in lists.values())]
-    by_split = {split: files for split, words in WORDS.items() if (files := _named(rest, "|".join(words)))}
+    by_split = {
+        split: files for split, words in WORDS.items() if (files := _named(rest, "|".join(words)))
+    }
     if any(lists.values()):
         data = rest if len(rest) == 1 else _named(rest, "data")
         if len(data) == 1 and all(len(files) == 1 for files in lists.values()):
             return {"": data[0], **{split: files[0] for split, files in lists.items()}}
-    elif {"train", "test"} <= by_split.keys() and all(len(files) == 1 for files in by_split.values()):
+    elif {"train", "test"} <= by_split.keys() and all(
+        len(files) == 1 for files in by_split.values()
+    ):
         return {split: files[0] for split, files in by_split.items()}
     elif len(rest) == 1:
         return {"": rest[0]}
@@ -69,11 +79,16 @@ def _find(archive: Archive) -> dict[str, str]:
 
 
 def _named(names: list[str], pattern: str) -> list[str]:
-    stems = {name: name.lower().removesuffix(".gz").rpartition("/")[2].rpartition(".")[0] for name in names}
+    stems = {
+        name: name.lower().removesuffix(".gz").rpartition("/")[2].rpartition(".")[0]
+        for name in names
+    }
     return [name for name in names if re.search(f"(^|[^a-z])({pattern})($|[^a-z])", stems[name])]
 
 
-def _read(archive: Archive, decoder: Decoder, names: set[str], counted_from: int | None) -> list[Rows]:
+def _read(
+    archive: Archive, decoder: Decoder, names: set[str], counted_from: int | None
+) -> list[Rows]:
     limits, notes, sources = Limits(), decoder.notes, []
     if counted_from is not None:
         limits = Limits(MOST - counted_from, first=counted_from)
@@ -82,7 +97,9 @@ def _read(archive: Archive, decoder: Decoder, names: set[str], counted_from: int
         decoder.progress("reading", len(sources), len(names))
     bare = [rows for rows in sources if not rows.header]
     if counted_from is not None and not bare:
-        raise ConfigError("counted_from is for rows without a header; rows with a header count from 0. Leave it out.")
+        raise ConfigError(
+            "counted_from is for rows without a header; rows with a header count from 0. Leave it out."
+        )
     if bare and counted_from is None:
         counted_from = int(all(rows.features.arrays[0].min(initial=1) for rows in bare))
         has = "feature 0 does not occur" if counted_from else "feature 0 occurs"
@@ -93,7 +110,9 @@ def _read(archive: Archive, decoder: Decoder, names: set[str], counted_from: int
             columns, values = rows.features.arrays
             rows.features = Ragged(rows.features.offsets, (columns - counted_from, values))
         if rows.blank_rows:
-            notes.assume(f"{counted(rows.blank_rows, 'blank line')} of {rows.name}, counted as rows in its header")
+            notes.assume(
+                f"{counted(rows.blank_rows, 'blank line')} of {rows.name}, counted as rows in its header"
+            )
         elif rows.blank:
             notes.leave_out(f"{counted(rows.blank, 'line')} of {rows.name}, blank or a comment")
     return sources
@@ -151,7 +170,9 @@ def _mask(archive: Archive, name: str, source: Rows, notes: Notes) -> np.ndarray
             words = text.split()
             columns = max(columns, len(words))
             if words and not (words[0].isdigit() and int(words[0][:19]) > 0):
-                raise DataError(f"{name}, line {line} is not a row number (counted from 1). Correct the line.")
+                raise DataError(
+                    f"{name}, line {line} is not a row number (counted from 1). Correct the line."
+                )
             rows += [int(word[:19]) - 1 for word in words[:1]]
             if words and rows[-1] >= len(source):
                 raise DataError(
@@ -176,7 +197,9 @@ def _require_apart(source: Rows, masks: dict[str, np.ndarray], notes: Notes) -> 
             "Remove it from one."
         )
     if len(none):
-        notes.leave_out(f"{counted(len(none), 'row')} of {source.name} that no list names, such as row {none[0]:,}")
+        notes.leave_out(
+            f"{counted(len(none), 'row')} of {source.name} that no list names, such as row {none[0]:,}"
+        )
 
 
 def material_of(
@@ -190,11 +213,30 @@ def material_of(
     for split, (rows, labels) in splits.items():
         columns, values = rows.arrays
         attributes |= {f"{split}_values": len(values), f"{split}_labels": len(labels.arrays[0])}
-        arrays = {"indptr": (rows.offsets, "<i8"), "indices": (columns, "<i4"), "data": (values, "<f4")}
-        arrays |= {"label_indptr": (labels.offsets, "<i8"), "label_indices": (labels.arrays[0], "<i4")}
-        datasets |= {f"{split}/{name}": np.ascontiguousarray(*array) for name, array in arrays.items()}
+        arrays = {
+            "indptr": (rows.offsets, "<i8"),
+            "indices": (columns, "<i4"),
+            "data": (values, "<f4"),
+        }
+        arrays |= {
+            "label_indptr": (labels.offsets, "<i8"),
+            "label_indices": (labels.arrays[0], "<i4"),
+        }
+        datasets |= {
+            f"{split}/{name}": np.ascontiguousarray(*array) for name, array in arrays.items()
+        }
     counts = {split: len(rows) for split, (rows, _) in splits.items()}
-    return Material(source, MULTI_LABEL, (features,), outputs, None, counts, attributes, datasets, facts=facts or {})
+    return Material(
+        source,
+        MULTI_LABEL,
+        (features,),
+        outputs,
+        None,
+        counts,
+        attributes,
+        datasets,
+        facts=facts or {},
+    )
 
 
 def read_rows(
@@ -206,8 +248,9 @@ def read_rows(
 ) -> Iterator[Ragged]:
     """Yield the rows of a source in blocks, for a network that takes ``features`` features.
 
-    A text file may lack header and labels. Features count from 0 if the file has a header, otherwise as in ``reading``.
-    ``tell`` gets a message if the numbering is in doubt. Raises DataError.
+    A text file may lack header and labels. Features count from 0 if the file has a header,
+    otherwise as in ``reading``. ``tell`` gets a message if the numbering is in doubt. Raises
+    DataError.
     """
     path = Path(source)
     if not path.is_file():
@@ -220,7 +263,9 @@ def read_rows(
         yield rows.take(np.arange(start, min(start + STEP, len(rows))), guards)
 
 
-def _of_text(path: Path, features: int, reading: Mapping[str, Any], tell: Callable[[str], None]) -> Ragged:
+def _of_text(
+    path: Path, features: int, reading: Mapping[str, Any], tell: Callable[[str], None]
+) -> Ragged:
     archive, first = Archive(path), reading.get(COUNTED_FROM, 0)
     if len(archive.names) > 1:
         raise DataError(f"{path} holds {len(archive.names):,} files. Give a single file of rows.")
@@ -235,19 +280,27 @@ def _of_text(path: Path, features: int, reading: Mapping[str, Any], tell: Callab
             )
         first = 0
     elif COUNTED_FROM not in reading:
-        tell(f"features of {path} are counted from 0; the network does not record how its training data were counted")
+        tell(
+            f"features of {path} are counted from 0; the network does not record how its training data were counted"
+        )
     columns, values = read.features.arrays
     return Ragged(read.features.offsets, (columns - first, values))
 
 
-def _of_prepared(path: Path, features: int, split: str, reading: Mapping[str, Any]) -> tuple[Ragged, tuple]:
+def _of_prepared(
+    path: Path, features: int, split: str, reading: Mapping[str, Any]
+) -> tuple[Ragged, tuple]:
     data = open_prepared(path)
     if not TASKS[data.task].ranks_labels:
-        raise DataError(f"{path} is for {data.task}, but this network takes sparse rows. Give sparse rows.")
+        raise DataError(
+            f"{path} is for {data.task}, but this network takes sparse rows. Give sparse rows."
+        )
     _require(path, data.features, features)
     data.require_split(split, path)
     if differences := other_reading(data.reading, reading):
-        raise DataError(f"{path}: {differences} in the network's training data. Prepare it with --counted-from.")
+        raise DataError(
+            f"{path}: {differences} in the network's training data. Prepare it with --counted-from."
+        )
     return data.splits[split].rows, data.splits[split].guards
 
 

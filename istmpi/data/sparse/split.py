@@ -22,7 +22,8 @@ SAMPLE_ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Joined lists of different lengths: list i is ``array[offsets[i] : offsets[i + 1]]`` of each array."""
+    """Joined lists of different lengths: list i is ``array[offsets[i] : offsets[i + 1]]`` of each
+    array."""
 
     offsets: np.ndarray
     arrays: tuple[np.ndarray, ...]
@@ -31,7 +32,8 @@ class Ragged:
         return len(self.offsets) - 1
 
     def take(self, rows: np.ndarray, guards: tuple[Callable[..., None] | None, ...] = ()) -> Ragged:
-        """Call each guard with the starts and lengths of the lists ``rows`` [b], and return copies of the lists."""
+        """Call each guard with the starts and lengths of the lists ``rows`` [b], and return copies
+        of the lists."""
         starts = self.offsets[rows]
         lengths = self.offsets[np.asarray(rows) + 1] - starts
         offsets = offsets_of(lengths)
@@ -59,21 +61,26 @@ class SparseSplit(Split):
         assert len(self.rows) == len(self.targets), (len(self.rows), len(self.targets))
 
     def _count(self, lists: Ragged) -> int:
-        return int(lists.offsets[-1] if self.chosen is None else np.diff(lists.offsets)[self.chosen].sum())
+        return int(
+            lists.offsets[-1] if self.chosen is None else np.diff(lists.offsets)[self.chosen].sum()
+        )
 
     @property
     def _labels(self) -> Ragged:
         return self.targets if self.chosen is None else self.targets.take(self.chosen)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return a batch with inputs for `torch.nn.EmbeddingBag`: columns, each row's offset ``[b]``, and values."""
+        """Return a batch with inputs for `torch.nn.EmbeddingBag`: columns, each row's offset
+        ``[b]``, and values."""
         import torch
 
         places = self.places(indices)
         rows, labels = self.rows.take(places, self.guards), self.targets.take(places)
         columns, values = rows.arrays
         inputs = columns.astype(np.int64), rows.offsets[:-1], values.astype(np.float32, copy=False)
-        targets = Labels(torch.from_numpy(labels.offsets), torch.from_numpy(labels.arrays[0].astype(np.int64)))
+        targets = Labels(
+            torch.from_numpy(labels.offsets), torch.from_numpy(labels.arrays[0].astype(np.int64))
+        )
         return Batch(tuple(map(torch.from_numpy, inputs)), targets, len(rows))
 
     def __len__(self) -> int:
@@ -101,7 +108,11 @@ class SparseSplit(Split):
 
         def read(rows: np.ndarray) -> tuple[np.ndarray, ...]:
             part = self.rows.take(self.places(rows))
-            return part.offsets.astype("<i8"), part.arrays[0].astype("<i4"), part.arrays[1].astype("<f4")
+            return (
+                part.offsets.astype("<i8"),
+                part.arrays[0].astype("<i4"),
+                part.arrays[1].astype("<f4"),
+            )
 
         return checksum_of(sample_of(len(self), SAMPLE_ROWS), read)
 
@@ -111,8 +122,12 @@ def open_rows(file: PreparedFile) -> Opened:
 
 
 def _open(file: PreparedFile, split: str) -> SparseSplit:
-    (columns, *guards), (values, *others) = (file.guarded(f"{split}/{name}") for name in ("indices", "data"))
+    (columns, *guards), (values, *others) = (
+        file.guarded(f"{split}/{name}") for name in ("indices", "data")
+    )
     of_rows, of_labels, labels = (
         file.mapped(f"{split}/{name}") for name in ("indptr", "label_indptr", "label_indices")
     )
-    return SparseSplit(Ragged(of_rows, (columns, values)), Ragged(of_labels, (labels,)), (*guards, *others))
+    return SparseSplit(
+        Ragged(of_rows, (columns, values)), Ragged(of_labels, (labels,)), (*guards, *others)
+    )

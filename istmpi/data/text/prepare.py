@@ -23,8 +23,11 @@ LINES = (".jsonl", ".jsonl.gz")
 CUT = 0.9
 
 
-def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text") -> Material:
-    """Read documents (files, or lines of .jsonl with the text at ``key``), and put an end token after each document."""
+def read(
+    archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str = "text"
+) -> Material:
+    """Read documents (files, or lines of .jsonl with the text at ``key``), and put an end token
+    after each document."""
     documents = _Documents(decoder, open_tokenizer(tokenizer))
     splits, bad = splits_of(archive, decoder.notes), {}
     number_of = {name: number for number, name in enumerate(archive.names)}
@@ -40,29 +43,38 @@ def read(archive: Archive, decoder: Decoder, *, tokenizer: str = BYTES, key: str
         decoder.notes.leave_out(counted(documents.empty, "empty document"))
     decoder.refuse(archive, bad, len(documents) + len(bad), "documents")
     if not len(documents):
-        raise DataError(f"{archive.path} has no text: every file is empty. Give a file, a folder or a .tar with text.")
+        raise DataError(
+            f"{archive.path} has no text: every file is empty. Give a file, a folder or a .tar with text."
+        )
     return documents.corpus(archive, splits, sorted(bad))
 
 
 def splits_of(archive: Archive, notes: Notes) -> list[str]:
     """Return the split of every file; empty texts if the names show no splits.
 
-    The first part of the paths that differs decides: a folder's name, or a word in a file's name. Without test files,
-    validation becomes test. Raises DataError for a file outside the splits' folders.
+    The first part of the paths that differs decides: a folder's name, or a word in a file's name.
+    Without test files, validation becomes test. Raises DataError for a file outside the splits'
+    folders.
     """
     paths = [name.split("/") for name in archive.names]
     depth = len(os.path.commonprefix([path[:-1] for path in paths]))
     parts = [path[depth] for path in paths]
     splits = [split_of(part) if len(path) > depth + 1 else "" for part, path in zip(parts, paths)]
     if not _are_splits(splits):
-        splits = [_split_in(part) if len(path) == depth + 1 else "" for part, path in zip(parts, paths)]
+        splits = [
+            _split_in(part) if len(path) == depth + 1 else "" for part, path in zip(parts, paths)
+        ]
         if not _are_splits(splits) or "" in splits:
             if _are_splits(splits):
-                notes.assume(f"file names are not splits: {archive.names[splits.index('')]} names none")
+                notes.assume(
+                    f"file names are not splits: {archive.names[splits.index('')]} names none"
+                )
             return [""] * len(splits)
     if "" in splits:
         odd = archive.names[splits.index("")]
-        raise DataError(f"{archive.path} has train/ and test/, but {odd} is in neither. Move it into one or remove it.")
+        raise DataError(
+            f"{archive.path} has train/ and test/, but {odd} is in neither. Move it into one or remove it."
+        )
     if "test" not in splits:
         notes.assume("validation documents are used for testing: there are no others")
     return [split if "test" in splits or split == "train" else "test" for split in splits]
@@ -86,15 +98,20 @@ def _texts(stream: Stream, key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
         try:
             tree = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where} is not JSON ({reason(error)}). Correct it, or rename the file to .txt.") from None
+            raise DataError(
+                f"{where} is not JSON ({reason(error)}). Correct it, or rename the file to .txt."
+            ) from None
         if not isinstance(tree, dict) or key not in tree:
             keys = printable(", ".join(list(tree)[:8])) if isinstance(tree, dict) else ""
-            raise DataError(f"{where} has no text under {key!r}; it has {keys or 'no keys'}. Give its key with --key.")
+            raise DataError(
+                f"{where} has no text under {key!r}; it has {keys or 'no keys'}. Give its key with --key."
+            )
         if not isinstance(tree[key], str):
             raise DataError(
                 f"{where}: its {key} is {json.dumps(tree[key])[:40]}, not text. Remove the line, or give another --key."
             )
-        # Half of a UTF-16 pair is not valid UTF-8; a tokenizer that needs UTF-8 refuses these bytes.
+        # Half of a UTF-16 pair is not valid UTF-8; a tokenizer that needs UTF-8 refuses these
+        # bytes.
         yield where, [tree[key].encode("utf-8", errors="surrogatepass")]
 
 
@@ -111,7 +128,8 @@ class _Documents:
         return len(self._start)
 
     def add(self, file: int, pieces: Iterable[bytes]) -> None:
-        """Add a document of a file. If the document is not text, raises NoTextError and adds nothing."""
+        """Add a document of a file. If the document is not text, raises NoTextError and adds
+        nothing."""
         start, nbytes = self._end, 0
 
         def measured() -> Iterator[bytes]:
@@ -149,18 +167,29 @@ class _Documents:
             sizes = {"train": max(total - test, 1), "test": test}
         else:
             if any(splits):
-                number_of = np.array([SPLITS.index(split) for split in splits])[np.array(self._file)[order]]
+                number_of = np.array([SPLITS.index(split) for split in splits])[
+                    np.array(self._file)[order]
+                ]
             else:  # by the names, so that the order in a tar file does not matter
                 self._decoder.split = f"of the documents {ONE_IN_FIVE}"
                 number_of = held_out(len(self)).astype(np.int64)
-            chosen = {split: number_of == number for number, split in enumerate(SPLITS) if number in number_of}
+            chosen = {
+                split: number_of == number
+                for number, split in enumerate(SPLITS)
+                if number in number_of
+            }
             for split in ("train", "test"):
                 if split not in chosen:
-                    raise DataError(f"{archive.path} has no {split} documents; a data set needs at least one.")
+                    raise DataError(
+                        f"{archive.path} has no {split} documents; a data set needs at least one."
+                    )
             runs = {split: (starts[rows], tokens[rows]) for split, rows in chosen.items()}
             sizes = {split: int(nbytes[rows].sum()) for split, rows in chosen.items()}
             facts = {f"{split} documents": int(rows.sum()) for split, rows in chosen.items()}
-        of_split = {split: _Tokens(self._scratch, self._dtype, *map(np.array, run)) for split, run in runs.items()}
+        of_split = {
+            split: _Tokens(self._scratch, self._dtype, *map(np.array, run))
+            for split, run in runs.items()
+        }
         datasets = {f"{split}/tokens": tokens for split, tokens in of_split.items()}
         counts = {split: tokens.shape[0] for split, tokens in of_split.items()}
         tokenizer, vocabulary = self._tokenizer.json.encode(), self._tokenizer.vocabulary
@@ -186,10 +215,18 @@ class _Tokens:
                 break
             end = min(int(self._ends[run]), rows.stop)
             place = int(self._starts[run]) + at - int(self._ends[run - 1] if run else 0)
-            os.preadv(self._scratch, [out[at - rows.start : end - rows.start]], place * self.dtype.itemsize)
+            os.preadv(
+                self._scratch,
+                [out[at - rows.start : end - rows.start]],
+                place * self.dtype.itemsize,
+            )
             at = end
         return out
 
 
 def smallest_type(vocabulary: int) -> np.dtype:
-    return next(dtype for dtype in map(np.dtype, ("u1", "<u2", "<u4")) if vocabulary <= np.iinfo(dtype).max + 1)
+    return next(
+        dtype
+        for dtype in map(np.dtype, ("u1", "<u2", "<u4"))
+        if vocabulary <= np.iinfo(dtype).max + 1
+    )

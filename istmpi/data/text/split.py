@@ -1,4 +1,5 @@
-"""Text as a stream of tokens; an example is a window of it. Training moves the windows at random."""
+"""Text as a stream of tokens; an example is a window of it. Training moves the windows at
+random."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ SAMPLES, SAMPLE_TOKENS = 1024, 4096
 class TextSplit(Split):
     """The documents of a split as one stream of tokens.
 
-    Inputs of example i are the ``length`` tokens from ``i * length`` on; targets are the tokens one place later.
+    Inputs of example i are the ``length`` tokens from ``i * length`` on; targets are the tokens one
+    place later.
     """
 
     tokens: np.ndarray
@@ -41,7 +43,8 @@ class TextSplit(Split):
         assert self.tokens.ndim == 1 and self.length > 0, (self.tokens.shape, self.length)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        """Return inputs and targets ``[b, length]`` int64; ``key`` moves each window by 0 to length - 1 tokens."""
+        """Return inputs and targets ``[b, length]`` int64; ``key`` moves each window by 0 to length
+        - 1 tokens."""
         import torch
 
         starts = np.asarray(indices, np.int64) * self.length
@@ -51,14 +54,17 @@ class TextSplit(Split):
         if self.guard is not None:
             self.guard(starts, self.length + 1)
         windows = np.lib.stride_tricks.sliding_window_view(self.tokens, self.length + 1)[starts]
-        inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (windows[:, :-1], windows[:, 1:]))
+        inputs, targets = (
+            torch.from_numpy(part.astype(np.int64)) for part in (windows[:, :-1], windows[:, 1:])
+        )
         return Batch((inputs,), targets, len(starts))
 
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.length
 
     def hold_out(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
-        """Return the beginning and end of the stream; ``seed`` has no effect. ConfigError if a part has no window."""
+        """Return the beginning and end of the stream; ``seed`` has no effect. ConfigError if a part
+        has no window."""
         cut = len(self.tokens) - round(len(self.tokens) * fraction)
         guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
         train = replace(self, tokens=self.tokens[:cut])
@@ -79,9 +85,13 @@ class TextSplit(Split):
     def features_checksum(self) -> int:
         starts, count = np.arange(0, len(self.tokens), SAMPLE_TOKENS), len(self.tokens)
         if count > SAMPLES * SAMPLE_TOKENS:
-            drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(count - SAMPLE_TOKENS + 1)
+            drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(
+                count - SAMPLE_TOKENS + 1
+            )
             starts = np.sort(drawn).astype(np.int64)
-        return checksum_of(starts, lambda part: (self.tokens[at : at + SAMPLE_TOKENS].astype("<u4") for at in part))
+        return checksum_of(
+            starts, lambda part: (self.tokens[at : at + SAMPLE_TOKENS].astype("<u4") for at in part)
+        )
 
 
 def windowed(data: Dataset, length: int) -> Dataset:
@@ -103,7 +113,10 @@ def open_text(file: PreparedFile) -> Opened:
     splits = {split: TextSplit(tokens, guard=guard) for split, (tokens, guard) in parts.items()}
     tokenizer = Bytes()
     if file.has("tokenizer"):
-        json, sizes = file.mapped("tokenizer").tobytes().decode("utf-8"), (file.outputs, int(file.attribute("end")))
+        json, sizes = (
+            file.mapped("tokenizer").tobytes().decode("utf-8"),
+            (file.outputs, int(file.attribute("end"))),
+        )
         tokenizer = TokenizerFile(json, f"the tokenizer of {file.text('source')}", sizes)
     a_token = int(file.attribute("test_bytes")) / len(splits["test"].tokens)
     return splits, {"shape": (1,), "bytes_per_token": a_token, "tokenizer": tokenizer}

@@ -15,7 +15,15 @@ from istmpi.foreign import JSON_BYTES, content, is_file, reading, reason
 from istmpi.optional import optional
 
 BYTES = "bytes"
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|end▁of▁sentence|>",
+    "</s>",
+    "<eos>",
+    "[EOS]",
+    "[SEP]",
+)
 PIECE = 2**20
 """The most characters that are encoded at a time."""
 _AGAIN = "Give a tokenizer.json of the tokenizers library."
@@ -29,7 +37,8 @@ MOST_TOKENS = 2**24
 
 
 class Tokenizer(ABC):
-    """Turns text into tokens below ``vocabulary``, and back; the token ``end`` follows every document."""
+    """Turns text into tokens below ``vocabulary``, and back; the token ``end`` follows every
+    document."""
 
     vocabulary: int
     end: int
@@ -40,7 +49,8 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield a document's tokens without the end token. NoTextError if the document cannot be encoded."""
+        """Yield a document's tokens without the end token. NoTextError if the document cannot be
+        encoded."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> bytes:
@@ -69,8 +79,8 @@ class Bytes(Tokenizer):
 class TokenizerFile(Tokenizer):
     """The tokenizer of a tokenizer.json; texts must be UTF-8.
 
-    The name of a special token in a text is encoded as text. A long document is encoded in pieces, cut between lines if
-    possible. If the vocabulary has none of `ENDS`, an end token is added.
+    The name of a special token in a text is encoded as text. A long document is encoded in pieces,
+    cut between lines if possible. If the vocabulary has none of `ENDS`, an end token is added.
     """
 
     def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
@@ -143,6 +153,8 @@ def open_tokenizer(name: str) -> Tokenizer:
     if name == BYTES:
         return Bytes()
     if not is_file(Path(name)):
-        raise DataError(f"tokenizer {name} is not {BYTES} or a file. Give the path of a tokenizer.json.")
+        raise DataError(
+            f"tokenizer {name} is not {BYTES} or a file. Give the path of a tokenizer.json."
+        )
     with reading(f"{name} is not a tokenizer", _AGAIN, OSError, ValueError):
         return TokenizerFile(content(Path(name), JSON_BYTES).decode("utf-8"), name)
