@@ -36,7 +36,8 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
             run.data.graph, "nodes and their neighbours"
         )
         graph, learnt, tested = data.train.graph, len(data.train.nodes), len(data.test.nodes)
-        counts = f"{len(graph):,} nodes with {graph.edges:,} neighbours, {learnt:,} to learn from, {tested:,} for testing"
+        counts = f"{len(graph):,} nodes with {graph.edges:,} neighbours, "
+        counts += f"{learnt:,} to learn from, {tested:,} for testing"
     if training.best:
         counts += f", {len(training.sizes[0].dataset.splits['validation']):,} for validation"
     if changed := [

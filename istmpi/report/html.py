@@ -62,7 +62,8 @@ def _body(comparison: Comparison, drawn: Mapping[str, str] | None) -> str:
     pictures = "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>\n"
     if drawn is not None:
         figures = "\n".join(f"<figure>{svg}</figure>" for svg in drawn.values())
-        pictures = f'<div class="pictures">\n{figures}\n</div>\n<p class="more">Dotted lines: the scores to reach.</p>\n'
+        pictures = f'<div class="pictures">\n{figures}\n</div>\n'
+        pictures += '<p class="more">Dotted lines: the scores to reach.</p>\n'
     runs = [
         (
             group.name,

@@ -19,7 +19,10 @@ from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets, verdict
 from istmpi.units import counted, duration, number, size
 
-CHANGING = "Shares change during the run; these figures assume equal shares. A faster rank will hold, compute and send more."
+CHANGING = (
+    "Shares change during the run; these figures assume equal shares. "
+    "A faster rank will hold, compute and send more."
+)
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:

@@ -92,7 +92,8 @@ class Slowest:
     """The fraction of time that the other ranks, on average, wait for this rank."""
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, {self.host}: {self.slower:.0%} slower, the others waited {self.waited:.0%} of the time"
+        waited = f"the others waited {self.waited:.0%} of the time"
+        return f"rank {self.rank}, {self.host}: {self.slower:.0%} slower, {waited}"
 
 
 class Pace:

@@ -138,7 +138,8 @@ def markdown() -> str:
             heading = (
                 f"[{section}]" + f" of {owner}" * bool(owner) if section else "Outside sections"
             )
-            page += f"## {heading}\n\n| setting | type | default | range | what it is |\n| --- | --- | --- | --- | --- |\n"
+            page += f"## {heading}\n\n"
+            page += "| setting | type | default | range | what it is |\n| --- | --- | --- | --- | --- |\n"
             page += "".join(_row(setting, section) for setting in group) + "\n"
     return page.rstrip("\n") + "\n"
 
