@@ -15,6 +15,7 @@ VARIABLES = {
     ),
     "ISTMPI_VENV": ("bin/quickstart, bin/test", ".venv", "Folder of the virtual environment."),
     "ISTMPI_PYTHON": ("bin/quickstart, bin/test", "python3", "Python that makes it."),
+    "ISTMPI_TORCH": ("bin/quickstart, bin/test", "2.13.0", "Version of PyTorch to install."),
     "ISTMPI_TORCH_INDEX": (
         "bin/quickstart, bin/test",
         "PyTorch's CPU builds",

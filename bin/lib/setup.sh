@@ -3,6 +3,7 @@
 #
 #   ISTMPI_VENV         where the environment lies            (default: .venv in the project)
 #   ISTMPI_PYTHON       the Python to make it with            (default: the first of python3, python3.10 ... that fits)
+#   ISTMPI_TORCH        the version of torch to install       (default: the tested one)
 #   ISTMPI_TORCH_INDEX  the index to take torch from          (default: PyPI with a GPU, else PyTorch's for CPU builds)
 #   MPIRUN              the launcher to use                   (default: the first that works, else PyPI's MPICH)
 #   ISTMPI_HDF5_PYTHON  a Python whose h5py has MPI           (default: an environment beside the other, with h5py built)
@@ -10,7 +11,7 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 VENV=${ISTMPI_VENV:-$ROOT/.venv}
 PYTHON=$VENV/bin/python
-TORCH=2.13.0
+TORCH=${ISTMPI_TORCH:-2.13.0}
 CUDA_SIZE=7000 # megabytes on the disk
 TORCH_INDEX=${ISTMPI_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 
@@ -49,7 +50,7 @@ EDITABLE=(--config-settings editable_mode=compat --editable)
 
 # The stamp makes a second start cheap; it changes with anything that would make pip do something else.
 fingerprint() {
-    { echo "$ROOT" "$TORCH_INDEX" "$(gpus)"; "$PYTHON" -VV; cat "$ROOT/setup.py" "$ROOT/pyproject.toml" "${BASH_SOURCE[0]}"; } | cksum
+    { echo "$ROOT" "$TORCH" "$TORCH_INDEX" "$(gpus)"; "$PYTHON" -VV; cat "$ROOT/setup.py" "$ROOT/pyproject.toml" "${BASH_SOURCE[0]}"; } | cksum
 }
 
 gpus() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sort | uniq -c | awk '{ $1 = $1 " x"; print }' | paste -s -d ,; }

@@ -112,6 +112,14 @@ def test_the_table_has_no_room_that_is_not_there():
         assert (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file(), name
 
 
+def test_the_quick_tests_name_every_room_and_files_that_exist():
+    lines = (ROOT / "tests" / "quick.txt").read_text(encoding="utf-8").splitlines()
+    files = {line.split()[0]: line.split()[1:] for line in lines if not line.startswith("#")}
+    assert {path.name for path in PACKAGE.iterdir() if list(path.glob("*.py"))} <= {*files}
+    for name in (name for names in files.values() for name in names):
+        assert (ROOT / "tests" / name).is_file(), name
+
+
 def test_every_library_has_its_place():
     for file in FILES:
         for library, module in product(PLACES, imports(file)):

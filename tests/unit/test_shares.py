@@ -49,8 +49,8 @@ def test_times_become_equal_without_going_past(speeds, constant, linear):
     for of_one, of_other, fast, slow in zip(*used[-1:], *used[-1:], speeds, speeds):
         assert fast != slow or of_one == of_other
     times = [speed * cost(share * len(speeds)) for speed, share in zip(speeds, used[-1]) if share > floor]
-    # Each within 5% of the next: times within twice that, at both ends.
-    assert max(times) / min(times) < (1 + CHANGE) ** 4
+    # Shares have settled if none would change by 5% more: the roots of the seconds are within (1 +- 5%) of their mean.
+    assert max(times) / min(times) < ((1 + CHANGE) / (1 - CHANGE)) ** 2
     slowest, fastest = speeds.index(max(speeds)), speeds.index(min(speeds))
     for rank, way in (slowest, 1), (fastest, -1):
         course = [shares[rank] for shares in used]
