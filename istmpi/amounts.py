@@ -67,7 +67,9 @@ def _number(value: Any, subject: str) -> Any:
     """Return a number, or a tensor of one number, as it is. Raises ConfigError for all other
     values."""
     with suppress(Exception):  # a user's object may raise anything
-        if isinstance(value, int | float):
+        if (
+            isinstance(value, int | float) and float(value) is not None
+        ):  # OverflowError for huge integers
             return value
         if (
             value.shape == ()

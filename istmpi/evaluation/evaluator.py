@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from istmpi.code import calling
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.cost.calibration import evaluation_share
@@ -30,6 +32,7 @@ from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_tra
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Ranking, parts_of
+from istmpi.names import is_own
 from istmpi.tasks import task_of
 from istmpi.trees import tensors_of
 
@@ -214,7 +217,7 @@ class Evaluator:
         sums, self._looks = OwnSums(self._task, self._looks), False
         for batch in self._own_batches(split, rows):
             with torch.no_grad():
-                sums.add(self.network(*batch.inputs), batch)
+                sums.add(self._outputs(batch), batch)
         self.network.finish()
         self.note = self.note or sums.note
         loss, score, more = sums.over_ranks(self._communicator, self._local or self._spread)
@@ -268,7 +271,7 @@ class Evaluator:
         """
         totals, alone = np.zeros(shape), self.network.labels is None
         for batch in self._own_batches(split, rows):
-            outputs = self.network(*batch.inputs)
+            outputs = self._outputs(batch)
             totals += totals_of(outputs, batch)
             if alone and not all(output.isfinite().all() for output in tensors_of(outputs)):
                 totals[:] = np.nan  # so that all ranks see it
@@ -279,6 +282,11 @@ class Evaluator:
             error.everywhere = True
             raise error
         return totals
+
+    def _outputs(self, batch: Batch) -> Outputs:
+        name = self._run.model.name
+        with calling(f"{name}: forward") if self._task.of_trees or is_own(name) else nullcontext():
+            return self.network(*batch.inputs)
 
     def take_note(self) -> str:
         """Return `note` once; later calls return an empty text."""
@@ -318,7 +326,7 @@ class Evaluator:
         logits = [torch.zeros(0, self._dataset.outputs, dtype=torch.float64)]
         labels = [torch.zeros(0, dtype=torch.int64)]
         for batch in self._own_batches(examples, rows):
-            logits.append(outputs_of(self.network(*batch.inputs))[-1].double().cpu())
+            logits.append(outputs_of(self._outputs(batch))[-1].double().cpu())
             labels.append(batch.targets.cpu())
         self.network.finish()
         self.network.release()

@@ -11,12 +11,14 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
 
 from istmpi.amounts import Amount
+from istmpi.code import calling
 from istmpi.data.batch import Batch
 from istmpi.engine.axes import narrowed, with_slots
 from istmpi.engine.layout import Layout, part_shape
@@ -31,6 +33,7 @@ from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.schedules import rate_at
 from istmpi.methods.subnet import Subnet
+from istmpi.names import is_own
 from istmpi.trees import all_finite, call, mapped
 
 if TYPE_CHECKING:
@@ -130,7 +133,8 @@ class Method(ABC):
         batch = self.batch(step).to(self.job.device, getattr(torch, self.job.run.model.dtype))
         self.subnet.begin_step(step, self.rate(step), self.job.architecture.stochastic)
         minimised, loss = self.objective(self.subnet.network, batch)
-        minimised.backward()
+        with self._calling("the backward pass"):
+            minimised.backward()
         self._require_gradients()
         self.before_update()
         self.subnet.end_step(step, self.rate(step))
@@ -265,11 +269,17 @@ class Method(ABC):
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
         """Return the network's outputs. With train.autocast its matrix products are in bfloat16."""
-        if self.job.run.train.autocast:
+        with self._calling("forward"):
+            if not self.job.run.train.autocast:
+                return call(network, batch.inputs)
             with torch.autocast(self.job.device.type, torch.bfloat16):
                 returned = call(network, batch.inputs)
             return mapped(lambda x: x.float() if x.is_floating_point() else x, returned)
-        return call(network, batch.inputs)
+
+    def _calling(self, what: str) -> AbstractContextManager[None]:
+        """Open a context for the code of a user's network or loss; ``what`` names its method."""
+        users = self.task.of_trees or is_own(self.job.run.model.name)
+        return calling(f"{self.job.run.model.name}: {what}") if users else nullcontext()
 
     def holders(self, number: int) -> Layout:
         """Return the deal of a round. Raises IstmpiError if ranks drew different deals. Collective

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from istmpi.code import gradients_kept, short
+from istmpi.code import calling, gradients_kept, short
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.models.source import Source
@@ -140,6 +140,8 @@ class UserNetwork:
             ) from error
         if not isinstance(built, nn.Module):
             raise self.refused(f"its class makes {type(built).__name__}, not a torch.nn.Module.")
+        with calling(f"{self.name}: train"):
+            built.train()
         for name, parameter in built.named_parameters():
             if is_lazy(parameter):
                 raise self.refused(

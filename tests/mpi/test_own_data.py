@@ -1,5 +1,6 @@
 """Data sets of the user's own: they train as files do, repeat what they draw, and are refused in one line."""
 
+import bad_data
 import numpy as np
 import pytest
 from own_data import FILE
@@ -131,7 +132,7 @@ BAD_DATA = {
     "missing": "it has no function missing",
     "wrong": "it has no function wrong",
     "failing": "fails: OSError: the disk is gone",
-    "list_of_three": "it returns [1, 2, 3] instead of (train, test) or a dict of",
+    "list_of_three": "it returns a list of 3 (int, int, int) instead of (train, test), (train, test, validation)",
     "nothing": "train is NoneType, without __len__ or __getitem__",
     "without_len": "Use a loader or an iterable data set in your own loop: istmpi.Distributed.",
     "iterable": "train is Stream, without",
@@ -139,7 +140,7 @@ BAD_DATA = {
     "bare": "train has examples that are not (inputs, target) or dicts",
     "of_other_shapes": "train example 1 cannot be batched with example 0: RuntimeError",
     "unlabelled": "train has class 10; there are 10, numbered from 0",
-    "flags": "has targets of torch.bool; only integers and floats have a default loss",
+    "flags": "has targets of bool; only integers and floats have a default loss",
     "pairs": "has examples with entries left, right, label, which are passed by name to your network's forward",
 }
 
@@ -151,6 +152,38 @@ def test_a_function_or_data_that_cannot_be_used(name):
         open_dataset(f"{FILE}:{name}").train.batch(np.arange(16))
     assert BAD_DATA[name] in str(refused.value) and "\n" not in str(refused.value)
     assert FILE in str(refused.value)
+
+
+def tried(comm, data, network):
+    """Train a round on data of `bad_data`, which must be refused in a line; return the line."""
+    settings = {"data__source": f"{bad_data.FILE}:{data}", "model__name": network, "method__name": "local-sgd"}
+    with pytest.raises((ConfigError, DataError)) as refused:
+        [*Training(own_run(**settings, train__rounds=1), comm).rounds()]
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("name", bad_data.DATA)
+def test_a_data_set_that_misbehaves_is_named(comm, name):
+    """Whatever a data set does, the error names its split and method; splits that do not fit together are refused."""
+    network = "mlp" if name in ("bytes", "complex") else f"{bad_data.FILE}:Plain"
+    assert bad_data.DATA[name][1] in tried(comm, name, network)
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("name", bad_data.NETWORKS)
+def test_a_loss_a_score_or_a_network_that_misbehaves_is_named(comm, name):
+    """Whatever a user's functions return or raise, the error names the class and the function."""
+    refusal = tried(comm, "fine", f"{bad_data.FILE}:{name}")
+    assert bad_data.NETWORKS[name][1] in refusal and name in refusal
+
+
+@pytest.mark.ranks(only=[1])
+def test_a_mean_over_rows_that_collate_dropped_is_refused(comm):
+    """A mean over 7 rows of 8 examples has no weight; a pair (sum, count) would have one."""
+    refusal = tried(comm, "drops", f"{bad_data.FILE}:Net")
+    assert "loss returns a mean over rows, but the collate function made 7 rows of 8 examples" in refusal
 
 
 @pytest.mark.ranks(only=[1])

@@ -6,15 +6,17 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from istmpi.code import module_of, short
+from istmpi.code import calling, module_of
 from istmpi.comm.mpi import ranks_here
-from istmpi.data.dataset import SPLITS, Dataset
+from istmpi.data.callable.classes import class_names
+from istmpi.data.dataset import SPLITS, Dataset, Split
 from istmpi.data.holdout import NO_TEST, TestSplit
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.tasks import CLASSIFICATION, OWN, REGRESSION
@@ -43,27 +45,14 @@ def open_own(
     data. Raises ConfigError or DataError.
     """
     from torch import Tensor
-    from torch.utils.data import default_collate
 
-    from istmpi.data.callable.split import OwnSplit
-    from istmpi.data.callable.task import RegressionAsItIs, functions_of, kind_of, own_task
+    from istmpi.data.callable.form import Form, kind_of
+    from istmpi.data.callable.task import RegressionAsItIs, functions_of, own_task
 
     module, function = loaded("--data", source, "function")
     datasets = _called(source, function, rank, test)
     network = loaded("--model", scoring, "Class")[1] if scoring else None
-    splits, takes = {}, _arguments(getattr(network, "forward", None))
-    for split, dataset in datasets.items():
-        collate = (
-            getattr(dataset, "collate", None) or getattr(module, "collate", None) or default_collate
-        )
-        splits[split] = OwnSplit(dataset, f"{source}: {split}", collate, takes)
-    if test.is_drawn(source, "test" in splits):
-        whole, name = splits["train"], f"{source}: test"
-        train, held = test.indices(len(whole))
-        splits |= {
-            "train": replace(whole, chosen=train),
-            "test": replace(whole, chosen=held, name=name),
-        }
+    splits = _opened(source, datasets, module, _arguments(getattr(network, "forward", None)), test)
     splits["train"].ahead = ahead
     batch = splits["train"].batch(np.arange(min(len(splits["train"]), EXAMPLES)))
     (first, *others), target = (
@@ -72,26 +61,31 @@ def open_own(
     )
     if isinstance(first, dict) and not (network and first):
         raise DataError(
-            f"{source} has examples with entries {', '.join(batch.targets if target is None else first)}, "
+            f"{source} has examples with entries {', '.join(map(str, batch.targets if target is None else first))}, "
             "which are passed by name to your network's forward. Give such a network: --model FILE.py:Class."
         )
-    classes = getattr(datasets["train"], "classes", ())
-    classes = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
+    classes = _same_classes(source, datasets)
     shape = tuple(first.shape[1:]) if isinstance(first, Tensor) and not others else ()
     functions, kind = (
         functions_of({scoring: network, source.rpartition(":")[0]: module}),
         kind_of(target),
     )
     outputs = target[0].numel() if kind == "float" else len(classes)
-    plain = shape and first.is_floating_point() and not functions
+    plain = shape and first.is_floating_point() and not functions and isinstance(target, Tensor)
+    form = (
+        Form(shape, tuple(target.shape[1:]), kind, len(classes) if kind == "integer" else 0)
+        if plain
+        else None
+    )
     if plain and kind == "integer" and target.ndim == 1 and classes:
-        splits = {
-            name: replace(it, whole=False, shape=shape, classes=outputs)
-            for name, it in splits.items()
-        }
+        if len(classes) == 1:
+            raise DataError(
+                f"{source} has one class, {classes[0]}; a network needs at least two to tell apart."
+            )
+        splits = {name: replace(it, form=form, shape=shape) for name, it in splits.items()}
         return Dataset(splits, CLASSIFICATION, shape, outputs, classes, source, "python")
     if plain and kind == "float" and target.ndim < 3:
-        splits = {name: replace(it, whole=False, shape=shape) for name, it in splits.items()}
+        splits = {name: replace(it, form=form, shape=shape) for name, it in splits.items()}
         return Dataset(
             splits, REGRESSION, shape, outputs, None, source, "python", own_task=RegressionAsItIs
         )
@@ -99,6 +93,67 @@ def open_own(
     return Dataset(
         splits, OWN, shape, outputs, None, source, "python", own_task=task, example=batch.inputs
     )
+
+
+def _opened(
+    source: str,
+    datasets: Mapping[str, Any],
+    module: ModuleType,
+    takes: Collection[str] | None,
+    test: TestSplit,
+) -> dict[str, Split]:
+    """Return the splits of a user's data sets, with a test split drawn from the training data if
+    ``test`` asks for it.
+
+    ``takes``: the names of the entries of a dict that the network takes; None for all.
+    """
+    from torch.utils.data import default_collate
+
+    from istmpi.data.callable.split import OwnSplit
+
+    splits: dict[str, Split] = {}
+    for split, dataset in datasets.items():
+        name = f"{source}: {split}"
+        with calling(f"{name}: its attribute collate", DataError):
+            collate = (
+                getattr(dataset, "collate", None)
+                or getattr(module, "collate", None)
+                or default_collate
+            )
+        if not callable(collate):
+            raise DataError(
+                f"{name} has collate = {collate!r:.60}; it must be a function of a list of examples."
+            )
+        splits[split] = OwnSplit(dataset, name, collate, takes)
+        if not len(splits[split]):
+            raise DataError(f"--data {source}: {split} is empty; it needs at least one example.")
+    if test.is_drawn(source, "test" in splits):
+        whole = splits["train"]
+        train, held = test.indices(len(whole))
+        splits["train"] = replace(whole, chosen=train)
+        splits["test"] = replace(whole, chosen=held, name=f"{source}: test")
+    return splits
+
+
+def _same_classes(source: str, datasets: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the classes of the training data. Raises DataError if another split has other
+    classes."""
+    by_split = {
+        split: class_names(dataset, f"{source}: {split}") for split, dataset in datasets.items()
+    }
+    expected = by_split[SPLITS[0]]
+    for split, classes in by_split.items():
+        if expected and classes and classes != expected:
+            differing = [
+                f"{a} and {b}"
+                for a, b in zip_longest(expected, classes, fillvalue="none")
+                if a != b
+            ]
+            raise DataError(
+                f"{source}: {split} has other classes than train (the first that differ: {differing[0]}). A class must "
+                "have one number in all splits: give each split the same list, or map its labels."
+            )
+    return expected
 
 
 def loaded(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
@@ -122,28 +177,31 @@ def _takes(function: Any) -> set[str]:
 
 
 def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[str, Any]:
-    from torch.utils.data import IterableDataset
-
     from istmpi.data.callable.split import drawing
 
     given, takes = {"rank": rank, "ranks": ranks_here()}, _takes(function)
-    try:
-        with drawing() as seed:  # so that ranks, and resumed runs, draw the same splits
-            seed(rank if "rank" in takes else 0)
+    with drawing() as seed:  # so that ranks, and resumed runs, draw the same splits
+        seed(rank if "rank" in takes else 0)
+        with calling(f"--data {source}", DataError):
             splits = function(**{name: given[name] for name in takes})
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise DataError(f"--data {source} fails: {short(error)}.") from error
-    needed = {*SPLITS[: 1 if test.fraction else 2]}
-    if isinstance(splits, tuple):
-        splits = dict(zip(SPLITS, splits))
-    elif test.fraction and not isinstance(splits, Mapping):
-        splits = {SPLITS[0]: splits}
+    with calling(f"--data {source}: its result", DataError):
+        return _splits_in(splits, source, test)
+
+
+def _splits_in(returned: Any, source: str, test: TestSplit) -> Mapping[str, Any]:
+    """Return the data sets that a function returned, by their splits. Raises DataError for any
+    other result."""
+    from torch.utils.data import IterableDataset
+
+    needed, splits = {*SPLITS[: 1 if test.fraction else 2]}, returned
+    if isinstance(returned, tuple) and len(returned) <= len(SPLITS):
+        splits = dict(zip(SPLITS, returned))
+    elif test.fraction and not isinstance(returned, tuple | Mapping):
+        splits = {SPLITS[0]: returned}
     if not isinstance(splits, Mapping) or not needed <= splits.keys() <= {*SPLITS}:
-        what = f"it returns {str(splits)[:80]} instead of (train, test) or a dict of {', '.join(SPLITS)}"
         raise DataError(
-            f"--data {source}: {what}. Training data alone: --test 0.1 (for mlp, also give classes)."
+            f"--data {source}: it returns {_described(returned)} instead of (train, test), (train, test, validation) "
+            f"or a dict of {', '.join(SPLITS)}. Training data alone: --test 0.1 (for mlp, also give classes)."
         )
     for split, dataset in splits.items():
         counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -152,9 +210,16 @@ def _called(source: str, function: Any, rank: int, test: TestSplit) -> Mapping[s
                 f"--data {source}: {split} is {type(dataset).__name__}, without __len__ or __getitem__. Use a "
                 "loader or an iterable data set in your own loop: istmpi.Distributed."
             )
-        if not len(dataset):
-            raise DataError(f"--data {source}: {split} is empty; it needs at least one example.")
     return splits
+
+
+def _described(returned: Any) -> str:
+    """Describe a function's result by the types and names of its parts."""
+    if isinstance(returned, Mapping):
+        return f"a dict of {', '.join(map(str, returned)) or 'nothing'}"
+    if isinstance(returned, list | tuple):
+        return f"a {type(returned).__name__} of {len(returned)} ({', '.join(type(each).__name__ for each in returned)})"
+    return type(returned).__name__
 
 
 def _arguments(forward: Any) -> Collection[str] | None:

@@ -21,8 +21,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from istmpi import rng
-from istmpi.code import raised_in, short
+from istmpi.code import calling, raised_in, short
 from istmpi.data.batch import Batch
+from istmpi.data.callable.form import Form, require_tensors
 from istmpi.data.dataset import Split
 from istmpi.errors import DataError
 from istmpi.trees import Named, tensors_of
@@ -41,14 +42,20 @@ class OwnSplit(Split):
     collate: Callable[[list[Any]], Any]
     takes: Collection[str] | None = None
     """The entries of a dict that go to ``forward``; None for all."""
-    whole: bool = True
-    """True: a batch's targets are the whole collated batch. False: the targets are classes or
-    numbers to predict."""
+    form: Form | None = None
+    """The form of batches whose targets are classes or numbers. None: targets are the whole
+    collated batch."""
     shape: tuple[int, ...] = ()
-    """The shape of an example as a network gets it; unused if ``whole``."""
-    classes: int = 0
+    """The shape of an example as a network gets it; unused without ``form``."""
     chosen: np.ndarray | None = None
     ahead: int = 0
+    count: int | None = None
+    """The number of examples of ``dataset``; by default, the data set is asked once."""
+
+    def __post_init__(self):
+        if self.count is None:
+            with calling(f"{self.name}: __len__", DataError):
+                self.count = len(self.dataset)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         rows, batch = indices, self.collated(indices, key)
@@ -58,24 +65,33 @@ class OwnSplit(Split):
                 for key, value in batch.items()
                 if self.takes is None or key in self.takes
             }
-            return Batch((Named(named),), batch, len(rows))
-        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            if not named:
+                entries = ", ".join(map(str, batch)) or "(none)"
+                raise DataError(
+                    f"{self.name} has examples with entries {entries}, but the network's forward takes "
+                    f"{', '.join(self.takes or ()) or 'names'}. Give entries these names."
+                )
+            inputs: Any = Named(named)
+        elif isinstance(batch, list | tuple) and len(batch) == 2:
+            inputs = Named(batch[0]) if isinstance(batch[0], Mapping) else batch[0]
+        else:
+            parts = (
+                f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
+            )
             raise DataError(
-                f"{self.name} has examples that are not (inputs, target) or dicts but {type(batch)}."
+                f"{self.name} has examples that are not (inputs, target) or dicts but {parts}."
             )
-        inputs, target = batch
-        if self.whole:
-            inputs = (Named(inputs),) if isinstance(inputs, Mapping) else inputs
-            return Batch(
-                tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,), batch, len(rows)
-            )
-        odd = target[(target < 0) | (target >= self.classes)] if self.classes else ()
-        if len(odd):
-            raise DataError(
-                f"{self.name} has class {int(odd[0])}; there are {self.classes}, numbered from 0."
-            )
-        target = target.long() if self.classes else target.reshape(len(rows), -1)
-        return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
+        arguments = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+        require_tensors(arguments, batch, self.name)
+        if self.form:
+            if isinstance(batch, Mapping):
+                raise DataError(
+                    f"{self.name} has examples that are dicts, and the first training examples are tensors."
+                )
+            self.form.require(inputs, batch[1], len(rows), self.name)
+            target = batch[1].long() if self.form.classes else batch[1].reshape(len(rows), -1)
+            return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
+        return Batch(arguments, batch, len(rows))
 
     def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
         rows = np.asarray(self.places(indices)).tolist()
@@ -85,7 +101,7 @@ class OwnSplit(Split):
                 seed(rng.key(key, row))
                 try:
                     items.append(self.dataset[row])
-                except Exception as error:
+                except (Exception, GeneratorExit) as error:
                     raise DataError(
                         f"{self.name} example {row} cannot be read: {short(error)}.{raised_in(error)}"
                     ) from error
@@ -106,6 +122,11 @@ class OwnSplit(Split):
                     ),
                     rows[0],
                 )
+                if odd == rows[0]:
+                    raise DataError(
+                        f"{self.name} example {odd} cannot be put into a batch: {short(error)}. Give tensors, arrays "
+                        "and numbers, or write a collate function."
+                    ) from error
                 raise DataError(
                     f"{self.name} example {odd} cannot be batched with example {rows[0]}: {short(error)}. "
                     "Give all the same shape, or write a collate function."
@@ -119,11 +140,11 @@ class OwnSplit(Split):
         return True
 
     def __len__(self) -> int:
-        return len(self.dataset if self.chosen is None else self.chosen)
+        return self.count if self.chosen is None else len(self.chosen)
 
     def labels(self) -> np.ndarray:
         """Read and return the classes of all examples; zeros for data without classes."""
-        return self._classes if self.classes else super().labels()
+        return self._classes if self.form and self.form.classes else super().labels()
 
     @cached_property
     def _classes(self) -> np.ndarray:

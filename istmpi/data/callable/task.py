@@ -16,6 +16,7 @@ import torch
 from istmpi.amounts import Amount, amounts_in
 from istmpi.code import calling
 from istmpi.data.batch import Batch
+from istmpi.data.callable.form import kind_of
 from istmpi.data.callable.halves import halves_of, joined_rows
 from istmpi.data.callable.split import drawing
 from istmpi.data.dataset import same_form
@@ -83,19 +84,13 @@ def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
     return functions
 
 
-def kind_of(target: Any) -> str:
-    """Return ``float`` or ``integer`` for a tensor of numbers, otherwise the target's type."""
-    if not isinstance(target, torch.Tensor) or target.dtype == torch.bool or target.is_complex():
-        return str(getattr(target, "dtype", type(target).__name__))
-    return "float" if target.is_floating_point() else "integer"
-
-
 def own_task(
     functions: Mapping[str, tuple[str, Function, Any]], target: Any, source: str
 ) -> type[OwnTask]:
     """Return a task with ``functions``. The type of ``target`` decides a missing loss, or raises
     ConfigError."""
-    used, holder = dict(functions), functions["score"][2] if "score" in functions else None
+    used = dict(functions)
+    place, _, holder = functions.get("score", (source, None, None))
     if "loss" not in used:
         kind = kind_of(target)
         if kind not in ("integer", "float"):
@@ -103,11 +98,11 @@ def own_task(
                 f"{source} has targets of {kind}; only integers and floats have a default loss. Write "
                 "loss(outputs, batch) in its file, or as a @staticmethod of the network's class."
             )
-        default = _Integers if kind == "integer" else _Floats
+        default = _Integers() if kind == "integer" else _Floats(tuple(target.shape[1:]))
         holder = holder or default
         used["loss"] = f"{source}: the loss of {kind} targets", default.loss, default
         used.setdefault("score", (f"{source}: the score of {kind} targets", default.score, default))
-    name, higher = _score_facts(holder, source, "score" in used)
+    name, higher = _score_facts(holder, place.removesuffix(": score"), "score" in used)
     losses = _amounts(*used["loss"][:2])
     scores = _amounts(*used["score"][:2]) if "score" in used else None
     functions_by_name = {used["loss"][0]: losses}
@@ -123,10 +118,11 @@ def own_task(
     return type("OwnTask", (_Task,), facts)
 
 
-def _score_facts(holder: Any, source: str, has_score: bool) -> tuple[str, bool]:
-    """Return the name of the score and its direction, as ``holder``, a class or module, says
-    them."""
-    place = getattr(holder, "__name__", source)
+def _score_facts(holder: Any, place: str, has_score: bool) -> tuple[str, bool]:
+    """Return the name of the score and its direction, as ``holder``, a class or module, says them.
+
+    ``place``: the name of the holder for messages.
+    """
     name = getattr(holder, "score_name", "score" if has_score else "loss")
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"{place}: score_name = {name!r:.60} must be a text.")
@@ -214,42 +210,45 @@ def is_mean(amounts: Amounts, outputs: Any, batch: Batch) -> bool:
 
 
 class _Integers:
+    """Cross-entropy and accuracy of integer targets; those of `LEFT_OUT` do not count."""
+
     score_name = Classification.score
 
-    @staticmethod
-    def loss(outputs: torch.Tensor, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        targets = _Integers.targets(batch)
+    def loss(self, outputs: torch.Tensor, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        targets = self._targets(batch)
         return Classification.loss(outputs, targets, "sum"), (targets != LEFT_OUT).sum()
 
-    @staticmethod
-    def score(outputs: torch.Tensor, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        targets = _Integers.targets(batch)
+    def score(self, outputs: torch.Tensor, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        targets = self._targets(batch)
         counts = targets != LEFT_OUT
         return (Classification.right(outputs, targets) & counts).sum(), counts.sum()
 
-    @staticmethod
-    def targets(batch: Any) -> torch.Tensor:
+    def _targets(self, batch: Any) -> torch.Tensor:
         _require_kind(batch[1], "integer")
         return batch[1].long()
 
 
 class _Floats:
+    """Squared and absolute error of floats, of shape ``shape`` in the first training examples."""
+
     score_name = Regression.score
 
-    @staticmethod
-    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        return Regression.loss(outputs, _Floats.targets(outputs, batch))
+    def __init__(self, shape: tuple[int, ...]):
+        self._shape = shape
 
-    @staticmethod
-    def score(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
-        return (outputs - _Floats.targets(outputs, batch)).abs().mean()
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return Regression.loss(outputs, self._targets(outputs, batch))
 
-    @staticmethod
-    def targets(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+    def score(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (outputs - self._targets(outputs, batch)).abs().mean()
+
+    def _targets(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
         """Return a batch's targets in the shape of the outputs. Raises ConfigError if the order of
-        the axes differs."""
+        axes may differ."""
         target = batch[1]
         _require_kind(target, "float")
+        if target.shape == outputs.shape:
+            return target
         if target.shape[:1] != outputs.shape[:1] or not same_form(
             target.shape[1:], outputs.shape[1:]
         ):
@@ -257,11 +256,23 @@ class _Floats:
                 f"the network's outputs have the shape {tuple(outputs.shape)}, and the targets {tuple(target.shape)}. "
                 "Give both the same shape, or write loss(outputs, batch)."
             )
+        if (
+            not _without_ones(target.shape) == _without_ones(outputs.shape)
+            and tuple(target.shape[1:]) != self._shape
+        ):
+            raise ConfigError(
+                f"targets have the shape {tuple(target.shape[1:])}, and those of the first training examples "
+                f"{self._shape}. Give all targets one shape."
+            )
         return target.reshape(outputs.shape)
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    return [length for length in shape if length != 1]
 
 
 def _require_kind(target: Any, kind: str) -> None:
     if kind_of(target) != kind:
         raise ConfigError(
-            f"targets of {kind_of(target)} follow targets of {kind}. Give all splits targets of one type."
+            f"targets of {kind_of(target)} follow targets of {kind}. Give all splits targets of the same type."
         )

@@ -1,0 +1,54 @@
+"""The attribute ``classes`` of a user's data set: a number of classes, or their names."""
+
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Any
+
+from istmpi.code import calling
+from istmpi.errors import DataError
+from istmpi.foreign import printable
+
+
+def class_names(dataset: Any, name: str) -> tuple[str, ...]:
+    """Return the names of the classes of a user's data set; () if it has none. ``name`` begins
+    messages.
+
+    A number of classes stands for the names 0, 1 and so on. Raises DataError for anything without
+    an order.
+    """
+    with calling(f"{name}: its attribute classes", DataError):
+        classes = getattr(dataset, "classes", None)
+        names = _names(classes, name)
+        if len(set(names)) < len(names):
+            twice = next(each for number, each in enumerate(names) if each in names[:number])
+            raise DataError(
+                f"{name} has the class {twice} twice in its attribute classes. Give each class its name."
+            )
+        return names
+
+
+def _names(classes: Any, name: str) -> tuple[str, ...]:
+    if classes is None:
+        return ()
+    if isinstance(classes, bool):
+        raise _refused(classes, name)
+    if hasattr(classes, "tolist"):  # an array, a tensor, or an index of pandas
+        classes = classes.tolist()
+    if hasattr(type(classes), "__index__"):
+        if index(classes) < 0:
+            raise _refused(classes, name)
+        return tuple(map(str, range(index(classes))))
+    if not isinstance(classes, Sequence) or isinstance(classes, str | bytes | bytearray | Mapping):
+        raise _refused(classes, name)
+    names = [*classes]
+    if any(not isinstance(each, str | int) or isinstance(each, bool) for each in names):
+        raise _refused(classes, name)
+    return tuple(printable(str(each)) for each in names)
+
+
+def _refused(classes: Any, name: str) -> DataError:
+    shown = printable(f"{classes!r:.60}")
+    return DataError(
+        f"{name} has classes = {shown}, of type {type(classes).__name__}. Give a list of names in the order of their "
+        "numbers, or the number of classes."
+    )

@@ -1,0 +1,104 @@
+"""The form that all batches of a user's data set must have, so that its splits fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from istmpi.errors import DataError
+from istmpi.trees import tensors_of
+from istmpi.units import counted
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of examples that are a tensor of numbers with a class or numbers: those of the
+    training data."""
+
+    example: tuple[int, ...]
+    target: tuple[int, ...]
+    target_kind: str
+    """``integer`` or ``float``."""
+    classes: int
+    """The number of classes; 0 for numbers to predict."""
+
+    def require(self, inputs: Any, target: Any, rows: int, name: str) -> None:
+        """Raise DataError, which begins with ``name``, if a batch of ``rows`` examples has another
+        form."""
+        if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
+            raise DataError(
+                f"{name} has examples of {_kind(inputs)}, and the first training examples are floats. Give all "
+                "examples one type."
+            )
+        if kind_of(target) != self.target_kind:
+            raise DataError(
+                f"{name} has targets of {kind_of(target)}, and the first training examples have targets of "
+                f"{self.target_kind}. Give all splits targets of one type."
+            )
+        for what, tensor, expected in (
+            ("examples", inputs, self.example),
+            ("targets", target, self.target),
+        ):
+            if tensor.shape[:1] != (rows,):
+                raise DataError(
+                    f"{name}: its collate function makes {what} of shape {tuple(tensor.shape)} from "
+                    f"{counted(rows, 'example')}; the first axis must have {counted(rows, 'row')}."
+                )
+            if tuple(tensor.shape[1:]) != expected:
+                raise DataError(
+                    f"{name} has {what} of shape {tuple(tensor.shape[1:])}, and the first training examples have "
+                    f"{expected}. Give all {what} one shape."
+                )
+        if self.classes:
+            wrong = target[(target < 0) | (target >= self.classes)]
+            if len(wrong):
+                raise DataError(
+                    f"{name} has class {int(wrong[0])}; there are {self.classes}, numbered from 0."
+                )
+
+
+def kind_of(target: Any) -> str:
+    """Return ``float`` or ``integer`` for a tensor of numbers, otherwise the target's type."""
+    if not isinstance(target, torch.Tensor) or target.dtype == torch.bool or target.is_complex():
+        return _kind(target)
+    return "float" if target.is_floating_point() else "integer"
+
+
+def _kind(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    if isinstance(value, Mapping):
+        return "dict"
+    return str(dtype).removeprefix("torch.") if dtype is not None else type(value).__name__
+
+
+def require_tensors(inputs: tuple[Any, ...], batch: Any, name: str) -> None:
+    """Raise DataError if a batch has tensors that cannot be sent to a network, or inputs that are
+    no tensors."""
+    for tensor in tensors_of((inputs, batch)):
+        fault = "on the device meta, without values" if tensor.is_meta else ""
+        fault = "quantized" if tensor.is_quantized else fault
+        fault = (
+            f"of the layout {tensor.layout}"
+            if tensor.layout != torch.strided or tensor.is_nested
+            else fault
+        )
+        if fault:
+            raise DataError(
+                f"{name} has tensors that are {fault}. Give plain tensors, or write a collate function."
+            )
+    for named in (each for each in inputs if isinstance(each, Mapping)):
+        if numbers := [key for key in named if not isinstance(key, str)]:
+            raise DataError(
+                f"{name} has inputs with the key {numbers[0]!r:.40}. Keys must be names of arguments of forward."
+            )
+    tensors = [*tensors_of(inputs)]
+    if not tensors:
+        raise DataError(
+            f"{name} has inputs without tensors. Turn texts, arrays and other objects into tensors."
+        )
+    if not all(prod(tensor.shape) for tensor in tensors):
+        raise DataError(f"{name} has inputs without values, of shape {tuple(tensors[0].shape)}.")
