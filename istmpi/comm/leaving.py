@@ -9,6 +9,7 @@ import time
 from functools import partial
 from types import TracebackType
 from typing import NoReturn
+from weakref import WeakMethod
 
 from istmpi.comm import backoff, mpi
 from istmpi.comm.communicator import Communicator
@@ -29,6 +30,10 @@ _message = ""
 """The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different
 line once."""
 _worlds: list[Whereabouts] = []
+_failed = False
+"""True if an exception ends this rank."""
+at_the_end: list[WeakMethod] = []
+"""Methods to call when this rank's script ends without an exception, also by sys.exit."""
 
 
 def final_barrier() -> None:
@@ -68,6 +73,8 @@ def end_with_this_script(communicator: Communicator) -> None:
     def failed(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        global _failed
+        _failed = True
         if isinstance(error, IstmpiError):
             _note(error.exit_code, f"istmpi: {error}")
             return
@@ -109,6 +116,9 @@ def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> No
 
 
 def _end(everyone: Communicator) -> None:
+    for reference in () if _failed else at_the_end:
+        if call := reference():
+            call()
     if not mpi.if_up():
         return
     backoff.in_waits = None

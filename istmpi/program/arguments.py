@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,18 @@ def in_python() -> Iterator[None]:
 
 
 def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of the settings that arguments stand for. Raises ConfigError for
-    unknown arguments."""
+    """Yield (dotted name, value) of the settings that arguments stand for.
+
+    Raises ConfigError for unknown arguments, and for a name that two sections of a run have.
+    """
     places = keywords()
     for name, value in given.items():
+        sections = _sections_with(name)
+        if len(sections) > 1 and name not in ("method", "optimizer"):
+            usable = [f"{section}_{name}" for section in sections if f"{section}_{name}" in places]
+            raise ConfigError(
+                f"Distributed: {name} is a setting of {' and '.join(sections)}. Give {' or '.join(usable)} instead."
+            )
         if name not in places:
             raise ConfigError(f"Distributed: unknown argument {name}{did_you_mean(name, places)}")
         yield places[name], value
@@ -67,14 +76,26 @@ def keywords() -> dict[str, str]:
     return dict(_settings())
 
 
+def _sections_with(name: str) -> list[str]:
+    """Return the sections of a run that have a setting ``name``, in the order of `Run`."""
+    hints = types_of(Run).items()
+    sections = {
+        section: types_of(hint)
+        for section, hint in hints
+        if isinstance(hint, type) and is_dataclass(hint)
+    }
+    return [section for section, settings in sections.items() if name in settings]
+
+
 def _settings() -> Iterator[tuple[str, str]]:
-    """Yield (argument, setting). A name in two sections means the setting of the section listed
-    first."""
+    """Yield (argument, setting)."""
     for section in reversed(SECTIONS):
         for name in PARTS.get(section) or types_of(types_of(Run)[section]):
-            if name not in ("name", "state"):
+            if name in ("name", "state"):
+                continue
+            if len(_sections_with(name)) < 2:
                 yield name, f"{section}.{name}"
-                yield f"{section}_{name}", f"{section}.{name}"
+            yield f"{section}_{name}", f"{section}.{name}"
     yield from (("method", "method.name"), ("optimizer", "optimizer.name"))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, world
+from istmpi.comm.leaving import at_the_end
 from istmpi.comm.stopping import StopSign
 from istmpi.cost import cost
 from istmpi.data.dataset import Dataset
@@ -97,6 +99,11 @@ class Distributed:
             self.training = Training(self.run, self.communicator, data=data, optimizer=made)
         self.training.init = init if callable(init := settings.get("init")) else None
         self._round: Round | None = None
+        self._in_rounds = False
+        self._noted: set[str] = set()
+        self._left = ""
+        """A sentence about the round in which the program left its loop, for a note; empty if there
+        is none."""
         self.has_gradients = False
         self.summary: Summary | None = None
         """The summary of the last loop over rounds; None if no round was left to train."""
@@ -129,6 +136,10 @@ class Distributed:
         ``network``: save the trained network in the folder at the end. `istmpi.run_training`
         describes the other arguments, and the errors.
         """
+        if self._in_rounds:
+            raise ConfigError(
+                "rounds is called inside a loop over rounds. End this loop first, or use another job."
+            )
         if resume and resume != "auto" and not Path(resume).exists():
             raise ConfigError(
                 f"resume = {resume!r}: give 'auto', a checkpoint, a run's folder, or nothing."
@@ -161,34 +172,53 @@ class Distributed:
             training.stop.settle(
                 self.communicator.allgather(training.stop.asked() and training.stop.reason)
             )
-            goes_on = self._goes_on()
-            while goes_on:
-                self.streams.begin_round()
-                self._round = Round(self, training)
-                try:
-                    yield self._round
-                except GeneratorExit:
-                    if breaks(inspect.currentframe().f_back):
-                        self.note(
-                            f"the program left round {self._round.number}, which is not saved. End rounds early with "
-                            "job.end()."
-                        )
-                    raise
-                finished, goes_on = self._round.finished(), self._goes_on()
-                if not finished:
-                    self.streams.save(
-                        loaders, training.rounds_done, run.checkpoint.keep, dropped=True
-                    )
-                    break
-                record.add(training.progress(self._scores.get(training.rounds_done)))
-                if training.checkpoint_due or training.stop.reason or training.done:
-                    self.streams.save(loaders, training.rounds_done, run.checkpoint.keep)
+            yield from self._loop(record, loaders)
             self._round = None
             if training.done and network and not self._scoring.calibrated_again():
                 self.note(
                     "the network is saved without moments of batch normalisation; evaluate it first."
                 )
             self.summary = record.end(network)
+
+    def _loop(self, record: RunRecord, loaders: Path) -> Iterator[Round]:
+        """Yield the rounds that are left; record and save each one. Collective."""
+        training, kept = self.training, self.run.checkpoint.keep
+        self._in_rounds = True
+        at_the_end.append(WeakMethod(self._note_if_left))
+        goes_on = self._goes_on()
+        while goes_on:
+            self.streams.begin_round()
+            self._round = Round(self, training)
+            try:
+                yield self._round
+            except GeneratorExit:
+                self._in_rounds, self._left = False, self._round.fate
+                self._round.discard()
+                user = inspect.currentframe().f_back
+                if breaks(user) or breaks(
+                    user and user.f_back
+                ):  # this generator's own caller may stand between
+                    self._note_if_left()
+                raise
+            except BaseException:
+                self._in_rounds = False
+                raise
+            finished, goes_on = self._round.finished(), self._goes_on()
+            if not finished:
+                self.streams.save(loaders, training.rounds_done, kept, dropped=True)
+                break
+            record.add(training.progress(self._scores.get(training.rounds_done)))
+            if training.checkpoint_due or training.stop.reason or training.done:
+                self.streams.save(loaders, training.rounds_done, kept)
+        self._in_rounds = False
+
+    def _note_if_left(self) -> None:
+        """Report once that the program left the loop before its last round; do nothing
+        otherwise."""
+        left = self._round.fate if self._in_rounds else self._left
+        self._in_rounds, self._left = False, ""
+        if left:
+            self.note(f"{left} End a loop early with job.end().")
 
     def _goes_on(self) -> bool:
         ends = self.training.done or self.training.stop.reason
@@ -346,6 +376,11 @@ class Distributed:
         self.streams.compare()
         with in_python():
             begun_with(self.training)
+
+    def note_once(self, message: str) -> None:
+        if message not in self._noted:
+            self._noted.add(message)
+            self.note(message)
 
     def note(self, message: str) -> None:
         if self._record:

@@ -1,5 +1,6 @@
 """The lines that a user's program prints about its run."""
 
+from math import isnan
 from typing import Any
 
 from istmpi.training.loop import Training
@@ -32,7 +33,8 @@ class Printing(Watch):
 
     def progressed(self, progress: Progress) -> None:
         if progress.round % self._every == 0 or progress.score:
-            self.noticed(f"round {progress.round}: loss {progress.loss:.4g}{_scores(progress)}")
+            loss = "no loss" if isnan(progress.loss) else f"loss {progress.loss:.4g}"
+            self.noticed(f"round {progress.round}: {loss}{_scores(progress)}")
 
     def finished(self, summary: Summary) -> None:
         last = summary.last

@@ -43,6 +43,24 @@ def breaks(loop: FrameType | None) -> bool:
     )
 
 
+class Check:
+    """A check before a pass of a module. A copy of the module, such as an average of weights, has
+    no check."""
+
+    def __init__(self, check: Callable[..., None] | None = None):
+        self._check = check
+
+    def __call__(self, *given: Any) -> None:
+        if self._check:
+            self._check(*given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Check":
+        return Check()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Check, ()
+
+
 class Guard:
     """Calls a check before each pass of the last watched module."""
 
@@ -63,6 +81,7 @@ class Round:
         self._attempt: Generator[int, None, bool] = training.attempt()
         self._over, self._committed = False, False
         self._parts, self._losses, self._averaged = 1, [], False
+        self._in_steps, self._noted = False, False
         self._method.seconds_a_step = 0.0  # no rank leaves before all took a loader
         self._advance()
 
@@ -134,15 +153,24 @@ class Round:
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each local step, from 0; the loop's body must take it."""
-        while not self._over:
-            yield self._local_step
-            if not self._taken:
-                raise self._error(
-                    f"local step {self._local_step + 1} was not taken. Call round.step(loss), or round.optimizer.step()"
-                )
-            if self._local_step + 1 == self.local_steps:
-                self._require_same_parameters()
-            self._advance()
+        if self._in_steps:
+            raise self._error(
+                "round.take is called inside a loop over its local steps. Take a batch of a second loader by next(...)"
+            )
+        self._in_steps = True
+        try:
+            while not self._over:
+                yield self._local_step
+                if not self._taken:
+                    raise self._error(
+                        f"local step {self._local_step + 1} was not taken. Call round.step(loss), or "
+                        "round.optimizer.step()"
+                    )
+                if self._local_step + 1 == self.local_steps:
+                    self._require_same_parameters()
+                self._advance()
+        finally:
+            self._in_steps = False
 
     def step(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Take a local step: backward pass, mean over ranks if the method has one, clipping,
@@ -177,6 +205,7 @@ class Round:
     def note(self, loss: torch.Tensor | float) -> None:
         """Record the loss of a local step that the loop takes by hand, with
         round.optimizer.step()."""
+        self._noted = True
         self._method.taken(torch.as_tensor(loss), 0)
 
     def average_gradients(self) -> None:
@@ -200,7 +229,26 @@ class Round:
                 f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. "
                 "Take all of them, like the other ranks"
             )
+        if self._committed and not self._noted and self.local_steps:
+            self._job.note_once(
+                "no loss is recorded: call round.note(loss) after each round.optimizer.step()."
+            )
         return self._committed
+
+    @property
+    def fate(self) -> str:
+        """A sentence about this round if the program leaves the loop now."""
+        place = f"the program left its loop in round {self.number}"
+        if self._committed:
+            return f"{place}, after its last local step: the job keeps the round's weights, but no file has them."
+        return f"{place}: this round is discarded."
+
+    def discard(self) -> None:
+        """Restore the weights from before the round, unless all its local steps are done."""
+        if not self._over:
+            self._over = True
+            self._attempt.close()
+            self._method.rollback()
 
     def _advance(self) -> None:
         method = self._method
@@ -229,7 +277,7 @@ class Round:
                 for name, values in self.module.named_buffers()
                 if name in frozen or values.nbytes < WATCHED
             }
-            self._job.guard.watch(self.module, self._look_at)
+            self._job.guard.watch(self.module, Check(self._look_at))
 
     def _update(self, closure: None = None) -> None:
         self._require_next()

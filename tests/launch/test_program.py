@@ -15,6 +15,8 @@ for round in job.rounds(200, folder="run", resume="auto"):
         if job.communicator.rank == 1 and sys.argv[1] == "leave":
             break
         round.step(round.module(x).square().mean())
+    if sys.argv[1] == "exit":
+        sys.exit(7)
     if round.number == 3 and sys.argv[1] == "stop" and job.communicator.rank == 0:
         open("run/STOP", "w").close()
 """
@@ -31,6 +33,10 @@ def test_a_program_ends_as_the_command_does(mpirun, tmp_path, monkeypatch):
         assert "Traceback" not in done.stderr, done.stderr
         return done, lines
 
+    gone, _ = run("exit")
+    assert gone.returncode == 7, gone
+    note = "istmpi: the program left its loop in round 1, after its last local step"
+    assert gone.stdout.count(note) == 1 and gone.stdout.count("left its loop") == 1
     left, (line,) = run("leave")
     assert left.returncode == 2 and "round 1: the loop ended after 0 of 2 local steps" in line
     stopped, (line,) = run("stop")

@@ -1,5 +1,6 @@
 """A user's own loop: the same bits as `istmpi train`, and a clear line for each way to use it wrongly."""
 
+import copy
 import itertools
 import math
 import re
@@ -182,23 +183,67 @@ class Noted(Watch):
         self.notes.append(message)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_break_out_of_the_rounds_is_told_what_it_loses_but_not_an_error(comm, shared_tmp, fails):
-    job, watch = distributed(comm, lr=0.1), Noted()
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel", "diloco"])
+@pytest.mark.parametrize("place", ["before", "inside", "last", "after", "error"])
+def test_a_break_discards_its_round_before_its_end_and_is_reported_once(comm, shared_tmp, method, place):
+    """The job has the weights from before a round that a break leaves; after the last step it has the round's."""
+    job, watch, ends = distributed(comm, lr=0.1, method=method), Noted(), []
 
     def train():
-        for round in job.rounds(3, folder=shared_tmp / "run", watch=watch, signals=False):
-            for _ in round.steps():
+        for round in job.rounds(5, folder=shared_tmp / "run", watch=watch, signals=False):
+            if round.number == 2 and place == "before":
+                break
+            for step in round.steps():
                 round.step(loss_of(round.module, (EXAMPLE, torch.zeros(8).long())))
-            if fails:
-                raise KeyError("y")
-            break
+                if round.number == 2 and place == ("last" if step + 1 == round.local_steps else "inside"):
+                    break
+            if round.number == 2:
+                if place == "error":
+                    raise KeyError("y")
+                break
+            job.training.method.publish()
+            ends.append({name: values.clone() for name, values in job.training.store.tensors.items()})
 
-    with pytest.raises(KeyError) if fails else nullcontext():
+    with pytest.raises(KeyError) if place == "error" else nullcontext():
         train()
     comm.barrier()
-    lost = "the program left round 1, which is not saved. End rounds early with job.end()."
-    assert comm.rank or [note for note in watch.notes if "left round" in note] == [lost] * (not fails)
+    job.training.method.publish()
+    after = place in ("after", "error")
+    same = [torch.equal(job.training.store.tensors[name], values) for name, values in ends[0].items()]
+    assert all(same) != after
+    assert job.training.rounds_done == 1 + after
+    fate = ", after its last local step: the job keeps the round's weights, but no file has them."
+    note = (
+        f"the program left its loop in round 2{fate if after else ': this round is discarded.'} End a loop early with"
+    )
+    found = [each for each in watch.notes if "left its loop" in each]
+    assert comm.rank or (len(found) == (place != "error") and all(each.startswith(note) for each in found))
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+def test_a_module_can_be_copied_and_averaged_in_its_round(comm, shared_tmp, method):
+    """copy.deepcopy and AveragedModel make a module that computes the same, also after the round."""
+    job, copies = distributed(comm, lr=0.1, method=method), []
+    for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
+        average = torch.optim.swa_utils.AveragedModel(round.module)
+        for _ in round.steps():
+            copies.append((copy.deepcopy(round.module), round.module(EXAMPLE.double()).detach()))
+            round.step(loss_of(round.module, (EXAMPLE, torch.zeros(8).long())))
+        average.update_parameters(round.module)
+    for module, outputs in copies:
+        assert torch.equal(module(EXAMPLE.double()), outputs)
+
+
+def test_steps_without_a_note_have_no_loss_and_one_note(comm, shared_tmp):
+    """A loop that calls round.optimizer.step() alone is told once to call round.note(loss)."""
+    job, watch = distributed(comm, lr=0.1, method="local-sgd"), Noted()
+    for round in job.rounds(2, folder=shared_tmp / "run", watch=watch, signals=False):
+        for _ in round.steps():
+            loss_of(round.module, (EXAMPLE, torch.zeros(8).long())).backward()
+            round.optimizer.step()
+    assert [line["loss"] for line in job.metrics()] == [None, None]
+    expected = ["no loss is recorded: call round.note(loss) after each round.optimizer.step()."]
+    assert comm.rank or [note for note in watch.notes if "no loss" in note] == expected
 
 
 class Digits(Dataset):
@@ -745,6 +790,16 @@ def evaluates(round, batches, job):
         job.evaluate(accuracy, [])
 
 
+def takes_inside(round, batches, job):
+    for _ in round.take(batches):
+        for batch in round.take(batches):
+            round.step(loss_of(round.module, batch))
+
+
+def rounds_inside(round, batches, job):
+    [*job.rounds(2)]
+
+
 def ends(round, batches, job):
     for batch in round.take([]):
         round.step(loss_of(round.module, batch))
@@ -777,6 +832,8 @@ def raises(round, batches, job):
         (replaces, ConfigError, "round 1: parameter last.weight of round.module was replaced"),
         (with_a_closure, ConfigError, "round.optimizer.step takes no closure"),
         (evaluates, ConfigError, "evaluate is called inside a round"),
+        (takes_inside, ConfigError, "round 1: round.take is called inside a loop over its local steps"),
+        (rounds_inside, ConfigError, "rounds is called inside a loop over rounds. End this loop first"),
         (ends, DataError, "the loader, list, has no batch on rank"),
         (uncalibrated, ConfigError, "the network has batch normalisations, whose moments are unknown"),
         (raises, DivergedError, "the loss is no longer finite in round 1, local step 1"),
@@ -913,6 +970,9 @@ def test_the_record_has_all_scores_of_a_round_also_one_behind_the_last(comm, sha
     "settings, message",
     [
         ({"local_stepz": 3}, "unknown argument local_stepz; did you mean local_steps"),
+        ({"patience": 3}, "patience is a setting of train and comm. Give comm_patience instead"),
+        ({"epochs": 3}, "epochs is a setting of method and train. Give method_epochs instead"),
+        ({"every": 3}, "every is a setting of evaluate and checkpoint. Give checkpoint_every instead"),
         ({"init": "absent"}, "init = 'absent' does not exist"),
         ({"groups": {"nothing.*": {}}, "optimizer": own}, "no parameter's name matches 'nothing"),
         ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
