@@ -27,9 +27,7 @@ class Keywords(TypedDict, total=False):
     delay: int | None
     device: Literal["auto", "cpu", "cuda"]
     dtype: Literal["float32", "float64"]
-    epochs: int
     eps: float | None
-    every: int
     exchange: Literal["alltoallv", "pieces"]
     feedback: float
     finish: str
@@ -92,7 +90,6 @@ class Keywords(TypedDict, total=False):
     outer_lr: float | None
     outer_momentum: float | None
     partition: Sequence[str] | None
-    patience: float
     penalty: float
     redeal: float
     scale: Literal["share", "fitted", "none"]
