@@ -22,6 +22,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.foreign import printable, reading
 from istmpi.models.architecture import Architecture
+from istmpi.models.joined import Factor, as_tensor, changes, of_rows
 from istmpi.optional import optional
 
 CURE = "Give a network.h5, a .safetensors file or a folder of them, or a state dict saved by torch.save."
@@ -38,7 +39,7 @@ class _File:
 
     shapes: Mapping[str, tuple[int, ...]]
     rows: Callable[[str, int, int], torch.Tensor]
-    factor: Callable[[str], float] = lambda name: 1.0
+    factor: Callable[[str], Factor] = lambda name: 1.0
 
 
 def _of_istmpi(checkpoint: Checkpoint) -> _File:
@@ -157,7 +158,9 @@ def begin_with(
             rows = store.owners.rows(length, store.rank)
             values = file.rows(there, rows.start, rows.stop)
             ratio = file.factor(there) / network.weight_factor(name, store.full_scale)
-            store.tensors[name].copy_(values if ratio == 1 else values.double() * ratio)
+            if changes(ratio):
+                values = values.double() * as_tensor(of_rows(ratio, rows.start, rows.stop))
+            store.tensors[name].copy_(values)
     if odd := store.not_finite():
         dtype = next(iter(store.parameters.values())).dtype
         raise DataError(

@@ -13,6 +13,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.models.architecture import Architecture
+from istmpi.models.joined import as_tensor, changes
 
 Yields = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
@@ -50,11 +51,10 @@ def begin_with_function(
         if values is None:
             values = target.new_empty(part_shape(on_root, parameter, store.rank))
         factor = network.weight_factor(name, store.full_scale)
-        values = (
-            (values if factor == 1 else values.double() / factor)
-            .to("cpu", target.dtype)
-            .contiguous()
-        )
+        if changes(factor):
+            values = values.to("cpu").double()
+            values = values / as_tensor(factor) if len(values) else values
+        values = values.to("cpu", target.dtype).contiguous()
         transfer = Transfer({name: parameter}, on_root, store.owners, store.rank)
         transfer.run({name: values}, store.tensors, communicator)
 

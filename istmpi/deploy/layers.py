@@ -19,6 +19,7 @@ from istmpi.checkpoint.state import Moments
 from istmpi.engine.axes import ITEMSIZE
 from istmpi.errors import ConfigError
 from istmpi.models.architecture import Architecture
+from istmpi.models.joined import Factor, changes, of_rows
 from istmpi.models.norms import BatchNorm
 
 _CHUNK = 2**24
@@ -29,7 +30,7 @@ class Values:
     """A tensor, in the checkpoint or in memory, and the factor that multiplies it."""
 
     source: Tensor | np.ndarray
-    factor: float = 1.0
+    factor: Factor = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,11 +52,9 @@ class Values:
         """Yield the values as flat bytes, little-endian: some rows at a time from a checkpoint, an
         array at once."""
         if isinstance(self.source, np.ndarray):
-            values = (
-                self.source
-                if self.factor == 1
-                else self.source * self.source.dtype.type(self.factor)
-            )
+            values = self.source
+            if changes(self.factor):
+                values = values * np.asarray(self.factor, dtype=values.dtype)
             yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             return
         rows, row = self.shape[0], self.nbytes // self.shape[0]
@@ -64,9 +63,9 @@ class Values:
             stop = min(start + step, rows)
             out = np.empty((stop - start) * row, dtype=np.uint8)
             self.source.read_bytes(start, stop, out)
-            if self.factor != 1:
-                values = out.view(self.dtype)
-                values *= values.dtype.type(self.factor)
+            if changes(self.factor):
+                values = out.view(self.dtype).reshape(stop - start, *self.shape[1:])
+                values *= np.asarray(of_rows(self.factor, start, stop), dtype=values.dtype)
             yield out
 
 
@@ -94,7 +93,7 @@ class State:
     network."""
     problem: str = ""
     """The reason why the class cannot load this state; empty if it can."""
-    calls: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
+    calls: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
     """Factors of sums that no weight can hold, for `istmpi.models.scaling.multiply_sums`."""
     module: nn.Module | None = None
     """The network itself, if no plain class makes it; else None."""
@@ -195,7 +194,8 @@ def own_state(
             factor = network.weight_factor(
                 name if name in network.table.folded else _name(first_path, key), scale
             )
-            first = copies.setdefault(name, {}).setdefault(factor, here)
+            key_of_factor = factor.tobytes() if isinstance(factor, np.ndarray) else factor
+            first = copies.setdefault(name, {}).setdefault(key_of_factor, here)
             if first != here:
                 ties[here] = first
             else:

@@ -6,13 +6,14 @@ A plan does not import torch, so that a login node can make it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache, cached_property, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import ITEMSIZE, Parameter, Pattern
 from istmpi.errors import ConfigError
+from istmpi.models.joined import Factor, along, as_tensor, changes, factors_of_segments, vector
 from istmpi.models.table import ResidualBlock, Table, Use, power_of
 from istmpi.models.tables import has_table
 
@@ -128,13 +129,33 @@ class Architecture:
             product *= (scale.get(group, 1.0) * (self.lengths[group] / lengths[group])) ** power
         return product
 
-    def weight_factor(self, name: str, scale: Scale) -> float:
+    def weight_factor(self, name: str, scale: Scale) -> Factor:
         """Return a parameter's factor in the full network, for sums over units and blocks with its
-        layer as an end."""
+        layer as an end.
+
+        If the axis that is summed over is a sum of segments, the factor is an array that multiplies
+        along this axis.
+        """
         module, _, kind = name.rpartition(".")
         sums = self.sums.get(module, ()) if kind == "weight" else ()
-        groups = *sums, *self.table.folded.get(name, ()), *self._ends.get(module, ())
-        return self.factor(groups, self.lengths, scale)
+        folded = self.table.folded.get(name, ())
+        joined = self.table.joined.get(module if sums else name)
+        if joined is None or not (sums or folded):
+            return self.factor((*sums, *folded, *self._ends.get(module, ())), self.lengths, scale)
+        factor = self._vector(joined.segments, sums or folded, scale)
+        return along(
+            factor * self.factor(self._ends.get(module, ()), self.lengths, scale),
+            joined.axis,
+            joined.axes,
+        )
+
+    def _vector(self, segments: str, groups: Sequence[str], scale: Scale) -> Factor:
+        axis = Pattern.parse(segments).axes[0]
+        return vector(
+            factors_of_segments(
+                axis, groups, self.lengths, lambda its: self.factor(its, self.lengths, scale)
+            )
+        )
 
     @cached_property
     def _ends(self) -> dict[str, tuple[str, ...]]:
@@ -236,45 +257,30 @@ class Architecture:
 
         A float is used in all passes. For a tensor, each pass calls ``factor`` again.
         """
-        from istmpi.models.scaling import input_multiplied, multiply_sums
+        from istmpi.models.factors import Places, multiply
 
-        def factors(entries: Mapping[Any, tuple[str, ...]]) -> dict[Any, Callable[[], Any]]:
-            made: dict[Any, Callable[[], Any]] = {}
-            for key, groups in entries.items():
-                now = factor(groups)
-                if not isinstance(now, float):
-                    made[key] = partial(factor, groups)
-                elif now != 1:
-                    made[key] = lambda number=now: (
-                        number
-                    )  # torch.compile follows a number, not a look-up
-            return made
-
-        sums, ends = factors(self.sums), factors(self._ends)
-        for name, module in network.named_modules():
-            if name in sums:
-                module.register_forward_pre_hook(
-                    partial(input_multiplied, sums[name]), with_kwargs=True
-                )
-            if name in ends:
-                module.register_forward_hook(lambda _, __, output, end=ends[name]: output * end())
-        calls = factors({key: use.groups for key, use in self._keys_of_uses(lengths).items()})
-        weights = factors(self._there(self.table.folded, lengths))
-        if calls or weights:
-            both = calls, weights
-            multiply_sums(
-                network, lambda: tuple({key: ask() for key, ask in each.items()} for each in both)
-            )
+        uses = self._keys_of_uses(lengths)
+        axes = {key: joined.segments for key, joined in self.table.joined.items()}
+        axes |= {key: use.inner for key, use in uses.items()}
+        places = Places(
+            layers=self.sums,
+            ends=self._ends,
+            calls={key: use.groups for key, use in uses.items()},
+            weights=self._there(self.table.folded, lengths),
+            joined=self.table.joined,
+            axes={key: Pattern.parse(text).axes[0] for key, text in axes.items()},
+        )
+        multiply(network, places, lengths, factor)
 
     def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
         """Return the full network's factors, other than 1, of the calls in ``uses``, for
         `multiply_sums`."""
-        uses = self._keys_of_uses(self.lengths).items()
-        return {
-            key: factor
-            for key, use in uses
-            if (factor := self.factor(use.groups, self.lengths, scale)) != 1
-        }
+        factors: dict[tuple[Any, ...], Any] = {}
+        for key, use in self._keys_of_uses(self.lengths).items():
+            factor = self._vector(use.inner, use.groups, scale)
+            if changes(factor):
+                factors[key] = as_tensor(factor)
+        return factors
 
     def _keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
         return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}

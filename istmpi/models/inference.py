@@ -2,22 +2,32 @@
 then by proof.
 
 An axis that doubles with an integer has the length ``a * units * b``. If ``a * b`` is more than 1,
-there are several readings, such as ``(3 heads 64)`` and ``(heads 192)``. `istmpi.models.proof`
-refutes wrong readings. An integer cannot be dealt out if no reading is left.
+there are several readings, such as ``(3 heads 64)`` and ``(heads 192)``. An axis that grows by less
+also has positions of no unit, as ``hidden + 6``; concatenations of the forward pass propose its
+readings (`istmpi.models.orders`). `istmpi.models.proof` refutes wrong readings. An integer cannot
+be dealt out if no reading is left.
 """
 
 import itertools
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
-from istmpi.engine.axes import Axis, Factor, Pattern, product
+from istmpi.engine.axes import Axis, Factor, Pattern, Segment
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.models.leaves import shaped
+from istmpi.models.orders import (
+    Growth,
+    Order,
+    bounds,
+    order_on,
+    structures_of,
+    within,
+)
 from istmpi.models.proof import Moving, Place, Reading, Trial, misread
+from istmpi.models.readings import ALIKE, readings
 from istmpi.models.residual import residual_blocks
 from istmpi.models.table import ResidualBlock, inside, unit_of
 from istmpi.models.trials import one_thread, require_trainable, shortly
@@ -134,28 +144,28 @@ def _shapes(
 
 def _doubled(
     network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width
-) -> dict[Place, int] | str:
-    """The axes that double with a width, each with its length divided by the width; or the problem,
-    as text."""
+) -> dict[Place, Growth] | str:
+    """Return the axes that grow when a width doubles, and how; or the problem, as text."""
     try:
         wider = _shapes(network, {width.name: 2 * width.length})
     except ConfigError as error:
         return f"its double is refused ({error})"
     if wider.keys() != shapes.keys():
         return COUNTS
-    ratios: dict[Place, int] = {}
+    growths: dict[Place, Growth] = {}
     for name, shape in shapes.items():
         if len(wider[name]) != len(shape):
             return f"{name} has another number of axes when it doubles"
         for place, (length, longer) in enumerate(zip(shape, wider[name])):
             if longer == length:
                 continue
-            if longer != 2 * length:
-                return f"an axis of {name} has {length} positions, and {longer} when it doubles"
-            if length % width.length:
+            ratio, rest = divmod(longer - length, width.length)
+            if rest and longer == 2 * length:
                 return f"an axis of {name} has {length} positions, not a multiple of its {width.length} units"
-            ratios[name, place] = length // width.length
-    return ratios or "no parameter's shape depends on it"
+            if rest or not 0 < longer - length <= length:
+                return f"an axis of {name} has {length} positions, and {longer} when it doubles"
+            growths[name, place] = Growth(ratio, length - ratio * width.length)
+    return growths or "no parameter's shape depends on it"
 
 
 def _declared(
@@ -166,7 +176,7 @@ def _declared(
     A declared reading replaces inferred readings of an axis, and is proved too. Raises ConfigError
     if AXES do not fit.
     """
-    readings: dict[str, dict[Place, tuple[int, int]]] = {name: {} for name in moving}
+    declared: dict[str, dict[Place, Order]] = {name: {} for name in moving}
     lengths = {name: network.widths[name].length for name in moving}
     axes = getattr(network.kind, "AXES", {})
     if not isinstance(axes, Mapping):
@@ -194,12 +204,8 @@ def _declared(
                 f"AXES has {text!r} for {name}: {given}, but its shape is {shapes[name]}. Correct it."
             )
         for place, axis in enumerate(pattern.axes):
-            positions = axis.length(lengths)
-            for factor in axis.factors:
-                positions //= factor.length(lengths)
-                if factor.name:
-                    ratio = axis.length(lengths) // lengths[factor.name]
-                    readings[factor.name][name, place] = ratio // positions, positions
+            for width in axis.names:
+                declared[width][name, place] = order_on(axis, width, lengths)
             if others := {width for width in moving if (name, place) in moving[width]} ^ axis.names:
                 width = min(others)
                 verb, behaves = ("is not", "stays") if width in axis.names else ("is", "doubles")
@@ -207,7 +213,16 @@ def _declared(
                     f"AXES has {text!r} for {name}, but {width} {verb} on its axis {place}: "
                     f"its length {behaves} when the width doubles. Correct it, or leave {name} out."
                 )
-    return readings
+            for width in axis.names:
+                growth = moving[width][name, place]
+                if axis.length({**lengths, width: 2 * lengths[width]}) != growth.length(
+                    2 * lengths[width]
+                ):
+                    raise network.refused(
+                        f"AXES has {text!r} for {name}, but its axis {place} has {growth.length(2 * lengths[width])} "
+                        f"positions when {width} doubles. Correct it, or leave {name} out."
+                    )
+    return declared
 
 
 def _proved(
@@ -237,10 +252,18 @@ def _proved_by(
     proved: list[Finding] = []
     furthest = ""
     order = {name: number for number, name in enumerate(trial.read_before(""))}
-    ratios = dict(sorted(moving[width.name].items(), key=lambda axis: order[axis[0][0]]))
+    growths = dict(sorted(moving[width.name].items(), key=lambda axis: order[axis[0][0]]))
+    joined = trial.structures()
+    structures = {
+        place: structures_of(growth, joined)
+        for place, growth in growths.items()
+        if place not in fixed
+    }
     read: list[str] = []
-    for kind_of in _ALIKE:
-        for reading in itertools.islice(_readings(ratios, kind_of, fixed, read), READINGS):
+    for kind_of in ALIKE:
+        for reading in itertools.islice(
+            readings(growths, structures, kind_of, fixed, read), READINGS
+        ):
             broken = trial.broken_by(reading)
             read[:] = trial.read_before(broken)
             if broken:
@@ -284,55 +307,38 @@ def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]
 
 
 def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None:
-    """Return an axis as a product of the findings' widths, the outermost first; None if they do not
-    nest."""
-    widths = [
-        (finding.axes[place][1], finding.width) for finding in findings if place in finding.axes
-    ]
+    """Return an axis as a sum of products of the findings' widths, the outermost first; None if
+    they do not nest."""
+    there = [finding for finding in findings if place in finding.axes]
+    cuts = sorted(
+        {0, length}.union(*(bounds(finding.axes[place], finding.width.length) for finding in there))
+    )
+    if cuts[-1] != length:
+        return None
+    segments = []
+    for start, stop in zip(cuts, cuts[1:]):
+        runs = []
+        for finding in there:
+            run, fits = within(finding.axes[place], start, stop, finding.width.length)
+            if not fits:
+                return None
+            if run:
+                runs.append((run.inner, finding.width))
+        segment = _segment(runs, stop - start)
+        if segment is None:
+            return None
+        segments.append(segment)
+    return Axis(tuple(segments))
+
+
+def _segment(runs: Iterable[tuple[int, Width]], length: int) -> Segment | None:
+    """Return the product of widths, each with the length that is inside its units; None if they do
+    not nest."""
     factors, left = [], length
-    for inner, width in sorted(widths, key=lambda pair: pair[0], reverse=True):
+    for inner, width in sorted(runs, key=lambda pair: pair[0], reverse=True):
         outer, odd = divmod(left, width.length * inner)
         if odd or not outer:
             return None
         factors += [Factor(None, outer)] * (outer > 1) + [Factor(width.name)]
         left = inner
-    return product(*factors, *[Factor(None, left)] * (left > 1 or not factors))
-
-
-_ALIKE: tuple[Callable[[Place, int], object], ...] = (
-    lambda place, ratio: ratio,
-    lambda place, ratio: (ratio, place[1]),
-    lambda place, ratio: (ratio, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
-)
-"""Functions that return the kind of an axis, the simplest first. Axes of one kind have the same
-reading."""
-
-
-def _readings(
-    ratios: Mapping[Place, int],
-    kind_of: Callable[[Place, int], object],
-    fixed: Reading,
-    read: Collection[str],
-) -> Iterator[Reading]:
-    """Yield readings in which axes of one kind have the same order, and ``fixed`` axes their
-    declared order.
-
-    ``ratios`` are in the order in which a pass uses the parameters. ``read``: the parameters used
-    before the last reading failed. Readings that differ from it only in other parameters are
-    skipped, because they would fail too.
-    """
-    kinds = {place: kind_of(place, ratio) for place, ratio in ratios.items() if place not in fixed}
-    ratio_of = {kind: ratios[place] for place, kind in kinds.items()}
-
-    def completed(*chosen: tuple[int, int]) -> Iterator[Reading]:
-        if len(chosen) == len(ratio_of):
-            reading = dict(zip(ratio_of, chosen))
-            yield {**{place: reading[kind] for place, kind in kinds.items()}, **fixed}
-            return
-        kind, ratio = [*ratio_of.items()][len(chosen)]
-        for a in (a for a in range(1, ratio + 1) if ratio % a == 0):
-            yield from completed(*chosen, (a, ratio // a))
-            if not any(place[0] in read for place in kinds if kinds[place] == kind):
-                return
-
-    yield from completed()
+    return Segment((*factors, *[Factor(None, left)] * (left > 1 or not factors)))

@@ -18,11 +18,12 @@ from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.models.halves import prove_halves
 from istmpi.models.inference import Inferred, infer
+from istmpi.models.joined import groups_on
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
 from istmpi.models.norms import Calibrated, built
 from istmpi.models.recording import Recorder
 from istmpi.models.scaling import storage_of
-from istmpi.models.table import BatchNormalisation, Blocks, ParameterEntry, Table
+from istmpi.models.table import BatchNormalisation, Blocks, Joined, ParameterEntry, Table
 from istmpi.models.tracing import EXAMPLES, followed, trace
 from istmpi.models.trials import few, hooked, one_thread, require_trainable, seeded, shortly
 from istmpi.models.user import UserNetwork
@@ -59,8 +60,8 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
                 "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
             )
     computation = trace(network, inferred.widths, inferred.blocks, trained)
-    sums = _sums(module, inferred.parameters, evaluated, bare)
-    scaled = sums_of(network, inferred.widths, evaluated, sums)
+    sums, joined = _sums(module, inferred.parameters, evaluated, bare)
+    scaled = sums_of(network, inferred.widths, evaluated, sums, inferred.parameters)
     parameters = {}
     for name, _ in module.named_parameters():
         bound, centre = _initial(network, module, name, scaled.fans, first[name], second[name])
@@ -90,9 +91,15 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         norms={
             name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()
         },
-        sums={name: groups for name, groups in sums.items() if groups and bare.get(name, True)},
+        # The moments of a normalisation do not restore the ratio of an axis' segments.
+        sums={
+            name: groups
+            for name, groups in sums.items()
+            if groups and (name in joined or bare.get(name, True))
+        },
         uses=scaled.uses,
         folded=folded,
+        joined={**joined, **scaled.joined},
         stochastic=stochastic,
         **computation,
         preferred=network.preferred,
@@ -213,8 +220,9 @@ def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recor
 
 def _sums(
     module: nn.Module, patterns: Mapping[str, Pattern], evaluated: Recorder, called: Collection[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return the widths on the axis that each layer of products sums over, by the layer's name.
+) -> tuple[dict[str, tuple[str, ...]], dict[str, Joined]]:
+    """Return the widths on the axis that each layer of products sums over, by the layer's name; and
+    axes that are sums.
 
     A layer that the recorded pass did not call, such as an expert without examples, counts like the
     ``called`` ones, unless the pass read its weight in another way.
@@ -223,15 +231,18 @@ def _sums(
     read = set(evaluated.kept_apart)
     for seen in evaluated.sums:
         read.update(seen.parameter.split(","))
-    sums = {}
+    sums, joined = {}, {}
     for path, layer in module.named_modules():
         if not isinstance(layer, PRODUCTS) or isinstance(layer, NonDynamicallyQuantizableLinear):
             continue
         name = name_of.get(id(layer.weight), "")
         if name and (path in called or name not in read):
-            axis = patterns[name].axes[0 if isinstance(layer, TRANSPOSED) else 1]
-            sums[path] = tuple(factor.name for factor in axis.factors if factor.name)
-    return sums
+            number = 0 if isinstance(layer, TRANSPOSED) else 1
+            axis = patterns[name].axes[number]
+            sums[path] = groups_on(axis)
+            if len(axis.segments) > 1:
+                joined[path] = Joined(str(axis), number, layer.weight.ndim)
+    return sums, joined
 
 
 def _never_called(

@@ -17,6 +17,7 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.models.norms import built
+from istmpi.models.orders import Growth, Joins, Order, Structure, grown, positions_along
 from istmpi.models.scaling import storage_of, tensors_in
 from istmpi.models.trials import (
     FEW,
@@ -58,10 +59,10 @@ RANDOM = frozenset(
 
 Place = tuple[str, int]
 """A parameter's name and the number of one of its axes."""
-Reading = Mapping[Place, tuple[int, int]]
-"""The order of a width's units on each axis: ``(a, b)`` if the axis is ``a * units * b``."""
-Moving = Mapping[str, Mapping[Place, int]]
-"""The axes that double with each width, with their lengths divided by the width."""
+Reading = Mapping[Place, Order]
+"""The order of a width's units on each axis."""
+Moving = Mapping[str, Mapping[Place, Growth]]
+"""The axes that grow with each width, and how their lengths follow from it."""
 
 
 class Trial:
@@ -79,7 +80,8 @@ class Trial:
         self._permutations = [self._permutation(generator) for _ in range(PERMUTATIONS)]
         self._outputs_of: dict[str, torch.Tensor] = {}
         self._reads, self._before = _Reads(self._values), {}
-        with self._reads:
+        self._joins = Joins()
+        with self._reads, self._joins:
             self._expected = self._run(self._values, self._outputs_of)
         self._matters = cache(self._matters)
         if not torch.isfinite(self._expected).all():
@@ -111,7 +113,7 @@ class Trial:
         """
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
-        ratios = {*itertools.chain(*(axes.values() for axes in moving.values()))}
+        ratios = {growth.ratio for axes in moving.values() for growth in axes.values()}
         numbers = [
             units
             for units in UNITS
@@ -192,8 +194,8 @@ class Trial:
         ``sure``: no other random weights will be tried. A single parameter without effect then does
         not count.
         """
-        for place, (outer, inner) in reading.items():
-            if outer * inner > 1 and not self._matters(place, (outer, inner)):
+        for place, order in reading.items():
+            if self._axis(place) > self.units and not self._matters(place, order):
                 if not sure or self._depends_on([place]):
                     return place[0]
         if any(self._matters(place, order) for place, order in reading.items()) or self._depends_on(
@@ -202,7 +204,11 @@ class Trial:
             return ""
         return "any parameter: they do not depend on it"
 
-    def _matters(self, place: Place, order: tuple[int, int]) -> bool:
+    def _axis(self, place: Place) -> int:
+        name, axis = place
+        return self._values[name].shape[axis]
+
+    def _matters(self, place: Place, order: Order) -> bool:
         permuted = _permuted(self._values, {place: order}, self._permutations[0])
         return not alike(self._run(permuted), self._expected)
 
@@ -219,17 +225,28 @@ class Trial:
         if narrow is None:
             return True
         values, silent = dict(self._values), dict(self._values)
-        kept = torch.arange(self.units) < units
-        for (name, place), (outer, inner) in reading.items():
-            positions = kept.view(1, -1, 1).expand(outer, -1, inner).reshape(-1)
-            values[name] = values[name].index_select(place, positions.nonzero()[:, 0])
-            silent[name] = _times(silent[name], positions, place)
+        for (name, place), order in reading.items():
+            positions = positions_along(order, self.units, torch.arange(units))
+            kept = torch.zeros(self._axis((name, place)), dtype=torch.bool)
+            kept[positions] = True
+            values[name] = values[name].index_select(place, positions)
+            silent[name] = _times(silent[name], kept, place)
         if any(
             parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()
         ):
             return True
         set_values(narrow, values)
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
+
+    def structures(self) -> list[Structure]:
+        """Return the structures of the concatenations in a forward pass."""
+        narrow, units = self._narrow()
+        if narrow is None or not self._joins.lengths:
+            return []
+        fewer = Joins()
+        with fewer:
+            self._network.forward(narrow, *self._x)
+        return grown(self._joins.lengths, self.units, fewer.lengths, units)
 
     def _narrow(self) -> tuple[nn.Module | None, int]:
         for units in range(self.units - 1, 0, -1):
@@ -333,13 +350,10 @@ def _permuted(
     values: Mapping[str, torch.Tensor], reading: Reading, units: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     permuted = dict(values)
-    for (name, place), (outer, inner) in reading.items():
-        positions = (
-            torch.arange(outer * len(units) * inner)
-            .view(outer, len(units), inner)[:, units]
-            .reshape(-1)
+    for (name, place), order in reading.items():
+        permuted[name] = permuted[name].index_select(
+            place, positions_along(order, len(units), units)
         )
-        permuted[name] = permuted[name].index_select(place, positions)
     return permuted
 
 
@@ -356,12 +370,12 @@ def _never_on_an_axis_with(width: str, moving: Moving) -> list[str]:
     ]
 
 
-def _fits(built: nn.Module, ratios: Mapping[Place, int], units: int) -> bool:
+def _fits(built: nn.Module, growths: Mapping[Place, Growth], units: int) -> bool:
     shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
-    return all(
-        name in shapes and shapes[name][place] == ratio * units
-        for (name, place), ratio in ratios.items()
-    )
+    for (name, place), growth in growths.items():
+        if name not in shapes or shapes[name][place] != growth.length(units):
+            return False
+    return True
 
 
 def _same_set(values: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ lengths, before autograd sees them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from istmpi.models.joined import multiply_along
 from istmpi.models.leaves import Elsewhere
 from istmpi.models.trials import hooked
 
@@ -38,6 +40,7 @@ PRODUCTS = {
     "scaled_dot_product_attention": 0,
 }
 """The index of each function's operand whose last axis is summed over."""
+_CONVOLUTION = re.compile(r"conv(?:_transpose)?(\d)d")
 CONVOLUTIONS = {
     f"conv{transposed}{axes}d" for transposed in ("", "_transpose") for axes in (1, 2, 3)
 }
@@ -64,6 +67,15 @@ class Call:
 
     def placed(self, module: str, parameter: str) -> Call:
         return replace(self, module=module, parameter=parameter, operands=())
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of the operand that is summed over, counted from its end; None if it is not
+        known."""
+        if self.function in PRODUCTS:
+            return -1
+        convolution = _CONVOLUTION.fullmatch(self.function)
+        return -1 - int(convolution[1]) if convolution else None
 
     @property
     def place(self) -> tuple[str, str, str, str]:
@@ -253,7 +265,7 @@ class Scaled(Calls):
                 if call.function == "logsumexp"
                 else outputs * factor**call.power
             )
-        scaled, args = operands[0] * factor, [*args]
+        scaled, args = multiply_along(operands[0], factor, call.axis), [*args]
         if call.operand >= len(args):
             return func(*args, **{**kwargs, "input": scaled})
         listed = call.function == "einsum" and isinstance(args[1], list | tuple)
@@ -262,11 +274,12 @@ class Scaled(Calls):
 
 
 def input_multiplied(
-    factor: Callable[[], Any], _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    factor: Callable[[], Any], layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    axis = -1 - len(getattr(layer, "kernel_size", ()))
     if inputs:
-        return (inputs[0] * factor(), *inputs[1:]), named
-    return inputs, {**named, "input": named["input"] * factor()}
+        return (multiply_along(inputs[0], factor(), axis), *inputs[1:]), named
+    return inputs, {**named, "input": multiply_along(named["input"], factor(), axis)}
 
 
 def multiply_sums(
@@ -301,7 +314,9 @@ def _multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None
                 changed.append((module, keys, before))
             for key in keys:
                 parameter = module._parameters.pop(key)
-                product = products.setdefault(id(parameter), parameter * factor_of[id(parameter)])
+                factor = factor_of[id(parameter)]
+                factor = factor.to(parameter) if getattr(factor, "ndim", 0) else factor
+                product = products.setdefault(id(parameter), parameter * factor)
                 setattr(module, key, product)  # a recurrent layer also has it in a list
         yield
     finally:

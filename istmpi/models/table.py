@@ -130,6 +130,19 @@ class Use:
         return self.module, self.function, self.parameter, self.detail
 
 
+@dataclass(frozen=True)
+class Joined:
+    """The axis over which a product with a weight sums, if it is a sum of segments
+    (`istmpi.models.joined`)."""
+
+    segments: str
+    """The axis, such as ``hidden + 6``."""
+    axis: int
+    """The number of the weight's axis."""
+    axes: int
+    """The number of axes that the weight has."""
+
+
 def power_of(summed: str) -> tuple[str, float]:
     """Split an entry of a sum's groups, ``hidden`` or ``hidden^0.5``, into the group and the power
     of its share."""
@@ -176,6 +189,9 @@ class Table:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameters that are only used in sums over units of these groups: factors multiply the
     parameter itself."""
+    joined: Mapping[str, Joined] = field(default_factory=dict)
+    """The axes that are sums, by the layers in ``sums`` and the parameters in ``folded`` that sum
+    over them."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The groups that break the law of two halves (`istmpi.models.halves`), by the place of their
     sums."""
@@ -309,7 +325,7 @@ def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
 
 def plain(value: Any) -> Any:
     """Return an entry of a table as a dict, and any other object as its name."""
-    if isinstance(value, ParameterEntry | BatchNormalisation | ResidualBlock | Use):
+    if isinstance(value, ParameterEntry | BatchNormalisation | ResidualBlock | Use | Joined):
         return asdict(value)
     if isinstance(value, Operator):
         return {**asdict(value), "shape": str(value.shape)}

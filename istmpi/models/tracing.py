@@ -92,6 +92,39 @@ def factors_of(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
     return names, all(power == round(power) >= 0 for _, power in powers)
 
 
+def summands(
+    size: int, doubled: Mapping[str, int], lengths: Mapping[str, int]
+) -> list[tuple[int, tuple[str, ...]]] | None:
+    """Return a size as a sum of (number, widths) whose products add up to it; None if it is not
+    such a sum.
+
+    ``doubled``: the size with each width doubled. A width that doubles the whole size is in all
+    summands.
+    """
+    common: list[str] = []
+    growths: dict[str, int] = {}
+    for name, larger in doubled.items():
+        names, exact = factors_of(size, {name: larger})
+        if exact:
+            common += names
+        elif size < larger < 2 * size:
+            growths[name] = larger - size
+        else:
+            return None
+    left, rest = divmod(size, prod(lengths[name] for name in common))
+    terms: list[tuple[int, tuple[str, ...]]] = []
+    for name, growth in growths.items():
+        number, odd = divmod(growth, prod(lengths[each] for each in (*common, name)))
+        rest += odd
+        terms.append((number, (*common, name)))
+        left -= number * lengths[name]
+    if rest or left < 0:
+        return None
+    if left or not terms:
+        terms.append((left, tuple(common)))
+    return terms
+
+
 def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
     """Return an axis of this length with the widths ``names`` as inner factors; the rest is the
     outermost factor."""
@@ -161,19 +194,29 @@ def _read(
     """Return the sizes of record number ``place`` as axes, and the power of the number of examples
     in these sizes.
 
-    Returns None if a size is not a product of widths, or does not give its ``expected`` value at
-    the ``full`` lengths.
+    Returns None if a size is not a sum of products of widths, or does not give its ``expected``
+    value at the ``full`` lengths.
     """
     axes, examples = [], 0
     small, in_full = {**family.lengths, "": EXAMPLES}, {**full, "": EXAMPLES}
     for slot, expected_size in enumerate(expected):
         size = family.base[place].sizes[slot]
         doubled = {name: records[place].sizes[slot] for name, records in family.doubled.items()}
-        names, exact = factors_of(size, doubled)
-        literal, rest = divmod(size, prod(small[name] for name in names))
-        if not exact or rest or literal * prod(in_full[name] for name in names) != expected_size:
+        terms = summands(size, doubled, small)
+        if terms is None:
             return None
-        examples += names.count("")
-        names = [name for name in names if name]
-        axes.append(axis_of(literal * prod(small[name] for name in names), names, small))
+        if (
+            sum(number * prod(in_full[name] for name in names) for number, names in terms)
+            != expected_size
+        ):
+            return None
+        powers = {names.count("") for _, names in terms}
+        if len(powers) > 1:
+            return None
+        examples += powers.pop()
+        segments = []
+        for number, names in terms:
+            names = [name for name in names if name]
+            segments.append(axis_of(number * prod(small[name] for name in names), names, small))
+        axes.append(" + ".join(segments))
     return " ".join(axes), examples

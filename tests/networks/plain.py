@@ -116,13 +116,44 @@ def factors(axis, lengths):
 
 def selected(axes, values, group, lengths, order):
     """Values whose units of a group are others: those in ``order``, wherever the group stands among the axes."""
-    for number, axis in enumerate(re.findall(r"\([^)]*\)|\S+", axes)):
-        words = factors(axis, lengths)
-        names = [name for name, _ in words]
-        for at in [at for at, name in enumerate(names) if name == group]:
-            outer, inner = (math.prod(length for _, length in part) for part in (words[:at], words[at + 1 :]))
-            positions = torch.arange(outer * lengths[group] * inner).view(outer, lengths[group], inner)
-            values = values.index_select(number, positions[:, order].reshape(-1))
+    for number, parts in enumerate(parts_of_axes(axes)):
+        chosen, start = [], 0
+        for part in parts:
+            words = factors(part, lengths)
+            positions = torch.arange(start, start + math.prod(length for _, length in words))
+            start += len(positions)
+            for at in [at for at, (name, _) in enumerate(words) if name == group]:
+                outer, inner = (math.prod(length for _, length in some) for some in (words[:at], words[at + 1 :]))
+                positions = positions.view(outer, -1, inner)[:, order].reshape(-1)
+            chosen.append(positions)
+        values = values.index_select(number, torch.cat(chosen))
+    return values
+
+
+def parts_of_axes(axes):
+    """The parts that lie behind each other, for each axis."""
+    parts, joins = [], False
+    for text in re.findall(r"\([^)]*\)|\S+", axes):
+        if text == "+":
+            joins = True
+        elif joins:
+            parts[-1].append(text)
+            joins = False
+        else:
+            parts.append([text])
+    return parts
+
+
+def of_group(axes, values, group, lengths, by):
+    """Values of which those of a group's units are multiplied, on the axes where other positions lie beside them."""
+    for number, parts in enumerate(parts_of_axes(axes)):
+        along = []
+        for part in parts:
+            words = factors(part, lengths)
+            mine = len(parts) > 1 and group in [name for name, _ in words]
+            along.append(torch.full((math.prod(length for _, length in words),), by if mine else 1.0))
+        along = torch.cat(along).to(values.dtype)
+        values = values * along.view(*(-1 if place == number else 1 for place in range(values.ndim)))
     return values
 
 

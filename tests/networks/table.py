@@ -50,8 +50,9 @@ class Row:
     """Arguments among ``dealt`` whose units are whole blocks."""
     scaled: Mapping[str, str] = field(default_factory=dict)
     """The uses that sum over each argument's units, with no batch normalisation directly behind: the names of
-    parameters, with the power of the share behind ``^`` if it is not 1. Behind a ``+`` stand uses that are of no
-    parameter, or of one that has another use, too."""
+    parameters, with the power of the share behind ``^`` if it is not 1. With a ``|`` behind a name only the units'
+    positions count, beside which others lie on the axis. Behind a ``+`` stand uses that are of no parameter, or of one
+    that has another use, too."""
     means: str = ""
     """Arguments whose units are averaged so that a network of twins averages others: the few best of all."""
     trains: bool | None = True
@@ -115,7 +116,7 @@ DENSE = (
     Row("dense_nets.Highway", FLAT, "hidden", scaled={"hidden": "change.weight gate.weight last.weight"}),
     Row("dense_nets.Maxout", FLAT, "hidden", scaled={"hidden": "last.weight"}),
     Row("dense_nets.Crelu", FLAT, "hidden", scaled={"hidden": "last.weight"}),
-    Row("dense_nets.BesideInputs", FLAT, undealt={"hidden": JOINED}, trains=False),
+    Row("dense_nets.BesideInputs", FLAT, "hidden", scaled={"hidden": "last.weight|"}),
     Row("dense_nets.Siren", FLAT, "hidden", scaled={"hidden": "second.weight last.weight"}),
     Row("dense_nets.UnitsAdded", FLAT, "units", scaled={"units": "+sum"}),
     Row("dense_nets.UnitsAveraged", FLAT, "units"),
@@ -174,8 +175,13 @@ CONVOLUTIONS = (
         default="expand",
         scaled={"stream": "down.weight last.weight", "expand": "down.weight"},
     ),
-    Row("convolution_nets.Inception", IMAGE, undealt={"narrow": JOINED, "wide": JOINED}, trains=False),
-    Row("convolution_nets.DenseNet", IMAGE, undealt={"growth": JOINED}, trains=False),
+    Row(
+        "convolution_nets.Inception",
+        IMAGE,
+        "narrow wide",
+        scaled={"narrow": "last.weight|", "wide": "last.weight|"},
+    ),
+    Row("convolution_nets.DenseNet", IMAGE, "growth", scaled={"growth": "second.weight| last.weight|"}),
     Row("convolution_nets.Film", IMAGE, "channels code", scaled={"channels": "last.weight", "code": "film.weight"}),
 )
 NORMS = (
@@ -543,6 +549,78 @@ TEXT = (
         scaled={"embed": "cell.weight_ih_l0", "hidden": "cell.weight_hh_l0 last.weight"},
     ),
 )
+JOINED_ROWS = (
+    Row(
+        "joined_nets.WideAndDeep",
+        FLAT,
+        "hidden1 hidden2",
+        scaled={"hidden1": "second.weight", "hidden2": "last.weight|"},
+    ),
+    Row("joined_nets.Nerf", FLAT, "hidden wide", scaled={"hidden": "second.weight|", "wide": "last.weight"}),
+    Row(
+        "joined_nets.UnetSkips",
+        IMAGE,
+        "outer inner deep",
+        scaled={
+            "outer": "down2.weight mixed.weight| wide.weight| last.weight",
+            "inner": "bottom.weight up1.weight wide.weight|",
+            "deep": "up2.weight",
+        },
+    ),
+    Row(
+        "joined_nets.Growing",
+        IMAGE,
+        "stem growth neck half",
+        scaled={
+            "stem": "blocks.1.2.weight| blocks.2.2.weight| transition.weight|",
+            "growth": "blocks.1.2.weight| blocks.2.2.weight| transition.weight|",
+            "neck": "blocks.0.5.weight blocks.1.5.weight blocks.2.5.weight",
+            "half": "last.weight",
+        },
+    ),
+    Row(
+        "joined_nets.PointNet",
+        SEQUENCE,
+        "local everywhere head",
+        scaled={"local": "all.weight head.weight|", "everywhere": "head.weight|", "head": "last.weight"},
+    ),
+    Row(
+        "joined_nets.Branches",
+        IMAGE,
+        "one three five",
+        scaled={"one": "last.weight|", "three": "three.weight last.weight|", "five": "last.weight|"},
+    ),
+    Row(
+        "joined_nets.FlatBeside",
+        IMAGE,
+        "channels hidden",
+        scaled={"channels": "joined.weight|", "hidden": "last.weight"},
+    ),
+    Row("joined_nets.Recurrence", SEQUENCE, "hidden", scaled={"hidden": "next.weight| last.weight|"}),
+    Row(
+        "joined_nets.OwnWeights",
+        FLAT,
+        "units wide",
+        scaled={"units": "second| last|", "wide": "last|"},
+        fan={"second": 18, "last": 26},
+    ),
+    Row("joined_nets.CutRows", FLAT, "hidden", scaled={"hidden": "last.weight|"}),
+    Row(
+        "joined_nets.JoinedNormed",
+        FLAT,
+        "hidden",
+        default="",
+        scaled={"hidden": "last.weight| +norm"},
+        trains=False,
+        refused="no factor makes its sums right",
+    ),
+    Row(
+        "joined_nets.ScoreBeside",
+        SEQUENCE,
+        "hidden scores",
+        scaled={"hidden": "joined.weight| last.weight|", "scores": "score.weight"},
+    ),
+)
 ROWS = (
     *DENSE,
     *CONVOLUTIONS,
@@ -554,6 +632,7 @@ ROWS = (
     *TIED,
     *TRAPS,
     *FACTORS,
+    *JOINED_ROWS,
     *GRAPHS,
     *TEXT,
 )

@@ -1,5 +1,7 @@
 """Networks of all kinds of layers, for the tests of what their products are: they know nothing of istmpi."""
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -107,6 +109,19 @@ class Added(nn.Module):
     def forward(self, x):
         compared = torch.cat([torch.relu(self.first(x)), torch.tanh(self.second(x))], -1)
         return self.last((torch.softmax(compared @ compared.transpose(1, 2), -1) @ x).mean(1))
+
+
+class Rooted(nn.Module):
+    """A product over as many numbers as the root of a width, which is no sum of products of widths."""
+
+    def __init__(self, shape, outputs, hidden=16):
+        super().__init__()
+        self.first, self.last = nn.Linear(shape[-1], hidden), nn.Linear(hidden, outputs)
+        self.numbers = math.isqrt(hidden)
+
+    def forward(self, x):
+        few = x.new_ones(len(x), self.numbers) @ x.new_ones(self.numbers, 1)
+        return self.last(torch.relu(self.first(x)).mean(1)) + (few - self.numbers)
 
 
 class Drawn(nn.Module):

@@ -27,7 +27,8 @@ class Case:
     network: str
     lengths: Mapping[str, int]
     axes: Mapping[str, tuple]
-    """A group, or ``(before, group, behind)`` where a unit has several positions, or None, for each axis."""
+    """A group, or ``(before, group, behind)`` where a unit has several positions, or None, for each axis; a list of
+    these, and of numbers of other positions, where they lie behind each other."""
     forward: Callable
     """``forward(weights, x, held, factor)``: the outputs; ``held`` has one for each unit that is there, and ``factor``
     multiplies a sum over the units of a group."""
@@ -96,6 +97,52 @@ def graph(weights, x, held, factor):
     x = torch.relu(heard(x @ weights["first.weight"].T + weights["first.bias"])) * held["hidden1"]
     x = torch.relu(heard(factor["hidden1"] * (x @ weights["second.weight"].T))) * held["hidden2"]
     return factor["hidden2"] * (x.mean(1) @ weights["last.weight"].T) + weights["last.bias"]
+
+
+def beside_inputs(weights, x, held, factor):
+    hidden = torch.relu(x @ weights["up.weight"].T + weights["up.bias"]) * held["hidden"]
+    of_hidden, of_inputs = weights["last.weight"].split([hidden.shape[1], x.shape[1]], dim=1)
+    return factor["hidden"] * (hidden @ of_hidden.T) + x @ of_inputs.T + weights["last.bias"]
+
+
+def inception(weights, x, held, factor):
+    narrow = functional.conv2d(x, weights["small.weight"], weights["small.bias"]).relu()
+    wide = functional.conv2d(x, weights["large.weight"], weights["large.bias"], padding=1).relu()
+    parts = [factor["narrow"] * narrow * held["narrow"].view(-1, 1, 1)]
+    parts.append(factor["wide"] * wide * held["wide"].view(-1, 1, 1))
+    return functional.conv2d(torch.cat(parts, 1), weights["last.weight"], weights["last.bias"]).mean((2, 3))
+
+
+def dense_net(weights, x, held, factor):
+    there = held["growth"].view(-1, 1, 1)
+
+    def product(name, *units):
+        parts = torch.cat([x, *(factor["growth"] * part for part in units)], dim=1)
+        return functional.conv2d(parts, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    first = product("first").relu() * there
+    second = product("second", first).relu() * there
+    return product("last", first, second).mean((2, 3))
+
+
+def recurrence(weights, x, held, factor):
+    """The outputs get the state before the last step, and the last step."""
+    of_inputs, of_state = weights["next.weight"].split([x.shape[2], len(held["hidden"])], dim=1)
+    state = x.new_zeros(len(x), len(held["hidden"]))
+    for step in x.unbind(1):
+        last, before = step, state
+        state = step @ of_inputs.T + factor["hidden"] * (state @ of_state.T) + weights["next.bias"]
+        state = torch.tanh(state) * held["hidden"]
+    of_inputs, of_state = weights["last.weight"].split([x.shape[2], len(held["hidden"])], dim=1)
+    return last @ of_inputs.T + factor["hidden"] * (before @ of_state.T) + weights["last.bias"]
+
+
+def own_weights(weights, x, held, factor):
+    h = torch.relu(x @ weights["first.weight"].T + weights["first.bias"]) * held["units"]
+    of_inputs, of_units = weights["second"].split([x.shape[1], h.shape[1]], dim=1)
+    second = torch.relu(x @ of_inputs.T + factor["units"] * (h @ of_units.T)) * held["wide"]
+    of_second, of_first = weights["last"].split([second.shape[1], h.shape[1]])
+    return factor["wide"] * (second @ of_second) + factor["units"] * (h @ of_first)
 
 
 GATES, HEAD, FUSED = (4, "hidden", 1), (1, "heads", 2), (3, "heads", 2)
@@ -169,6 +216,65 @@ CASES = {
         },
         graph,
     ),
+    "beside inputs": Case(
+        "dense_nets.BesideInputs",
+        {"hidden": 13},
+        {
+            "up.weight": ("hidden", None),
+            "up.bias": ("hidden",),
+            "last.weight": (None, ["hidden", 6]),
+            "last.bias": (None,),
+        },
+        beside_inputs,
+    ),
+    "branches": Case(
+        "convolution_nets.Inception",
+        {"narrow": 13, "wide": 11},
+        {
+            "small.weight": ("narrow", None, None, None),
+            "small.bias": ("narrow",),
+            "large.weight": ("wide", None, None, None),
+            "large.bias": ("wide",),
+            "last.weight": (None, ["narrow", "wide"], None, None),
+            "last.bias": (None,),
+        },
+        inception,
+    ),
+    "growth": Case(
+        "convolution_nets.DenseNet",
+        {"growth": 13},
+        {
+            "first.weight": ("growth", None, None, None),
+            "first.bias": ("growth",),
+            "second.weight": ("growth", [2, "growth"], None, None),
+            "second.bias": ("growth",),
+            "last.weight": (None, [2, (2, "growth", 1)], None, None),
+            "last.bias": (None,),
+        },
+        dense_net,
+    ),
+    "recurrence": Case(
+        "joined_nets.Recurrence",
+        {"hidden": 13},
+        {
+            "next.weight": ("hidden", [6, "hidden"]),
+            "next.bias": ("hidden",),
+            "last.weight": (None, [6, "hidden"]),
+            "last.bias": (None,),
+        },
+        recurrence,
+    ),
+    "own weights": Case(
+        "joined_nets.OwnWeights",
+        {"units": 13, "wide": 11},
+        {
+            "first.weight": ("units", None),
+            "first.bias": ("units",),
+            "second": ("wide", [6, "units"]),
+            "last": (["wide", "units"], None),
+        },
+        own_weights,
+    ),
 }
 
 
@@ -231,7 +337,11 @@ def mask(axes, shape, held):
     there = torch.ones(shape, dtype=torch.float64)
     for number, axis in enumerate(axes):
         if axis is not None:
-            before, group, behind = axis if isinstance(axis, tuple) else (1, axis, 1)
-            along = held[group].repeat_interleave(behind).repeat(before)
+            along = []
+            for part in axis if isinstance(axis, list) else [axis]:
+                before, group, behind = part if isinstance(part, tuple) else (1, part, 1)
+                of_part = torch.ones(part).double() if isinstance(part, int) else held[group].repeat_interleave(behind)
+                along.append(of_part.repeat(before))
+            along = torch.cat(along)
             there = there * along.view(*(-1 if place == number else 1 for place in range(len(shape))))
     return there

@@ -145,15 +145,17 @@ class Multihead(nn.Module):
 
 
 class Joined(nn.Module):
-    """A width that is added to another on one axis: no axis is a multiple of it."""
+    """Half of the units come a second time, so that an axis grows by one and a half positions for each unit."""
 
     def __init__(self, features, outputs, hidden=8):
         super().__init__()
         self.first = nn.Linear(features, hidden)
-        self.last = nn.Linear(hidden + features, outputs)
+        self.half = hidden // 2
+        self.last = nn.Linear(hidden + self.half, outputs)
 
     def forward(self, x):
-        return self.last(torch.cat([torch.relu(self.first(x)), x], dim=1))
+        x = torch.relu(self.first(x))
+        return self.last(torch.cat([x, x[:, : self.half]], dim=1))
 
 
 class Square(nn.Module):

@@ -23,6 +23,7 @@ from tests.networks.failing import FAILING
 from tests.networks.plain import (
     examples,
     lengths_of,
+    of_group,
     outputs_of,
     plain,
     quiet,
@@ -135,6 +136,10 @@ def test_what_was_written_down_makes_twins_as_one(row):
             continue
         for use in uses:
             name, _, power = use.partition("^")
+            if name.endswith("|"):  # its other columns are of no units, or of others
+                name = name.removesuffix("|")
+                twins[name] = of_group(table.parameters[name].axes, twins[name], group, lengths, 0.5)
+                continue
             twins[name] = twins[name] / 2 ** float(power or 1)
         assert_near(row, outputs_of(row, plain(row), twins, True), expected)
 
@@ -304,8 +309,16 @@ def test_the_masked_oracle_is_the_plain_module(case):
 def taken(values, axes, lengths, units):
     """The positions of some units, wherever they stand among the axes."""
     for number, axis in enumerate(axes):
-        if axis is not None:
-            before, group, behind = axis if isinstance(axis, tuple) else (1, axis, 1)
-            positions = torch.arange(before * lengths[group] * behind).view(before, lengths[group], behind)
-            values = values.index_select(number, positions[:, units[group]].reshape(-1))
+        chosen, start = [], 0
+        for part in axis if isinstance(axis, list) else [axis] if axis else []:
+            before, group, behind = part if isinstance(part, tuple) else (1, part, 1)
+            if isinstance(part, int):
+                length, positions = part, torch.arange(part)
+            else:
+                length = before * lengths[group] * behind
+                positions = torch.arange(length).view(before, lengths[group], behind)[:, units[group]].reshape(-1)
+            chosen.append(positions + start)
+            start += length
+        if chosen:
+            values = values.index_select(number, torch.cat(chosen))
     return values

@@ -22,6 +22,7 @@ from istmpi.models.trials import one_thread
 
 FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
+JOINED = Path(__file__).parents[1] / "networks" / "joined_nets.py"
 IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
 NETWORKS = {
     f"{EXAMPLE}:ConvNet": IMAGE,
@@ -34,7 +35,10 @@ NETWORKS = {
     f"{FILE}:Steps": FLAT,
     f"{FILE}:Fixed": FLAT,
     f"{LAYERED}:Added": SEQUENCE,
+    f"{JOINED}:UnetSkips": IMAGE,
+    f"{JOINED}:Growing": IMAGE,
     f"{LAYERED}:Grouping": IMAGE,
+    f"{LAYERED}:Rooted": SEQUENCE,
 }
 BATCH = 6
 
@@ -222,8 +226,14 @@ def test_the_residual_streams_of_networks(name, expected):
     assert found["residual"] == expected
 
 
-def test_what_is_no_product_of_widths_is_told_as_in_the_full_network():
-    own, inferred, found = known("Added")
-    assert [*inferred.lengths] == ["wide", "hidden"] and found["inexact"] == ("",)
-    assert [str(of.shape) for of in found["operators"] if not of.parameter] == ["10 20 10", "10 10 6"]
+def test_what_is_no_sum_of_products_of_widths_is_told_as_in_the_full_network():
+    own, inferred, found = known("Rooted")
+    assert [*inferred.lengths] == ["hidden"] and found["inexact"] == ("",)
+    assert [str(of.shape) for of in found["operators"] if not of.parameter] == ["1 4 1"]
     assert predicted(found["operators"], inferred.widths) == counted(own, inferred.widths)
+
+
+def test_a_product_over_units_of_two_widths_has_their_sum_as_its_size():
+    own, inferred, found = known("Added")
+    assert [*inferred.lengths] == ["wide", "hidden"] and found["inexact"] == ()
+    assert [str(of.shape) for of in found["operators"] if not of.parameter] == ["10 wide + hidden 10", "10 10 6"]

@@ -1,0 +1,84 @@
+"""Makes a network multiply its sums over units by factors: numbers, or vectors along an axis."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from istmpi.engine.axes import Axis
+from istmpi.models.joined import along, factors_of_segments, is_constant, positions
+from istmpi.models.scaling import input_multiplied, multiply_sums
+from istmpi.models.table import Joined
+
+Groups = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places of a network's sums, each with the groups over whose units it adds."""
+
+    layers: Mapping[str, Groups]
+    """Layers whose inputs are multiplied."""
+    ends: Mapping[str, Groups]
+    """Layers at the ends of blocks, whose outputs are multiplied."""
+    calls: Mapping[Any, Groups]
+    """Calls, by the keys of `istmpi.models.scaling.Scaled`."""
+    weights: Mapping[str, Groups]
+    """Parameters that are multiplied themselves."""
+    joined: Mapping[str, Joined]
+    """The axes of weights that are sums of segments."""
+    axes: Mapping[Any, Axis]
+    """The axes that are summed over, as far as they are needed, by layer, call or parameter."""
+
+
+def multiply(
+    network: nn.Module,
+    places: Places,
+    lengths: Mapping[str, int],
+    factor: Callable[[Groups], Any],
+) -> None:
+    """Make a network multiply its sums over units, and the outputs of blocks' ends, by factors.
+
+    ``factor(groups)``: the factor of a product over units of some groups. A float is used in all
+    passes. For a tensor, each pass calls ``factor`` again.
+    """
+
+    def segments(key: Any, groups: Groups) -> list[tuple[Any, int]]:
+        axis = places.axes.get(key)
+        return factors_of_segments(axis, groups, lengths, factor) if axis else [(factor(groups), 1)]
+
+    def functions(entries: Mapping[Any, Groups]) -> dict[Any, Callable[[], Any]]:
+        made: dict[Any, Callable[[], Any]] = {}
+        for key, groups in entries.items():
+            pairs = segments(key, groups)
+            now = positions(pairs)
+            if not is_constant(pairs):
+                made[key] = lambda key=key, groups=groups: positions(segments(key, groups))
+            elif not isinstance(now, float) or now != 1:
+                # torch.compile follows a constant, not a look-up
+                made[key] = lambda constant=now: constant
+        return made
+
+    def weight_factor(name: str, function: Callable[[], Any]) -> Any:
+        joined = places.joined.get(name)
+        return along(function(), joined.axis, joined.axes) if joined else function()
+
+    layers = functions(places.layers)
+    ends = functions(places.ends)
+    calls = functions(places.calls)
+    weights = functions(places.weights)
+    for name, module in network.named_modules():
+        if name in layers:
+            hook = partial(input_multiplied, layers[name])
+            module.register_forward_pre_hook(hook, with_kwargs=True)
+        if name in ends:
+            module.register_forward_hook(lambda _, __, output, end=ends[name]: output * end())
+    if calls or weights:
+
+        def factors() -> tuple[dict[Any, Any], dict[str, Any]]:
+            of_weights = {name: weight_factor(name, weights[name]) for name in weights}
+            return {key: calls[key]() for key in calls}, of_weights
+
+        multiply_sums(network, factors)

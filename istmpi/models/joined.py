@@ -1,0 +1,107 @@
+"""Factors along an axis that is a sum of segments, as ``hidden + 6``: each segment has the factor
+of its own units.
+
+A factor is a number or, along such an axis, a vector with a number for each position.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from istmpi.engine.axes import Axis
+from istmpi.models.table import power_of
+
+Factor = float | np.ndarray
+
+
+def groups_on(axis: Axis) -> tuple[str, ...]:
+    """Return the groups over which a sum along an axis adds, once for each factor of a segment."""
+    groups: list[str] = []
+    for segment in axis.segments:
+        its = [factor.name for factor in segment.factors if factor.name]
+        groups += [
+            name for name in dict.fromkeys(its) for _ in range(its.count(name) - groups.count(name))
+        ]
+    return tuple(groups)
+
+
+def factors_of_segments(
+    axis: Axis,
+    groups: Sequence[str],
+    lengths: Mapping[str, int],
+    factor: Callable[[tuple[str, ...]], Any],
+) -> list[tuple[Any, int]]:
+    """Return the factor and the length of each segment; ``factor(groups)`` is that of a product
+    over some groups."""
+    if len(axis.segments) == 1:
+        return [(factor(tuple(groups)), axis.length(lengths))]
+    pairs = []
+    for segment in axis.segments:
+        its = tuple(summed for summed in groups if power_of(summed)[0] in segment.names)
+        pairs.append((factor(its), segment.length(lengths)))
+    return pairs
+
+
+def vector(pairs: Sequence[tuple[float, int]]) -> Factor:
+    """Return the factors of segments as one number, if they are equal, or as a vector."""
+    factors = [factor for factor, _ in pairs]
+    if len(set(factors)) == 1:
+        return factors[0]
+    return np.repeat(np.array(factors), [length for _, length in pairs])
+
+
+def along(factor: Any, axis: int, axes: int) -> Any:
+    """Return a vector as an array with this number of axes, which multiplies a tensor along
+    ``axis``."""
+    if getattr(factor, "ndim", 0) == 0:
+        return factor
+    return factor.reshape([-1 if place == axis else 1 for place in range(axes)])
+
+
+def of_rows(factor: Factor, start: int, stop: int) -> Factor:
+    """Return the factor of some rows of a tensor."""
+    if isinstance(factor, np.ndarray) and len(factor) > 1:
+        return factor[start:stop]
+    return factor
+
+
+def changes(factor: Factor) -> bool:
+    return bool(np.any(factor != 1))
+
+
+def as_tensor(factor: Factor) -> Any:
+    """Return a number unchanged, and a vector as a tensor."""
+    import torch
+
+    return torch.from_numpy(factor) if isinstance(factor, np.ndarray) else factor
+
+
+def is_constant(pairs: Sequence[tuple[Any, int]]) -> bool:
+    return all(isinstance(factor, float) for factor, _ in pairs)
+
+
+def positions(pairs: Sequence[tuple[Any, int]]) -> Any:
+    """Return the factors of segments: one factor if they are equal, else a tensor of all positions.
+
+    The factors may be tensors.
+    """
+    import torch
+
+    if is_constant(pairs):
+        return as_tensor(vector(pairs))
+    if len(pairs) == 1:
+        return pairs[0][0]
+    values = []
+    for factor, length in pairs:
+        values.append(torch.as_tensor(factor, dtype=torch.float64).reshape(1).expand(length))
+    return torch.cat(values)
+
+
+def multiply_along(x: Any, factor: Any, axis: int) -> Any:
+    """Multiply a tensor by a number, or along an axis by a vector, which a convolution's groups
+    repeat."""
+    if getattr(factor, "ndim", 0) == 0:
+        return x * factor
+    factor = factor.repeat(x.shape[axis] // len(factor)).to(x.device, x.dtype)
+    return x * factor.view([-1 if place == axis % x.ndim else 1 for place in range(x.ndim)])

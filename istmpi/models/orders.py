@@ -1,0 +1,228 @@
+"""Orders of a width's units along an axis: runs of units, and positions beside them, one behind the
+other.
+
+Most axes are one run, ``outer * units * inner``. An axis that grows by less than its length when a
+width doubles has positions of no unit, too, as ``torch.cat`` makes them. The concatenations of a
+forward pass propose the order of runs.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from istmpi.engine.axes import Axis
+from istmpi.models.trials import Watching
+
+SPLITS = {"split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"}
+REPEATED = 16
+"""The largest number of copies of a concatenation on an axis, such as pixels behind which its
+channels lie."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Positions of units: ``outer * units * inner``."""
+
+    outer: int
+    inner: int
+
+    @property
+    def ratio(self) -> int:
+        """The number of positions of a unit."""
+        return self.outer * self.inner
+
+
+Order = tuple[Run | int, ...]
+"""The runs on an axis. A number is that many positions of no unit."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The length of an axis, ``ratio * units + rest``."""
+
+    ratio: int
+    rest: int = 0
+
+    def length(self, units: int) -> int:
+        return self.ratio * units + self.rest
+
+    def times(self, factor: int) -> "Growth":
+        return Growth(self.ratio * factor, self.rest * factor)
+
+
+Structure = tuple[int, ...]
+"""An order without the inner lengths of its runs: the ratio of a run, or minus a number of
+positions of no unit."""
+
+
+def positions_along(order: Order, units: int, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the positions of the ``chosen`` units in the order given, with all positions of no
+    unit at their places.
+
+    ``units``: the number of units on the axis. With a permutation of all units this is the axis
+    with permuted units, with fewer units that of a narrower network, with repeated units that of a
+    network of copies.
+    """
+    parts = []
+    start = 0
+    for run in order:
+        if isinstance(run, int):
+            places = torch.arange(run)
+            length = run
+        else:
+            length = units * run.ratio
+            places = torch.arange(length).view(run.outer, units, run.inner)[:, chosen].reshape(-1)
+        parts.append(places + start)
+        start += length
+    return torch.cat(parts)
+
+
+def merge(runs: Iterable[Run | int]) -> Order:
+    """Return an order in which neighbours that are one run, or no units, are joined."""
+    merged: list[Run | int] = []
+    for run in runs:
+        before = merged[-1] if merged else None
+        if isinstance(run, int) and isinstance(before, int):
+            merged[-1] = before + run
+        elif isinstance(run, Run) and isinstance(before, Run) and run.inner == before.inner:
+            merged[-1] = Run(before.outer + run.outer, run.inner)
+        elif run != 0:
+            merged.append(run)
+    return tuple(merged)
+
+
+def order_on(axis: Axis, width: str, lengths: Mapping[str, int]) -> Order:
+    """Return the order of a width's units on a named axis."""
+    runs: list[Run | int] = []
+    for segment in axis.segments:
+        length = segment.length(lengths)
+        if width not in segment.names:
+            runs.append(length)
+            continue
+        inner = length
+        for factor in segment.factors:
+            inner //= factor.length(lengths)
+            if factor.name == width:
+                runs.append(Run(length // lengths[width] // inner, inner))
+    return merge(runs)
+
+
+def within(order: Order, start: int, stop: int, units: int) -> tuple[Run | None, bool]:
+    """Return the run that has the positions from ``start`` to ``stop``, cut to them; and False if a
+    cut is impossible.
+
+    The run is None if these positions belong to no unit.
+    """
+    first = 0
+    for run in order:
+        length = run if isinstance(run, int) else units * run.ratio
+        if first <= start < first + length:
+            if isinstance(run, int):
+                return None, stop <= first + length
+            each = units * run.inner
+            fits = (
+                (start - first) % each == 0
+                and (stop - start) % each == 0
+                and stop <= first + length
+            )
+            return Run((stop - start) // each, run.inner), fits
+        first += length
+    return None, False
+
+
+def bounds(order: Order, units: int) -> list[int]:
+    """Return the first positions of the runs, and the length of the axis."""
+    ends = [0]
+    for run in order:
+        ends.append(ends[-1] + (run if isinstance(run, int) else units * run.ratio))
+    return ends
+
+
+class Joins(Watching):
+    """Records in ``lengths`` the lengths of the parts of each concatenation and of each cut, in
+    order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        outputs, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        dimension: Any = None
+        if name == "cat":
+            parts, dimension = args[0], args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
+        elif name in SPLITS:
+            parts, dimension = outputs, args[2] if len(args) > 2 else (kwargs or {}).get("dim", 0)
+        if dimension is not None:
+            self.lengths.append(tuple(part.shape[dimension] for part in parts if part.ndim > 1))
+        return outputs
+
+
+def grown(
+    joins: Sequence[tuple[int, ...]], units: int, fewer: Sequence[tuple[int, ...]], few: int
+) -> list[Structure]:
+    """Return the structures of concatenations, from their lengths with two numbers of a width's
+    units.
+
+    A part that is a concatenation itself is replaced by its own parts.
+    """
+    if [*map(len, joins)] != [*map(len, fewer)]:
+        return []
+    structures: dict[Structure, None] = {}
+    last: dict[Growth, Structure] = {}
+    for lengths, narrower in zip(joins, fewer):
+        growths: list[Growth] = []
+        for length, less in zip(lengths, narrower):
+            ratio, rest = divmod(length - less, units - few)
+            if not rest:
+                growths.append(Growth(ratio, length - ratio * units))
+        if len(growths) < len(lengths) or any(
+            growth.ratio < 0 or growth.rest < 0 for growth in growths
+        ):
+            continue
+        expanded: list[int] = []
+        plain: list[int] = []
+        for growth in growths:
+            expanded += last.get(growth, _parts(growth))
+            plain += _parts(growth)
+        total = total_of(plain)
+        if total.ratio and len(expanded) > 1:
+            last[total] = tuple(expanded)
+            structures |= dict.fromkeys((tuple(expanded), tuple(plain)))
+    return [*structures]
+
+
+def total_of(structure: Iterable[int]) -> Growth:
+    parts = [*structure]
+    return Growth(sum(part for part in parts if part > 0), -sum(part for part in parts if part < 0))
+
+
+def structures_of(growth: Growth, joined: Sequence[Structure]) -> list[Structure]:
+    """Return the structures that an axis may have: one run; the structures of concatenations; runs
+    before the rest."""
+    candidates: list[Structure] = [] if growth.rest else [(growth.ratio,)]
+    for structure in joined:
+        total = total_of(structure)
+        factor = growth.ratio // total.ratio
+        if factor and total.times(factor) == growth:
+            candidates.append(tuple(factor * part for part in structure))
+            if 1 < factor <= REPEATED:
+                candidates.append(structure * factor)
+    if growth.rest:
+        candidates += [_parts(growth), _parts(growth)[::-1]]
+    return list(dict.fromkeys(candidates))
+
+
+def orders_of(ratio: int) -> Iterator[Run]:
+    """Yield the runs with this many positions of a unit."""
+    for outer in range(1, ratio + 1):
+        if ratio % outer == 0:
+            yield Run(outer, ratio // outer)
+
+
+def _parts(growth: Growth) -> Structure:
+    return (*[growth.ratio] * bool(growth.ratio), *[-growth.rest] * bool(growth.rest))

@@ -1,0 +1,197 @@
+"""Networks that join units of several layers, or units and inputs, on one axis."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class WideAndDeep(nn.Module):
+    """Two hidden layers, behind the inputs that the last layer also gets."""
+
+    def __init__(self, features, outputs, hidden1=12, hidden2=14):
+        super().__init__()
+        self.first, self.second = nn.Linear(features, hidden1), nn.Linear(hidden1, hidden2)
+        self.last = nn.Linear(features + hidden2, outputs)
+
+    def forward(self, x):
+        deep = torch.relu(self.second(torch.relu(self.first(x))))
+        return self.last(torch.cat([x, deep], dim=-1))
+
+
+class Nerf(nn.Module):
+    """The inputs come again beside the units of the second layer, whose sum a batch normalisation follows."""
+
+    def __init__(self, features, outputs, hidden=12, wide=14):
+        super().__init__()
+        self.first, self.second = nn.Linear(features, hidden), nn.Linear(hidden + features, wide)
+        self.norm, self.last = nn.BatchNorm1d(wide), nn.Linear(wide, outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.second(torch.cat([torch.relu(self.first(x)), x], 1)))))
+
+
+class UnetSkips(nn.Module):
+    """A U-Net whose skips have other widths than what is joined to them, with normalisations."""
+
+    def __init__(self, shape, outputs, outer=12, inner=14, deep=16):
+        super().__init__()
+        self.down1 = nn.Conv2d(shape[0], outer, 3, padding=1)
+        self.down2 = nn.Conv2d(outer, inner, 3, stride=2, padding=1)
+        self.bottom, self.norm = nn.Conv2d(inner, deep, 3, stride=2, padding=1), nn.BatchNorm2d(deep)
+        self.up2 = nn.ConvTranspose2d(deep, inner, 2, stride=2)
+        self.up1 = nn.ConvTranspose2d(2 * inner, outer, 2, stride=2)
+        self.mixed = nn.Conv2d(outer + outer + shape[0], outer, 3, padding=1)
+        self.wide = nn.ConvTranspose2d(outer + inner, outer, 2, stride=2)
+        self.last = nn.Conv2d(outer, outputs, 1)
+
+    def forward(self, x):
+        first = torch.relu(self.down1(x))
+        second = torch.relu(self.down2(first))
+        third = torch.relu(self.norm(self.bottom(second)))
+        up = torch.relu(self.up1(torch.cat([self.up2(third), second], dim=1)))
+        wide = self.wide(torch.cat([functional.max_pool2d(first, 2), second], dim=1))
+        mixed = torch.relu(self.mixed(torch.cat([up, first, x], dim=1)))
+        return self.last(mixed + wide).mean((2, 3))
+
+
+class Growing(nn.Module):
+    """Dense blocks as in the paper: normalisations over all channels so far, bottlenecks, a transition."""
+
+    def __init__(self, shape, outputs, stem=12, growth=14, neck=16, half=18):
+        super().__init__()
+        self.stem = nn.Conv2d(shape[0], stem, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(stem + number * growth),
+                nn.ReLU(),
+                nn.Conv2d(stem + number * growth, neck, 1, bias=False),
+                nn.BatchNorm2d(neck),
+                nn.ReLU(),
+                nn.Conv2d(neck, growth, 3, padding=1, bias=False),
+            )
+            for number in range(3)
+        )
+        self.transition, self.last = nn.Conv2d(stem + 3 * growth, half, 1), nn.Linear(half, outputs)
+
+    def forward(self, x):
+        channels = [self.stem(x)]
+        for block in self.blocks:
+            channels.append(block(torch.cat(channels, dim=1)))
+        return self.last(torch.relu(self.transition(torch.cat(channels, 1))).mean((2, 3)))
+
+
+class PointNet(nn.Module):
+    """The largest value of each global unit stands beside every point's own units."""
+
+    def __init__(self, shape, outputs, local=12, everywhere=14, head=16):
+        super().__init__()
+        self.own, self.all = nn.Conv1d(shape[0], local, 1), nn.Conv1d(local, everywhere, 1)
+        self.head, self.last = nn.Conv1d(local + everywhere, head, 1), nn.Conv1d(head, outputs, 1)
+
+    def forward(self, x):
+        own = torch.relu(self.own(x))
+        everywhere = self.all(own).amax(-1, keepdim=True).expand(-1, -1, x.shape[-1])
+        return self.last(torch.relu(self.head(torch.cat([own, everywhere], dim=1)))).mean(-1)
+
+
+class Branches(nn.Module):
+    """Four branches, one of them the pooled inputs, behind which a flattened picture meets a dense layer."""
+
+    def __init__(self, shape, outputs, one=12, three=14, five=16):
+        super().__init__()
+        self.one = nn.Conv2d(shape[0], one, 1)
+        self.reduce, self.three = nn.Conv2d(shape[0], three, 1), nn.Conv2d(three, three, 3, padding=1)
+        self.five = nn.Conv2d(shape[0], five, 5, padding=2)
+        self.last = nn.Linear((one + three + five + shape[0]) * 4, outputs)
+
+    def forward(self, x):
+        pooled = functional.avg_pool2d(x, 3, 1, 1)
+        parts = [self.one(x), self.three(torch.relu(self.reduce(x))), pooled, self.five(x)]
+        x = functional.adaptive_avg_pool2d(torch.relu(torch.cat(parts, dim=1)), 2)
+        return self.last(x.flatten(1))
+
+
+class FlatBeside(nn.Module):
+    """A flattened picture of channels beside units of the same width, and beside the means of the picture."""
+
+    def __init__(self, shape, outputs, channels=12, hidden=14):
+        super().__init__()
+        self.first, self.side = nn.Conv2d(shape[0], channels, 3), nn.Linear(shape[0], channels)
+        self.joined = nn.Linear(channels * 9 + channels + shape[0], hidden)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        picture = functional.adaptive_avg_pool2d(torch.relu(self.first(x)), 3).flatten(1)
+        means = x.mean((2, 3))
+        return self.last(torch.relu(self.joined(torch.cat([picture, torch.tanh(self.side(means)), means], dim=1))))
+
+
+class Recurrence(nn.Module):
+    """A recurrence by hand: the inputs beside the state, into the next state and into the outputs."""
+
+    def __init__(self, shape, outputs, hidden=12):
+        super().__init__()
+        self.hidden = hidden
+        self.next, self.last = nn.Linear(shape[1] + hidden, hidden), nn.Linear(shape[1] + hidden, outputs)
+
+    def forward(self, x):
+        state = x.new_zeros(len(x), self.hidden)
+        for step in x.unbind(1):
+            joined = torch.cat([step, state], dim=1)
+            state = torch.tanh(self.next(joined))
+        return self.last(joined)
+
+
+class OwnWeights(nn.Module):
+    """Weights that are no layers: one for a linear function, one for a product, whose rows are inputs."""
+
+    def __init__(self, features, outputs, units=12, wide=14):
+        super().__init__()
+        self.first = nn.Linear(features, units)
+        self.second = nn.Parameter(torch.randn(wide, features + units) / 4)
+        self.last = nn.Parameter(torch.randn(wide + units, outputs) / 4)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        second = torch.relu(functional.linear(torch.cat([x, h], dim=1), self.second))
+        return torch.cat([second, h], dim=1) @ self.last
+
+
+class CutRows(nn.Module):
+    """A product whose rows are cut into units, gates and a few numbers that no width counts."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.cut = [hidden, 2, hidden]
+        self.first, self.last = nn.Linear(features, sum(self.cut)), nn.Linear(hidden + 2, outputs)
+
+    def forward(self, x):
+        units, few, gates = self.first(x).split(self.cut, dim=1)
+        return self.last(torch.cat([units * torch.sigmoid(gates), few], dim=1))
+
+
+class JoinedNormed(nn.Module):
+    """A layer normalisation over units and inputs: copies of units weigh more in its mean."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.up, self.norm = nn.Linear(features, hidden), nn.LayerNorm(hidden + features)
+        self.last = nn.Linear(hidden + features, outputs)
+
+    def forward(self, x):
+        return self.last(self.norm(torch.cat([self.up(x), x], dim=1)))
+
+
+class ScoreBeside(nn.Module):
+    """A score by a vector over units and inputs, as attention by addition has it."""
+
+    def __init__(self, shape, outputs, hidden=12, scores=14):
+        super().__init__()
+        self.up, self.joined = nn.Linear(shape[1], hidden), nn.Linear(hidden + shape[1], scores)
+        self.score, self.last = nn.Linear(scores, 1, bias=False), nn.Linear(shape[1] + hidden, outputs)
+
+    def forward(self, x):
+        h = torch.tanh(self.up(x))
+        joined = torch.cat([h, x], dim=-1)
+        weights = self.score(torch.tanh(self.joined(joined))).softmax(1)
+        return self.last((weights * torch.cat([x, h], dim=-1)).sum(1))
