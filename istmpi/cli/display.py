@@ -10,7 +10,6 @@ from rich import progress as bars
 from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from istmpi.errors import IstmpiError
 from istmpi.foreign import one_line, reason
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.report import plots
+from istmpi.report.tables import headed, plain
 from istmpi.training.comparison import ComparisonWatch, Turn
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
@@ -45,14 +45,14 @@ class LiveView:
             console=console,
             speed_estimate_period=LONGEST_ROUNDS,
         )
-        self._task = self._bar.add_task(title, total=rounds)
+        self._task = self._bar.add_task(one_line(title), total=rounds)
         self._live = Live(console=console, get_renderable=self.view, transient=True)
         self.start, self.stop = self._live.start, self._live.stop
 
     def progressed(self, progress: Progress) -> None:
         self._bar.update(self._task, completed=progress.round)
         if scored := progress.validation or progress.score:
-            self._score = f"{progress.score_name} {scored.score:.4f}"
+            self._score = f"{one_line(progress.score_name)} {scored.score:.4f}"
         figures, last = [f"loss {progress.loss:.4f}", self._score], progress.last_round
         if last and last.rates:
             figures += [
@@ -180,9 +180,9 @@ class TrainingDisplay(Watch):
         table.add_column(min_width=10, no_wrap=True, style="bold")
         table.add_column(overflow="fold")
         for name, fact in facts.items():
-            table.add_row(name, escape(one_line(fact)))
+            table.add_row(one_line(name), one_line(fact))
             if not self._terminal:  # no line is broken in a log
-                self._console.print(f"[bold]{name:<10}[/] {escape(one_line(fact))}")
+                self._console.print(headed(f"{one_line(name):<10}", f" {one_line(fact)}"))
         if self._terminal:
             self._console.print(table)
 
@@ -193,7 +193,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
 
     def begun(self, turn: Turn, number: int, count: int) -> None:
         self._heading = f"{number}/{count} {turn.method}, seed {turn.run.train.seed}"
-        self._console.print(f"[bold]{escape(self._heading)}[/]")
+        self._console.print(plain(self._heading, "bold"))
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         if not self._introduced:
@@ -208,9 +208,12 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
     def finished(self, summary: Summary) -> None:
         self._stop_view()
         last = summary.last
+        scored = f"{summary.score_name} {last.score.score:.4f}"
         self._console.print(
-            f"[bold]{escape(self._heading)}:[/] {escape(summary.score_name)} {last.score.score:.4f} "
-            f"after {duration(last.seconds)}, {size(last.bytes)} sent"
+            headed(
+                f"{self._heading}:",
+                f" {scored} after {duration(last.seconds)}, {size(last.bytes)} sent",
+            )
         )
 
     def skipped(self, turn: Turn) -> None:

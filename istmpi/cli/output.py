@@ -21,9 +21,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from istmpi.errors import DataError
-from istmpi.foreign import one_line
+from istmpi.foreign import one_line, printable
 from istmpi.units import counted, size
 
 SECONDS_BETWEEN_LINES = 10
@@ -31,8 +32,20 @@ SECONDS_BETWEEN_LINES = 10
 Report = Callable[[str, int, int], None]
 
 
+class PlainConsole(Console):
+    """A console on which each text is what it says: names are the user's, so no text is markup.
+
+    Characters that a terminal would obey, such as ESC, are escaped. Only rich's own `Text` has
+    styles.
+    """
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        lines = map(printable, text.split("\n"))
+        return super().render_str("\n".join(lines), **{**settings, "markup": False, "emoji": False})
+
+
 def console(**settings: Any) -> Console:
-    return Console(emoji=False, highlight=False, **settings)
+    return PlainConsole(emoji=False, highlight=False, **settings)
 
 
 def wide_console() -> Console:
@@ -77,7 +90,7 @@ def progress(in_bytes: bool = False) -> Iterator[Report]:
     with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task("reading", total=None)
         yield lambda stage, done, total: bar.update(
-            task, description=stage, completed=done, total=total
+            task, description=printable(stage), completed=done, total=total
         )
 
 

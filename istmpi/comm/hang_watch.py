@@ -34,6 +34,7 @@ from istmpi.comm.leaving import end_stuck_job
 from istmpi.comm.thread_mailbox import ThreadMailbox
 from istmpi.comm.whereabouts import Wait
 from istmpi.errors import StuckError
+from istmpi.foreign import one_line
 
 _TICK = 0.25
 _SHORT_TICK = 0.05
@@ -53,7 +54,7 @@ Seen = dict[int, tuple[Sighting, float]]
 
 
 def _print(text: str) -> None:
-    print(f"istmpi: {text}", file=sys.stderr, flush=True)
+    print(f"istmpi: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from istmpi.comm import backoff, mpi
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError, StuckError
+from istmpi.foreign import one_line
 
 PASSED_ON = 0.5
 """Seconds in which a launcher prints a last line. MPICH's launcher drops unread output when a job
@@ -52,7 +53,7 @@ def abort_at_exit(code: int) -> None:
 
 
 def end_stuck_job(error: StuckError) -> None:
-    print(f"istmpi: {error}", file=sys.stderr, flush=True)
+    print(f"istmpi: {one_line(error)}", file=sys.stderr, flush=True)
     time.sleep(PASSED_ON)
     mpi.if_up().COMM_WORLD.Abort(error.exit_code)
 
@@ -76,7 +77,7 @@ def end_with_this_script(communicator: Communicator) -> None:
         global _failed
         _failed = True
         if isinstance(error, IstmpiError):
-            _note(error.exit_code, f"istmpi: {error}")
+            _note(error.exit_code, f"istmpi: {one_line(error)}")
             return
         _note(130 if issubclass(kind, KeyboardInterrupt) else 1)
         excepthook(kind, error, trace)

@@ -3,6 +3,7 @@
 from math import isnan
 from typing import Any
 
+from istmpi.foreign import one_line
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary, Watch
@@ -43,7 +44,7 @@ class Printing(Watch):
         )
 
     def noticed(self, message: str) -> None:
-        print(f"istmpi: {message}", flush=True)
+        print(f"istmpi: {one_line(message)}", flush=True)
 
 
 def _scores(progress: Progress) -> str:

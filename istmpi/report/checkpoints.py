@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from istmpi.engine.axes import Pattern
-from istmpi.foreign import printable
-from istmpi.report.tables import table_of
+from istmpi.report.tables import plain, table_of
 from istmpi.units import counted, duration, number, size
 
 SHOWN_CLASSES = 12
@@ -50,7 +48,7 @@ def facts(contents: Mapping[str, Any]) -> Table:
         "calibrated": calibrated,
         "format": f"{contents['format']}, version {contents['version']}",
     }.items():
-        table.add_row(f"[bold]{name}", escape(printable(value)))
+        table.add_row(plain(name, "bold"), plain(value))
     return table
 
 

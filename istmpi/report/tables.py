@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from istmpi.config import Run
 from istmpi.cost.cluster import Cluster
@@ -27,28 +27,40 @@ CHANGING = (
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
     """Return a table without lines. Values have any type; rich does not read them as markup."""
-    table = Table(*map(_text, columns), box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(plain(column))
     for row in rows:
-        table.add_row(*map(_text, row))
+        table.add_row(*map(plain, row))
     return table
 
 
-def _text(value: object) -> str:
-    return escape(printable(str(value)))
+def plain(value: object, style: str = "") -> Text:
+    """Return a value as one line that is what it says: no markup, and no character that a terminal
+    obeys."""
+    return Text(printable(str(value)), style)
+
+
+def in_lines(text: str, style: str = "") -> Text:
+    return Text("\n").join(plain(line, style) for line in text.split("\n"))
+
+
+def headed(head: object, text: object) -> Text:
+    return Text.assemble(plain(head, "bold"), plain(text))
 
 
 def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str, Any]) -> None:
     phases, ranks = figures["phases"], figures["ranks"]
     dealt = ", ".join(figures["dealt_out"]) or "nothing"
     console.print(
-        f"[bold]{escape(run.name)}[/]: {phases[0]['method']} on {counted(ranks, 'rank')}, {escape(dealt)} dealt out"
+        headed(run.name, f": {phases[0]['method']} on {counted(ranks, 'rank')}, {dealt} dealt out")
     )
     shapes = Table(box=None, pad_edge=False)
     for title in "parameter", "axes", "network", "largest subnet":
         shapes.add_column(title, overflow="fold")
     for each in figures["parameters"]:
         sizes = (" x ".join(map(str, each[key])) for key in ("network", "largest_subnet"))
-        shapes.add_row(escape(each["name"]), escape(each["axes"]), *sizes)
+        shapes.add_row(*map(plain, (each["name"], each["axes"], *sizes)))
     console.print(shapes)
 
     def memory(*kinds: str) -> tuple[str, str, str]:
@@ -91,7 +103,7 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
     console.print(f"learning rate {schedules.in_words(run.optimizer, steps)}")
     for remark in (inexact(network) if network.inexact else "", figures["warning"]):
         if remark:
-            console.print(escape(remark), soft_wrap=True)
+            console.print(plain(remark), soft_wrap=True)
 
 
 def inexact(network: Architecture) -> str:
@@ -175,7 +187,7 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
             )
             table.min_width = min(len(title), console.width)
             for heading in ("ranks", *shown):
-                table.add_column(escape(heading), justify="right", no_wrap=heading != "ranks")
+                table.add_column(plain(heading), justify="right", no_wrap=heading != "ranks")
             for ranks in sorted({row["ranks"] for row in rows}):
                 its = (cells.get((method, ranks)) for method in shown)
                 table.add_row(str(ranks), *(cell(row) if row else "" for row in its))
@@ -227,30 +239,27 @@ def cluster(console: Console, cluster: Cluster) -> None:
         ("local step", latency(cluster.step_seconds), "", ""),
         ("deal", latency(cluster.deal_seconds), "", ""),
     ]
-    console.print(f"[bold]{escape(cluster.name)}[/], {escape(cluster.source)}")
+    console.print(headed(cluster.name, f", {cluster.source}"))
     console.print(table_of(("", "latency", "rate", "median error of the fit"), rows))
 
 
 def comparison(console: Console, compared: Comparison) -> None:
-    console.print(escape(verdict(compared)), soft_wrap=not console.is_terminal)
+    console.print(plain(verdict(compared)), soft_wrap=not console.is_terminal)
     console.print()
     for sheet in sheets(compared):
-        console.print(f"[bold]{escape(sheet.title)}[/]", soft_wrap=True)
+        console.print(plain(sheet.title, "bold"), soft_wrap=True)
         table = Table(box=None, pad_edge=False)
-        table.add_column(escape(sheet.corner), vertical="top")
+        table.add_column(plain(sheet.corner), vertical="top")
         for name in sheet.columns:
             table.add_column(
-                escape(name.replace(" (", "\n(").replace(", ", ",\n")), justify="right"
+                in_lines(name.replace(" (", "\n(").replace(", ", ",\n")), justify="right"
             )
         for (name, cells), best in zip(sheet.rows, sheet.best or [frozenset()] * len(sheet.rows)):
-            table.add_row(
-                escape(name), *(_marked(cell, place in best) for place, cell in enumerate(cells))
+            marked = (
+                in_lines(cell, "bold" if place in best else "") for place, cell in enumerate(cells)
             )
+            table.add_row(plain(name), *marked)
         console.print(table)
         console.print()
     for line in notes(compared):
-        console.print(escape(line), soft_wrap=True)
-
-
-def _marked(cell: str, best: bool) -> str:
-    return f"[bold]{escape(cell)}[/]" if best else escape(cell)
+        console.print(plain(line), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Names that a terminal's library would take for its markup: they are shown as they are, by every command."""
+"""Names that a terminal, or its library, would obey: they are shown as they are, by every command."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,8 @@ import istmpi
 
 LABELS = ("[/red]", "[bold]", ":cat:", "[link=a]b", "back\\")
 RUN = "[bold]run"
+ODD = "[/m]\x1b[31m"
+SEEN = r"[/m]\x1b[31m"
 
 
 def test_consoles_read_no_names_as_markup():
@@ -14,6 +16,17 @@ def test_consoles_read_no_names_as_markup():
         text = re.sub(r"\s+", "", file.read_text())
         assert not re.search(r"\bConsole\((?!emoji=False)(?=[^)]*\w=)", text), f"{file} has a console with emojis"
         assert not re.search(r"TextColumn\([^)]*\{(?![^)]*markup=False)", text), f"{file} has a column with markup"
+        assert "fromrich.markup" not in text, f"{file} escapes markup, which istmpi's console does not read"
+
+
+def shown(series, folder, commands):
+    """Run commands and check what each prints, given as (words of the command, words that it prints)."""
+    steps = {str(number): words for number, (words, _) in enumerate(commands)}
+    said = series(1, folder, steps).end(200)
+    for result, (words, expected) in zip(said.values(), commands, strict=True):
+        assert result.returncode == 0 and "Traceback" not in result.stderr, (words, result)
+        assert "\x1b" not in result.stdout + result.stderr, (words, result)
+        assert [text for text in expected if text not in result.stdout] == [], (words, result)
 
 
 def test_names_in_data_and_runs_are_shown_as_they_are(series, tmp_path, monkeypatch):
@@ -28,7 +41,7 @@ def test_names_in_data_and_runs_are_shown_as_they_are(series, tmp_path, monkeypa
     Path("run.toml").write_text(f'name = "{RUN}"\n[method]\nname = "local-sgd"\n')
     run = ["run.toml", "--data", data, "--model", network]
     compare = ["compare", *run, "--methods", "local-sgd,data-parallel", "--rounds", "1", "--out", "runs/[c]"]
-    shown = [
+    commands = [
         (["prepare", "csv", "[red] a.csv", data], [*LABELS, "[red] a.h5"]),
         (["train", *run, "--rounds", "2", "--out", "runs/[a]"], ["runs/[a]", RUN, "[red] a.h5", "[net].py:Net"]),
         (["train", *run, "--dry-run"], [RUN]),
@@ -41,7 +54,63 @@ def test_names_in_data_and_runs_are_shown_as_they_are(series, tmp_path, monkeypa
         (["model", network, "--data", data, "--json"], ["[net].py:Net"]),
         (compare, []),
     ]
-    said = series(1, tmp_path, {str(number): command for number, (command, _) in enumerate(shown)}).end(200)
-    for result, (command, expected) in zip(said.values(), shown):
-        assert result.returncode == 0 and "Traceback" not in result.stderr, result
-        assert [words for words in expected if words not in result.stdout] == [], (command, result)
+    shown(series, tmp_path, commands)
+
+
+SPLITS = f"""
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+score_name = "acc {ODD}"
+
+
+def splits():
+    examples = TensorDataset(torch.arange(240.0).view(60, 4), torch.arange(60) % 3)
+    return {{"train": examples, "test": examples}}
+
+
+def score(outputs, batch):
+    return (outputs.argmax(1) == batch[1]).float().mean()
+
+
+class Net(nn.Module):
+    def __init__(self, hidden=8):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, hidden), nn.Linear(hidden, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+"""
+
+
+def test_what_a_terminal_obeys_is_shown_by_its_name(series, tmp_path):
+    """A score, a folder, a file, a class and a cluster with a tag that closes nothing, and with ESC."""
+    (tmp_path / "own.py").write_text(SPLITS)
+    place, seen = f"runs/{ODD.replace('/', '')}", f"runs/{SEEN.replace('/', '')}"
+    run = ["--data", "own.py:splits", "--model", "own.py:Net", "--rounds", "2"]
+    score, saved = f"acc {SEEN}", f"{place}/network.h5"
+    commands = [
+        (["train", *run, "--out", "runs/a"], [score]),
+        (["train", *run, "--out", "runs/a", "--resume", "auto"], ["nothing left to train"]),
+        (["train", *run, "--dry-run"], []),
+        (["simulate", *run, "--ranks", "2", "--out", "runs/b"], [score]),
+        (["compare", *run, "--methods", "local-sgd,ist", "--out", "runs/c"], [score]),
+        (f"import os; os.rename('runs/a', {place!r})", []),
+        (["report", place], [score]),
+        (["report", place, "runs/b", "--html", f"{place}.html"], []),
+        (["report", place, "--json"], []),
+        (["runs", "du"], [seen]),
+        (["checkpoint", "ls", place], ["network.h5"]),
+        (["checkpoint", "show", saved], []),
+        (["checkpoint", "verify", saved], [seen]),
+        (["evaluate", saved, *run[:4]], [score]),
+        (["costmodel", *run[:4]], []),
+        (["measure", *run[:4], "--out", f"{place}.json"], [f"{seen}.json"]),
+        (["costmodel", *run[:4], "--cluster", f"{place}.json", "--advise"], []),
+        (["model", "own.py:Net", "--data", run[1]], []),
+        (["doctor", "--folder", place], [seen]),
+        (["settings", "train.rounds"], []),
+        (["runs"], []),
+    ]
+    shown(series, tmp_path, commands)

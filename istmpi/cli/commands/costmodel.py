@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 
 from istmpi.cli import options
 from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, described
@@ -173,7 +172,7 @@ def _advise(advice: Advice) -> None:
     stdout, listing = console(soft_wrap=True), table(*COLUMNS)
     for row in advice.rows:
         listing.add_row(*row)
-    stdout.print(escape(advice.first), "", listing, "", *map(escape, advice.notes), sep="\n")
+    stdout.print(advice.first, "", listing, "", *advice.notes, sep="\n")
 
 
 def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[costs.Row]) -> None:
@@ -181,20 +180,20 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
     link = cluster.links["alltoallv"]
     rate = f"{number(8 * link.bandwidth)}bit/s" if link.seconds_per_byte else "any rate"
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
-    stdout.print(f"[bold]{escape(_title(scenario))}[/]", soft_wrap=True)
+    stdout.print(_title(scenario), style="bold", soft_wrap=True)
     if scenario.shared_batch:
         stdout.print(
             "This is the paper's network; for yours: istmpi costmodel RUN.", soft_wrap=True
         )
     stdout.print(
-        f"On {escape(cluster.name)}: {rate}, {link.latency * 1e6:.4g} µs, {speed} a "
-        f"rank ({escape(cluster.source)}). An epoch has {scenario.examples:,} examples.\n",
+        f"On {cluster.name}: {rate}, {link.latency * 1e6:.4g} µs, {speed} a "
+        f"rank ({cluster.source}). An epoch has {scenario.examples:,} examples.\n",
         soft_wrap=True,
     )
     tables.survey(stdout, rows)
     stdout.print()
     for line in _remarks(scenario, methods, ranks):
-        stdout.print(escape(line), soft_wrap=True)
+        stdout.print(line, soft_wrap=True)
 
 
 def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:

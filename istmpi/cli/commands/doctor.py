@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.markup import escape
+from rich.text import Text
 
 from istmpi.cli.options import as_json, flag, real, text
 from istmpi.cli.output import console, print_json
@@ -58,10 +58,12 @@ def _show(report: Report) -> None:
 
     stdout, states = console(soft_wrap=True), [finding.state for finding in report.findings]
     for finding in report.findings:
-        state = f"[{finding.state}]{finding.state:<6}[/]"
+        state = Text(f"{finding.state:<6}", finding.state)
         stdout.print(
-            f"{state}  [bold]{escape(finding.name):<9}[/] {escape(printable(finding.fact))}"
+            Text.assemble(
+                state, "  ", (f"{finding.name:<9}", "bold"), f" {printable(finding.fact)}"
+            )
         )
         if finding.cure:
-            stdout.print(f"{'':19}{escape(printable(finding.cure))}")
+            stdout.print(f"{'':19}{printable(finding.cure)}")
     stdout.print(", ".join(f"{states.count(state)} {state}" for state in STATES if state in states))

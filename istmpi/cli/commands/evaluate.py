@@ -9,7 +9,6 @@ from istmpi.cli.options import as_json, flag, own_class, text
 from istmpi.cli.output import note, print_json, say
 from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
-from istmpi.foreign import printable
 
 
 @click.command("evaluate")
@@ -56,13 +55,13 @@ def command(
     if result.calibrated:
         why = "" if calibrate else f": {path} was saved without calibration"
         say(f"calibrated on the training split of {result.source}{why}")
-    click.echo(
+    say(
         f"{result.score_name} {score.score:.4f}, loss {score.loss:.4f} "
-        f"on {score.examples:,} {split} examples of {printable(result.source)}"
+        f"on {score.examples:,} {split} examples of {result.source}"
     )
     if score.more:
-        click.echo(", ".join(f"{name} {value:.4f}" for name, value in score.more.items()))
+        say(", ".join(f"{name} {value:.4f}" for name, value in score.more.items()))
     if score.bits_per_byte:
-        click.echo(f"{score.bits_per_byte:.4f} bits a byte")
+        say(f"{score.bits_per_byte:.4f} bits a byte")
     for number, of_exit in enumerate(score.exits or (), 1):
-        click.echo(f"exit {number}: {result.score_name} {of_exit:.4f}")
+        say(f"exit {number}: {result.score_name} {of_exit:.4f}")

@@ -9,7 +9,7 @@ import click
 
 from istmpi.cli import options
 from istmpi.cli.options import as_json, flag, text, whole
-from istmpi.cli.output import print_json, wide_console
+from istmpi.cli.output import print_json, say, wide_console
 from istmpi.cli.run_options import assigned
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
@@ -119,7 +119,7 @@ def command(
         for shown in tables(facts, shapes):
             wide_console().print(shown, "")
         if facts["warning"]:
-            print(facts["warning"])
+            say(facts["warning"])
     if refusal:
         raise refusal
 

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
-from rich.markup import escape
 
 from istmpi.cli.options import WholeRange, YesOrNo, as_json, force, listed, real, text
 from istmpi.cli.output import console, print_json, progress, table
@@ -78,9 +77,9 @@ def command(
         return
     facts = table()
     for row in _rows(report):
-        facts.add_row(*map(escape, row))
+        facts.add_row(*row)
     stdout = console()
-    stdout.print(escape(printable(report.target.name)), style="bold")
+    stdout.print(report.target.name, style="bold")
     stdout.print(facts)
     stdout.print(
         f"train on it: mpirun -n 4 {shlex.join(_next(report))}", soft_wrap=True, markup=False

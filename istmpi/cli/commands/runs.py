@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
+from rich.text import Text
 
 from istmpi import lock
 from istmpi.cli.options import as_json, flag
@@ -42,7 +42,7 @@ def command(context: click.Context, as_json: bool) -> None:
         return
     listing = table()
     for name, line in first_lines.items():
-        listing.add_row(f"[bold]{name}", escape(line))
+        listing.add_row(Text(name, "bold"), line)
     console(soft_wrap=True).print(listing)
 
 
@@ -113,7 +113,7 @@ def _show(facts: list[dict[str, Any]]) -> None:
     listing = table("size", "files", "state", "folder")
     for run in facts:
         listing.add_row(
-            size(run["bytes"]), f"{run['files']:,}", run["state"], escape(one_line(run["folder"]))
+            size(run["bytes"]), f"{run['files']:,}", run["state"], one_line(run["folder"])
         )
     nbytes, files = (sum(run[name] for run in facts) for name in ("bytes", "files"))
     listing.add_row(size(nbytes), f"{files:,}", "", counted(len(facts), "run"))

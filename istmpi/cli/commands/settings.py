@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 import click
-from rich.markup import escape
+from rich.text import Text
 
 from istmpi.cli.output import console, table
 from istmpi.config import Setting, every_setting
@@ -96,9 +96,7 @@ def _list(settings: Sequence[Setting]) -> None:
         owner = f"{setting.owner}: " if setting.owner else ""
         limits = f" ({setting.range})" if setting.range else ""
         listing.add_row(
-            f"[bold]{setting.name}",
-            escape(shown_default(setting)),
-            escape(f"{owner}{setting.help}{limits}"),
+            Text(setting.name, "bold"), shown_default(setting), f"{owner}{setting.help}{limits}"
         )
     console(soft_wrap=True).print(listing)
 
