@@ -65,7 +65,7 @@ def plan() -> dict[str, float]:
     route, memory = Route(Owners(lengths, RANKS), deals.__getitem__, groups, stays=True), status("VmHWM")
     drawn = seconds(lambda: Partition.draw(lengths, groups, RANKS, 0, 3).digest, 1)
     legs = [*route.into(parameters, 1, deals[0]), *route.out_of(parameters, 1)]
-    transfers = seconds(lambda: [Transfer.of(leg, RANKS // 3) for leg in legs], 1)
+    transfers = seconds(lambda: [Transfer.from_leg(leg, RANKS // 3) for leg in legs], 1)
     grown = status("VmHWM") - memory
     return {"deal, s": drawn, "transfers, s": transfers, "plan, s": drawn + transfers, "plan, MB": grown}
 

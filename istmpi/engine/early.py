@@ -8,7 +8,7 @@ stay. After the round no message is on its way, and every rank has all dealt val
 next.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +16,12 @@ import torch
 from istmpi.comm import Communicator, Traffic
 from istmpi.comm.background import BackgroundRunner
 from istmpi.engine.axes import Parameter
-from istmpi.engine.layout import part_shape
-from istmpi.engine.partition import Partition
+from istmpi.engine.layout import TrainingLayout, part_shape
 from istmpi.engine.route import HOP, PULL, PUSH, Leg, Route
 from istmpi.engine.store import ParameterStore, Tensors
 from istmpi.engine.transfer import Transfer
 
-Buffers = MutableMapping[str, torch.Tensor]
+Buffers = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -32,13 +31,13 @@ class HeldParts:
     Rows of the owners may be out of date until ``flushed`` is true.
     """
 
-    deal: Partition
+    deal: TrainingLayout
     tensors: dict[str, torch.Tensor]
     flushed: bool = False
 
 
 def receive_buffers(
-    buffers: Buffers, parameters: Mapping[str, Parameter], deal: Partition, rank: int
+    buffers: Buffers, parameters: Mapping[str, Parameter], deal: TrainingLayout, rank: int
 ) -> dict[str, torch.Tensor]:
     """Return host tensors for a rank's part in a deal, from ``buffers``; add new tensors where none
     fits."""
@@ -66,7 +65,9 @@ class EarlyExchange:
         arriving: Buffers,
         leaving: Buffers,
     ):
-        self._held, self._store, self._communicator = held, store, communicator
+        self._held = held
+        self._store = store
+        self._communicator = communicator
         self._following = route.deal(round + 1)
         parameters = {name: store.parameters[name] for name in held.tensors}
         legs = {leg.name: leg for leg in route.into(parameters, round + 1, held.deal)}
@@ -77,14 +78,13 @@ class EarlyExchange:
         self._hop: Transfer | None = None
         self._work = BackgroundRunner("exchange")
         communicator.traffic = Traffic()
-        self._work.put(lambda: self._move(PULL, store.tensors, self._arriving))
+        self._work.put(self._pull)
 
     def leave(self, trained: Tensors) -> None:
         for name, values in self._leaving.items():
             values.copy_(trained[name])
-        self._held.flushed = (
-            False  # the push changes owners' rows: after a rollback a flush must restore them
-        )
+        # The push changes owners' rows: after a rollback a flush must restore them.
+        self._held.flushed = False
         self._work.put(self._send)
 
     def finish(self, traffic: Traffic) -> float:
@@ -95,8 +95,13 @@ class EarlyExchange:
     def assemble(self, trained: Tensors) -> HeldParts:
         """Return this rank's part of the next deal: elements that arrived, and ``trained`` elements
         that stay."""
+        if self._hop is None:
+            raise AssertionError("the exchange is not finished")
         self._hop.stay(trained, self._arriving)
         return HeldParts(self._following, self._arriving)
+
+    def _pull(self) -> None:
+        self._move(PULL, self._store.tensors, self._arriving)
 
     def _send(self) -> None:
         self._hop = self._move(HOP, self._leaving, self._arriving)
@@ -104,6 +109,6 @@ class EarlyExchange:
 
     def _move(self, name: str, values: Tensors, into: Tensors) -> Transfer:
         leg = self._legs[name]
-        transfer = Transfer.of(leg, self._store.rank)
+        transfer = Transfer.from_leg(leg, self._store.rank)
         transfer.run(values, into, self._communicator)
         return transfer

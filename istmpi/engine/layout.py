@@ -8,10 +8,12 @@ is ``tensor[np.ix_(...)]``.
 `istmpi.engine.partition.Partition`, or in federated averaging `Replicated`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
+
+import numpy as np
 
 from istmpi.engine.axes import Axis, Parameter, Positions
 
@@ -20,44 +22,72 @@ class Layout(Protocol):
     """The positions of every parameter that each rank has. A layout is pure, and the same on every
     rank."""
 
-    lengths: Mapping[str, int]
-    ranks: int
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """The length of every named axis."""
 
     @property
-    def units(self) -> Mapping[str, object]:
-        """The unit groups that are dealt out."""
+    def ranks(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def units(self) -> Mapping[str, Sequence[np.ndarray]]:
+        """The sorted units of each rank, for each unit group that is dealt out."""
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
-        """The sorted positions that ``rank`` has along a tensor's axis number ``place``."""
+        """Return the sorted positions that ``rank`` has along a tensor's axis number ``place``."""
 
     def largest(self, axis: Axis, place: int) -> int:
-        """The most positions that any rank has along a tensor's axis number ``place``."""
+        """Return the most positions that any rank has along a tensor's axis number ``place``."""
 
     def copies(self, names: frozenset[str]) -> int:
         """Return the number of ranks that have an element of a tensor with these axis names, if any
         rank has it."""
 
 
+class TrainingLayout(Layout, Protocol):
+    """The layout in which ranks train in a round."""
+
+    def held(self, rank: int) -> dict[str, Positions]:
+        """Return the units of each dealt group that a rank holds."""
+
+    def holder(self, axis: Axis) -> np.ndarray | None:
+        """Return the rank that holds all units of each position along an axis: ``[length]`` int64,
+        -1 for no rank. None for an axis that is not dealt out."""
+
+
+NOTHING_DEALT: Mapping[str, Sequence[np.ndarray]] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Owners:
-    """Contiguous blocks of rows, one for each rank; their lengths differ by at most 1. Elements
-    have one owner."""
+    """Contiguous blocks of rows, one for each rank; their lengths differ by at most 1.
+
+    Every element has one owner.
+    """
 
     lengths: Mapping[str, int]
     ranks: int
 
-    units = MappingProxyType({})
+    @property
+    def units(self) -> Mapping[str, Sequence[np.ndarray]]:
+        return NOTHING_DEALT
 
     def rows(self, length: int, rank: int) -> range:
         return range(length * rank // self.ranks, length * (rank + 1) // self.ranks)
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
         length = axis.length(self.lengths)
-        return axis.inside(self.rows(length, rank) if place == 0 else range(length), self.lengths)
+        rows = self.rows(length, rank) if place == 0 else range(length)
+        return axis.inside(rows, self.lengths)
 
     def largest(self, axis: Axis, place: int) -> int:
         count = axis.count(self.lengths)
-        return min(-(-axis.length(self.lengths) // self.ranks), count) if place == 0 else count
+        if place > 0:
+            return count
+        # The first ranks may own a row more.
+        most_rows = -(-axis.length(self.lengths) // self.ranks)
+        return min(most_rows, count)
 
     def copies(self, names: frozenset[str]) -> int:
         return 1
@@ -74,13 +104,19 @@ class Replicated:
     weights: tuple[int, ...] | None = None
     """The weight of each rank in a mean over ranks; None if all weights are the same."""
 
-    units = MappingProxyType({})
+    @property
+    def units(self) -> Mapping[str, Sequence[np.ndarray]]:
+        return NOTHING_DEALT
 
     def held(self, rank: int) -> dict[str, Positions]:
         return {}
 
+    def holder(self, axis: Axis) -> np.ndarray | None:
+        return None
+
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
-        length = axis.length(self.lengths) if self.members is None or rank in self.members else 0
+        takes_part = self.members is None or rank in self.members
+        length = axis.length(self.lengths) if takes_part else 0
         return axis.inside(range(length), self.lengths)
 
     def largest(self, axis: Axis, place: int) -> int:
@@ -93,15 +129,16 @@ class Replicated:
 def pieces_to_move(
     parameters: Mapping[str, Parameter], layouts: Iterable[Layout | None], shared: bool = True
 ) -> list[tuple[str, int, Parameter]]:
-    """Return (name, number, piece) for the pieces of parameters that move: a rank's part of a piece
-    has equal copies.
+    """Return (name, number, piece) for the pieces of parameters that move.
 
-    A parameter is one piece, unless an axis has segments of which the layouts deal out only some.
-    ``shared``: False leaves out the pieces of such parameters that all ranks have.
+    A rank's part of a piece has equally many copies everywhere. A parameter is one piece, unless an
+    axis has segments of which the layouts deal out only some. ``shared``: False leaves out the
+    pieces of such parameters that all ranks have.
     """
-    groups: dict[str, object] = {}
+    groups: dict[str, Sequence[np.ndarray]] = {}
     for layout in layouts:
-        groups |= layout.units if layout else {}
+        if layout:
+            groups.update(layout.units)
     moving = []
     for name, parameter in parameters.items():
         pieces = parameter.pieces(groups)

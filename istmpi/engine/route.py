@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from istmpi import rng
 from istmpi.comm.codec import Wire
 from istmpi.engine.axes import Parameter
-from istmpi.engine.layout import Layout, Owners
+from istmpi.engine.layout import Layout, Owners, TrainingLayout
 from istmpi.engine.packed_sizes import Largest
-from istmpi.engine.partition import Partition
 from istmpi.engine.slots import parameter_of, weights_among
 
 PULL, HOP, PUSH, MEAN, FLUSH = "pull", "hop", "push", "mean", "flush"
@@ -29,7 +28,7 @@ class Leg:
     parameters: Parameters
     source: Layout | None = None
     target: Layout | None = None
-    exclude: Partition | None = None
+    exclude: TrainingLayout | None = None
     """A deal. Elements of its dealt parameters move only if no rank holds them in this deal."""
     wire: Wire | Largest | None = None
     """The form in which values are sent. `Largest` sends only the largest changes; None sends
@@ -44,7 +43,7 @@ class Route:
     """The legs of every round of a method, which may deal out units or nothing."""
 
     owners: Owners
-    deal: Callable[[int], Layout]
+    deal: Callable[[int], TrainingLayout]
     """A function that returns the layout in which ranks train in a round."""
     groups: Sequence[str] = ()
     stays: bool = False
@@ -82,7 +81,7 @@ class Route:
         self,
         parameters: Parameters,
         round: int,
-        before: Partition | None,
+        before: TrainingLayout | None,
         present: Collection[str] = (),
     ) -> Iterator[Leg]:
         """Yield the legs that bring ranks the parameters of a round: from their last holders and
@@ -148,7 +147,7 @@ class Route:
     def mean_is_due(self, round: int) -> bool:
         return (round + 1) % self.every == 0
 
-    def recovered(self, round: int) -> Partition | None:
+    def recovered(self, round: int) -> TrainingLayout | None:
         """Return the deal whose parts ranks pull from the owners before a job's first round; None
         if they pull nothing.
 
@@ -185,7 +184,7 @@ class Route:
         return Wire(self.wire, rng.key(self.seed, "wire", leg, round), settles)
 
 
-def _dealt(parameters: Parameters, deal: Partition) -> Parameters:
+def _dealt(parameters: Parameters, deal: TrainingLayout) -> Parameters:
     return {
         name: parameter
         for name, parameter in parameters.items()

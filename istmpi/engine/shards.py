@@ -1,15 +1,15 @@
-"""The newest values of every parameter: where they are, and how they get to the ranks that train
-them and back.
+"""The newest values of every parameter, and their way to the ranks that train them and back.
 
 Each rank has a store of the rows that it owns (`istmpi.engine.store`). Between rounds, holders may
 have newer values of dealt parameters, and every rank newer values of common parameters;
 `Shards.flush` brings newer values to the owners.
 """
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 
+import numpy as np
 import torch
 
 from istmpi.comm import Communicator
@@ -17,12 +17,11 @@ from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.clock import Clock
 from istmpi.engine.axes import Parameter
 from istmpi.engine.early import EarlyExchange, HeldParts, receive_buffers
-from istmpi.engine.layout import part_shape
+from istmpi.engine.layout import TrainingLayout, part_shape
 from istmpi.engine.outer import Outer
 from istmpi.engine.packed_sizes import Largest
-from istmpi.engine.partition import Partition
-from istmpi.engine.route import HOP, MEAN, PUSH, Leg, Route
-from istmpi.engine.slots import Slot, weights_among
+from istmpi.engine.route import HOP, MEAN, PULL, PUSH, Leg, Route
+from istmpi.engine.slots import Slot, parameter_of, weights_among
 from istmpi.engine.sparse_mean import SparseMean
 from istmpi.engine.store import ParameterStore, Tensors, copy_from_host, empty_on_host, on_host
 from istmpi.engine.transfer import Transfer
@@ -45,99 +44,155 @@ class Shards:
         outer: Outer,
         restored: Tensors,
     ):
-        self.store, self.route, self.outer = store, route, outer
-        self._communicator, self._clock = communicator, clock
+        self.store = store
+        self.route = route
+        self.outer = outer
+        self._communicator = communicator
+        self._clock = clock
         self._restored = dict(restored)
         self._held: HeldParts | None = None
+        """This rank's dealt parts; None if only owners have them."""
         self._common: dict[str, torch.Tensor] = {}
-        """Common tensors, whole, on this rank's device; empty if they must be fetched from the
-        owners."""
+        """Common tensors, whole, on this rank's device; empty if owners have newer ones."""
         self.alike: dict[str, torch.Tensor] = {}
         """Slots with the same values on all ranks, whole, on this rank's device, such as an outer
         step's velocity."""
         self._mean_taken = True
         """True if all ranks have the same values of the common parameters."""
         self._reached: dict[str, torch.Tensor] = {}
-        self._arriving: MutableMapping[str, torch.Tensor] = {}
-        self._leaving: MutableMapping[str, torch.Tensor] = {}
+        """A mask for each weight: True for the elements that a rank trained in this round."""
+        # Buffers of the early exchange, which change places from round to round.
+        self._arriving: dict[str, torch.Tensor] = {}
+        self._leaving: dict[str, torch.Tensor] = {}
         self._sparse = SparseMean(route.largest) if route.largest else None
         self._slots: dict[str, torch.Tensor] = {}
         """Slots that only this rank has (`Route.own_slots`), on its device."""
         self._starts: dict[str, torch.Tensor] = {}
-        """Weights at a round's start, on this rank's device, if changes are sent
-        (`Route.sends_changes`)."""
+        """Weights at a round's start, on this rank's device (`Route.sends_changes`)."""
         self._own: dict[str, torch.Tensor] = {}
         """Copies of slots that differ between ranks, from a round's beginning."""
+        # A background thread exchanges on it while this thread uses the other communicator.
         self._beside = communicator.duplicate() if route.early else None
         self._early: EarlyExchange | None = None
 
+    # ---- the beginning of a round
+
     def fetch(self, round: int, tensors: Tensors) -> None:
-        """Fill ``tensors`` with the values with which this rank begins a round; begin the early
-        exchange, if any."""
-        route, store, deal = self.route, self.store, self.route.deal(round)
-        if self._held is None and (before := route.recovered(round)):
-            self._held = self._recovered(before)
-        held, targets = self._held, dict(tensors)
+        """Fill ``tensors`` with the values with which this rank begins a round.
+
+        If weights leave early in this round, the exchange for the next round begins here.
+        """
+        self._recover_held(round)
+        targets = dict(tensors)
         if not self._common:
-            slots = (
-                [name for name in store.parameters if name not in tensors]
-                if route.keeps_all
-                else ()
-            )
-            self.alike = {name: torch.empty_like(tensors[name.parameter]) for name in slots}
-            targets |= self.alike
-        present = {**self._common, **(held.tensors if held and held.deal is deal else {})}
-        before = held.deal if held and held.deal is not deal else None
+            self.alike = self._empty_alike(tensors)
+            targets.update(self.alike)
+        present = self._present(self.route.deal(round))
+        arriving = self._receive(round, targets, present)
+        for name, values in present.items():
+            targets[name].copy_(values)
+        self._fill(targets, arriving)
+        if self.route.own_slots:
+            self._restore_own_slots(tensors)
+        self._note_start(targets, arriving)
+        self._communicator.release_scratch()  # local steps need its memory
+        if self.route.leaves_early(round):
+            self._early = self._begin_early_exchange(round)
+
+    def _recover_held(self, round: int) -> None:
+        before = self.route.recovered(round)
+        if self._held is None and before:
+            self._held = self._pull_parts(before)
+
+    def _empty_alike(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """Return empty tensors for the slots that the owners store and ``tensors`` lack."""
+        if not self.route.keeps_all:
+            return {}
+        empty = {}
+        for name in self.store.parameters:
+            if name not in tensors:
+                empty[name] = torch.empty_like(tensors[parameter_of(name)])
+        return empty
+
+    def _present(self, deal: TrainingLayout) -> dict[str, torch.Tensor]:
+        """Return the tensors with which this rank begins a round and that it has already."""
+        present = dict(self._common)
+        if self._held and self._held.deal is deal:  # the early exchange brought them
+            present.update(self._held.tensors)
+        return present
+
+    def _receive(self, round: int, targets: Tensors, present: Tensors) -> dict[str, torch.Tensor]:
+        """Execute the legs that bring parameters; return what arrived, in host memory."""
+        store = self.store
+        deal = self.route.deal(round)
+        held = self._held
+        before = None
+        if held and held.deal is not deal:
+            before = held.deal
         arriving: dict[str, torch.Tensor] = {}
-        for leg in route.into(
-            {name: store.parameters[name] for name in self._names(targets)}, round, before, present
-        ):
+        parameters = {name: store.parameters[name] for name in self._names(targets)}
+        for leg in self.route.into(parameters, round, before, present):
             with self._clock(leg.name):
-                if leg.name == HOP:
-                    arriving = receive_buffers(
-                        self._arriving | self._lent(deal), leg.parameters, deal, store.rank
-                    )
+                if leg.name == HOP and held:
+                    buffers = {**self._arriving, **self._lend_rows(deal)}
+                    arriving = receive_buffers(buffers, leg.parameters, deal, store.rank)
                     self._move(leg, held.tensors, arriving)
                     self._held = HeldParts(deal, dict(arriving))
                 else:
-                    missing = {
-                        name: targets[name] for name in leg.parameters if name not in arriving
-                    }
-                    arriving |= empty_on_host(missing)
+                    missing = {}
+                    for name in leg.parameters:
+                        if name not in arriving:
+                            missing[name] = targets[name]
+                    arriving.update(empty_on_host(missing))
                     self._move(leg, store.tensors, arriving)
-        for name, values in present.items():
-            targets[name].copy_(values)
+        return arriving
+
+    def _fill(self, targets: Tensors, arriving: Tensors) -> None:
+        """Copy what arrived, or the restored value in its place, to this rank's device."""
         if self._sparse and not self._common:
-            weights = {
-                name: arriving[name] for name in weights_among(arriving) if route.is_common(name)
-            }
+            weights = {}
+            for name in weights_among(arriving):
+                if self.route.is_common(name):
+                    weights[name] = arriving[name]
             self._sparse.begin(weights, self._restored, targets)
-        copy_from_host(arriving | self._restored, {name: targets[name] for name in arriving})
-        if route.own_slots:
-            self._slots = {
-                name: values for name, values in tensors.items() if isinstance(name, Slot)
-            }
-            copy_from_host(
-                self._restored,
-                {name: self._slots[name] for name in self._restored if name in self._slots},
-            )
-            self._own = {name: values.clone() for name, values in self._slots.items()}
-        common = {name: targets[name] for name in self._names(targets) if route.is_common(name)}
-        if self._sparse and route.every == 1:  # `rollback` restores them after a dropped round
-            self._own = {
-                name: values.clone() for name, values in common.items() if isinstance(name, Slot)
-            }
-        self.outer.begin(common or store.tensors)
-        if route.sends_changes:
-            self._starts = (
-                self.outer.start
-                if common
-                else {n: targets[n].clone() for n in weights_among(arriving)}
-            )
-        self._communicator.release_scratch()  # local steps need its memory
-        if route.leaves_early(round):
-            buffers = self._arriving, self._leaving
-            self._early = EarlyExchange(self._held, route, round, store, self._beside, *buffers)
+        values = {**arriving, **self._restored}
+        copy_from_host(values, {name: targets[name] for name in arriving})
+
+    def _restore_own_slots(self, tensors: Tensors) -> None:
+        self._slots = _slots_among(tensors)
+        restored = {name: self._slots[name] for name in self._restored if name in self._slots}
+        copy_from_host(self._restored, restored)
+        self._own = _cloned(self._slots)
+
+    def _note_start(self, targets: Tensors, arriving: Tensors) -> None:
+        """Keep the values of the round's start that the outer step, a change or a rollback needs."""
+        common = {
+            name: targets[name] for name in self._names(targets) if self.route.is_common(name)
+        }
+        if self._sparse and self.route.every == 1:
+            self._own = _cloned(_slots_among(common))
+        self.outer.begin(common or self.store.tensors)
+        if not self.route.sends_changes:
+            return
+        if common:
+            self._starts = self.outer.start
+        else:
+            self._starts = {name: targets[name].clone() for name in weights_among(arriving)}
+
+    def _begin_early_exchange(self, round: int) -> EarlyExchange:
+        if self._held is None or self._beside is None:
+            raise AssertionError("weights leave early only where parts stay with their holders")
+        return EarlyExchange(
+            held=self._held,
+            route=self.route,
+            round=round,
+            store=self.store,
+            communicator=self._beside,
+            arriving=self._arriving,
+            leaving=self._leaving,
+        )
+
+    # ---- during a round
 
     @property
     def leaves_early(self) -> bool:
@@ -148,28 +203,32 @@ class Shards:
             with self._clock(HOP):
                 self._early.leave(trained)
 
+    # ---- the end of a round
+
     def give(self, round: int, trained: Tensors) -> None:
-        """Pass on the values trained in a round: take the mean if due, and push to owners or end an
-        early exchange."""
-        route, parameters = self.route, self.store.parameters
-        moved = {name: parameters[name] for name in parameters if name in trained}
+        """Pass on the values trained in a round: to the mean if it is due, and to the owners.
+
+        If weights left early, the exchange ends here instead of the push.
+        """
+        route = self.route
+        moved = {
+            name: parameter for name, parameter in self.store.parameters.items() if name in trained
+        }
         self._own = {}  # nothing is rolled back any more, and what follows needs that memory
         for leg in route.out_of(moved, round):
             if leg.name == MEAN:
                 self._average(leg, trained)
             elif self._early:
-                self._arrive(trained)
+                self._finish_and_hold(self._early, trained)
             else:
                 self._push(round, leg, trained)
-        common = {name: trained[name] for name in moved if route.is_common(name)}
-        self._mean_taken, self._restored = route.mean_is_due(round), {}
-        # Owners do not have these values before the next mean, so a copy is kept in case the next
-        # round is dropped.
-        self._common = (
-            common
-            if route.every == 1
-            else {name: values.clone() for name, values in common.items()}
-        )
+        self._restored = {}
+        self._mean_taken = route.mean_is_due(round)
+        self._common = {name: trained[name] for name in moved if route.is_common(name)}
+        if route.every > 1:
+            # Owners do not have these values before the next mean, so a copy is kept in case the
+            # next round is dropped.
+            self._common = _cloned(self._common)
 
     def outer_step(self) -> None:
         """Take the outer step on a round's change, and write common parameters to their owners.
@@ -179,80 +238,86 @@ class Shards:
         if not self._common:
             self.outer.step(self.store.tensors, self._reached)
         elif self._mean_taken:
-            self.outer.step(self._common | self.alike)
+            everything = {**self._common, **self.alike}
+            self.outer.step(everything)
             if self._sparse:
                 self._sparse.start_from(self._common)
-            self.keep(self._common | self.alike)
+            self.keep(everything)
         self._reached = {}
+
+    # ---- between rounds
 
     def flush(self) -> None:
         """Bring the newest values to their owners."""
-        held, store = self._held, self.store
-        if held and not held.flushed:
-            moved = {name: store.parameters[name] for name in held.tensors}
-            lent = {tensor.data_ptr() for tensor in store.tensors.values()}
-            held.tensors |= {
-                name: at.clone() for name, at in held.tensors.items() if at.data_ptr() in lent
-            }
-            transfer = Transfer(moved, held.deal, store.owners, store.rank, shared=False)
-            transfer.run(held.tensors, store.tensors, self._communicator)
-            held.flushed = True
+        if self._held and not self._held.flushed:
+            self._flush_held(self._held)
         if not self._mean_taken and self._common:
-            mean = {name: values.clone() for name, values in self._common.items()}
-            self._average(Leg(MEAN, {name: store.parameters[name] for name in mean}), mean)
-            store.keep(on_host(mean))
+            mean = _cloned(self._common)
+            self.average(mean)
+            self.store.keep(on_host(mean))
+
+    def _flush_held(self, held: HeldParts) -> None:
+        store = self.store
+        moved = {name: store.parameters[name] for name in held.tensors}
+        # A held part may lie in rows of the store (`_lend_rows`), which the transfer overwrites.
+        lent = {tensor.data_ptr() for tensor in store.tensors.values()}
+        for name, part in held.tensors.items():
+            if part.data_ptr() in lent:
+                held.tensors[name] = part.clone()
+        transfer = Transfer(moved, held.deal, store.owners, store.rank, shared=False)
+        transfer.run(held.tensors, store.tensors, self._communicator)
+        held.flushed = True
 
     def rollback(self) -> None:
+        """Go back to the values of the dropped round's beginning."""
         if self._early:
-            self._finish_early()
+            self._finish_early(self._early)
         if self.route.every == 1:
             self._common = {}
             self._restored = on_host(self._own)
             self._slots = {}
             if self._sparse:
-                self._restored |= self._sparse.slots()
+                self._restored.update(self._sparse.slots())
         self.outer.start = {}
         self._starts = {}
 
-    def average(self, tensors: MutableMapping[str, torch.Tensor]) -> None:
-        self._average(Leg(MEAN, {name: self.store.parameters[name] for name in tensors}), tensors)
+    def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace tensors, which are whole parameters, by their mean over ranks. Collective."""
+        parameters = {name: self.store.parameters[name] for name in tensors}
+        self._average(Leg(MEAN, parameters), tensors)
 
     def through_owners(
         self, tensors: Tensors, serve: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Send whole parameters to their owners, row by row, and return the owners' replies as
-        whole parameters.
+        """Send whole parameters to their owners, row by row, and return the owners' replies.
 
         ``serve(name, rows)``: the owner calls it with all ranks' values of its rows, ``[rank, row,
-        ...]``. It returns the reply to each rank, in the same shape.
+        ...]``. It returns the reply to each rank, in the same shape. The replies are whole
+        parameters, too. Collective.
         """
-        rank, ranks, owners = self._communicator.rank, self._communicator.size, self.store.owners
-        back = {}
+        rank = self._communicator.rank
+        ranks = self._communicator.size
+        replies = {}
         for name, whole in on_host(tensors).items():
-            parts = [
-                whole[rows.start : rows.stop]
-                for rows in (owners.rows(len(whole), peer) for peer in range(ranks))
-            ]
+            parts = []
+            for peer in range(ranks):
+                rows = self.store.owners.rows(len(whole), peer)
+                parts.append(whole[rows.start : rows.stop])
             with self._clock(PUSH):
                 arrived = self._all_to_all(parts, [parts[rank]] * ranks)
             served = serve(name, torch.stack(arrived))
-            with self._clock("pull"):
-                back[name] = torch.cat(self._all_to_all(list(served), parts)).to(
-                    tensors[name].device
-                )
-        return back
+            with self._clock(PULL):
+                reply = torch.cat(self._all_to_all(list(served), parts))
+            replies[name] = reply.to(tensors[name].device)
+        return replies
 
     def _all_to_all(
         self, sent: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        outgoing = torch.cat([values.reshape(-1) for values in sent]).view(torch.uint8).numpy()
+        """Send a tensor to each rank; return one of each rank, of the shapes of ``like``."""
+        outgoing = torch.cat([values.reshape(-1) for values in sent])
         incoming = torch.empty(sum(values.numel() for values in like), dtype=like[0].dtype)
-        layouts = [[values.nbytes for values in values_of] for values_of in (sent, like)]
-        starts = [[0, *accumulate(counts)][:-1] for counts in layouts]
-        self._communicator.alltoallv(
-            (outgoing, layouts[0], starts[0]),
-            (incoming.view(torch.uint8).numpy(), layouts[1], starts[1]),
-        )
+        self._communicator.alltoallv(_as_message(outgoing, sent), _as_message(incoming, like))
         parts = incoming.split([values.numel() for values in like])
         return [part.view(values.shape) for part, values in zip(parts, like, strict=True)]
 
@@ -262,28 +327,29 @@ class Shards:
         Between two means, these are common parameters. `SparseMean` adds optimizer state, unsent
         changes and starts. Slots that no owner stores (`Route.own_slots`) count, too.
         """
-        tensors = self._restored if self._mean_taken else on_host(self._common)
-        if self._sparse and self._common:
-            slots = {
-                name: values for name, values in self._common.items() if isinstance(name, Slot)
-            }
-            tensors = tensors | on_host(
-                slots | self._sparse.slots(not self._mean_taken)
-            )  # else owners have them
-        return tensors | on_host(self._slots)
+        tensors = dict(self._restored) if self._mean_taken else on_host(self._common)
+        if self._sparse and self._common:  # otherwise owners have them
+            tensors.update(on_host(_slots_among(self._common)))
+            tensors.update(on_host(self._sparse.slots(with_starts=not self._mean_taken)))
+        tensors.update(on_host(self._slots))
+        return tensors
 
     def keep(self, tensors: Tensors) -> None:
         """Copy the rows that this rank owns from whole tensors into the store."""
         with self._clock(PUSH):
             self.store.keep(on_host(tensors))
 
-    def _lent(self, deal: Partition) -> dict[str, torch.Tensor]:
+    # ---- moves
+
+    def _lend_rows(self, deal: TrainingLayout) -> dict[str, torch.Tensor]:
+        """Return rows of the store as buffers for this rank's part of ``deal``.
+
+        Owners need no memory for parameters of which every element is with one holder.
+        """
         lent = {}
         for name, parameter in self.store.parameters.items():
-            shape, rows = (
-                part_shape(deal, parameter, self.store.rank),
-                self.store.tensors[name].view(-1),
-            )
+            shape = part_shape(deal, parameter, self.store.rank)
+            rows = self.store.tensors[name].view(-1)
             if _is_held_once(parameter, deal) and 0 < prod(shape) <= len(rows):
                 lent[name] = rows[: prod(shape)].view(shape)
         return lent
@@ -292,19 +358,21 @@ class Shards:
         return [name for name in self.store.parameters if name in targets]
 
     def _move(self, leg: Leg, source: Tensors, target: Tensors) -> Transfer:
-        transfer = Transfer.of(leg, self.store.rank)
+        transfer = Transfer.from_leg(leg, self.store.rank)
         transfer.run(source, target, self._communicator)
         return transfer
 
-    def _recovered(self, deal: Partition) -> HeldParts:
-        rank, stored = self.store.rank, self.store.parameters
-        parameters = {
-            name: stored[name] for name in stored if stored[name].pattern.dealt(deal.units)
-        }
-        tensors = receive_buffers({}, parameters, deal, rank)
-        with self._clock("pull"):
-            pull = Transfer(parameters, self.store.owners, deal, rank)
-            pull.run(self.store.tensors, tensors, self._communicator)
+    def _pull_parts(self, deal: TrainingLayout) -> HeldParts:
+        """Pull this rank's part of a deal from the owners."""
+        store = self.store
+        parameters = {}
+        for name, parameter in store.parameters.items():
+            if parameter.pattern.dealt(deal.units):
+                parameters[name] = parameter
+        tensors = receive_buffers({}, parameters, deal, store.rank)
+        with self._clock(PULL):
+            pull = Transfer(parameters, store.owners, deal, store.rank)
+            pull.run(store.tensors, tensors, self._communicator)
         return HeldParts(deal, tensors, flushed=True)
 
     def _push(self, round: int, leg: Leg, trained: Tensors) -> None:
@@ -314,56 +382,59 @@ class Shards:
                 leaving[name] = trained[name] - start
             staged = on_host(leaving)
             push = self._move(leg, staged, self.store.tensors)
-            for name in (
-                self._starts
-            ):  # elements that no rank trained go back to the start in the outer step
+            for name in self._starts:
+                # Elements that no rank trained go back to the start in the outer step.
                 self.store.tensors[name] += self.outer.start[name]
             self._starts = {}
         self._reached = push.reached(self.outer.start)
         self._held = None
         if self.route.stays:
             deal = self.route.deal(round)
-            stay = [
-                name
-                for name, parameter in leg.parameters.items()
-                if parameter.pattern.dealt(deal.units)
-            ]
-            self._held = HeldParts(deal, {name: staged[name] for name in stay})
+            staying = {}
+            for name, parameter in leg.parameters.items():
+                if parameter.pattern.dealt(deal.units):
+                    staying[name] = staged[name]
+            self._held = HeldParts(deal, staying)
 
     def _average(self, leg: Leg, tensors: Tensors) -> None:
-        nbytes = {name: tensors[name].nbytes for name in leg.parameters}
         with self._clock("all-reduce"):
             if isinstance(leg.wire, Largest):
+                if self._sparse is None:
+                    raise AssertionError("a leg of largest changes needs a sparse mean")
                 self._sparse.take(tensors, self._communicator)
                 return
-            encoded = ()
-            if leg.wire:
-                encoded = forms_of(leg.wire.kind, leg.parameters), leg.wire.key
-            starts, self._starts = self._starts, {}
+            starts = self._starts
+            self._starts = {}
             for name, start in starts.items():
                 tensors[name].sub_(start)
-            mean = MeanOverRanks(nbytes, self._communicator, *encoded)
+            nbytes = {name: tensors[name].nbytes for name in leg.parameters}
+            if leg.wire:
+                forms = forms_of(leg.wire.kind, leg.parameters)
+                mean = MeanOverRanks(nbytes, self._communicator, forms, leg.wire.key)
+            else:
+                mean = MeanOverRanks(nbytes, self._communicator)
             for name in leg.parameters:
                 mean.add(name, tensors[name])
             mean.finish()
             for name, start in starts.items():
                 tensors[name].add_(start)
 
-    def _arrive(self, trained: Tensors) -> None:
+    def _finish_and_hold(self, early: EarlyExchange, trained: Tensors) -> None:
+        """Finish the early exchange, and hold this rank's part of the next deal."""
         with self._clock(HOP):
-            early, spare = self._early, self._held.tensors
-            self._finish_early()
-            self._held, self._arriving = early.assemble(on_host(trained)), spare
+            # The former parts become the buffers of the next exchange.
+            spare = self._held.tensors if self._held else {}
+            self._finish_early(early)
+            self._held = early.assemble(on_host(trained))
+            self._arriving = spare
 
-    def _finish_early(self) -> None:
-        early, self._early = self._early, None
-        with self._communicator.waiting(
-            "exchange"
-        ):  # a background thread waits, so the rank is not idle
+    def _finish_early(self, early: EarlyExchange) -> None:
+        self._early = None
+        with self._communicator.waiting("exchange"):  # a background thread waits: the rank is busy
             self._clock.background += early.finish(self._communicator.traffic)
 
 
-def _is_held_once(parameter: Parameter, deal: Partition) -> bool:
+def _is_held_once(parameter: Parameter, deal: TrainingLayout) -> bool:
     """Return True if each element is with exactly one rank, so that the owners need no memory for
     it."""
     for term in parameter.pattern.terms():
@@ -371,3 +442,20 @@ def _is_held_once(parameter: Parameter, deal: Partition) -> bool:
         if sum(dealt) != 1:
             return False
     return True
+
+
+def _slots_among(tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {name: values for name, values in tensors.items() if isinstance(name, Slot)}
+
+
+def _cloned(tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {name: values.clone() for name, values in tensors.items()}
+
+
+def _as_message(
+    flat: torch.Tensor, parts: Sequence[torch.Tensor]
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """Return a buffer for `Communicator.alltoallv`: its bytes, and each part's bytes and start."""
+    counts = [part.nbytes for part in parts]
+    starts = [0, *accumulate(counts)][:-1]
+    return flat.view(torch.uint8).numpy(), counts, starts

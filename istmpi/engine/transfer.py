@@ -7,9 +7,9 @@ pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -19,8 +19,8 @@ from istmpi.comm import STAGING_BYTES, Communicator
 from istmpi.comm.codec import EXACT, Wire
 from istmpi.engine.axes import Axis, Parameter, Positions, overlap
 from istmpi.engine.blocks import Block, Message, bits, split
-from istmpi.engine.layout import Layout, pieces_to_move
-from istmpi.engine.partition import Partition
+from istmpi.engine.layout import Layout, TrainingLayout, pieces_to_move
+from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.route import Leg
 from istmpi.engine.wire import BlockCodec, form_of, scales_of
 
@@ -43,30 +43,35 @@ class Transfer:
         target: Layout,
         rank: int,
         staging_bytes: int = STAGING_BYTES,
-        exclude: Partition | None = None,
+        exclude: TrainingLayout | None = None,
         wire: Wire | None = None,
         shared: bool = True,
     ):
-        """``exclude``: a deal. Elements of dealt parameters move only if no rank holds them in that
-        deal.
+        """Plan the messages of ``rank``.
 
-        ``wire``: the form of sent values, to which a rank's own values in a mean are rounded; None:
-        unchanged values. ``shared``: False leaves out what all ranks have of parameters that are
-        dealt out in part. The ``exclude`` deal does not exclude that.
+        ``exclude``: a deal. Elements of dealt parameters move only if no rank holds them in that
+        deal. ``wire``: the form of sent values, to which a rank's own values in a mean are rounded;
+        None: unchanged values. ``shared``: False leaves out what all ranks have of parameters that
+        are dealt out in part. The ``exclude`` deal does not exclude that.
         """
         self.rank = rank
         self.ranks = source.ranks
         self._weights = getattr(source, "weights", None) or [1] * self.ranks
         self._capacity = staging_bytes // self.ranks
-        self._source, self._target, self._exclude, self._wire = source, target, exclude, wire
-        self._pieces = sorted(
-            pieces_to_move(parameters, (source, target, exclude), shared), key=self._precedence
-        )
+        self._source = source
+        self._target = target
+        self._exclude = exclude
+        self._wire = wire
+        pieces = pieces_to_move(parameters, (source, target, exclude), shared)
+        self._pieces = sorted(pieces, key=self._precedence)
         self.sends: list[Message] = self._messages(source, target)
         self.receives: list[Message] = self._messages(target, source)
 
     @staticmethod
-    def of(leg: Leg, rank: int) -> "Transfer":
+    def from_leg(leg: Leg, rank: int) -> "Transfer":
+        """Return the transfer of a leg with layouts, seen from one rank."""
+        if leg.source is None or leg.target is None or isinstance(leg.wire, Largest):
+            raise AssertionError(f"the leg {leg.name} is a mean, not a transfer")
         return Transfer(
             leg.parameters,
             leg.source,
@@ -100,37 +105,20 @@ class Transfer:
         of this rank's part. If ``wire.settles``, rounded values replace the values in ``source``
         that are sent.
         """
-        coding = BlockCodec(self._wire.key, self.sends, source) if self._wire else None
+        coding = _Coding(self._wire, self.sends, source, self.rank)
         for sends, receives in self._rounds(communicator):
-            kept = sends[self.rank]
-            sends = _without(sends, self.rank)
-            outgoing = _Staging(sends, communicator, "send")
-            expected = _without(receives, self.rank)
-            incoming = _Staging(expected, communicator, "receive")
-            for peer, (message, parts) in enumerate(zip(sends, outgoing.parts, strict=True)):
-                for block, values in zip(message, parts, strict=True):
-                    if block.form == EXACT:
-                        block.pack(source[block.name], values)
-                    else:
-                        coding.encode(block, self.rank, peer, values)
-                        if self._wire.settles:
-                            coding.settle(block, peer, values)
+            outgoing = _Staging(_without(sends, self.rank), communicator, "send")
+            incoming = _Staging(_without(receives, self.rank), communicator, "receive")
+            for peer, parts in enumerate(outgoing.parts):
+                for block, values in parts:
+                    coding.pack(block, peer, values)
             if self.ranks > 1:
                 communicator.alltoallv(outgoing.layout, incoming.layout)
-            incoming.parts = [
-                [
-                    values if block.form == EXACT else coding.decode(block, peer, values)
-                    for block, values in zip(message, parts)
-                ]
-                for peer, (message, parts) in enumerate(zip(expected, incoming.parts, strict=True))
-            ]
-            incoming.parts[self.rank] = [
-                coding.through(block, self.rank)
-                if block.mean and block.form != EXACT
-                else block.packed(source[block.name])
-                for block in kept
-            ]
-            _unpack(receives, incoming.parts, target, self._weights)
+            arrived = []
+            for peer, parts in enumerate(incoming.parts):
+                arrived.append([coding.unpack(block, peer, values) for block, values in parts])
+            arrived[self.rank] = [coding.keep(block) for block in sends[self.rank]]
+            _unpack(receives, arrived, target, self._weights)
 
     def stay(self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
         """Copy the elements that this rank has in both layouts from ``source`` to ``target``,
@@ -157,72 +145,89 @@ class Transfer:
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """Return the blocks for each peer: the parts of this rank's tensors that the peer has,
         too."""
-        places = [
-            [(axis, min(at, 1)) for at, axis in enumerate(p.pattern.axes)]
-            for _, _, p in self._pieces
-        ]
-        axes = [*dict.fromkeys(chain(*places))]
-        number_of = {axis: number for number, axis in enumerate(axes)}
-        # A block's index counts along this rank's whole tensor, of which a piece is a part.
-        positions = [
-            here.positions(replace(axis, omitted=frozenset()), place, self.rank)
-            for axis, place in axes
-        ]
-        holders = [
-            self._holders(axis, part) for (axis, _), part in zip(axes, positions, strict=True)
-        ]
-        moved = []
-        for (name, number, piece), its in zip(self._pieces, places, strict=True):
-            parts = [number_of[axis] for axis in its]
-            dealt = [holders[at] for at in parts if holders[at] is not None]
-            if len(dealt) != 1 or (dealt[0] < 0).any():  # else no element moves
-                mean = self._source.copies(piece.pattern.names) > 1
-                moved.append((parts, bool(dealt), (piece.itemsize, mean), name, number))
-        messages = []
+        axes = self._distinct_axes
+        positions = []
+        for axis, place in axes:
+            # A block's index counts along this rank's whole tensor, of which a piece is a part.
+            whole = replace(axis, omitted=frozenset())
+            positions.append(here.positions(whole, place, self.rank))
+        holders = []
+        for (axis, _), part in zip(axes, positions, strict=True):
+            holders.append(self._holders(axis, part))
+        moving = self._moving_pieces(holders)
+        messages: list[Message] = []
         for peer in range(self.ranks):
-            shared = [
-                overlap(part, there.positions(*axis, peer))
-                for axis, part in zip(axes, positions, strict=True)
-            ]
-            blocks = []
-            for parts, excludes, facts, name, number in moved:
-                index, extent = (
-                    tuple(shared[at][0] for at in parts),
-                    tuple(shared[at][1] for at in parts),
-                )
-                if 0 not in extent:
-                    of_index = ((holders[at], shared[at][0]) for at in parts if excludes)
-                    left_out = tuple(
-                        ranks if ranks is None else ranks[where] for ranks, where in of_index
-                    )
-                    block = Block(
-                        name, index, extent, *facts, left_out, *self._forms[name, number], number
-                    )
-                    blocks += [block] if block.nbytes else []
-            messages.append(blocks)
+            shared = []
+            for (axis, place), part in zip(axes, positions, strict=True):
+                shared.append(overlap(part, there.positions(axis, place, peer)))
+            message = []
+            for piece in moving:
+                block = piece.block(shared, holders)
+                if block and block.nbytes:
+                    message.append(block)
+            messages.append(message)
         return messages
 
     @cached_property
+    def _distinct_axes(self) -> list[tuple[Axis, int]]:
+        """The axes of all pieces, each once, with 0 for a tensor's first axis and otherwise 1.
+
+        Owners divide a tensor's first axis alone.
+        """
+        axes: dict[tuple[Axis, int], None] = {}
+        for _, _, piece in self._pieces:
+            for place, axis in enumerate(piece.pattern.axes):
+                axes[axis, min(place, 1)] = None
+        return list(axes)
+
+    def _moving_pieces(self, holders: Sequence[np.ndarray | None]) -> "list[_MovingPiece]":
+        """Return the pieces of which some elements move. ``holders``: those of each distinct
+        axis."""
+        numbers = {axis: number for number, axis in enumerate(self._distinct_axes)}
+        moving = []
+        for name, number, piece in self._pieces:
+            axes = [numbers[axis, min(at, 1)] for at, axis in enumerate(piece.pattern.axes)]
+            dealt = []
+            for at in axes:
+                where = holders[at]
+                if where is not None:
+                    dealt.append(where)
+            if len(dealt) == 1 and (dealt[0] >= 0).all():
+                continue  # another transfer moves all of its elements
+            form, scales = self._forms[name, number]
+            moving.append(
+                _MovingPiece(
+                    name=name,
+                    number=number,
+                    axes=axes,
+                    itemsize=piece.itemsize,
+                    mean=self._source.copies(piece.pattern.names) > 1,
+                    excludes=bool(dealt),
+                    form=form,
+                    scales=scales,
+                )
+            )
+        return moving
+
+    @cached_property
     def _forms(self) -> dict[tuple[str, int], tuple[str, int]]:
-        kind, dealt = (
-            self._wire.kind if self._wire else "float32",
-            self._source.units | self._target.units,
-        )
-        lengths, forms = self._source.lengths, {}
+        """The form and the number of scales with which each piece is sent."""
+        kind = self._wire.kind if self._wire else "float32"
+        dealt = {**self._source.units, **self._target.units}
+        forms = {}
         for name, number, piece in self._pieces:
             form = form_of(kind, name, piece)
-            forms[name, number] = form, scales_of(form, piece, lengths, dealt, self.ranks)
+            scales = scales_of(form, piece, self._source.lengths, dealt, self.ranks)
+            forms[name, number] = (form, scales)
         return forms
 
     def _holders(self, axis: Axis, positions: Positions) -> np.ndarray | None:
         ranks = self._exclude.holder(axis) if self._exclude else None
         if ranks is None:
             return None
-        return (
-            ranks[positions.start : positions.stop]
-            if isinstance(positions, range)
-            else ranks[positions]
-        )
+        if isinstance(positions, range):
+            return ranks[positions.start : positions.stop]
+        return ranks[positions]
 
     def _rounds(self, communicator: Communicator) -> Iterator[tuple[list[Message], list[Message]]]:
         """Yield (sends, receives) of exchanges that fit the staging limit, equally many on all
@@ -230,13 +235,14 @@ class Transfer:
         if self._largest_message <= self._capacity:
             yield self.sends, self.receives
             return
-        sends, receives = split(self.sends, self._capacity), split(self.receives, self._capacity)
+        sends = split(self.sends, self._capacity)
+        receives = split(self.receives, self._capacity)
         nothing: list[Message] = [()] * self.ranks
         rounds = communicator.allreduce_max(max(len(sends), len(receives)))
         for number in range(rounds):
-            yield tuple(
-                part[number] if number < len(part) else nothing for part in (sends, receives)
-            )
+            sent = sends[number] if number < len(sends) else nothing
+            received = receives[number] if number < len(receives) else nothing
+            yield sent, received
 
     @property
     def _largest_message(self) -> int:
@@ -250,6 +256,92 @@ class Transfer:
         )
 
 
+@dataclass(frozen=True)
+class _MovingPiece:
+    """A piece of a parameter of which some elements move between two layouts."""
+
+    name: str
+    number: int
+    axes: list[int]
+    """The numbers of the piece's axes among the distinct axes of all pieces."""
+    itemsize: int
+    mean: bool
+    excludes: bool
+    """True if elements that a rank holds in the excluded deal do not move."""
+    form: str
+    scales: int
+
+    def block(
+        self,
+        shared: Sequence[tuple[slice | np.ndarray, int]],
+        holders: Sequence[np.ndarray | None],
+    ) -> Block | None:
+        """Return the block for a peer; None if it has no element.
+
+        ``shared``: the places and the number of the positions that the peer has, too, for each
+        distinct axis. ``holders``: the ranks that hold each of this rank's positions.
+        """
+        extent = tuple(shared[at][1] for at in self.axes)
+        if 0 in extent:
+            return None
+        excluded = []
+        if self.excludes:
+            for at in self.axes:
+                ranks = holders[at]
+                excluded.append(None if ranks is None else ranks[shared[at][0]])
+        return Block(
+            name=self.name,
+            index=tuple(shared[at][0] for at in self.axes),
+            extent=extent,
+            itemsize=self.itemsize,
+            mean=self.mean,
+            holders=tuple(excluded),
+            form=self.form,
+            scales=self.scales,
+            piece=self.number,
+        )
+
+
+class _Coding:
+    """Packs and unpacks blocks, unchanged or rounded, for one transfer of one rank."""
+
+    def __init__(
+        self,
+        wire: Wire | None,
+        messages: Sequence[Message],
+        source: Mapping[str, torch.Tensor],
+        rank: int,
+    ):
+        self._source = source
+        self._rank = rank
+        self._settles = bool(wire and wire.settles)
+        self._codec = BlockCodec(wire.key, messages, source) if wire else None
+
+    def pack(self, block: Block, peer: int, values: np.ndarray) -> None:
+        """Write a block for ``peer`` into ``values``, a part of the send buffer."""
+        if block.form == EXACT or self._codec is None:
+            block.pack(self._source[block.name], values)
+            return
+        self._codec.encode(block, self._rank, peer, values)
+        if self._settles:
+            self._codec.settle(block, peer, values)
+
+    def unpack(self, block: Block, peer: int, values: np.ndarray) -> np.ndarray:
+        """Return the values of a block that ``peer`` sent."""
+        if block.form == EXACT or self._codec is None:
+            return values
+        return self._codec.decode(block, peer, values)
+
+    def keep(self, block: Block) -> np.ndarray:
+        """Return the values of a block that stays on this rank.
+
+        In a mean, they are rounded like those of other ranks.
+        """
+        if block.form == EXACT or self._codec is None or not block.mean:
+            return block.packed(self._source[block.name])
+        return self._codec.through(block, self._rank)
+
+
 class _Staging:
     """A flat byte buffer with one aligned message for each peer, and a view for each block of a
     message."""
@@ -259,23 +351,21 @@ class _Staging:
         *starts, nbytes = accumulate(map(_aligned, counts), initial=0)
         buffer = communicator.scratch(name, nbytes)
         self.layout = (buffer, counts, starts)
-        self.parts: list[list[np.ndarray]] = []
+        self.parts: list[list[tuple[Block, np.ndarray]]] = []
+        """For each peer, the blocks of its message, each with its place in the buffer."""
         for message, start in zip(messages, starts, strict=True):
-            ends = accumulate((block.sent_nbytes for block in message), initial=start)
-            self.parts.append(
-                [
-                    _part(block, buffer[at : at + block.sent_nbytes])
-                    for block, at in zip(message, ends, strict=False)
-                ]
-            )
+            parts = []
+            for block in message:
+                stop = start + block.sent_nbytes
+                parts.append((block, _part(block, buffer[start:stop])))
+                start = stop
+            self.parts.append(parts)
 
 
 def _part(block: Block, memory: np.ndarray) -> np.ndarray:
-    return (
-        memory.view(_INTEGERS[block.itemsize]).reshape(block.shape)
-        if block.form == EXACT
-        else memory
-    )
+    if block.form == EXACT:
+        return memory.view(_INTEGERS[block.itemsize]).reshape(block.shape)
+    return memory
 
 
 def _aligned(nbytes: int) -> int:
