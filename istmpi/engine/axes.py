@@ -64,7 +64,7 @@ class Factor:
         return lengths[self.name]
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
-        held = units.get(self.name)
+        held = units.get(self.name) if self.name else None
         if held is None:
             return range(self.length(lengths))
         if self.unit is not None:
@@ -109,9 +109,10 @@ class Segment:
         position."""
         arrays = []
         for place, factor in enumerate(self.factors):
-            if factor.name in of_units:
+            if factor.name and factor.name in of_units:
                 values = of_units[factor.name]
-                values = values if factor.unit is None else values[[factor.unit]]
+                if factor.unit is not None:
+                    values = values[[factor.unit]]
                 outer = prod(part.length(lengths) for part in self.factors[:place])
                 inner = prod(part.length(lengths) for part in self.factors[place + 1 :])
                 arrays.append(np.tile(np.repeat(values, inner), outer))
@@ -174,7 +175,7 @@ class Axis:
         """Return those of ``positions`` that count."""
         if not self.omitted:
             return positions
-        parts = []
+        parts: list[Positions] = []
         for number, place in enumerate(self.places(lengths)):
             if number not in self.omitted:
                 start = max(place.start, positions.start)
@@ -249,7 +250,7 @@ class Pattern:
                     f"axes {text!r}: brackets must match, without nesting or empty pairs."
                 )
             else:
-                unit = token["unit"] and int(token["unit"])
+                unit = int(token["unit"]) if token["unit"] else None
                 factor = Factor(token["name"], int(token["literal"] or 1), unit)
                 if group is None:
                     segment = Segment((factor,))
@@ -334,7 +335,7 @@ def narrowed(
     for parameter in parameters.values():
         for axis in parameter.pattern.axes:
             for factor in axis.factors:
-                if factor.unit is not None and factor.name in units:
+                if factor.name and factor.unit is not None and factor.name in units:
                     narrow[str(factor)] = len(factor.positions(lengths, units))
     return narrow
 
@@ -345,37 +346,33 @@ def with_odds(
     """Return ``dealt``, a subnet's numbers of units, and for each ``name[k]`` the probability that
     it has unit k."""
     odds: dict[str, int | Fraction] = dict(dealt)
-    for factor in (
-        factor for pattern in patterns for axis in pattern.axes for factor in axis.factors
-    ):
-        if factor.unit is not None and factor.name in dealt:
+    axes = [axis for pattern in patterns for axis in pattern.axes]
+    for factor in (factor for axis in axes for factor in axis.factors):
+        if factor.name and factor.unit is not None and factor.name in dealt:
             odds[str(factor)] = Fraction(dealt[factor.name], lengths[factor.name])
     return odds
 
 
 def overlap(positions: Positions, others: Positions) -> tuple[slice | np.ndarray, int]:
-    """Return the places in ``positions`` of the positions that both arguments have, and the number
-    of places.
+    """Return the places in ``positions`` of the common positions, and the number of places.
 
     The arguments are sorted, and the places ascend, so sender and receiver list the positions in
     the same order.
     """
-    if isinstance(positions, range) and isinstance(others, range):
-        start = max(positions.start, others.start)
-        stop = max(min(positions.stop, others.stop), start)
-        return slice(start - positions.start, stop - positions.start), stop - start
     if isinstance(positions, range):
+        if isinstance(others, range):
+            start = max(positions.start, others.start)
+            stop = max(min(positions.stop, others.stop), start)
+            return slice(start - positions.start, stop - positions.start), stop - start
         first, last = others.searchsorted((positions.start, positions.stop)).tolist()
         return others[first:last] - positions.start, last - first
     if isinstance(others, range):
         first, last = positions.searchsorted((others.start, others.stop)).tolist()
         return slice(first, last), last - first
     nearest = others.searchsorted(positions)
-    where = (
-        np.flatnonzero(others.take(nearest, mode="clip") == positions)
-        if len(others)
-        else nearest[:0]
-    )
+    if not len(others):
+        return nearest[:0], 0
+    where = np.flatnonzero(others.take(nearest, mode="clip") == positions)
     return where, len(where)
 
 

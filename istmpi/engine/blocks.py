@@ -184,16 +184,18 @@ def _cut_axis(block: Block, capacity: int) -> int:
 
 
 def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
-    where = block.index[axis]
-    if isinstance(where, slice):
-        where = slice(where.start + start, where.start + stop)
+    whole = block.index[axis]
+    if isinstance(whole, slice):
+        where: slice | np.ndarray = slice(whole.start + start, whole.start + stop)
     else:
-        where = where[start:stop]
+        where = whole[start:stop]
     index = (*block.index[:axis], where, *block.index[axis + 1 :])
     extent = (*block.extent[:axis], stop - start, *block.extent[axis + 1 :])
     holders = block.holders
-    if holders and holders[axis] is not None:
-        holders = (*holders[:axis], holders[axis][start:stop], *holders[axis + 1 :])
+    if holders:
+        ranks = holders[axis]
+        if ranks is not None:
+            holders = (*holders[:axis], ranks[start:stop], *holders[axis + 1 :])
     _, begin, length = block.cut or (axis, 0, block.extent[axis])
     return replace(
         block, index=index, extent=extent, holders=holders, cut=(axis, begin + start, length)
@@ -202,43 +204,55 @@ def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
 
 def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:
     """Fill ``out`` with ``values[np.ix_(*index)]``, three times as fast: axis by axis."""
-    values = values[tuple(where if isinstance(where, slice) else slice(None) for where in index)]
-    fancy = [axis for axis, where in enumerate(index) if not isinstance(where, slice)]
+    values = values[_slices(index)]
+    fancy = _arrays(index)
     if not fancy:
         np.copyto(out, values)
         return
-    axis = fancy[0]
-    where = index[axis]
+    axis, where = fancy[0]
     if len(fancy) == 1:
         np.take(values, where, axis=axis, out=out, mode="clip")
         return
-    rest = tuple(index[other] if other in fancy[1:] else slice(None) for other in range(len(index)))
+    rest: list[slice | np.ndarray] = [slice(None)] * len(index)
+    for other, positions in fancy[1:]:
+        rest[other] = positions
     step = max(_TEMPORARY_BYTES * values.shape[axis] // values.nbytes, 1)
     for start in range(0, len(where), step):
         chunk = (slice(None),) * axis + (slice(start, start + step),)
-        _gather(values.take(where[start : start + step], axis=axis), rest, out[chunk])
+        _gather(values.take(where[start : start + step], axis=axis), tuple(rest), out[chunk])
 
 
 def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
     """Set ``target[np.ix_(*index)]`` to ``values``, twice as fast: long rows one by one."""
-    target = target[tuple(where if isinstance(where, slice) else slice(None) for where in index)]
-    fancy = [axis for axis, where in enumerate(index) if not isinstance(where, slice)]
+    target = target[_slices(index)]
+    fancy = _arrays(index)
     if not fancy:
         target[...] = values
-    elif len(fancy) == 1:
-        target[(slice(None),) * fancy[0] + (index[fancy[0]],)] = values
-    elif fancy[0] == 0 and values[0].size >= _LONG_ROW:
-        rest = tuple(where if axis in fancy else slice(None) for axis, where in enumerate(index))[
-            1:
-        ]
-        for row, part in zip(index[0], values, strict=True):
-            _scatter(target[row], rest, part)
+        return
+    axis, where = fancy[0]
+    if len(fancy) == 1:
+        target[(slice(None),) * axis + (where,)] = values
+    elif axis == 0 and values[0].size >= _LONG_ROW:
+        rest: list[slice | np.ndarray] = [slice(None)] * len(index)
+        for other, positions in fancy[1:]:
+            rest[other] = positions
+        for row, part in zip(where, values, strict=True):
+            _scatter(target[row], tuple(rest[1:]), part)
     else:
-        open_index = [
-            where if axis in fancy else np.arange(target.shape[axis])
-            for axis, where in enumerate(index)
-        ]
+        open_index = [np.arange(length) for length in target.shape]
+        for other, positions in fancy:
+            open_index[other] = positions
         target[np.ix_(*open_index)] = values
+
+
+def _slices(index: Index) -> tuple[slice, ...]:
+    """Return the slices of an index, and the whole axis in place of each array."""
+    return tuple(where if isinstance(where, slice) else slice(None) for where in index)
+
+
+def _arrays(index: Index) -> list[tuple[int, np.ndarray]]:
+    """Return the axes of an index that have arrays of positions, with these."""
+    return [(axis, where) for axis, where in enumerate(index) if not isinstance(where, slice)]
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:

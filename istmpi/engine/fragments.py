@@ -51,9 +51,11 @@ def departures(
     ``fragments`` (default `FRAGMENTS`), at most one a layer.
     """
     delay = min(delay, steps - 1)
-    every, last = layers(parameters), steps - delay
+    every = layers(parameters)
+    last = steps - delay
     count = min(fragments or FRAGMENTS, len(every))
-    leaves, by_step = last, {}
+    leaves = last
+    by_step: dict[int, set[str]] = {}
     for number in reversed(range(count)):
         planned = -(-last * (number + 1) // count)
         if leaves - planned > delay:

@@ -158,7 +158,7 @@ class Partition:
             state.update(name.encode())
             for part in parts:
                 state.update(len(part).to_bytes(8, "little"))
-                state.update(np.ascontiguousarray(part, dtype="<i8"))
+                state.update(np.ascontiguousarray(part, dtype="<i8").data)
         return int.from_bytes(state.digest(), "little")
 
 

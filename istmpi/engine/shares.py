@@ -104,7 +104,7 @@ class Shares:
     def restore(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
         """Continue the log of an earlier job of as many ranks, if shares follow measured times."""
         if self.follows and ranks == self.ranks:
-            self._log = dict(sorted(log.items()))
+            self._log = {round: tuple(shares) for round, shares in sorted(log.items())}
 
     def change(self, round: int, shares: Sequence[float]) -> None:
         self._log[round + LEAD] = tuple(shares)

@@ -21,7 +21,7 @@ class Slot(str):
         self.parameter, self.kind = parameter, kind
         return self
 
-    def __getnewargs__(self) -> tuple[str, str]:
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override] # str has one argument
         return self.parameter, self.kind
 
 

@@ -42,10 +42,14 @@ class SparseMean:
             self._errors[name] = torch.zeros_like(values) if error is None else error.clone()
 
     def slots(self, with_starts: bool = False) -> dict[str, torch.Tensor]:
-        slots = {Slot(name, ERROR): values for name, values in self._errors.items()}
-        return slots | {
-            Slot(name, START): values for name, values in self._starts.items() if with_starts
-        }
+        """Return the unsent changes and, ``with_starts``, the values at the last mean, as slots."""
+        slots: dict[str, torch.Tensor] = {}
+        for name, values in self._errors.items():
+            slots[Slot(name, ERROR)] = values
+        if with_starts:
+            for name, values in self._starts.items():
+                slots[Slot(name, START)] = values
+        return slots
 
     def start_from(self, tensors: Tensors) -> None:
         for name, start in self._starts.items():

@@ -108,7 +108,8 @@ class ParameterStore:
         """Copy this rank's rows from ``tensors``, which are whole parameters."""
         for name in self.parameters.keys() & tensors.keys():
             parameter = self.parameters[name]
-            rows = self.owners.positions(parameter.pattern.axes[0], 0, self.rank)
+            length = parameter.pattern.axes[0].length(self.owners.lengths)
+            rows = self.owners.rows(length, self.rank)
             self.tensors[name].copy_(tensors[name].detach()[rows.start : rows.stop])
 
     def add_slots(self, slots: Collection[str]) -> None:
@@ -118,16 +119,13 @@ class ParameterStore:
         unchanged.
         """
         weights = {name: self.parameters[name] for name in weights_among(self.parameters)}
-        kinds, requested = (
-            tuple(dict.fromkeys(getattr(slot, "kind", slot) for slot in slots)),
-            {*slots},
-        )
-        extended = with_slots(weights, kinds)
-        self.parameters = {
-            name: parameter
-            for name, parameter in extended.items()
-            if name in weights or not requested.isdisjoint((name, name.kind))
-        } | self.parameters
+        kinds = dict.fromkeys(slot.kind if isinstance(slot, Slot) else slot for slot in slots)
+        requested = {*slots}
+        parameters = {}
+        for name, parameter in with_slots(weights, tuple(kinds)).items():
+            if not isinstance(name, Slot) or not requested.isdisjoint((name, name.kind)):
+                parameters[name] = parameter
+        self.parameters = {**parameters, **self.parameters}
         for name, parameter in self.parameters.items():
             if name not in self.tensors:
                 self.tensors[name] = self._zeros(parameter)

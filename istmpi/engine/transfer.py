@@ -352,7 +352,7 @@ class _Staging:
         buffer = communicator.scratch(name, nbytes)
         self.layout = (buffer, counts, starts)
         self.parts: list[list[tuple[Block, np.ndarray]]] = []
-        """For each peer, the blocks of its message, each with its place in the buffer."""
+        """The blocks of each peer's message, each with its place in the buffer."""
         for message, start in zip(messages, starts, strict=True):
             parts = []
             for block in message:

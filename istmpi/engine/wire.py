@@ -158,7 +158,7 @@ def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.nd
 def _scales(
     exponents: np.ndarray | None, block: Block, places: np.ndarray | range
 ) -> Scales | None:
-    if not block.scales:
+    if not block.scales or exponents is None:
         return None
     groups, counts = _groups(block, places)
     return Scales(exponents[groups], counts)
