@@ -10,6 +10,7 @@ next.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -46,6 +47,29 @@ def receive_buffers(
         if name not in buffers or buffers[name].shape != shape:
             buffers[name] = torch.empty(shape, dtype=getattr(torch, parameter.dtype))
     return {name: buffers[name] for name in parameters}
+
+
+def lend_rows(store: ParameterStore, deal: TrainingLayout) -> dict[str, torch.Tensor]:
+    """Return rows of the store as buffers for this rank's part of ``deal``.
+
+    Owners need no memory for parameters of which every element is with one holder.
+    """
+    lent = {}
+    for name, parameter in store.parameters.items():
+        shape = part_shape(deal, parameter, store.rank)
+        rows = store.tensors[name].view(-1)
+        if _is_held_once(parameter, deal) and 0 < prod(shape) <= len(rows):
+            lent[name] = rows[: prod(shape)].view(shape)
+    return lent
+
+
+def _is_held_once(parameter: Parameter, deal: TrainingLayout) -> bool:
+    """Return True if each element is with exactly one rank."""
+    for term in parameter.pattern.terms():
+        dealt = [factor.name in deal.units for axis in term.axes for factor in axis.factors]
+        if sum(dealt) != 1:
+            return False
+    return True
 
 
 class EarlyExchange:

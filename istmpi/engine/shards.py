@@ -5,19 +5,15 @@ have newer values of dealt parameters, and every rank newer values of common par
 `Shards.flush` brings newer values to the owners.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from math import prod
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.clock import Clock
-from istmpi.engine.axes import Parameter
-from istmpi.engine.early import EarlyExchange, HeldParts, receive_buffers
-from istmpi.engine.layout import TrainingLayout, part_shape
+from istmpi.engine.early import EarlyExchange, HeldParts, lend_rows, receive_buffers
+from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.outer import Outer
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.route import HOP, MEAN, PULL, PUSH, Leg, Route
@@ -134,7 +130,7 @@ class Shards:
         for leg in self.route.into(parameters, round, before, present):
             with self._clock(leg.name):
                 if leg.name == HOP and held:
-                    buffers = {**self._arriving, **self._lend_rows(deal)}
+                    buffers = {**self._arriving, **lend_rows(store, deal)}
                     arriving = receive_buffers(buffers, leg.parameters, deal, store.rank)
                     self._move(leg, held.tensors, arriving)
                     self._held = HeldParts(deal, dict(arriving))
@@ -259,7 +255,7 @@ class Shards:
     def _flush_held(self, held: HeldParts) -> None:
         store = self.store
         moved = {name: store.parameters[name] for name in held.tensors}
-        # A held part may lie in rows of the store (`_lend_rows`), which the transfer overwrites.
+        # A held part may lie in rows of the store (`lend_rows`), which the transfer overwrites.
         lent = {tensor.data_ptr() for tensor in store.tensors.values()}
         for name, part in held.tensors.items():
             if part.data_ptr() in lent:
@@ -286,41 +282,6 @@ class Shards:
         parameters = {name: self.store.parameters[name] for name in tensors}
         self._average(Leg(MEAN, parameters), tensors)
 
-    def through_owners(
-        self, tensors: Tensors, serve: Callable[[str, torch.Tensor], torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Send whole parameters to their owners, row by row, and return the owners' replies.
-
-        ``serve(name, rows)``: the owner calls it with all ranks' values of its rows, ``[rank, row,
-        ...]``. It returns the reply to each rank, in the same shape. The replies are whole
-        parameters, too. Collective.
-        """
-        rank = self._communicator.rank
-        ranks = self._communicator.size
-        replies = {}
-        for name, whole in on_host(tensors).items():
-            parts = []
-            for peer in range(ranks):
-                rows = self.store.owners.rows(len(whole), peer)
-                parts.append(whole[rows.start : rows.stop])
-            with self._clock(PUSH):
-                arrived = self._all_to_all(parts, [parts[rank]] * ranks)
-            served = serve(name, torch.stack(arrived))
-            with self._clock(PULL):
-                reply = torch.cat(self._all_to_all(list(served), parts))
-            replies[name] = reply.to(tensors[name].device)
-        return replies
-
-    def _all_to_all(
-        self, sent: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Send a tensor to each rank; return one of each rank, of the shapes of ``like``."""
-        outgoing = torch.cat([values.reshape(-1) for values in sent])
-        incoming = torch.empty(sum(values.numel() for values in like), dtype=like[0].dtype)
-        self._communicator.alltoallv(_as_message(outgoing, sent), _as_message(incoming, like))
-        parts = incoming.split([values.numel() for values in like])
-        return [part.view(values.shape) for part, values in zip(parts, like, strict=True)]
-
     def of_this_rank(self) -> dict[str, torch.Tensor]:
         """Return the values that only this rank has and a checkpoint needs, whole, in host memory.
 
@@ -340,19 +301,6 @@ class Shards:
             self.store.keep(on_host(tensors))
 
     # ---- moves
-
-    def _lend_rows(self, deal: TrainingLayout) -> dict[str, torch.Tensor]:
-        """Return rows of the store as buffers for this rank's part of ``deal``.
-
-        Owners need no memory for parameters of which every element is with one holder.
-        """
-        lent = {}
-        for name, parameter in self.store.parameters.items():
-            shape = part_shape(deal, parameter, self.store.rank)
-            rows = self.store.tensors[name].view(-1)
-            if _is_held_once(parameter, deal) and 0 < prod(shape) <= len(rows):
-                lent[name] = rows[: prod(shape)].view(shape)
-        return lent
 
     def _names(self, targets: Tensors) -> list[str]:
         return [name for name in self.store.parameters if name in targets]
@@ -434,28 +382,9 @@ class Shards:
             self._clock.background += early.finish(self._communicator.traffic)
 
 
-def _is_held_once(parameter: Parameter, deal: TrainingLayout) -> bool:
-    """Return True if each element is with exactly one rank, so that the owners need no memory for
-    it."""
-    for term in parameter.pattern.terms():
-        dealt = [factor.name in deal.units for axis in term.axes for factor in axis.factors]
-        if sum(dealt) != 1:
-            return False
-    return True
-
-
 def _slots_among(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: values for name, values in tensors.items() if isinstance(name, Slot)}
 
 
 def _cloned(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: values.clone() for name, values in tensors.items()}
-
-
-def _as_message(
-    flat: torch.Tensor, parts: Sequence[torch.Tensor]
-) -> tuple[np.ndarray, list[int], list[int]]:
-    """Return a buffer for `Communicator.alltoallv`: its bytes, and each part's bytes and start."""
-    counts = [part.nbytes for part in parts]
-    starts = [0, *accumulate(counts)][:-1]
-    return flat.view(torch.uint8).numpy(), counts, starts

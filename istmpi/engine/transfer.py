@@ -9,7 +9,6 @@ pure.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -18,14 +17,12 @@ import torch
 from istmpi.comm import STAGING_BYTES, Communicator
 from istmpi.comm.codec import EXACT, Wire
 from istmpi.engine.axes import Axis, Parameter, Positions, overlap
-from istmpi.engine.blocks import Block, Message, bits, split
+from istmpi.engine.blocks import Block, Message, split
 from istmpi.engine.layout import Layout, TrainingLayout, pieces_to_move
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.route import Leg
+from istmpi.engine.staging import Staging, unpack_blocks
 from istmpi.engine.wire import BlockCodec, form_of, scales_of
-
-_ALIGNMENT = 64
-_INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
 
 
 class Transfer:
@@ -107,8 +104,8 @@ class Transfer:
         """
         coding = _Coding(self._wire, self.sends, source, self.rank)
         for sends, receives in self._rounds(communicator):
-            outgoing = _Staging(_without(sends, self.rank), communicator, "send")
-            incoming = _Staging(_without(receives, self.rank), communicator, "receive")
+            outgoing = Staging(_without(sends, self.rank), communicator, "send")
+            incoming = Staging(_without(receives, self.rank), communicator, "receive")
             for peer, parts in enumerate(outgoing.parts):
                 for block, values in parts:
                     coding.pack(block, peer, values)
@@ -118,7 +115,7 @@ class Transfer:
             for peer, parts in enumerate(incoming.parts):
                 arrived.append([coding.unpack(block, peer, values) for block, values in parts])
             arrived[self.rank] = [coding.keep(block) for block in sends[self.rank]]
-            _unpack(receives, arrived, target, self._weights)
+            unpack_blocks(receives, arrived, target, self._weights)
 
     def stay(self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
         """Copy the elements that this rank has in both layouts from ``source`` to ``target``,
@@ -342,72 +339,5 @@ class _Coding:
         return self._codec.through(block, self._rank)
 
 
-class _Staging:
-    """A flat byte buffer with one aligned message for each peer, and a view for each block of a
-    message."""
-
-    def __init__(self, messages: Sequence[Message], communicator: Communicator, name: str):
-        counts = [sum(block.sent_nbytes for block in message) for message in messages]
-        *starts, nbytes = accumulate(map(_aligned, counts), initial=0)
-        buffer = communicator.scratch(name, nbytes)
-        self.layout = (buffer, counts, starts)
-        self.parts: list[list[tuple[Block, np.ndarray]]] = []
-        """The blocks of each peer's message, each with its place in the buffer."""
-        for message, start in zip(messages, starts, strict=True):
-            parts = []
-            for block in message:
-                stop = start + block.sent_nbytes
-                parts.append((block, _part(block, buffer[start:stop])))
-                start = stop
-            self.parts.append(parts)
-
-
-def _part(block: Block, memory: np.ndarray) -> np.ndarray:
-    if block.form == EXACT:
-        return memory.view(_INTEGERS[block.itemsize]).reshape(block.shape)
-    return memory
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
 def _without(messages: Sequence[Message], rank: int) -> list[Message]:
     return [() if peer == rank else message for peer, message in enumerate(messages)]
-
-
-def _unpack(
-    messages: Sequence[Message],
-    parts: Sequence[list[np.ndarray]],
-    target: Mapping[str, torch.Tensor],
-    weights: Sequence[float],
-) -> None:
-    """Write received blocks into ``target``; several ranks' blocks become their weighted mean, in
-    rank order."""
-    shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
-    for message, received, weight in zip(messages, parts, weights, strict=True):
-        for number, (block, values) in enumerate(zip(message, received, strict=True)):
-            if block.mean:
-                shared.setdefault(number, (block, []))[1].append((values, weight))
-            else:
-                block.place(target[block.name], values)
-    for block, copies in shared.values():
-        dtype = target[block.name].dtype
-        mean = _mean([(torch.from_numpy(values).view(dtype), weight) for values, weight in copies])
-        block.place(target[block.name], bits(mean))
-
-
-def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    """Return the weighted mean as the first copy plus the mean difference from it: exact if all
-    copies are equal."""
-    (first, _), *others = copies
-    if not others:
-        return first
-    exact = first.dtype == torch.float64 or not first.is_floating_point()
-    wide = first.dtype if exact else torch.float32
-    difference = torch.zeros_like(first, dtype=wide)
-    for other, weight in others:
-        difference.add_(other.to(wide) - first.to(wide), alpha=weight)
-    rounding = None if first.is_floating_point() else "floor"
-    total = sum(weight for _, weight in copies)
-    return (first.to(wide) + torch.div(difference, total, rounding_mode=rounding)).to(first.dtype)

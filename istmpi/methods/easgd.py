@@ -10,6 +10,7 @@ evaluated. With a = moving_rate / number of ranks:
 
 import torch
 
+from istmpi.engine.ask_owners import ask_owners
 from istmpi.engine.slots import weights_among
 from istmpi.methods.replicated import ReplicatedMethod
 
@@ -20,12 +21,16 @@ class EASGD(ReplicatedMethod):
     @torch.no_grad()
     def exchange(self, number: int) -> None:
         settings = self.job.run.method
-        rate, store = settings.moving_rate / self.job.communicator.size, self.job.store
+        store = self.job.store
+        rate = settings.moving_rate / self.job.communicator.size
 
         def serve(name: str, rows: torch.Tensor) -> torch.Tensor:
-            """Move the center by all ranks' weights ``rows``, ``[rank, row, ...]``; return the
-            center that each met."""
-            center, met = store.tensors[name], torch.empty_like(rows)
+            """Move the center by all ranks' weights; return the center that each met.
+
+            ``rows``: ``[rank, row, ...]``, as the result.
+            """
+            center = store.tensors[name]
+            met = torch.empty_like(rows)
             for rank, weights in enumerate(rows):
                 met[rank] = center
                 if settings.order == "round-robin":
@@ -35,5 +40,6 @@ class EASGD(ReplicatedMethod):
             return met
 
         tensors = {name: self.subnet.tensors[name] for name in weights_among(store.parameters)}
-        for name, center in self.shards.through_owners(tensors, serve).items():
+        replies = ask_owners(tensors, serve, store.owners, self.job.communicator, self.job.clock)
+        for name, center in replies.items():
             tensors[name] -= rate * (tensors[name] - center)

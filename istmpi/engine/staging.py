@@ -1,0 +1,81 @@
+"""The buffers of messages, and what becomes of received blocks (`istmpi.engine.transfer`)."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from istmpi.comm import Communicator
+from istmpi.comm.codec import EXACT
+from istmpi.engine.blocks import Block, Message, bits
+
+_ALIGNMENT = 64
+_INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
+
+
+class Staging:
+    """A flat byte buffer with one aligned message for each peer, and a view for each block of a
+    message."""
+
+    def __init__(self, messages: Sequence[Message], communicator: Communicator, name: str):
+        counts = [sum(block.sent_nbytes for block in message) for message in messages]
+        *starts, nbytes = accumulate(map(_aligned, counts), initial=0)
+        buffer = communicator.scratch(name, nbytes)
+        self.layout = (buffer, counts, starts)
+        self.parts: list[list[tuple[Block, np.ndarray]]] = []
+        """The blocks of each peer's message, each with its place in the buffer."""
+        for message, start in zip(messages, starts, strict=True):
+            parts = []
+            for block in message:
+                stop = start + block.sent_nbytes
+                parts.append((block, _part(block, buffer[start:stop])))
+                start = stop
+            self.parts.append(parts)
+
+
+def _part(block: Block, memory: np.ndarray) -> np.ndarray:
+    if block.form == EXACT:
+        return memory.view(_INTEGERS[block.itemsize]).reshape(block.shape)
+    return memory
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def unpack_blocks(
+    messages: Sequence[Message],
+    parts: Sequence[list[np.ndarray]],
+    target: Mapping[str, torch.Tensor],
+    weights: Sequence[float],
+) -> None:
+    """Write received blocks into ``target``; several ranks' blocks become their weighted mean, in
+    rank order."""
+    shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
+    for message, received, weight in zip(messages, parts, weights, strict=True):
+        for number, (block, values) in enumerate(zip(message, received, strict=True)):
+            if block.mean:
+                shared.setdefault(number, (block, []))[1].append((values, weight))
+            else:
+                block.place(target[block.name], values)
+    for block, copies in shared.values():
+        dtype = target[block.name].dtype
+        mean = _mean([(torch.from_numpy(values).view(dtype), weight) for values, weight in copies])
+        block.place(target[block.name], bits(mean))
+
+
+def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
+    """Return the weighted mean as the first copy plus the mean difference from it: exact if all
+    copies are equal."""
+    (first, _), *others = copies
+    if not others:
+        return first
+    exact = first.dtype == torch.float64 or not first.is_floating_point()
+    wide = first.dtype if exact else torch.float32
+    difference = torch.zeros_like(first, dtype=wide)
+    for other, weight in others:
+        difference.add_(other.to(wide) - first.to(wide), alpha=weight)
+    rounding = None if first.is_floating_point() else "floor"
+    total = sum(weight for _, weight in copies)
+    return (first.to(wide) + torch.div(difference, total, rounding_mode=rounding)).to(first.dtype)
