@@ -241,7 +241,7 @@ def content(path: Path, most_bytes: int) -> bytes:
 
 def read_toml(path: Path, cure: str) -> dict[str, Any]:
     with reading(f"{path} is not a readable TOML file", cure, OSError, ValueError):
-        return tomllib.loads(content(path, TOML_BYTES).decode("utf-8"))
+        return tomllib.loads(content(path, TOML_BYTES).decode("utf-8-sig"))
 
 
 def toml_value(text: str) -> Any:

@@ -132,6 +132,10 @@ class StopSign:
         return f"{_FILE_REASON}{self._file}" if self._file and self._file.exists() else ""
 
 
+NO_END = ("N/A", "NONE", "UNKNOWN", "UNLIMITED")
+"""SLURM's answers for the end of a job without a time limit."""
+
+
 def end_of_job() -> float:
     """Return the Unix time when this SLURM job's time is up. Raises ConfigError if the time is
     unknown."""
@@ -155,7 +159,14 @@ def end_of_job() -> float:
         answer = subprocess.run(
             query, capture_output=True, text=True, check=True, timeout=60
         ).stdout.strip()
+        if answer.upper() in NO_END:
+            raise ConfigError(
+                f"--stop-before-walltime: job {job} has no time limit ({answer}). Submit it with --time, or leave the "
+                "option out."
+            )
         return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
+    except ConfigError:
+        raise
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"--stop-before-walltime: {' '.join(query)} does not report the job's end ({error})."

@@ -25,6 +25,7 @@ from istmpi.methods import METHODS
 from istmpi.models.arguments import usable
 from istmpi.models.tables import has_table
 from istmpi.names import class_of, is_module, is_own
+from istmpi.record import METRICS
 from istmpi.record import SETTINGS as SAVED_AS
 from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
 
@@ -85,6 +86,9 @@ class Run:
             )
         except DataError as error:
             raise ConfigError(str(error)) from None
+        output = tree.get("output", {})
+        if path.name == SAVED_AS and is_file(path.parent / METRICS) and isinstance(output, dict):
+            tree["output"] = {**output, "folder": str(path.parent)}  # also of a copied folder
         return _build(Run, without_gone({"name": path.stem, **tree}, path.name), "", path.name)
 
     @staticmethod

@@ -1,6 +1,7 @@
 """Reads data in which each file is an example, and folders name its class and split."""
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.data.archive import Archive, store
+from istmpi.data.class_list import require_listed, require_several
 from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.dense.split import rows_per_block
 from istmpi.data.holdout import NO_TEST, TestSplit, held_out
@@ -89,15 +91,24 @@ class Decoder(ExitStack):
         examples: list[Example],
         decode: Callable[[str, bytes], np.ndarray],
         most_bytes: int,
+        classes: tuple[str, ...] | None = None,
     ) -> tuple[dict[str, tuple[Chosen, np.ndarray]], tuple[str, ...], list[str]]:
         """Decode all files; return (examples, class numbers) per split, sorted classes, and
         unreadable files.
 
-        ``decode(name, content)`` returns arrays of one shape and type, or raises BadFileError.
+        ``classes``: all classes in order; by default those of the examples, of which there must be
+        two. ``decode(name, content)`` returns arrays of one shape and type, or raises BadFileError.
         Raises DataError if too many are bad, a file exceeds ``most_bytes``, or train or test is
         empty.
         """
-        classes = tuple(sorted({example.label for example in examples}))
+        labels = tuple(sorted({example.label for example in examples}))
+        if classes is None:
+            require_several(
+                labels, archive.path, "Put the files of each class into a folder: CLASS/FILE."
+            )
+        else:
+            require_listed(labels, classes, archive.path)
+        classes = classes or labels
         examples = sorted(examples, key=lambda example: example.name)
         row_of = {example.name: row for row, example in enumerate(examples)}
         scratch, row, bad = self.scratch(), np.zeros(1, np.uint8), {}
@@ -266,22 +277,45 @@ def class_folders(
                 f"{'' if splits else ', unless a list names its files'}. Move or rename it."
             )
         examples.append(Example(name, intern(folders[0]), split))
+    if splits and not in_splits:
+        _require_no_splits({example.label for example in examples}, archive)
     if common and not in_splits:
         notes.assume(f"classes are the folders in {common}")
     return examples
 
 
-def checked_splits(archive: Archive, examples: list[Example], notes: Notes) -> list[Example]:
+def _require_no_splits(classes: Collection[str], archive: Archive) -> None:
+    """Raise DataError if class folders seem to be splits, such as seg_train and seg_test.
+
+    They do if each name has a word for a split, or if two names differ in such a word alone.
+    """
+    words = {name: re.findall(r"[a-z]+|[0-9]+", name.lower()) for name in sorted(classes)}
+    rest = {name: [word for word in its if not split_of(word)] for name, its in words.items()}
+    named = [name for name in words if len(rest[name]) < len(words[name])]
+    alike = [
+        name for name in named if rest[name] in [rest[other] for other in words if other != name]
+    ]
+    suspects = named if len(named) == len(words) else alike
+    if suspects and len(words) > 1:
+        raise DataError(
+            f"{archive.path}: the folders {first_of(suspects)} are named like splits. Rename them train, test and "
+            "validation, with a folder for each class inside."
+        )
+
+
+def checked_splits(
+    archive: Archive, examples: list[Example], notes: Notes, classes: Collection[str] = ()
+) -> list[Example]:
     """Return the examples. Without test examples, validation examples become test examples.
 
-    Raises DataError for a class that no training example has.
+    Raises DataError for a class that no training example has, and that ``classes`` lacks.
     """
     if {example.split for example in examples} == {"train", "validation"}:
         notes.assume("validation examples are used for testing: there are no others")
         examples = [
             replace(e, split="test" if e.split == "validation" else e.split) for e in examples
         ]
-    trained = {example.label for example in examples if example.split == "train"}
+    trained = {example.label for example in examples if example.split == "train"} | {*classes}
     unknown = next((example for example in examples if example.label not in trained), None)
     if trained and unknown:
         raise DataError(

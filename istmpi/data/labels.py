@@ -2,31 +2,38 @@
 
 import numpy as np
 
+from istmpi.data.class_list import require_listed, require_several, require_trained
 from istmpi.data.decoder import Notes, first_of
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, MULTI_LABEL, REGRESSION
 
 _TASK = "--task"
+ONE_CLASS = "A network needs at least two to tell apart: check the labels."
 Parts = dict[str, np.ndarray]
 
 
 def read_labels(
-    parts: Parts, task: str | None, source: str, *, notes: Notes | None = None
+    parts: Parts,
+    task: str | None,
+    source: str,
+    *,
+    notes: Notes | None = None,
+    classes: tuple[str, ...] | None = None,
+    cure: str = ONE_CLASS,
 ) -> tuple[str, tuple[str, ...] | None, Parts]:
     """Return the task, the class names (None without classes) and y per split, from raw labels per
     split.
 
     If ``task`` is None, the labels decide. Strings, booleans and integers are classes. A matrix of
     0 and 1 means classes if each row has a single 1, otherwise several labels per example.
-    Everything else is regression. y is [n] int64 for classes, [n, outputs] uint8 for several labels
-    and, for regression, finite [n, outputs] of the labels' type. Raises ConfigError or DataError.
+    Everything else is regression. ``classes``: all class names in order; by default those of the
+    labels. ``cure``: the last sentence of an error about a single class. y is [n] int64 for
+    classes, [n, outputs] uint8 for several labels and, for regression, finite [n, outputs] of the
+    labels' type. Raises ConfigError or DataError.
     """
-    tasks, notes, decided = (
-        (CLASSIFICATION, REGRESSION, MULTI_LABEL),
-        notes or Notes(),
-        task is None,
-    )
+    tasks = CLASSIFICATION, REGRESSION, MULTI_LABEL
+    notes, decided = notes or Notes(), task is None
     if not decided and task not in tasks:
         raise ConfigError(f"task {task!r} does not exist{did_you_mean(task, tasks)}")
     parts = {split: read_names(_flat(part), source, split) for split, part in parts.items()}
@@ -37,6 +44,7 @@ def read_labels(
         task, why = _task_of_matrix(labels)
         notes.assume(f"{labels.shape[0]:,} rows of {labels.shape[1]} labels, {why}", _TASK)
     elif decided:
+        _require_one_kind(parts, labels, source)
         task = REGRESSION if labels.dtype.kind == "f" else CLASSIFICATION
         if labels.dtype.kind in "iufO" and (
             task == CLASSIFICATION or (labels == np.trunc(labels)).all()
@@ -50,8 +58,18 @@ def read_labels(
                 _TASK,
             )
     if task == CLASSIFICATION:
-        classes, y = _classes(labels, parts, source)
-        return task, classes, _split(y.reshape(-1).astype(np.int64), parts)
+        named, y = _classes(labels, parts, source)
+        codes = _split(y.reshape(-1).astype(np.int64), parts)
+        if classes is not None:
+            require_listed(named, classes, source)
+            places = np.array([classes.index(name) for name in named], np.int64)
+            return task, classes, {split: places[codes[split]] for split in codes}
+        require_several(named, source, cure)
+        if "train" in codes:
+            trained = {named[code] for code in np.unique(codes["train"])}
+            for split, y in codes.items():
+                require_trained(trained, [named[code] for code in np.unique(y)], split, source)
+        return task, named, codes
     if task == MULTI_LABEL:
         y = _split(_flags(labels, parts, source), parts)
         if never := [*map(str, np.flatnonzero(~y["train"].any(axis=0)))]:
@@ -74,6 +92,21 @@ def read_labels(
     return task, None, {split: part.reshape(len(part), -1) for split, part in parts.items()}
 
 
+def _require_one_kind(parts: Parts, labels: np.ndarray, source: str) -> None:
+    """Raise DataError if training labels are classes by their type, and another split's are not."""
+    train = parts.get("train")
+    if train is not None and train.dtype.kind in "biu" and labels.dtype.kind == "f":
+        odd, part = next((name, part) for name, part in parts.items() if part.dtype.kind == "f")
+        raise DataError(
+            f"{source}: train labels are {train.dtype}, and {odd} labels {part.dtype}. Give both one type, or "
+            "--task classification or regression."
+        )
+
+
+MISSING = {"nan", "-nan", "na", "n/a", "#n/a", "<na>", "null"}
+"""Texts, in lower case, that programs write for a missing value."""
+
+
 def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
     """Return labels, with white space stripped from names. Raises DataError if a name is empty or
     not UTF-8."""
@@ -91,6 +124,12 @@ def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
     if (empty := names == "").any():
         raise DataError(
             f"{source}: {what}: example {int(np.argmax(empty))} has an empty name. Name its class, or remove it."
+        )
+    if (missing := np.isin(np.char.lower(names), [*MISSING])).any():
+        row = int(np.argmax(missing))
+        raise DataError(
+            f"{source}: {what}: example {row} has the name {names[row]}, which programs write for a missing label. "
+            "Remove such examples, or rename the class."
         )
     return names
 

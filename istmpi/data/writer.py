@@ -14,6 +14,7 @@ import numpy as np
 
 from istmpi.errors import ConfigError, OutputError
 from istmpi.files import named_at_last, temporary, writing
+from istmpi.foreign import printable
 from istmpi.hdf5 import CHECKSUMS, new_file, seal, set_attribute
 
 FORMAT = "istmpi-data"
@@ -100,7 +101,8 @@ def write(
     if reading:
         datasets[READING] = np.frombuffer(json.dumps(reading).encode(), np.uint8)
     total = sum(values.shape[0] for values in datasets.values())
-    attributes = {"format": FORMAT, "version": VERSION, "kind": kind, "source": material.source}
+    attributes = {"format": FORMAT, "version": VERSION, "kind": kind}
+    attributes["source"] = printable(material.source)  # a path may not be UTF-8
     attributes |= {
         "task": material.task,
         "outputs": material.outputs,

@@ -271,3 +271,14 @@ def test_a_run_goes_on_without_a_host_that_is_lost(emulated, tmp_path):
     assert [line["round"] for line in lines] == list(range(1, 61))
     assert (lines[0]["ranks"], lines[-1]["ranks"]) == (3, 2)
     assert json.loads((run / "summary.json").read_text())["last"]["score"]["score"] > 0.95
+
+
+@pytest.mark.parametrize(
+    "text", ["localhost\r\n\r\n# of us\r\n", "localhost slots=2\n", "localhost max_slots=4 slots=2\n"]
+)
+def test_a_file_of_hosts_from_windows_or_of_open_mpi_is_read(tmp_path, text):
+    """Empty lines with Windows line ends are no hosts; slots= is for Open MPI alone."""
+    (tmp_path / "hosts.txt").write_bytes(text.encode())
+    done = istmpi_run(tmp_path, "--hosts", "hosts.txt", "--threads", "1", "echo", "started")
+    assert done.returncode == 0 and done.stdout.count("started") == 1, done
+    assert "hosts: 1, ranks: 1," in done.stdout + done.stderr

@@ -276,7 +276,7 @@ def test_csv_zipped(tmp_path):
         ("a,b,c\n1,2,x\n1,y,x\n", {}, "in.csv, line 3: 'y' is not a number"),
         ("a,b,c\n1,2,x\n1,2\n", {}, "in.csv, line 3: 2 columns, but line 1 has 3"),
         ("a,b,c\n1,,x\n2,3,x\n", {}, "in.csv, line 2: '' is not a number"),
-        ("a,b,c\n1,nan,x\n2,3,x\n", {}, "has nan as feature 1"),
+        ("a,b,c\n1,nan,x\n2,3,y\n", {}, "has nan as feature 1"),
         ("a,b,kind\n1,2,x\n", {"label": "kin"}, "in.csv has no column kin; did you mean kind"),
         ("a,b,c\n1,2,x\n", {"label": "7"}, "there is no column 7"),
         ("a,b,c\n1,2,x\n3,4,y\n", {"task": "regression"}, "the label x is not a number"),

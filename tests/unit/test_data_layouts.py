@@ -40,16 +40,26 @@ def notes(report):
     "names, counts, said",
     [
         (["train/cat/2019/#.png*3", "train/dog/#.png*2", "test/cat/#.png"], {"train": 5, "test": 1}, ""),
-        (["TRAIN/cat/#.png*3", "Testing/cat/#.png*2"], {"train": 3, "test": 2}, ""),
-        (["training/a/0.png", "VALID/a/0.png"], {"train": 1, "test": 1}, "validation examples are used for testing"),
-        (["trn/a/0.png", "tst/a/0.png", "dev/a/0.png"], {"train": 1, "test": 1, "validation": 1}, ""),
+        (["TRAIN/cat/#.png*3", "TRAIN/dog/0.png", "Testing/cat/#.png*2"], {"train": 4, "test": 2}, ""),
         (
-            ["my/data/train/a/0.png", "my/data/test/a/b/0.png", "my/logo.png"],
-            {"train": 1, "test": 1},
+            ["training/a/0.png", "training/dog/0.png", "VALID/a/0.png"],
+            {"train": 2, "test": 1},
+            "validation examples are used for testing",
+        ),
+        (
+            ["trn/a/0.png", "trn/dog/0.png", "tst/a/0.png", "dev/a/0.png"],
+            {"train": 2, "test": 1, "validation": 1},
+            "",
+        ),
+        (
+            ["my/data/train/a/0.png", "my/data/train/dog/0.png", "my/data/test/a/b/0.png", "my/logo.png"],
+            {"train": 2, "test": 1},
             "1 .png; such as my/logo",
         ),
         (["my/cat/2019/#.png*5", "my/dog/#.png*5"], {"train": 8, "test": 2}, "classes are the folders in my/"),
-        (["train/train/0.png", "test/train/0.png"], {"train": 1, "test": 1}, ""),
+        (["train/train/0.png", "train/dog/0.png", "test/train/0.png"], {"train": 2, "test": 1}, ""),
+        (["train/#.png*5", "dog/#.png*5"], {"train": 8, "test": 2}, ""),
+        (["cat_valid/#.png*5", "dog_invalid/#.png*5"], {"train": 8, "test": 2}, ""),
         (
             ["cat/#.png*5", "dog/#.png*5", "0.png", "1.png"],
             {"train": 8, "test": 2},
@@ -62,7 +72,7 @@ def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, sai
     for source in (folder, pack(folder, tmp_path / "in.tar.gz")):
         report = prepare("images", source, tmp_path / "data.h5", force=True)
         assert report.counts == counts
-        assert {"cat", "dog", "a", "train"} >= set(report.classes)
+        assert {"cat", "dog", "a", "train", "cat_valid", "dog_invalid"} >= set(report.classes)
         assert said in notes(report).replace("in/", "")
 
 
@@ -77,6 +87,15 @@ def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, sai
         (["train/cat/val/0.png", "test/cat/0.png"], "train/cat/val/0.png has a folder val/"),
         (["Train/cat/0.png", "more/cat/0.png"], "more/cat/0.png is in neither"),
         (["Train/cat/0.png", "Test/0.png"], "Test/0.png is not in a class folder; it must be Test/CLASS/FILE"),
+        (
+            ["seg_train/seg_train/cat/0.png", "seg_test/seg_test/cat/0.png"],
+            "seg_test, seg_train are named like",
+        ),
+        (["training_set/cat/0.png", "test_set/cat/0.png"], "the folders test_set, training_set are named like splits"),
+        (["train_images/0.png", "test_images/0.png"], "the folders test_images, train_images are named like splits"),
+        (["Training Set/cat/0.png", "Test Set/cat/0.png"], "the folders Test Set, Training Set are named like"),
+        (["seg_train/0.png", "seg_test/0.png", "pred/0.png"], "the folders seg_test, seg_train are named like splits"),
+        (["images/#.png*4"], "in has one class, images. Put the files of each class into a folder: CLASS/FILE"),
         # Tiny ImageNet
         (["train/n01/images/0.png", "val/images/0.png"], "val/images/0.png is of class images, which .*annotations"),
     ],
@@ -171,11 +190,11 @@ def test_what_pillow_reads_is_read(tmp_path, ending):
     form = {"jfif": "JPEG", "JPE": "JPEG", "avif": "AVIF", "pgm": "PPM"}[ending]
     if form == "AVIF" and not pytest.importorskip("PIL.features").check("avif"):
         pytest.skip("this Pillow reads no .avif")
-    folder = images(tmp_path / "in", "cat/#.png*3")
+    folder = images(tmp_path / "in", "cat/#.png*3", "dog/#.png*2")
     for number in range(2):
         Image.new("L", (5, 4), 99).save(folder / "cat" / f"x{number}.{ending}", form)
     report = prepare("images", folder, tmp_path / "data.h5")
-    assert sum(report.counts.values()) == 5 and not report.left_out
+    assert sum(report.counts.values()) == 7 and not report.left_out
     names = [name for block, _, _ in read_inputs(str(folder), "images", (1, 4, 5)) for name in block]
     assert f"cat/x0.{ending}" in names
 

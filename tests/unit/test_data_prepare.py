@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, size):
 
 def test_a_disk_without_room_for_what_an_archive_holds_is_not_the_archives_fault(tmp_path):
     (tmp_path / "table").mkdir()
-    (tmp_path / "table" / "t.csv").write_text("1,2,3\n" * 20_000)
+    (tmp_path / "table" / "t.csv").write_text("1,2,3\n1,2,4\n" * 10_000)
     archive = pack(tmp_path / "table", tmp_path / "table.tar.gz")
     with small_disk(tmp_path / "disk", "64k") as disk:
         with pytest.raises(OutputError, match=f"{disk}.*: cannot be written"):

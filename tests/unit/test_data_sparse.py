@@ -176,7 +176,7 @@ BAD = {
     "negative feature": ("train.txt", TRAIN.replace(b" 0:1", b" -1:1"), 3, "feature -1"),
     "label": ("train.txt", TRAIN.replace(b"1,0", b"1,4"), 4, "label 4 is out of range"),
     "huge label": ("train.txt", TRAIN.replace(b"1,0", b"1,99999999999999999999"), 4, "out of range"),
-    "a number of a query": ("train.txt", TRAIN.replace(b" 2:2.5", b" qid:2"), 4, "'qid' is not a feature number"),
+    "a number of a query": ("train.txt", TRAIN.replace(b" 2:2.5", b" qid:x"), 4, "'qid' is not a feature number"),
     "no colon": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2 2.5"), 4, "has no colon"),
     "half a label": ("train.txt", TRAIN.replace(b"1,0", b"1.5,0"), 4, "'1.5'"),
     "no value": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:"), 4, "no number"),

@@ -146,11 +146,16 @@ for _name in ("slurm", "pbs", "lsf"):
 
 def _limits(text: str) -> dict[str, Any]:
     match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?", text)
-    if not match or (
-        match[3] and not match[1] and not match[4]
-    ):  # 4:00 is minutes to some, hours to others
+    rule = "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00"
+    if text.upper() in ("UNLIMITED", "INFINITE"):
         raise ConfigError(
-            f"--time {text}: must be minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00."
+            f"--time {text}: a job must have an end, so that it can save before. Give {rule}."
+        )
+    if not match:
+        raise ConfigError(f"--time {text}: must be {rule}.")
+    if match[3] and not match[1] and not match[4]:
+        raise ConfigError(
+            f"--time {text}: must be {rule}. {text} is minutes and seconds to SLURM, hours and minutes to LSF."
         )
     days, *parts = (int(part or 0) for part in match.groups())
     hours, minutes, seconds = parts if match[1] or match[4] else (0, parts[0], 0)

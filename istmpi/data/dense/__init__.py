@@ -1,3 +1,4 @@
+from istmpi.data.class_list import OPTION as CLASSES
 from istmpi.data.kind import Kind, lazy
 
 _TASK = ("task", "TASK", "classification, regression or (arrays) multi-label.  [default: guessed]")
@@ -5,6 +6,7 @@ SPEECH = Kind(
     "speech",
     "WORD/SPEAKER_nohash_INDEX.wav, as in Speech Commands",
     lazy("dense.speech:read"),
+    (CLASSES,),
     input=("FILE.wav, FOLDER, .tar", "for a network trained on speech"),
     examples=lazy("dense.speech:examples"),
     open=lazy("dense.split:open_rows"),
@@ -27,6 +29,7 @@ ARRAYS = Kind(
             "first|last",
             "position of channels in images [n, ., ., .].  [default: first]",
         ),
+        CLASSES,
     ),
     (".npy",),
     ("FILE.npy, FILE.npz", "an array x [examples, ...]"),
@@ -43,6 +46,7 @@ CSV = Kind(
             "the column of labels, a name or a number counted from 0.  [default: last]",
         ),
         ("header", "yes|no", "line 1 is a header.  [default: guessed]"),
+        CLASSES,
         ("delimiter", "CHARACTER", "delimiter, or tab.  [default: comma, semicolon or tab]"),
     ),
     (".csv",),

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from istmpi.data.archive import Archive
+from istmpi.data.class_list import class_list
 from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.decoder import Decoder, Notes, first_of
 from istmpi.data.dense.split import material_of
@@ -28,7 +29,12 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def read(
-    archive: Archive, decoder: Decoder, *, task: str | None = None, channels: str | None = None
+    archive: Archive,
+    decoder: Decoder,
+    *,
+    task: str | None = None,
+    channels: str | None = None,
+    classes: str | None = None,
 ) -> Material:
     """Read arrays. x [n, ...] is stored as uint8 if all splits are uint8, otherwise as float32.
 
@@ -40,7 +46,8 @@ def read(
     arrays = _load(archive)
     if not any("train" in name.lower() for name in arrays):
         decoder.split = ONE_IN_FIVE
-    return material_of_arrays(arrays, str(archive.path), decoder.notes, task, channels)
+    listed = class_list(classes)
+    return material_of_arrays(arrays, str(archive.path), decoder.notes, task, channels, listed)
 
 
 def material_of_arrays(
@@ -49,12 +56,13 @@ def material_of_arrays(
     notes: Notes,
     task: str | None = None,
     channels: str | None = None,
+    listed: tuple[str, ...] | None = None,
 ) -> Material:
     pairs, names = split_arrays(arrays, source)
     if rest := sorted(arrays.keys() - names):
         notes.leave_out(f"{counted(len(rest), 'array')}: {first_of(rest)}")
     task, classes, labels = read_labels(
-        {split: y for split, (_, y) in pairs.items()}, task, source, notes=notes
+        {split: y for split, (_, y) in pairs.items()}, task, source, notes=notes, classes=listed
     )
     splits = {
         split: (_channels_first(x, channels, source), labels[split])
@@ -183,9 +191,9 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
                 f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit. Give numbers [n, ...] and n "
                 "labels, with one example shape in all splits."
             )
-    if np.dtype(np.uint8) in types and any(dtype.kind == "f" for dtype in types):
+    if len({"bytes" if dtype == np.uint8 else dtype.kind == "b" for dtype in types}) > 1:
         raise DataError(
-            f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255) and fractions (0 to 1) "
+            f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255), flags (0, 1) and other numbers "
             "would be mixed. Save all splits with the same type and scale."
         )
     return with_test(pairs, source), {name for pair in names.values() for name in pair}

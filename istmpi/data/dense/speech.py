@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.data.archive import Archive
+from istmpi.data.class_list import class_list
 from istmpi.data.decoder import (
     BadFileError,
     Block,
@@ -48,18 +49,17 @@ power."""
 LOUDEST = 1e9
 
 
-def read(archive: Archive, decoder: Decoder) -> Material:
+def read(archive: Archive, decoder: Decoder, *, classes: str | None = None) -> Material:
     """Read clips as log-mel spectrograms [1, 128, 32] float32, each normalised separately; the
-    classes are words."""
+    classes are words. ``classes``: names with commas, see `class_list`."""
+    listed = class_list(classes)
     examples, notes = _examples(archive, decoder), decoder.notes
     notes.reading[OFFSET] = "removed"
     with one_thread():
-        splits, classes, bad = decoder.run(
-            archive, examples, clip_decoder(notes.reading), MOST_BYTES
+        splits, names, bad = decoder.run(
+            archive, examples, clip_decoder(notes.reading), MOST_BYTES, listed
         )
-    return material_of(
-        archive.source, CLASSIFICATION, splits, classes, np.dtype(np.float32), 1, bad
-    )
+    return material_of(archive.source, CLASSIFICATION, splits, names, np.dtype(np.float32), 1, bad)
 
 
 def examples(path: Path, request: Request) -> Iterator[Block]:

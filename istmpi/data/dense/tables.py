@@ -1,6 +1,7 @@
 """Tables of numbers as delimited text, one example a line."""
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -10,11 +11,12 @@ from itertools import chain, islice
 import numpy as np
 
 from istmpi.data.archive import Archive
+from istmpi.data.class_list import class_list
 from istmpi.data.dataset import SPLITS
 from istmpi.data.decoder import Decoder, Notes, first_of, split_of
 from istmpi.data.dense.split import material_of, rows_per_block
 from istmpi.data.holdout import ONE_IN_FIVE, with_test
-from istmpi.data.labels import read_labels
+from istmpi.data.labels import ONE_CLASS, read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import (
@@ -55,11 +57,14 @@ def read(
     task: str | None = None,
     header: bool | None = None,
     delimiter: str | None = None,
+    classes: str | None = None,
 ) -> Material:
     """Read columns as float32 features, each normalised by its own mean and deviation.
 
-    ``label`` is the name or number of the labels' column, by default the last.
+    ``label`` is the name or number of the labels' column, by default the last. ``classes``: names
+    with commas, see `class_list`.
     """
+    listed = class_list(classes)
     if delimiter is not None:
         character_of(delimiter)
     notes, source = decoder.notes, str(archive.path)
@@ -84,15 +89,32 @@ def read(
         "label": first.name_of_label,
     }
     raw = {split: table.labels for split, table in tables.items()}
-    task, classes, labels = read_labels(_typed(raw, task, notes, source), task, source)
+    cure = _cure_of_one_class(first, raw, label is None)
+    typed = _typed(raw, task, notes, source)
+    task, names, labels = read_labels(typed, task, source, classes=listed, cure=cure)
+    if task == REGRESSION and label is None and LABEL_NAMES & {*(first.names or ())}:
+        if all(len(np.unique(y)) == 1 for y in labels.values()):
+            raise DataError(f"{source}: all labels are equal. {cure}")
     splits = {split: (table.x, labels[split]) for split, table in tables.items()}
     if "" in splits:
         of_class = " of each class" * (task == CLASSIFICATION)
         decoder.split = f"{ONE_IN_FIVE}{of_class} (train.csv and test.csv decide otherwise)"
-    splits = with_test(splits, source, by_class=classes is not None)
+    splits = with_test(splits, source, by_class=names is not None)
     named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
     dtype, groups = np.dtype(np.float32), first.x.shape[1]
-    return material_of(archive.source, task, splits, classes, dtype, groups, output_names=named)
+    return material_of(archive.source, task, splits, names, dtype, groups, output_names=named)
+
+
+def _cure_of_one_class(table: Table, raw: dict[str, list[str]], guessed: bool) -> str:
+    """Return the cure for labels that are all equal. ``guessed``: True if the last column was taken
+    for the labels."""
+    texts = sorted({text for labels in raw.values() for text in labels})
+    if named := [name for name in table.names or () if name.lower() in LABEL_NAMES]:
+        if guessed:
+            return f"The labels may be in the column {named[0]}: --label {named[0]}."
+    if len(texts) > 1:
+        return f"The labels {first_of(texts, _NAMED)} are one number. Write codes as names, such as c{texts[0]}."
+    return ONE_CLASS
 
 
 def _find(archive: Archive) -> dict[str, str]:
@@ -134,6 +156,11 @@ def _typed(
             "classes"
         )
     elif all(map(is_whole_number, texts)):
+        by_number: dict[int, list[str]] = {}
+        for text in texts:
+            by_number.setdefault(int(text), []).append(text)
+        if joined := [spellings for spellings in by_number.values() if len(spellings) > 1]:
+            notes.assume(f"the labels {first_of(sorted(joined[0]), _NAMED)} are one number")
         few = len({int(text) for text in texts}) <= FEW
         reason += f" whole numbers, {'at most' if few else 'more than'} {FEW}, so they are "
         reason += "classes" if few else "numbers to predict"
@@ -151,6 +178,13 @@ def _typed(
             else "not all whole"
         )
         reason += f" numbers, {whole}, so they are numbers to predict"
+        train = {*raw.get("train", ())}
+        if task is None and train and all(map(is_whole_number, train)) and len(train) <= FEW:
+            odd = next(text for text in texts if not is_whole_number(text))
+            raise DataError(
+                f"{source}: train labels are whole numbers, such as {min(train)}, but the label {odd} of another "
+                "split has a decimal point. Write labels alike, or give --task classification or regression."
+            )
     if task is None and len(names) < len(texts):
         notes.assume(reason, "--task")
     return {split: np.array(labels).astype(dtype) for split, labels in raw.items()}
@@ -158,6 +192,15 @@ def _typed(
 
 _NAMED = 5
 EXACT = 2**53
+LABEL_NAMES = {"label", "labels", "target", "class"}
+_INDEX = re.compile(r"|Unnamed: \d+")
+
+
+def is_index(name: str) -> bool:
+    """Return True for the name in a header of a column that pandas writes for a table's index."""
+    return bool(_INDEX.fullmatch(name))
+
+
 _Row = tuple[int, list[str]]
 
 
@@ -198,6 +241,17 @@ def read_table(
         columns = [column for column in range(len(first)) if column not in others]
         if header is None:
             header = _is_header(name, [first[column] for column in columns])
+        if header:
+            index = [column for column in columns if is_index(first[column])]
+            columns = [column for column in columns if column not in index]
+            if index:
+                what = "a column without a name" if not first[index[0]] else first[index[0]]
+                notes.leave_out(f"{name}: {what}, as pandas writes an index")
+            if not columns:
+                raise DataError(
+                    f"{name} has no column with a name. Name the features in its first line."
+                )
+        if given is None:
             what = f"a header: {first_of(first, _NAMED)}" if header else "an example, not a header"
             notes.assume(f"the first line is {what}", "--header")
         x, labels, examples = [np.zeros((0, len(columns)))], [], chain(opening[header:], rows)
@@ -211,7 +265,9 @@ def read_table(
                         "end of a line starts another column."
                     )
     if given is None and opening and not header:
-        odd_label = labels and not is_number(labels[0]) and labels.count(labels[0]) == 1
+        odd_label = bool(labels) and not is_number(labels[0]) and labels.count(labels[0]) == 1
+        if len(labels) > 1 and is_number(labels[0]) and not any(map(is_number, labels[1:])):
+            odd_label = True  # a number above names
         named = [field for field in first if field]
         if odd_label or (len(named) > 2 and named == [str(number) for number in range(len(named))]):
             line = first_of(first, _NAMED)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from istmpi.data.archive import Archive
+from istmpi.data.class_list import class_list
 from istmpi.data.decoder import (
     BadFileError,
     Block,
@@ -51,14 +52,21 @@ GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 
 
-def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Material:
-    """Read images [channels, height, width] uint8, normalised by channel. ``size``: the side of
-    resized images."""
+def read(
+    archive: Archive, decoder: Decoder, *, size: int | None = None, classes: str | None = None
+) -> Material:
+    """Read images [channels, height, width] uint8, normalised by channel.
+
+    ``size``: the side of resized images. ``classes``: names with commas, see `class_list`.
+    """
+    listed = class_list(classes)
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
     if layout := _layout_of(archive):
         if size is not None:
             raise ConfigError("size is for images in class folders; CIFAR's are 32x32.")
+        if listed:
+            raise ConfigError("classes is for images in class folders; CIFAR has its own list.")
         return _read_cifar(archive, layout)
     examples = class_folders(archive, ENDINGS, decoder.notes)
     if not examples:
@@ -66,17 +74,17 @@ def read(archive: Archive, decoder: Decoder, *, size: int | None = None) -> Mate
             f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}."
         )
     if examples[0].split:
-        examples = checked_splits(archive, examples, decoder.notes)
+        examples = checked_splits(archive, examples, decoder.notes, listed or ())
     else:
         decoder.split = f"{ONE_IN_FIVE} of each class"
         examples = with_holdout(examples)
     modes: set[str] = set()
     decode = image_decoder("RGB", "Resize them with --size N.", modes, size and (size, size))
-    splits, classes, bad = decoder.run(archive, examples, decode, MOST_BYTES)
+    splits, names, bad = decoder.run(archive, examples, decode, MOST_BYTES, listed)
     if grey := modes <= {*GREY}:  # then all three channels are alike
         splits = {split: (Chosen(x.source[:, :1], x.rows), y) for split, (x, y) in splits.items()}
     dtype, groups = np.dtype(np.uint8), 1 if grey else 3
-    return material_of(archive.source, CLASSIFICATION, splits, classes, dtype, groups, bad)
+    return material_of(archive.source, CLASSIFICATION, splits, names, dtype, groups, bad)
 
 
 def examples(path: Path, request: Request) -> Iterator[Block]:

@@ -1,5 +1,6 @@
 """Reads lines of sparse rows, ``label,label feature:value feature:value``, into memory."""
 
+import re
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,11 +9,17 @@ from typing import NamedTuple
 import numpy as np
 
 from istmpi.data.archive import Stream
+from istmpi.data.sparse.closeness import Closeness
 from istmpi.data.sparse.split import Ragged, offsets_of
 from istmpi.errors import DataError
 from istmpi.foreign import number, one_line, whole_number
 
 MOST = 2**31
+_QUERY = re.compile(rb"(?<=\s)qid:\d+(?=\s|$)")
+_BASED = re.compile(rb"\b(zero|one)-based\b")
+"""Text of a comment by scikit-learn's dump_svmlight_file."""
+_DECIMALS = re.compile(rb"^([+-]?\d+)\.0*$")
+"""A whole number that is written as a fraction, such as 1.0."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -49,6 +56,13 @@ class Rows:
     blank: int
     blank_rows: int
     """The number of blank lines that are rows according to the header."""
+    close: int | None
+    """A feature whose values are too close together for float32; None if there is none."""
+    commented: int | None
+    """The number of the first feature according to a comment, 0 or 1; None without such a
+    comment."""
+    queries: int
+    """The number of query numbers (``qid:3``) that were left out."""
 
     def __len__(self) -> int:
         return len(self.features)
@@ -58,13 +72,20 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
     """Return the rows of a file. Raises DataError for a wrong line or header, or no rows.
 
     ``limits`` apply to a file without a header. Text after a ``#`` is a comment. A blank line is a
-    row only if the header's number of rows includes it.
+    row only if the header's number of rows includes it. Query numbers are left out.
     """
     header, first_line, end, filled, inside, repeated = None, 0, 0, 0, 0, 0
+    closeness, commented, queries = Closeness(), None, 0
     label_counts, labels, counts, columns, values = (array(code) for code in "iiiif")
     for end, line in enumerate(stream.lines(), 1):
-        where, line = f"{stream.name}, line {end}", line.partition(b"#")[0]
+        where = f"{stream.name}, line {end}"
+        line, _, comment = line.partition(b"#")
+        if b"qid:" in line:
+            line, count = _QUERY.subn(b"", line)
+            queries += count
         if not first_line:
+            if based := _BASED.search(comment):
+                commented = int(based[1] == b"one")
             if not line.strip():
                 continue
             header = _header_of(where, line)
@@ -77,6 +98,7 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
         repeated += len(row_labels) - len(once)
         for numbers, more in ((labels, once), (columns, row_columns), (values, row_values)):
             numbers.extend(more)
+        closeness.add(row_columns, row_values)
         label_counts.append(len(once))
         counts.append(len(row_columns))
         if once or row_columns:
@@ -98,7 +120,19 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
     arrays = np.frombuffer(columns, np.int32), np.frombuffer(values, np.float32)
     features = Ragged(offsets_of(lengths[kept]), arrays)
     of_labels = Ragged(offsets_of(label_lengths[kept]), (np.frombuffer(labels, np.int32),))
-    return Rows(stream.name, header, features, of_labels, first_line, repeated, blank, missing)
+    return Rows(
+        stream.name,
+        header,
+        features,
+        of_labels,
+        first_line,
+        repeated,
+        blank,
+        missing,
+        closeness.too_close(),
+        commented,
+        queries,
+    )
 
 
 def _header_of(where: str, line: bytes) -> Header | None:
@@ -122,7 +156,7 @@ def _header_of(where: str, line: bytes) -> Header | None:
 def _parsed(where: str, line: bytes, limits: Limits) -> tuple[list[int], list[int], list[float]]:
     words, named = line.split(), []
     if words and not line[:1].isspace() and b":" not in words[0]:
-        named = words.pop(0).split(b",")
+        named = [_DECIMALS.sub(rb"\1", label) for label in words.pop(0).split(b",")]
     pairs = [word.partition(b":") for word in words]
     with suppress(ValueError):
         labels, columns = [*map(int, named)], [int(column) for column, _, _ in pairs]

@@ -102,10 +102,25 @@ def _read(
         )
     if bare and counted_from is None:
         counted_from = int(all(rows.features.arrays[0].min(initial=1) for rows in bare))
-        has = "feature 0 does not occur" if counted_from else "feature 0 occurs"
-        notes.assume(f"features are counted from {counted_from}: {has}", "--counted-from")
+        why = "feature 0 does not occur" if counted_from else "feature 0 occurs"
+        commented = {rows.commented for rows in bare} - {None}
+        if len(commented) > 1 or (commented == {1} and not counted_from):
+            raise DataError(
+                f"{bare[0].name}: comments say that features count from 1, but another file or {why} says from 0. "
+                "Give --counted-from 0 or 1."
+            )
+        if commented:
+            counted_from, why = commented.pop(), "a comment says so"
+        notes.assume(f"features are counted from {counted_from}: {why}", "--counted-from")
     notes.reading[COUNTED_FROM] = counted_from or 0
     for rows in sources:
+        if rows.close is not None:
+            raise DataError(
+                f"{rows.name}: values of feature {rows.close} are too close together for the 24 bits of float32. "
+                "Subtract a number from them first, or scale them."
+            )
+        if rows.queries:
+            notes.leave_out(f"{counted(rows.queries, 'query number')} (qid:) of {rows.name}")
         if not rows.header:
             columns, values = rows.features.arrays
             rows.features = Ragged(rows.features.offsets, (columns - counted_from, values))
