@@ -67,6 +67,29 @@ def test_recipes_and_the_lock_say_the_same_as_pyproject_toml():
     assert {*wanted} - {*tested} == {"tomli"}
 
 
+def test_recipes_of_clusters_install_this_version_on_what_pyproject_toml_allows():
+    (recipe,) = (ROOT / "jobs/packaging").glob("istmpi-*.eb")
+    values = {}
+    for node in ast.parse(recipe.read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id != "exts_list":
+            values[node.targets[0].id] = ast.literal_eval(node.value)
+    assert values["version"] == __version__
+    assert recipe.name == f"istmpi-{__version__}-{'-'.join(values['toolchain'].values())}.eb"
+    installed = {"torch" if name == "PyTorch" else name: version for name, version in values["dependencies"]}
+    installed |= re.findall(r"\('([\w-]+)', '([\d.]+)', {", recipe.read_text())
+    for name, limits in map(name_and_versions, PROJECT["dependencies"]):
+        if name in installed:
+            assert numbers(installed[name]) >= numbers(limits), name
+    assert {"torch", "mpi4py", "h5py", "msgspec"} <= {*installed}
+    module = (ROOT / "jobs/packaging/istmpi.lua").read_text()
+    assert {*re.findall(r"\d+\.\d+\.\d+", module)} == {__version__}
+
+
+def numbers(version):
+    """Return the numbers of a version, or of the lowest version of limits, as in >=2.4,<3."""
+    return [int(number) for number in re.findall(r"\d+", version.split(",")[0])]
+
+
 def test_every_import_is_declared():
     names = [name_and_versions(one)[0] for one in requirements("plots", "data", "export")]
     declared = {IMPORT_NAMES.get(name, name) for name in names} | {"istmpi", *sys.stdlib_module_names}
