@@ -130,7 +130,9 @@ class _Proof:
                 return changed, ""
         deviation = twins.deviation(table, [width])
         wider = WIDER * twins.lengths[width]
-        if FADED * self._deviation_at(twins, table, width, wider) < deviation:
+        # Beside more units other positions of an axis also weigh less, but a subnet has few units.
+        fades = FADED * self._deviation_at(twins, table, width, wider) < deviation
+        if fades and not _lies_beside_others(table, width):
             half = max(min(lengths[width] // COPIES, wider), 1)
             return replace(
                 table, fading={**table.fading, width: self._deviation_at(twins, table, width, half)}
@@ -222,6 +224,16 @@ def _places(table: Table, means: Sequence[Use], width: str) -> str:
         )
     shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
     return shown or "its forward"
+
+
+def _lies_beside_others(table: Table, width: str) -> bool:
+    """Return True if an axis has positions of a width's units and, beside them, others."""
+    for entry in table.parameters.values():
+        for axis in Pattern.parse(entry.axes).axes:
+            its = [width in segment.names for segment in axis.segments]
+            if any(its) and not all(its):
+                return True
+    return False
 
 
 def _changed_by(deviation: float) -> str:

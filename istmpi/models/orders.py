@@ -6,6 +6,7 @@ width doubles has positions of no unit, too, as ``torch.cat`` makes them. The co
 forward pass propose the order of runs.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from istmpi.engine.axes import Axis
 from istmpi.models.trials import Watching
 
 SPLITS = {"split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"}
+DEEPEST = 8
+"""The largest number of concatenations inside each other that are followed."""
 REPEATED = 16
 """The largest number of copies of a concatenation on an axis, such as pixels behind which its
 channels lie."""
@@ -168,32 +171,38 @@ def grown(
     """Return the structures of concatenations, from their lengths with two numbers of a width's
     units.
 
-    A part that is a concatenation itself is replaced by its own parts.
+    A part may be a concatenation itself, or be cut into parts elsewhere. Structures with and
+    without the parts of parts are returned.
     """
     if [*map(len, joins)] != [*map(len, fewer)]:
         return []
-    structures: dict[Structure, None] = {}
-    last: dict[Growth, Structure] = {}
+    parts_of: dict[Growth, list[Growth]] = {}
+    joined: list[list[Growth]] = []
     for lengths, narrower in zip(joins, fewer):
-        growths: list[Growth] = []
+        growths = []
         for length, less in zip(lengths, narrower):
             ratio, rest = divmod(length - less, units - few)
             if not rest:
                 growths.append(Growth(ratio, length - ratio * units))
-        if len(growths) < len(lengths) or any(
-            growth.ratio < 0 or growth.rest < 0 for growth in growths
-        ):
-            continue
-        expanded: list[int] = []
-        plain: list[int] = []
-        for growth in growths:
-            expanded += last.get(growth, _parts(growth))
-            plain += _parts(growth)
-        total = total_of(plain)
-        if total.ratio and len(expanded) > 1:
-            last[total] = tuple(expanded)
-            structures |= dict.fromkeys((tuple(expanded), tuple(plain)))
-    return [*structures]
+        total = Growth(sum(part.ratio for part in growths), sum(part.rest for part in growths))
+        known = len(growths) == len(lengths)
+        if known and total.ratio and min(min(part.ratio, part.rest) for part in growths) >= 0:
+            joined.append(growths)
+            if len(growths) > 1:
+                parts_of[total] = growths
+    structures: dict[Structure, None] = {}
+    for growths in joined:
+        for depth in (DEEPEST, 0):
+            structure = itertools.chain(*(_expanded(part, parts_of, depth) for part in growths))
+            structures[tuple(structure)] = None
+    return [structure for structure in structures if len(structure) > 1]
+
+
+def _expanded(growth: Growth, parts_of: Mapping[Growth, Sequence[Growth]], depth: int) -> Structure:
+    if depth == 0 or growth not in parts_of:
+        return _parts(growth)
+    parts = (_expanded(part, parts_of, depth - 1) for part in parts_of[growth])
+    return tuple(itertools.chain(*parts))
 
 
 def total_of(structure: Iterable[int]) -> Growth:

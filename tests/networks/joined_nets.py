@@ -195,3 +195,35 @@ class ScoreBeside(nn.Module):
         joined = torch.cat([h, x], dim=-1)
         weights = self.score(torch.tanh(self.joined(joined))).softmax(1)
         return self.last((weights * torch.cat([x, h], dim=-1)).sum(1))
+
+
+class GroupBeside(nn.Module):
+    """A normalisation of one group over many channels and few inputs, which the channels outweigh."""
+
+    def __init__(self, shape, outputs, channels=12):
+        super().__init__()
+        self.up = nn.Conv2d(shape[0], channels, 3, padding=1)
+        self.norm = nn.GroupNorm(1, channels + shape[0])
+        self.last = nn.Linear(channels + shape[0], outputs)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(torch.cat([self.up(x), x], dim=1))).amax((2, 3)))
+
+
+class CutTwice(nn.Module):
+    """A product whose rows are cut, and one of the parts again, as a layer of a state-space model has it."""
+
+    def __init__(self, shape, outputs, inner=12, state=14):
+        super().__init__()
+        self.rows = [inner, inner + 2 * state, inner]
+        self.parts = [inner, state, state]
+        self.into = nn.Linear(shape[1], sum(self.rows))
+        self.mix = nn.Conv1d(self.rows[1], self.rows[1], 3, padding=1, groups=self.rows[1])
+        self.last = nn.Linear(inner, outputs)
+
+    def forward(self, x):
+        gate, mixed, step = self.into(x).split(self.rows, dim=-1)
+        mixed = functional.silu(self.mix(mixed.transpose(1, 2)).transpose(1, 2))
+        units, read, write = mixed.split(self.parts, dim=-1)
+        units = functional.softplus(step) * units * (read * write).sum(-1, keepdim=True)
+        return self.last(units * torch.sigmoid(gate)).mean(1)

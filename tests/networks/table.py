@@ -620,6 +620,21 @@ JOINED_ROWS = (
         "hidden scores",
         scaled={"hidden": "joined.weight| last.weight|", "scores": "score.weight"},
     ),
+    Row(
+        "joined_nets.GroupBeside",
+        IMAGE,
+        "channels",
+        default="",
+        scaled={"channels": "last.weight| +norm"},
+        trains=False,
+        refused="no factor makes its sums right",
+    ),
+    Row(
+        "joined_nets.CutTwice",
+        SEQUENCE,
+        "inner state",
+        scaled={"inner": "last.weight", "state": "+sum"},
+    ),
 )
 ROWS = (
     *DENSE,
