@@ -185,8 +185,8 @@ def grown(
             if not rest:
                 growths.append(Growth(ratio, length - ratio * units))
         total = Growth(sum(part.ratio for part in growths), sum(part.rest for part in growths))
-        known = len(growths) == len(lengths)
-        if known and total.ratio and min(min(part.ratio, part.rest) for part in growths) >= 0:
+        linear = len(growths) == len(lengths)
+        if linear and total.ratio and min(min(part.ratio, part.rest) for part in growths) >= 0:
             joined.append(growths)
             if len(growths) > 1:
                 parts_of[total] = growths
