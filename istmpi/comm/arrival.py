@@ -13,9 +13,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 
 from istmpi.comm.hang_report import Member
-from istmpi.comm.launcher import launched, on_this_host, process_facts, starter, stopped_here
+from istmpi.comm.launcher import (
+    connection_is_closed,
+    launched,
+    on_this_host,
+    process_facts,
+    rank_variable,
+    starter,
+    stopped_here,
+)
 from istmpi.errors import StuckError
 
 LONGEST_WAIT = 600.0
@@ -37,6 +46,7 @@ def expected() -> Iterator[None]:
     Until a hang watch begins (`watched`), stopped ranks of this host are named. A rank that stays
     stopped ends the job with exit code 76.
     """
+    watch_launcher()
     if launched()[1] == 1:
         yield
         return
@@ -102,7 +112,7 @@ def _claim_to_tell() -> socket.socket | None:
     another has it."""
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(f"\0istmpi {starter()}")  # a name that is no file
+        claim.bind(f"\0istmpi {launcher_at_start()}")  # a name that is no file
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return None
@@ -113,26 +123,63 @@ class LauncherWatch:
     """Ends this process once its launcher is gone, which MPI does not do."""
 
     def __init__(self) -> None:
-        self._launcher, self._missed = starter(), False
+        self._launcher, self._missed = launcher_at_start(), False
 
     @property
     def there(self) -> bool:
         return self._launcher is not None
 
     def look(self, me: Member, neighbours: Sequence[Member], cure: str) -> None:
-        """End this process if the launcher was gone at two looks in a row. The lowest rank of the
-        host prints why."""
-        if self._launcher is None or process_facts(self._launcher[0])[1] == self._launcher[1]:
-            self._missed = False
-        elif not self._missed:  # a launcher that ends the job gets a moment to end this rank
-            self._missed = True
-        else:
+        """End this process if the launcher is gone. The lowest rank of the host prints why."""
+        if self.gone():
             if not any(member.rank < me.rank for member in neighbours):
-                gone = f"the launcher of rank {me.rank} on {me.host} (process {self._launcher[0]}) is gone"
-                with suppress(OSError):
-                    print(
-                        f"istmpi: {gone}; the ranks of this host end. {cure}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                self.tell(me.rank, cure)
+            os._exit(StuckError.exit_code)
+
+    def gone(self) -> bool:
+        """Return True if the launcher was gone at two looks in a row: one that ends the job gets a
+        moment to end this rank."""
+        missed = self._missed
+        if self._launcher is None:
+            self._missed = connection_is_closed()
+        else:
+            self._missed = process_facts(self._launcher[0])[1] != self._launcher[1]
+        return missed and self._missed
+
+    def tell(self, rank: int, cure: str) -> None:
+        process = f" (process {self._launcher[0]})" if self._launcher else ""
+        gone = f"the launcher of rank {rank} on {socket.gethostname()}{process} is gone"
+        with suppress(OSError):
+            print(
+                f"istmpi: {gone}; the ranks of this host end. {cure}", file=sys.stderr, flush=True
+            )
+
+
+@cache
+def launcher_at_start() -> tuple[int, str] | None:
+    """Return `starter` of the first call: a process that has lost its launcher has another parent."""
+    return starter()
+
+
+@cache
+def watch_launcher() -> None:
+    """Watch this rank's launcher from the first call on, until a hang watch begins (`watched`).
+
+    MPI does not notice the launcher's end while it starts: ranks then wait for ever.
+    """
+    if rank_variable():
+        launcher_at_start()
+        threading.Thread(target=_watch_launcher, name="launcher", daemon=True).start()
+
+
+def _watch_launcher() -> None:
+    launcher = LauncherWatch()
+    while not watched.wait(_LOOK_EVERY):
+        if launcher.gone():
+            claim = _claim_to_tell()
+            if claim:
+                launcher.tell(launched()[0], "Run the same command again.")
+            time.sleep(
+                _LOOK_EVERY
+            )  # the claim holds until the other ranks of this host have seen it
             os._exit(StuckError.exit_code)

@@ -11,7 +11,7 @@ import numpy as np
 
 from istmpi import __version__
 from istmpi.comm import mpi
-from istmpi.comm.arrival import expected
+from istmpi.comm.arrival import expected, watch_launcher
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.launcher import launched
@@ -24,9 +24,10 @@ _agreed = False
 
 
 def announce(words: Sequence[str]) -> None:
-    """Note the console script's arguments. `world` refuses ranks with different arguments."""
+    """Note the console script's arguments, which `world` compares, and watch this rank's launcher."""
     global _command
     _command = list(words)
+    watch_launcher()
 
 
 def world() -> Communicator:

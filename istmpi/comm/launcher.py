@@ -2,6 +2,7 @@
 up."""
 
 import os
+import select
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +65,16 @@ def starter() -> tuple[int, str] | None:
         return None
     began = process_facts(process)[1]
     return (process, began) if process > 1 and began else None
+
+
+def connection_is_closed() -> bool:
+    """Return True if MPICH's launcher no longer holds the connection that it gave to this rank."""
+    number = os.environ.get("PMI_FD", "")
+    if not number.isdecimal():
+        return False
+    connection = select.poll()
+    connection.register(int(number), 0)  # it reports a closed end in any case
+    return any(event & select.POLLHUP for _, event in connection.poll(0))
 
 
 def process_facts(process: int) -> tuple[str, str]:
