@@ -5,23 +5,38 @@ A width is an integer of the constructor that sets a layer's number of units (ne
 leaf is a layer that can compute with some of its weight's rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import require_known, user_network
-from istmpi.models.tables import Facts, table_of
+from istmpi.models.tables import Facts, require_table
 from istmpi.tasks import CLASSIFICATION
 
 
-def architecture(features: int, outputs: int, task: str, settings: object) -> Architecture:
-    """Return a run's network, whose table must be written by hand (`has_table`), without importing
-    torch.
+class ModelSettings(Protocol):
+    """The section ``model`` of a run."""
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+
+    @property
+    def dtype(self) -> str:
+        """The type of weights and computation."""
+
+    def arguments_for(self, task: str) -> Mapping[str, Any]:
+        """Return the arguments of the network's constructor."""
+
+
+def architecture(features: int, outputs: int, task: str, settings: ModelSettings) -> Architecture:
+    """Return a run's network, whose table must be written by hand, without importing torch.
 
     Raises ConfigError for an unknown name or a wrong setting.
     """
     require_known(settings.name)
     code = user_network(settings.name, (features,), outputs, settings.arguments_for(task), task)
-    table = table_of(code.name, Facts(code.inputs, outputs), code.settings)
+    table = require_table(code.name, Facts(code.inputs, outputs), code.settings)
     return Architecture(code.name, table, settings.dtype, code)
 
 
@@ -32,10 +47,9 @@ def mlp_network(
     *,
     dtype: str = "float32",
     output_norm: bool = False,
-    **settings,
+    **settings: Any,
 ) -> Architecture:
     arguments = {"hidden": tuple(hidden), "output_norm": output_norm, **settings}
     code = user_network("mlp", (features,), outputs, arguments, CLASSIFICATION)
-    return Architecture(
-        "mlp", table_of("mlp", Facts(code.inputs, outputs), code.settings), dtype, code
-    )
+    table = require_table("mlp", Facts(code.inputs, outputs), code.settings)
+    return Architecture("mlp", table, dtype, code)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -58,21 +58,27 @@ def arguments_of(network: str) -> tuple[Field, ...]:
     (constructor,) = (
         node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"
     )
-    clauses, dealt = described(ast.get_docstring(kind) or ""), _dealt(kind)
-    arguments, values = constructor.args.args[1:], constructor.args.defaults
+    clauses = described(ast.get_docstring(kind) or "")
+    dealt = _dealt(kind)
+    arguments = constructor.args.args[1:]  # without self
+    values = constructor.args.defaults
     defaults = dict(zip([argument.arg for argument in arguments[-len(values) :]], values))
     fields = []
-    for name, annotation in ((argument.arg, argument.annotation) for argument in arguments):
-        if name not in DATA_ARGUMENTS:
-            hint = (
-                WIDTHS
-                if name in dealt
-                else SHARE
-                if name == "dropout"
-                else TYPES[ast.unparse(annotation)]
-            )
+    for argument in arguments:
+        name = argument.arg
+        if name not in DATA_ARGUMENTS and argument.annotation:
+            hint = _hint(name, ast.unparse(argument.annotation), dealt)
             fields.append((name, Annotated[hint, clauses.get(name, "")], _value(defaults[name])))
     return tuple(fields)
+
+
+def _hint(name: str, annotation: str, dealt: Collection[str]) -> Any:
+    """Return an argument's type, with the limits that widths and dropout have."""
+    if name in dealt:
+        return WIDTHS
+    if name == "dropout":
+        return SHARE
+    return TYPES[annotation]
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -101,12 +107,10 @@ def described(docstring: str) -> dict[str, str]:
 
 
 def _dealt(kind: ast.ClassDef) -> tuple[str, ...]:
-    (names,) = (
-        node.value
-        for node in kind.body
-        if isinstance(node, ast.Assign) and node.targets[0].id == "DEALT"
-    )
-    return ast.literal_eval(names)
+    for node in kind.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DEALT":
+            return ast.literal_eval(node.value)
+    return ()
 
 
 def _value(node: ast.expr) -> Any:
@@ -124,113 +128,151 @@ def user_network(
     example: tuple[Any, ...] | None = None,
     network: type[nn.Module] | None = None,
 ) -> UserNetwork:
-    """Return the network ``name``. Raises ConfigError if its settings do not fit, or if its code
-    cannot be loaded.
+    """Return the network ``name``.
 
     ``outputs``: 0 if the data do not define it. ``example``: a batch's inputs of the user's own
     task, for which settings may give shape, features and outputs. ``network``: the class; None runs
     the code of ``name``, unless the network's table is written by hand.
+
+    Raises ConfigError if its settings do not fit, or if its code cannot be loaded.
     """
-    if name == "mlp" and (advice := TASKS[task].network):
-        raise ConfigError(f"model.name = 'mlp' {advice}")
-    if (inputs := ACCEPTED_INPUTS.get(name, TASKS[task].inputs)) != TASKS[task].inputs:
-        raise ConfigError(
-            f"model.name = {name!r} takes {inputs}, but these data are for {task}. Use another network."
-        )
-    facts = {"shape": tuple(shape), "features": prod(shape) if shape else 0, "outputs": outputs}
+    _require_fitting_inputs(name, task)
+    facts: dict[str, Any] = {"shape": tuple(shape), "features": 0, "outputs": outputs}
+    if shape:
+        facts["features"] = prod(shape)
     if task == OWN:
-        facts = {
-            fact: settings.get(fact, value)
-            for fact, value in facts.items()
-            if value or fact in settings
-        }
-        settings = {
-            setting: value for setting, value in settings.items() if setting not in DATA_ARGUMENTS
-        }
+        own_facts = {}
+        for fact, value in facts.items():
+            if value or fact in settings:
+                own_facts[fact] = settings.get(fact, value)
+        facts = own_facts
+        settings = {key: value for key, value in settings.items() if key not in DATA_ARGUMENTS}
+    loader: Callable[[], tuple[type[nn.Module], Source]]
     if has_table(name):  # its class may stay unloaded: a plan needs no torch
         facts.pop("shape", None)
-        arguments = dict.fromkeys(facts, _MISSING) | {
-            argument: default for argument, _, default in arguments_of(name)
-        }
+        arguments = dict.fromkeys(facts, _MISSING)
+        for argument, _, default in arguments_of(name):
+            arguments[argument] = default
         loader = partial(_shipped, name)
     else:
-        loaded = (
-            (network, source_of(network))
-            if network
-            else _shipped(name)
-            if name in SHIPPED
-            else load(name)
-        )
-        arguments, loader = _signature(name, loaded[0]), lambda: loaded
-        of_data = {"outputs": outputs, "channels": shape[0] if len(shape) > 1 else 0}
-        also = {
-            argument: of_data[fact]
-            for argument, fact in ALSO_FILLED_IN.items()
-            if argument not in settings
-        }
-        facts |= {argument: value for argument, value in also.items() if value}
-    filled_in = {*DATA_ARGUMENTS, *facts}
-    defaults = {
-        argument: default for argument, default in arguments.items() if argument not in filled_in
-    }
-    for taken in {"scale", "init"} & defaults.keys():
-        raise ConfigError(
-            f"{name}: its argument {taken} has the name of istmpi's setting model.{taken}. Rename it."
-        )
-    for setting in settings:
-        if fact := DATA_ARGUMENTS.get(setting):
-            raise ConfigError(
-                f"{name}: model.{setting} is {fact}, which comes from the data. Leave it out."
-            )
-        if setting not in defaults:
-            option = " (--hidden)" * (setting == "hidden")
-            near = did_you_mean(setting, defaults, "model.")
-            raise ConfigError(f"{name}: unknown setting model.{setting}{option}{near}")
+        loaded = _loaded(name, network)
+        arguments = _signature(name, loaded[0])
+        loader = lambda: loaded  # noqa: E731
+        facts.update(_facts_by_other_names(settings, shape, outputs))
+    defaults = {}
+    for argument, default in arguments.items():
+        if argument not in DATA_ARGUMENTS and argument not in facts:
+            defaults[argument] = default
+    _require_known_settings(name, settings, defaults)
     values = {argument: settings.get(argument, default) for argument, default in defaults.items()}
-    for argument, value in values.items():
-        if value is _MISSING:
-            raise ConfigError(
-                f"{name}: its argument {argument} has no default, and the data do not define it "
-                f"({', '.join([*DATA_ARGUMENTS, *ALSO_FILLED_IN])}). Give --set model.{argument}=..., or a "
-                "default."
-            )
-    for fact, meaning in DATA_ARGUMENTS.items():
-        if fact not in facts and arguments.get(fact) is _MISSING:
-            raise ConfigError(
-                f"{name}: its argument {fact} is {meaning}, which these data do not define. Set it: "
-                f"--set model.{fact}=10."
-            )
-    flat = "features" in arguments and "shape" not in arguments and example is None
+    _require_complete(name, values, arguments, facts)
+    inputs = tuple(shape)
+    if "features" in arguments and "shape" not in arguments and example is None:
+        inputs = (facts["features"],)
     return UserNetwork(
-        name,
-        loader,
-        {fact: value for fact, value in facts.items() if fact in arguments},
-        values,
-        inputs=(facts["features"],) if flat else tuple(shape),
+        name=name,
+        load=loader,
+        facts={fact: value for fact, value in facts.items() if fact in arguments},
+        settings=values,
+        inputs=inputs,
         outputs=outputs,
         tokens=TASKS[task].of_tokens,
         sparse=TASKS[task].ranks_labels,
         graph=TASKS[task].of_nodes,
-        defaults={
-            argument: default for argument, default in defaults.items() if default is not _MISSING
-        },
+        defaults={key: value for key, value in defaults.items() if value is not _MISSING},
         example=example,
     )
+
+
+def _require_fitting_inputs(name: str, task: str) -> None:
+    advice = TASKS[task].network
+    if name == "mlp" and advice:
+        raise ConfigError(f"model.name = 'mlp' {advice}")
+    inputs = ACCEPTED_INPUTS.get(name, TASKS[task].inputs)
+    if inputs != TASKS[task].inputs:
+        raise ConfigError(
+            f"model.name = {name!r} takes {inputs}, but these data are for {task}. "
+            "Use another network."
+        )
+
+
+def _loaded(name: str, network: type[nn.Module] | None) -> tuple[type[nn.Module], Source]:
+    if network:
+        return network, source_of(network)
+    if name in SHIPPED:
+        return _shipped(name)
+    return load(name)
+
+
+def _facts_by_other_names(
+    settings: Mapping[str, Any], shape: tuple[int, ...], outputs: int
+) -> dict[str, int]:
+    """Return the facts of the data that other common names of arguments stand for."""
+    channels = shape[0] if len(shape) > 1 else 0
+    of_data = {"outputs": outputs, "channels": channels}
+    facts = {}
+    for argument, fact in ALSO_FILLED_IN.items():
+        if argument not in settings and of_data[fact]:
+            facts[argument] = of_data[fact]
+    return facts
+
+
+def _require_known_settings(
+    name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
+    for taken in {"scale", "init"} & defaults.keys():
+        raise ConfigError(
+            f"{name}: its argument {taken} has the name of istmpi's setting model.{taken}. "
+            "Rename it."
+        )
+    for setting in settings:
+        if setting in DATA_ARGUMENTS:
+            raise ConfigError(
+                f"{name}: model.{setting} is {DATA_ARGUMENTS[setting]}, which comes from the data. "
+                "Leave it out."
+            )
+        if setting not in defaults:
+            option = " (--hidden)" if setting == "hidden" else ""
+            near = did_you_mean(setting, defaults, "model.")
+            raise ConfigError(f"{name}: unknown setting model.{setting}{option}{near}")
+
+
+def _require_complete(
+    name: str,
+    values: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> None:
+    for argument, value in values.items():
+        if value is _MISSING:
+            names = ", ".join([*DATA_ARGUMENTS, *ALSO_FILLED_IN])
+            raise ConfigError(
+                f"{name}: its argument {argument} has no default, and the data do not define it "
+                f"({names}). Give --set model.{argument}=..., or a default."
+            )
+    for fact, meaning in DATA_ARGUMENTS.items():
+        if fact not in facts and arguments.get(fact) is _MISSING:
+            raise ConfigError(
+                f"{name}: its argument {fact} is {meaning}, which these data do not define. "
+                f"Set it: --set model.{fact}=10."
+            )
 
 
 @cache
 def _shipped(name: str) -> tuple[type[nn.Module], Source]:
     # Reading the source of all its imports takes 0.1 s; a written table needs none.
     place = place_of(name)
-    return (load_class(place)[0], Source()) if has_table(name) else load(place)
+    if has_table(name):
+        return load_class(place)[0], Source()
+    return load(place)
 
 
 def require_known(name: str) -> None:
     if name not in SHIPPED and ":" not in name:
-        more = ". Give your network as FILE.py:Class or package.module:Class."
-        raise ConfigError(
-            f"model.name = {name!r} is not known{more if '.' in name else did_you_mean(name, SHIPPED)}"
-        )
+        cure = did_you_mean(name, SHIPPED)
+        if "." in name:
+            cure = ". Give your network as FILE.py:Class or package.module:Class."
+        raise ConfigError(f"model.name = {name!r} is not known{cure}")
 
 
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:

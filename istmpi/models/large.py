@@ -4,7 +4,9 @@ enlarges the table.
 An effect of a width on more than shapes, as in ``GroupNorm(min(8, c), c)``, is not noticed.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -21,22 +23,14 @@ LEAST = 8
 
 
 def inspected(network: UserNetwork) -> Table:
-    return _with_few_units(network) if getattr(network.kind, "LARGE", False) else inspect(network)
+    """Return the table of a network, which need not fit into memory if its class says so."""
+    if getattr(network.kind, "LARGE", False):
+        return _with_few_units(network)
+    return inspect(network)
 
 
 def _with_few_units(network: UserNetwork) -> Table:
-    lengths, kept = {name: _few(width.length) for name, width in network.widths.items()}, {}
-    while True:
-        table = inspect(replace(network, settings=network.settings_at(lengths | kept)))
-        # Widths that are not dealt out or count blocks stay whole: other shapes and names depend on
-        # them.
-        fixed = {
-            name: width.length
-            for name, width in network.widths.items()
-            if name in {**table.undealt, **table.blocks}
-        }
-        if kept == (kept := kept | fixed):
-            break
+    table = _small_table(network)
     if table.computed:
         raise network.refused(
             f"LARGE = True, but its constructor computes the values of {table.computed[0]}, "
@@ -46,40 +40,72 @@ def _with_few_units(network: UserNetwork) -> Table:
     with torch.device("meta"), without_values():
         full = network.build()
     parameters = dict(full.named_parameters())
-    layers, bounds = dict(full.named_modules()), {}
-    for path, layer in layers.items():
-        if isinstance(layer, (*PRODUCTS, torch.nn.Embedding, torch.nn.EmbeddingBag)):
-            bound = max(layer.weight[0].numel(), 1) ** -0.5
-            bounds |= {f"{path}.{key}".lstrip("."): bound for key in ("weight", "bias")}
+    bounds = _bounds_by_layer(full)
     entries = {}
     for name, entry in table.parameters.items():
         shape = Pattern.parse(entry.axes).shape(groups)
-        if (there := tuple(parameters[name].shape) if name in parameters else ()) != shape:
+        full_shape = tuple(parameters[name].shape) if name in parameters else ()
+        if full_shape != shape:
             raise network.refused(
-                f"LARGE = True, but {name} has the shape {there}, but {shape} is inferred "
+                f"LARGE = True, but {name} has the shape {full_shape}, but {shape} is inferred "
                 f"from few units. Leave LARGE out, or use widths with divisors up to {KEPT}."
             )
-        weight = table.parameters.get(name.replace("bias", "weight"), entry)
-        bound, lengths = bounds.get(name, entry.bound) if entry.bound else 0.0, set()
-        if (
-            bound and name not in bounds
-        ):  # it may come from an axis of the weight, which is longer in full
-            axes = Pattern.parse(weight.axes).axes
-            lengths = {
-                axis.length(groups)
-                for axis in axes
-                if abs(axis.length(table.groups) ** -0.5 - bound) < 1e-12
-            }
-        if len(lengths) > 1:
-            raise network.refused(
-                f"LARGE = True, but the initial values of {name} depend on one of several "
-                f"widths that few units cannot separate. Give these widths other divisors up to {KEPT}."
-            )
-        entries[name] = replace(entry, bound=lengths.pop() ** -0.5 if lengths else bound)
-    norms = {
-        name: replace(norm, units=layers[name].num_features) for name, norm in table.norms.items()
-    }
+        bound = 0.0
+        if entry.bound:
+            bound = bounds.get(name) or _bound_of_full_axis(network, table, groups, name)
+        entries[name] = replace(entry, bound=bound)
+    norms = {}
+    for name, norm in table.norms.items():
+        # To a type checker a module's attributes are tensors.
+        layer: Any = full.get_submodule(name)
+        norms[name] = replace(norm, units=layer.num_features)
     return replace(table, settings=network.settings, groups=groups, parameters=entries, norms=norms)
+
+
+def _small_table(network: UserNetwork) -> Table:
+    """Return the table of the network with few units of the widths that can be dealt out."""
+    lengths = {name: _few(width.length) for name, width in network.widths.items()}
+    whole: dict[str, int] = {}
+    while True:
+        table = inspect(replace(network, settings=network.settings_at({**lengths, **whole})))
+        # Widths that are not dealt out or count blocks stay whole: other shapes and names depend on
+        # them.
+        fixed = dict(whole)
+        for name, width in network.widths.items():
+            if name in table.undealt or name in table.blocks:
+                fixed[name] = width.length
+        if fixed == whole:
+            return table
+        whole = fixed
+
+
+def _bounds_by_layer(full: torch.nn.Module) -> dict[str, float]:
+    """Return the bounds of initial values that follow from a layer's shape in the full network."""
+    bounds = {}
+    for path, layer in full.named_modules():
+        if isinstance(layer, (*PRODUCTS, torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            bound = max(layer.weight[0].numel(), 1) ** -0.5
+            for key in ("weight", "bias"):
+                bounds[f"{path}.{key}".lstrip(".")] = bound
+    return bounds
+
+
+def _bound_of_full_axis(
+    network: UserNetwork, table: Table, groups: Mapping[str, int], name: str
+) -> float:
+    """Return the bound of a parameter whose inputs are an axis of its weight, longer in full."""
+    entry = table.parameters[name]
+    weight = table.parameters.get(name.replace("bias", "weight"), entry)
+    lengths = set()
+    for axis in Pattern.parse(weight.axes).axes:
+        if abs(axis.length(table.groups) ** -0.5 - entry.bound) < 1e-12:
+            lengths.add(axis.length(groups))
+    if len(lengths) > 1:
+        raise network.refused(
+            f"LARGE = True, but the initial values of {name} depend on one of several widths that "
+            f"few units cannot separate. Give these widths other divisors up to {KEPT}."
+        )
+    return lengths.pop() ** -0.5 if lengths else entry.bound
 
 
 def _few(length: int) -> int:

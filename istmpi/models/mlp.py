@@ -27,18 +27,23 @@ class MLP(nn.Sequential):
         bias: bool = False,
         output_norm: bool = True,
     ):
-        stages, before = OrderedDict(), features
+        stages: OrderedDict[str, nn.Module] = OrderedDict()
+        before = features
         for number, width in enumerate(hidden, 1):
-            layers = OrderedDict(linear=Linear(before, width, bias=bias))
-            if norm != "none":
-                layers["norm"] = (
-                    BatchNorm(width, affine=True) if norm == "batch" else nn.LayerNorm(width)
-                )
+            layers: OrderedDict[str, nn.Module] = OrderedDict()
+            layers["linear"] = Linear(before, width, bias=bias)
+            if norm == "batch":
+                layers["norm"] = BatchNorm(width, affine=True)
+            elif norm != "none":
+                layers["norm"] = nn.LayerNorm(width)
             layers["activation"] = getattr(nn, ACTIVATIONS[activation])()
             if dropout:
                 layers["dropout"] = nn.Dropout(dropout)
-            stages[f"hidden{number}"], before = nn.Sequential(layers), width
-        last = OrderedDict(linear=Linear(before, outputs, bias=bias))
+            stages[f"hidden{number}"] = nn.Sequential(layers)
+            before = width
+        last: OrderedDict[str, nn.Module] = OrderedDict()
+        last["linear"] = Linear(before, outputs, bias=bias)
         if output_norm:
             last["norm"] = BatchNorm(outputs, affine=False)
-        super().__init__(stages | {"labels": nn.Sequential(last)})
+        stages["labels"] = nn.Sequential(last)
+        super().__init__(stages)

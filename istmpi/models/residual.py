@@ -34,7 +34,8 @@ class Absent(nn.Module):
     def __init__(self, block: nn.Module, outputs: int = 0, made: Any = None):
         super().__init__()
         self.__dict__["_block"] = block  # not registered as a child module
-        self._outputs, self._made = outputs, made
+        self._outputs = outputs
+        self._made = made
 
     def __getattr__(self, name: str) -> Any:
         if "_block" not in self.__dict__:
@@ -89,19 +90,19 @@ def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
 def _residual(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> Iterator[ResidualBlock]:
-    calls, blocks = (
-        _calls(network, built, x, paths),
-        {path: built.get_submodule(path) for path in paths},
-    )
+    calls = _calls(network, built, x, paths)
+    blocks = {path: built.get_submodule(path) for path in paths}
     try:
         for path, block in blocks.items():
             if len(calls[path]) != 1 or _shares_parameters(built, path):
                 continue
             inputs, named, returned = calls[path][0]
-            made, outputs = _first(returned), len(returned) if isinstance(returned, tuple) else 0
+            made = _first(returned)
+            outputs = len(returned) if isinstance(returned, tuple) else 0
             if not inputs or not isinstance(made, torch.Tensor) or made.shape != inputs[0].shape:
                 continue
-            if ends := _ends(block, inputs, named):
+            ends = _ends(block, inputs, named)
+            if ends:
                 with _times(0, [block.get_submodule(end) for end in ends]):
                     silent = network.forward(built, *x)
                 put(built, path, Absent(block, outputs))
@@ -208,9 +209,10 @@ def _times(factor: int, layers: Sequence[nn.Module]) -> Iterator[None]:
     before = [(layer, dict(layer._parameters)) for layer in layers]
     try:
         for layer, values in before:
-            layer._parameters.update(
-                {key: it if it is None else factor * it for key, it in values.items()}
-            )
+            for key, parameter in values.items():
+                if parameter is not None:
+                    # A product is no nn.Parameter, but a layer's forward takes it as well.
+                    layer._parameters[key] = factor * parameter  # type: ignore[assignment]
         yield
     finally:
         for layer, values in before:

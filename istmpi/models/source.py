@@ -90,14 +90,18 @@ def class_name(kind: type[nn.Module]) -> str:
 
 def source_of(kind: type[nn.Module]) -> Source:
     module = sys.modules.get(kind.__module__)
-    return _source_of(kind, module) if module else Source()
+    if module is None:
+        return Source()
+    return _source_of(kind, module)
 
 
 def _source_of(kind: type, module: ModuleType) -> Source:
     files: dict[Path, str] = {}
     libraries: set[str] = set()
-    for name in dict.fromkeys([module.__name__, kind.__module__]):
-        _collect(module if name == module.__name__ else sys.modules.get(name), files, libraries)
+    _collect(module, files, libraries)
+    home = sys.modules.get(kind.__module__)
+    if home and kind.__module__ != module.__name__:
+        _collect(home, files, libraries)
     if not files:
         return Source()
     first, *others = files
@@ -107,20 +111,23 @@ def _source_of(kind: type, module: ModuleType) -> Source:
     return Source(digest.hexdigest()[:16], {name: _version(name) for name in sorted(libraries)})
 
 
-def _file_of(module: ModuleType | None) -> Path | None:
+def _file_of(module: ModuleType) -> Path | None:
     try:
-        return Path(inspect.getsourcefile(module)).resolve()
-    except TypeError:  # it is built in, or there is none
+        file = inspect.getsourcefile(module)
+    except TypeError:  # it is built in
         return None
+    return Path(file).resolve() if file else None
 
 
-def _collect(module: ModuleType | None, files: dict[Path, str], libraries: set[str]) -> None:
+def _collect(module: ModuleType, files: dict[Path, str], libraries: set[str]) -> None:
     """Add a module's file, and its imports from the same folder, to ``files``, and other imports to
     ``libraries``."""
-    if not (file := _file_of(module)):
+    file = _file_of(module)
+    if not file:
         return
     above = module.__name__.count(".") + (file.name == "__init__.py")
-    folder, waiting = file.parents[min(above, len(file.parents) - 1)], [file]
+    folder = file.parents[min(above, len(file.parents) - 1)]
+    waiting = [file]
     while waiting:
         file = waiting.pop()
         if file in files or not file.is_file():
@@ -145,7 +152,7 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
 
 @cache
 def _imported(source: bytes, package: tuple[str, ...]) -> list[str]:
-    names = []
+    names: list[str] = []
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # it cannot be imported either
@@ -154,15 +161,24 @@ def _imported(source: bytes, package: tuple[str, ...]) -> list[str]:
         if isinstance(node, ast.Import):
             names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names += filter(None, [module])
+            parts: tuple[str, ...] = ()
+            if node.level:  # from .x import y
+                parts = package[: len(package) - node.level + 1]
+            if node.module:
+                parts = (*parts, node.module)
+            module = ".".join(parts)
+            if module:
+                names.append(module)
             names += (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
     return names
 
 
 def _version(name: str) -> str:
     library = sys.modules.get(name)
-    if (version := getattr(library, "__version__", None)) is None and (file := _file_of(library)):
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    return str(version or "")
+    if library is None:
+        return ""
+    version = getattr(library, "__version__", None)
+    if version is not None:
+        return str(version)
+    file = _file_of(library)
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else ""

@@ -35,9 +35,21 @@ class Facts:
 
 
 def table_of(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | None:
-    """Return a network's table; None if an inspection must find it. Raises ConfigError for a wrong
-    setting."""
-    return _TABLES[name](facts, settings) if name in _TABLES else None
+    """Return a network's table; None if an inspection must find it.
+
+    Raises ConfigError for a wrong setting.
+    """
+    if name not in _TABLES:
+        return None
+    return require_table(name, facts, settings)
+
+
+def require_table(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table:
+    """Return the table of a network for which `has_table` holds.
+
+    Raises ConfigError for a wrong setting.
+    """
+    return _TABLES[name](facts, settings)
 
 
 def has_table(name: str) -> bool:

@@ -55,7 +55,8 @@ def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
 def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Draw parameters' values with which outputs do not vanish, in float64, or in float32 for a
     `large` network."""
-    drawn, dtype = {}, torch.float32 if large(network) else torch.float64
+    drawn = {}
+    dtype = torch.float32 if large(network) else torch.float64
     for name, parameter in network.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=dtype)
         fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
@@ -124,12 +125,14 @@ def shortly(
     and the outputs."""
     if network.tokens:
         with suppress(ConfigError):
-            return (short := (x[0][:, :TOKENS],)), run(*short)
+            short = (x[0][:, :TOKENS],)
+            return short, run(*short)
     return x, run(*x)
 
 
 def require_trainable(network: UserNetwork, module: nn.Module) -> None:
-    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    parameters = dict(module.named_parameters())
+    buffers = dict(module.named_buffers())
     if not parameters:
         raise ConfigError(f"{network.name} has no parameters to train.")
     for name, part in module.named_modules():

@@ -115,7 +115,7 @@ def test_what_is_told_of_a_run(tmp_path, capsys, monkeypatch):
     told = ended(tmp_path / "c", capsys, Showing("none"))
     assert "round 3/3" not in told.out and "accuracy" in told.out
     assert ended(tmp_path / "d", capsys, Showing(quiet=True)) == ("", "")
-    monkeypatch.setattr(tables, "too_narrow", lambda *_: "warning: 8 units")
+    monkeypatch.setattr(tables, "warn_of_widths", lambda *_: "warning: 8 units")
     assert ended(tmp_path / "e", capsys, Showing(quiet=True)) == ("", "warning: 8 units\n")
 
 

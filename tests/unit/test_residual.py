@@ -17,7 +17,7 @@ from istmpi.models.arguments import user_network
 from istmpi.models.inference import infer
 from istmpi.models.inspection import inspect
 from istmpi.models.resnet import ResNet
-from istmpi.report.tables import too_narrow
+from istmpi.report.tables import warn_of_widths
 
 FILE = residual_networks.__file__
 IMAGE, FLAT = (1, 8, 8), (6,)
@@ -68,18 +68,20 @@ def test_blocks_of_one_list_belong_to_one_width():
 def test_a_narrow_subnet_is_told_by_its_channels(axes, few):
     held = SimpleNamespace(groups=("base",), ranks=8, parts=[SimpleNamespace(lengths={"base": 2})])
     parameters = {"weight": Parameter(Pattern.parse(axes))}
-    table = SimpleNamespace(residual={})
+    table = SimpleNamespace(residual={}, fading={"base": 0.02})
     network = SimpleNamespace(blocks={}, lengths={"base": 16, "many": 24}, parameters=parameters, table=table)
-    assert few in too_narrow(network, held) and bool(few) == bool(too_narrow(network, held))
+    warning = warn_of_widths(network, held)
+    assert few in warning and ("learns little" in warning) == bool(few)
+    assert "sums over units of base have no exact factor: equal halves differ by 2.0%" in warning
 
 
 def test_a_residual_stream_alone_needs_another_argument_or_another_deal():
     held = SimpleNamespace(groups=("base",), ranks=2, parts=[SimpleNamespace(lengths={"base": 8})])
     for groups, cure in (("base",), "Give the class an argument"), (("base", "inner"), "Deal out a width inside"):
-        table = SimpleNamespace(residual={"base": "stem and end"})
+        table = SimpleNamespace(residual={"base": "stem and end"}, fading={})
         parameters = {"weight": Parameter(Pattern.parse("base"))}
         network = SimpleNamespace(groups=groups, blocks={}, lengths={"base": 16}, table=table, parameters=parameters)
-        assert f"subnets learn little. {cure}" in too_narrow(network, held)
+        assert f"subnets learn little. {cure}" in warn_of_widths(network, held)
 
 
 def ready(name, shape, **arguments):
