@@ -1,6 +1,8 @@
 """Campaigns against istmpi itself: seeded, bounded in time, repeatable; figures go into ``results/campaign-NAME.*``.
 
     python -m benchmarks.campaigns kill --minutes 30  # or so many: --kills 300
+    python -m benchmarks.campaigns stops --stops 440  # --mpirun: real signals
+    python -m benchmarks.campaigns records --cases 300
     python -m benchmarks.campaigns corrupt --minutes 30  # --cases 2000
     python -m benchmarks.campaigns hang --minutes 30  # --cases 60
     python -m benchmarks.campaigns soak --minutes 30  # --rounds 10000
@@ -14,7 +16,15 @@ Each is a module of this folder; its ``main(arguments)`` returns the exit code: 
 import importlib
 import sys
 
-CAMPAIGNS = {"bad-input": "bad_input", "kill": "kill", "corrupt": "corrupt", "hang": "hang", "soak": "soak"}
+CAMPAIGNS = {
+    "bad-input": "bad_input",
+    "kill": "kill",
+    "stops": "stops",
+    "records": "records",
+    "corrupt": "corrupt",
+    "hang": "hang",
+    "soak": "soak",
+}
 
 
 def main(arguments: list[str]) -> int:

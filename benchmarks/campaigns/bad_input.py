@@ -25,7 +25,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ["NO_COLOR"] = "1"
 
 from benchmarks.campaigns import forked  # noqa: E402
-from benchmarks.campaigns.bad import formats, graphs, layouts, networks, raw_data, records, rows, settings, tables  # noqa: E402
+from benchmarks.campaigns.bad import formats, graphs, layouts, networks, own, raw_data, records, rows, settings, tables  # noqa: E402
 from benchmarks.campaigns.bad.cases import TINY, Assets, Case, Maker  # noqa: E402
 from benchmarks.campaigns.libraries import libraries  # noqa: E402
 from benchmarks.reporting import HERE, report  # noqa: E402
@@ -62,6 +62,7 @@ READERS: dict[str, tuple[Maker, int]] = {
     "model": (networks.model, 8),
     "counts": (networks.counts, 12),
     "special files": (networks.special, 8),
+    "own data": (own.own, 20),
 }
 """Every reader's cases, and how often they come."""
 

@@ -32,6 +32,7 @@ from benchmarks.campaigns.job import SECONDS_TO_START, Job, rounds_of, wait_unti
 from benchmarks.campaigns.libraries import WRITERS, libraries
 from benchmarks.reporting import HERE, report
 from istmpi.methods import METHODS
+from istmpi.methods.spec import KEEP
 
 KILLS_OF_A_RUN = 8
 MOMENTS = ("starting", "training", "writing", "ending")
@@ -70,7 +71,7 @@ def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS) -
     settings = {
         "method.name": method,
         "method.local_steps": chance.choice([1, 3, 5]),
-        "method.optimizer_state": chance.choice(["reset", "carry"]),
+        "method.optimizer_state": chance.choice(["reset", "carry", *["keep"] * (KEEP in METHODS[method].states)]),
         "method.redeal": chance.choice([1.0, 0.3]),
         "optimizer.name": chance.choice(["sgd", "adam", "adamw"]),
         "optimizer.lr": 0.003,
