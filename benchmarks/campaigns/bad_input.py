@@ -110,7 +110,8 @@ def main(arguments: list[str]) -> int:
         taken = time.monotonic() - started
         notes = f"Seed {options.seed}, {taken:.0f} s. Taken: exit code 0; refused: one line and its exit code. "
         rows.append({"reader": "all", **total})
-        report("campaign-bad-input", "Bad input", rows, f"{notes}{libraries()}.", folder=options.results)
+        page = "campaign-own-data" if names == ["own data"] else "campaign-bad-input"
+        report(page, "Bad input", rows, f"{notes}{libraries()}.", folder=options.results)
     for key, cases in sorted(findings.items(), key=lambda item: -len(item[1])):
         print(f"{len(cases):5} x {key}   (--seed {options.seed} --case {cases[0]})")
     return int(bool(findings))

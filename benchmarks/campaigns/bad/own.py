@@ -10,50 +10,8 @@ from pathlib import Path
 from benchmarks.campaigns import forked
 from benchmarks.campaigns.bad.cases import Assets, Case
 
-PROGRAM = """import math, random, sys
-import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional
-from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
-
-class Odd(BaseException):
-    pass
-
-class Examples(torch.utils.data.Dataset):
-    {classes}
-    def __init__(self, split, count):
-        draw = torch.Generator().manual_seed(len(split))
-        self.split, self.y = split, torch.arange(count) % 3
-        self.x = torch.randn(count, 6, generator=draw) + functional.one_hot(self.y, 6)
-        {made}
-    def __len__(self):
-        {len}
-    def __getitem__(self, index):
-        x, y = self.x[index], self.y[index]
-        {item}
-
-def splits():
-    train, test = Examples("train", 96), Examples("test", 45)
-    {splits}
-    return {returned}
-
-{loss}
-{score}
-{names}
-{collate}
-
-class Net(nn.Module):
-    def __init__(self, outputs=3, hidden=8):
-        super().__init__()
-        self.first, self.last = nn.Linear(6, hidden), nn.Linear(hidden, {outputs})
-    def forward(self, x):
-        outputs = self.last(torch.relu(self.first(x)))
-        {forward}
-
-class Opt({optimizer_class}):
-    {optimizer}
-"""
+PROGRAM = Path(__file__).with_name("own_program.txt").read_text(encoding="utf-8")
+"""A program with slots."""
 CORRECT = {
     "classes": 'classes = ["a", "b", "c"]',
     "made": "pass",
