@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[dict[str, str], list[str]]] = {
         ["--model", "mine.py:Net"],
     ),
     "numbers": (
-        {"classes": "", "item": "return x, y.float()", "outputs": "1", "forward": "return outputs[:, 0]"},
+        {"classes": "", "item": "return x, y.float()", "outputs": "1"},
         ["--model", "mine.py:Net"],
     ),
     "optimizer": ({}, ["--model", "mine.py:Net", "--optimizer", "mine.py:Opt"]),
@@ -65,7 +65,7 @@ def changes() -> dict[str, list[tuple[str, str]]]:
 CHANGES = changes()
 WHERE = {
     "classes": OF_CLASSES,
-    "loss": ("network", "functions"),
+    "loss": ("functions",),
     "score": ("functions",),
     "names": ("functions",),
     "forward": ("network", "functions"),
