@@ -62,9 +62,18 @@ def calling(subject: str, kind: type[IstmpiError] = ConfigError, cure: str = "")
         yield
     except IstmpiError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if ends_the_program(error):
+            raise
         cure = f" {cure}" if cure else ""
         raise kind(f"{subject} fails: {short(error)}.{raised_in(error)}{cure}") from error
+
+
+def ends_the_program(error: BaseException) -> bool:
+    """Return True for Ctrl-C, sys.exit and the end of a simulated rank. A class of a user's that
+    derives from BaseException is an error like others."""
+    ends = isinstance(error, KeyboardInterrupt | SystemExit)
+    return ends or type(error).__module__.startswith("istmpi.")
 
 
 def short(error: BaseException) -> str:

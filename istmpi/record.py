@@ -2,7 +2,7 @@
 end."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
@@ -77,12 +77,17 @@ class RunFolder:
         with preparing(path):
             require_files(path)
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
-            if used and not (resume and (path / METRICS).is_file()):
+            if used and not (resume and self._holds_a_run()):
                 what = " and not a run's folder" if resume else ""
                 cure = ", or --resume auto to continue it" * (path / METRICS).is_file()
                 raise ConfigError(
                     f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}."
                 )
+
+    def _holds_a_run(self) -> bool:
+        """Return True if the folder has the files of a run; the metrics may be lost."""
+        saved = (self.path / "checkpoints").is_dir() and (self.path / SETTINGS).is_file()
+        return saved or (self.path / METRICS).is_file()
 
     def make(self) -> None:
         with preparing(self.path):
@@ -141,6 +146,17 @@ class RunFolder:
             line.whole("round")
             _flatten(line.tree)
         return lines
+
+    def has_summary(self, note: Callable[[str], None]) -> bool:
+        """Return True if the folder has a summary that can be read; ``note`` gets why one cannot."""
+        if not (self.path / SUMMARY).is_file():
+            return False
+        try:
+            Fields.read(self.path / SUMMARY, self.path / SUMMARY, "It is written again.")
+        except DataError as error:
+            note(str(error))
+            return False
+        return True
 
     def summary(self) -> Fields:
         path = self.path / SUMMARY

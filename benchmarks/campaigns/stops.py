@@ -158,7 +158,7 @@ def simulated(case: Case, out: Path, stop_at: dict[int, int], drops: bool) -> tu
             training_run.run_training(run, communicator, resume="auto")
 
     was = training_run.StopSign, Method.finished_within
-    training_run.StopSign, Method.finished_within = Signalled, -1.0 if drops else 10.0
+    training_run.StopSign, Method.finished_within = Signalled, 0.0 if drops else 10.0
     try:
         outcome = simulate(program, case.ranks)
     finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from istmpi.code import module_of
+from istmpi.code import ends_the_program, module_of
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.settings import shown
 
@@ -157,7 +157,9 @@ def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> Optimizer
         parameters = [torch.nn.Parameter(each.clone()) for each in values]
         try:
             optimizer = make(parameters)
-        except Exception as error:
+        except BaseException as error:
+            if ends_the_program(error):
+                raise
             raise ConfigError(
                 f"{name} cannot be created: {type(error).__name__}: {error}"
             ) from error
@@ -176,7 +178,9 @@ def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> Optimizer
             parameter.grad = gradient.clone()
         try:
             optimizer.step()
-        except Exception as error:
+        except BaseException as error:
+            if ends_the_program(error):
+                raise
             raise ConfigError(
                 f"{name} cannot step with gradients alone: {type(error).__name__}: {error}"
             ) from error

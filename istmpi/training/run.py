@@ -108,7 +108,7 @@ def recorded(
             recalled = recall(training, folder, start, note)
         began = () if start or training.rounds_done else begun_with(training)
         trained = start == folder.path / NETWORK and training.done
-        if trained and communicator.broadcast_from_root((folder.path / SUMMARY).is_file()):
+        if trained and communicator.broadcast_from_root(first and folder.has_summary(note)):
             note(f"nothing left to train: {start} is complete, {training.position}.")
             if first:
                 remove_leftovers(folder.path)

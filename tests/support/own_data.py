@@ -71,6 +71,19 @@ nothing = both(None, lambda split, item: None)
 wrong = 7
 
 
+class Own(BaseException):
+    """An error that no ``except Exception`` catches."""
+
+
+def fail(*of):
+    raise Own("mine")
+
+
+fails_in_len = both(None, type("Uncounted", (), {"__init__": lambda *of: None, "__len__": fail, "__getitem__": fail}))
+fails_in_item = both(fail)
+fails_in_collate = both(lambda x, y: (x, int(y)), type("Uncollated", (Digits,), {"collate": staticmethod(fail)}))
+
+
 uncounted = both(lambda x, y: (x, int(y)), Plain)
 
 

@@ -174,6 +174,9 @@ def test_resuming_never_touches_a_folder_of_something_else(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="the folder is not empty and not a run's folder"):
         RunFolder.of(str(tmp_path), "digits", "auto")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "run.toml").touch()
+    assert RunFolder.of(str(tmp_path), "digits", "auto").path == tmp_path, "a run that lost its metrics"
 
 
 def test_a_full_or_vanished_disk_is_an_output_error(tmp_path):

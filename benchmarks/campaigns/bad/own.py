@@ -47,7 +47,6 @@ KINDS: dict[str, tuple[dict[str, str], list[str]]] = {
     "optimizer": ({}, ["--model", "mine.py:Net", "--optimizer", "mine.py:Opt"]),
 }
 """Correct programs: the slots in which they differ from `CORRECT`, and their options."""
-OF_CLASSES = ("mlp", "network", "functions", "optimizer")
 
 SAME, REFUSED, EITHER, ANY = "same", "refused", "either", "any"
 """What must come of a change: the score of the correct program; an error; one of these two; all but a trace."""
@@ -64,7 +63,7 @@ def changes() -> dict[str, list[tuple[str, str]]]:
 
 CHANGES = changes()
 WHERE = {
-    "classes": OF_CLASSES,
+    "classes": ("mlp", "network", "optimizer"),
     "loss": ("functions",),
     "score": ("functions",),
     "names": ("functions",),
@@ -82,10 +81,11 @@ def own(draw: random.Random, folder: Path, assets: Assets) -> Case:
     changes = {slot: draw.choice(CHANGES[slot]) for slot in chosen}
     must = [verdict for verdict, _ in changes.values()]
     verdict = must[0] if len({*must}) == 1 and (len(must) == 1 or must[0] in (SAME, REFUSED)) else ANY
-    if kind == "numbers" and verdict != SAME:
+    if kind == "numbers":
         verdict = ANY if changes.keys() & {"item", "made", "splits"} else verdict
     words = write(folder, kind, {slot: text for slot, (_, text) in changes.items()}, draw.random() < 0.2)
-    codes = (0, 2, 3, 74) + (130,) * any("Interrupt" in text for _, text in changes.values())
+    leaves = any("sys.exit" in text for _, text in changes.values())
+    codes = (0, 2, 3, 74) + (1,) * leaves
     expected = score_of(kind, words[0])
     same = same_score(expected) if verdict in (SAME, EITHER) else None
     return Case(words, verdict == REFUSED, codes, right=same, taken=verdict == SAME)

@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from istmpi import rng
-from istmpi.code import calling, raised_in, short
+from istmpi.code import calling, ends_the_program, raised_in, short
 from istmpi.data.batch import Batch
 from istmpi.data.callable.form import Form, require_tensors
 from istmpi.data.dataset import Split
@@ -101,14 +101,18 @@ class OwnSplit(Split):
                 seed(rng.key(key, row))
                 try:
                     items.append(self.dataset[row])
-                except (Exception, GeneratorExit) as error:
+                except BaseException as error:
+                    if ends_the_program(error):
+                        raise
                     raise DataError(
                         f"{self.name} example {row} cannot be read: {short(error)}.{raised_in(error)}"
                     ) from error
             seed(rng.key(key, "collate"))
             try:
                 return self.collate(items)
-            except Exception as error:
+            except BaseException as error:
+                if ends_the_program(error):
+                    raise
                 if place := raised_in(error):
                     some = ", ".join(map(str, rows[:4])) + ", ..." * (len(rows) > 4)
                     raise DataError(
