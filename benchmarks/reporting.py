@@ -1,5 +1,6 @@
 """How every benchmark records its figures: ``results/NAME.json`` for programs, ``results/NAME.md`` for people."""
 
+import gzip
 import json
 import os
 import platform
@@ -90,16 +91,20 @@ def keep_cell(path: Path, name: str, began: float, record: Mapping[str, object])
 
 
 def store_cells(name: str, cells: Iterable[Path], folder: Path = RESULTS) -> None:
-    """Keep what cells found, a line each, in ``NAME-cells.jsonl`` beside the report, for `restore_cells`."""
+    """Keep what cells found, a line each, in ``NAME-cells.jsonl.gz`` beside the report, for `restore_cells`."""
     folder.mkdir(exist_ok=True)
     lines = [json.dumps({"file": cell.name, **json.loads(cell.read_text(encoding="utf-8"))}) for cell in sorted(cells)]
-    (folder / f"{name}-cells.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    text = "".join(f"{line}\n" for line in lines)
+    # Without a time, equal cells are equal files.
+    (folder / f"{name}-cells.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def restore_cells(name: str, cells: Path, folder: Path = RESULTS) -> None:
     """Put the cells of an earlier campaign, on whatever machine, into the folder of this one; what is there stays."""
-    stored = folder / f"{name}-cells.jsonl"
-    for line in stored.read_text(encoding="utf-8").splitlines() if stored.exists() else ():
+    stored = folder / f"{name}-cells.jsonl.gz"
+    if not stored.exists():
+        return
+    for line in gzip.decompress(stored.read_bytes()).decode().splitlines():
         record = json.loads(line)
         path = cells / record.pop("file")
         if not path.exists():

@@ -7,7 +7,7 @@
 All rows take as many local steps of each rank, by Adam; a step is one batch: the whole graph, or a union of clusters
 that METIS has cut once. A run is what ``istmpi simulate`` does, whose weights, accuracy and bytes are those of
 ``mpirun``, bit for bit; as many run at a time as there are cores. Files in benchmarks/cells-graphs keep what was found
-and are not run again, nor what results/graphs-cells.jsonl has. The first seed of all rows comes first.
+and are not run again, nor what results/graphs-cells.jsonl.gz has. The first seed of all rows comes first.
 """
 
 import argparse

@@ -114,6 +114,7 @@ def test_sparse_rows_as_scikit_learn_and_letor_write_them(tmp_path, case):
         (1e8 + 1e6 * np.arange(32), False),
         (0.1 * np.arange(1, 33), False),
         (np.full(32, 0.1), False),
+        (np.tile([0.12522, 0.12525], 16), False),  # a word of Reuters, in two documents
     ],
 )
 def test_sparse_values_that_float32_merges_are_refused(tmp_path, values, refused):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import reproduce
+from benchmarks import reporting, reproduce
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,3 +113,21 @@ def test_figures_are_read_from_tables():
     check = reproduce.Check("x", "s", {"method": "local SGD"}, {"method": "IST", "P": "8"})
     assert check.figure({"rows": rows}) == pytest.approx(107 / 7.39)
     assert check.figure({"rows": rows[:1]}) is None
+
+
+def test_stored_cells_are_restored_as_they_were(tmp_path):
+    """Equal cells are equal files, and a cell that is there stays."""
+    for folder in "cells", "again", "results":
+        (tmp_path / folder).mkdir()
+    for number in range(3):
+        reporting.keep_cell(tmp_path / "cells" / f"{number}.json", f"cell {number}", 0.0, {"loss": number / 3})
+    stored = tmp_path / "results" / "x-cells.jsonl.gz"
+    contents = []
+    for _ in range(2):
+        reporting.store_cells("x", (tmp_path / "cells").glob("*.json"), tmp_path / "results")
+        contents.append(stored.read_bytes())
+    assert contents[0] == contents[1]
+    (tmp_path / "again" / "1.json").write_text("kept")
+    reporting.restore_cells("x", tmp_path / "again", tmp_path / "results")
+    expected = [(tmp_path / "cells" / f"{number}.json").read_text() for number in range(3)]
+    assert [path.read_text() for path in sorted((tmp_path / "again").iterdir())] == [expected[0], "kept", expected[2]]

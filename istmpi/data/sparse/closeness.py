@@ -4,7 +4,7 @@ from array import array
 
 import numpy as np
 
-from istmpi.data.moments import NARROW, NOISE
+from istmpi.data.moments import NARROWEST, NOISE
 
 CHUNK = 2**16
 MOST_KEPT = 2**20
@@ -32,7 +32,8 @@ class Closeness:
             return None
         columns, low, high, rounded = self._joined()
         spread, largest = high - low, np.maximum(np.abs(low), np.abs(high))
-        close = rounded & (spread > NOISE * largest) & (spread < NARROW * largest)
+        # No mean is subtracted from sparse rows: two values 2^-19 apart stay apart by 32 steps of float32.
+        close = rounded & (spread > NOISE * largest) & (spread < NARROWEST * largest)
         return int(columns[np.argmax(close)]) if close.any() else None
 
     def _flush(self) -> None:
