@@ -16,8 +16,8 @@ import warnings
 from pathlib import Path
 
 from benchmarks.reporting import RESULTS, commit
+from istmpi.inspection.examine import inspect
 from istmpi.models.architecture import Architecture
-from istmpi.models.inspection import inspect
 from tests.networks.plain import kind_of, outputs_of, quiet, random_values, twinned
 from tests.networks.plain import lengths_of as widths_of
 from tests.networks.running import network, place, train

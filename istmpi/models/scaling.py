@@ -1,7 +1,7 @@
 """Multiplies sums over units by factors in the calls of the network's code: an operand of the call,
 or its result.
 
-`istmpi.models.uses` finds the sums. Most are products with a parameter that has no other use. Such
+`istmpi.inspection.uses` finds the sums. Most are products with a parameter that has no other use. Such
 a parameter is multiplied itself. Other calls are recognised by module, function, parameters and
 lengths, before autograd sees them.
 """

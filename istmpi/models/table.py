@@ -1,7 +1,7 @@
 """A network's table: all facts that engine, cost model, evaluation and checkpoints use, as plain
 values.
 
-A table is written by hand (`istmpi.models.tables`) or found (`istmpi.models.inspection`).
+A table is written by hand (`istmpi.models.tables`) or found (`istmpi.inspection.examine`).
 Checkpoints store it as JSON.
 """
 
@@ -193,7 +193,7 @@ class Table:
     """The axes that are sums, by the layers in ``sums`` and the parameters in ``folded`` that sum
     over them."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The groups that break the law of two halves (`istmpi.models.halves`), by the place of their
+    """The groups that break the law of two halves (`istmpi.inspection.halves`), by the place of their
     sums."""
     fading: Mapping[str, float] = field(default_factory=dict)
     """The groups whose deviation from the law fades as 1/n, with the deviation of a half, of 32

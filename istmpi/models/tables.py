@@ -1,7 +1,7 @@
 """Tables written by hand, of networks that may be larger than memory. They need no torch and no
 inspection.
 
-Tests compare the tables of small networks with those of `istmpi.models.inspection`, except sums
+Tests compare the tables of small networks with those of `istmpi.inspection.examine`, except sums
 over neighbours.
 """
 

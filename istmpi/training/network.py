@@ -61,7 +61,7 @@ def network_of(run: Run, data: Dataset, communicator: Communicator) -> Architect
             # the remembered table may be out of date although the source is the same: inspect again
     with communicator.agreed():
         if communicator.rank == 0:
-            from istmpi.models.large import inspected
+            from istmpi.inspection.large import inspected
 
             tree = inspected(code).tree()
     tree = communicator.broadcast_from_root(tree)
@@ -157,7 +157,7 @@ def planned_network(run: Run, data: Dataset) -> Architecture:
     code = _code(run, data)
     if (table := _written_down(run, code, data)) is not None:
         return _ready(run, table, code, data)
-    from istmpi.models.large import inspected
+    from istmpi.inspection.large import inspected
     from istmpi.training.proof_cache import recall, remember
 
     if (tree := recall(code)) is not None:

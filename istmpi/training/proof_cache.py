@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from istmpi import __version__, models
+from istmpi import __version__, inspection, models
 from istmpi.files import temporary
 from istmpi.foreign import JSON_BYTES, content
 from istmpi.models.table import Table, plain
@@ -66,8 +66,9 @@ def _facts(network: UserNetwork) -> dict[str, Any] | None:
     if not network.source.hash:
         return None
     code = hashlib.sha256()
-    for file in sorted(Path(models.__file__).parent.glob("*.py")):
-        code.update(file.read_bytes())
+    for room in (models, inspection):
+        for file in sorted(Path(room.__path__[0]).glob("*.py")):
+            code.update(file.read_bytes())
     arguments = {**network.facts, **network.settings}
     return {
         "class": network.kind.__qualname__,

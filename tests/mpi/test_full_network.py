@@ -12,9 +12,9 @@ from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_plan, pass_bytes
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
+from istmpi.inspection.examine import inspect
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
-from istmpi.models.inspection import inspect
 from istmpi.models.scaling import multiply_sums
 from istmpi.names import NETWORKS as SHIPPED
 from istmpi.training.loop import Training

@@ -11,7 +11,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
-from istmpi.models import large
+from istmpi.inspection import large
 from istmpi.training.loop import Training
 
 # ---- resuming

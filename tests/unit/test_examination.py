@@ -12,10 +12,10 @@ import torch
 from istmpi.config import Run
 from istmpi.deploy.fitting import changed_source
 from istmpi.errors import ConfigError
+from istmpi.inspection.examine import inspect
 from istmpi.methods import spec_of
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
-from istmpi.models.inspection import inspect
 from istmpi.models.table import Table
 
 FILE = Path(networks.__file__)

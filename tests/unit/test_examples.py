@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from istmpi.inspection.examine import inspect
 from istmpi.models.arguments import user_network
-from istmpi.models.inspection import inspect
 from istmpi.models.table import ResidualBlock
 from istmpi.tasks import NEXT_TOKEN, NODE_CLASSES
 

@@ -15,10 +15,10 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
+from istmpi.inspection.examine import inspect
 from istmpi.models import mlp_network
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
-from istmpi.models.inspection import inspect
 from istmpi.models.leaves import prepare
 
 SCALE = {"hidden1": 0.25, "hidden2": 0.125}

@@ -7,9 +7,9 @@ import pytest
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models import large
+from istmpi.inspection import large
+from istmpi.inspection.examine import inspect
 from istmpi.models.arguments import user_network
-from istmpi.models.inspection import inspect
 
 
 class Recurrent(nn.Module):

@@ -9,11 +9,11 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.engine.layout import Owners
+from istmpi.inspection.examine import inspect, proved_leaves
+from istmpi.inspection.inference import infer
 from istmpi.models import leaves, mlp_network
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
-from istmpi.models.inference import infer
-from istmpi.models.inspection import inspect, proved_leaves
 from istmpi.models.leaves import Elsewhere, Leaf, candidates, prepare, without_values
 
 FILE = networks.__file__

@@ -6,9 +6,9 @@ from torch import nn
 
 from istmpi import with_loss
 from istmpi.errors import ConfigError
+from istmpi.inspection.examine import inspect
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
-from istmpi.models.inspection import inspect
 from istmpi.models.moe import Experts
 from istmpi.models.trials import one_thread
 from istmpi.tasks import NEXT_TOKEN

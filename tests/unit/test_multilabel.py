@@ -13,9 +13,9 @@ from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
+from istmpi.inspection.examine import inspect
 from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.arguments import user_network
-from istmpi.models.inspection import inspect
 from istmpi.models.linear import LabelBlocks, defer
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.xc import XC

@@ -15,9 +15,9 @@ from masked_oracle import CASES
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models import inspection
+from istmpi.inspection import examine
+from istmpi.inspection.examine import inspect
 from istmpi.models.architecture import Architecture
-from istmpi.models.inspection import inspect
 from istmpi.models.norms import calibrate
 from tests.networks.failing import FAILING
 from tests.networks.plain import (
@@ -56,15 +56,15 @@ def examinable(row):
 @pytest.fixture(autouse=True, scope="module")
 def examined_once():
     """A network is examined once, whether a test, training or the command asks."""
-    known, examine = [], inspection.examine
+    known, once = [], examine.examine
 
     def remembered(network):
         if network not in [other for other, _ in known]:
-            known.append((network, examine(network)))
+            known.append((network, once(network)))
         return next(found for other, found in known if other == network)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspection, "examine", remembered)
+        patch.setattr(examine, "examine", remembered)
         yield
 
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from istmpi.inspection.inference import infer
+from istmpi.inspection.tracing import trace
 from istmpi.models.arguments import user_network
-from istmpi.models.inference import infer
 from istmpi.models.norms import built
-from istmpi.models.tracing import trace
 from istmpi.models.trials import one_thread
 
 FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)

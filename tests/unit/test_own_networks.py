@@ -14,10 +14,10 @@ from torch import nn
 from istmpi.cost.holdings import Holdings
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
+from istmpi.inspection.inference import infer
+from istmpi.inspection.orders import Growth, Run
+from istmpi.inspection.proof import Trial
 from istmpi.models.arguments import user_network
-from istmpi.models.inference import infer
-from istmpi.models.orders import Growth, Run
-from istmpi.models.proof import Trial
 
 FILE = Path(networks.__file__)
 SEVEN = "--shape", "7", "--outputs", "10", "--set"

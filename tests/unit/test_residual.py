@@ -12,10 +12,10 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
+from istmpi.inspection.examine import inspect
+from istmpi.inspection.inference import infer
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
-from istmpi.models.inference import infer
-from istmpi.models.inspection import inspect
 from istmpi.models.resnet import ResNet
 from istmpi.report.tables import warn_of_widths
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 import using_networks
 
+from istmpi.inspection.examine import inspect
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
-from istmpi.models.inspection import inspect
 
 FILE = Path(using_networks.__file__)
 COPIES = 2

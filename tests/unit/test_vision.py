@@ -9,13 +9,13 @@ from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.cost.survey import resized
 from istmpi.errors import ConfigError
 from istmpi.exits import joined
+from istmpi.inspection.examine import inspect
+from istmpi.inspection.tracing import trace
 from istmpi.models import architecture
 from istmpi.models.architecture import Architecture
 from istmpi.models.arguments import user_network
-from istmpi.models.inspection import inspect
 from istmpi.models.norms import built
 from istmpi.models.table import flops
-from istmpi.models.tracing import trace
 from istmpi.models.trials import one_thread
 
 IMAGE, IMAGENET = (3, 16, 16), (3, 224, 224)

@@ -17,8 +17,8 @@ from istmpi.names import is_own
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
+    from istmpi.inspection.inference import Inferred
     from istmpi.models.architecture import Architecture
-    from istmpi.models.inference import Inferred
     from istmpi.models.table import Operator
 
 
@@ -86,9 +86,9 @@ def command(
         inputs, example = None, options.shape("--shape", shape)
 
     from istmpi.config.learner import OWN_SETTINGS
+    from istmpi.inspection.examine import examine
     from istmpi.models.architecture import Architecture
     from istmpi.models.arguments import user_network
-    from istmpi.models.inspection import examine
     from istmpi.report.checkpoints import tables
 
     arguments = _arguments(assignments)

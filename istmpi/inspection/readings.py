@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from istmpi.models.orders import Growth, Structure, merge, orders_of
-from istmpi.models.proof import Place, Reading
+from istmpi.inspection.orders import Growth, Structure, merge, orders_of
+from istmpi.inspection.proof import Place, Reading
 
 Kind = Callable[[Place, object], object]
 ALIKE: tuple[Kind, ...] = (

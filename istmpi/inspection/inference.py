@@ -4,7 +4,7 @@ then by proof.
 An axis that doubles with an integer has the length ``a * units * b``. If ``a * b`` is more than 1,
 there are several readings, such as ``(3 heads 64)`` and ``(heads 192)``. An axis that grows by less
 also has positions of no unit, as ``hidden + 6``; concatenations of the forward pass propose its
-readings (`istmpi.models.orders`). `istmpi.models.proof` refutes wrong readings. An integer cannot
+readings (`istmpi.inspection.orders`). `istmpi.inspection.proof` refutes wrong readings. An integer cannot
 be dealt out if no reading is left.
 """
 
@@ -17,8 +17,7 @@ import torch
 
 from istmpi.engine.axes import Axis, Factor, Pattern, Segment
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.leaves import shaped
-from istmpi.models.orders import (
+from istmpi.inspection.orders import (
     Growth,
     Order,
     bounds,
@@ -26,8 +25,9 @@ from istmpi.models.orders import (
     structures_of,
     within,
 )
-from istmpi.models.proof import Moving, Place, Reading, Trial, misread
-from istmpi.models.readings import ALIKE, readings
+from istmpi.inspection.proof import Moving, Place, Reading, Trial, misread
+from istmpi.inspection.readings import ALIKE, readings
+from istmpi.models.leaves import shaped
 from istmpi.models.residual import residual_blocks
 from istmpi.models.table import ResidualBlock, inside, unit_of
 from istmpi.models.trials import one_thread, require_trainable, shortly

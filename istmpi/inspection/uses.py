@@ -11,9 +11,9 @@ from itertools import chain
 from math import prod
 
 from istmpi.engine.axes import Pattern
-from istmpi.models.recording import MATRIX, Recorder, Sum
+from istmpi.inspection.recording import MATRIX, Recorder, Sum
+from istmpi.inspection.tracing import Family, axis_of, factors_of, summands
 from istmpi.models.table import Joined, Use
-from istmpi.models.tracing import Family, axis_of, factors_of, summands
 from istmpi.models.user import UserNetwork
 
 LINEAR = {*MATRIX, "convolution", "_trilinear"}

@@ -16,18 +16,18 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.halves import prove_halves
-from istmpi.models.inference import Inferred, infer
+from istmpi.inspection.halves import prove_halves
+from istmpi.inspection.inference import Inferred, infer
+from istmpi.inspection.recording import Recorder
+from istmpi.inspection.tracing import EXAMPLES, followed, trace
+from istmpi.inspection.uses import sums_of
 from istmpi.models.joined import groups_on
 from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
 from istmpi.models.norms import Calibrated, built
-from istmpi.models.recording import Recorder
 from istmpi.models.scaling import storage_of
 from istmpi.models.table import BatchNormalisation, Blocks, Joined, ParameterEntry, Table
-from istmpi.models.tracing import EXAMPLES, followed, trace
 from istmpi.models.trials import few, hooked, one_thread, require_trainable, seeded, shortly
 from istmpi.models.user import UserNetwork
-from istmpi.models.uses import sums_of
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)

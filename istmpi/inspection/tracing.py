@@ -18,8 +18,8 @@ from torch import nn
 
 from istmpi.engine.axes import Factor, Pattern, product
 from istmpi.errors import ConfigError
+from istmpi.inspection.recording import Recorder
 from istmpi.models.norms import built
-from istmpi.models.recording import Recorder
 from istmpi.models.table import Blocks, Operator, inside, unit_of
 from istmpi.models.trials import few, one_thread, seeded
 from istmpi.models.user import UserNetwork

@@ -1,5 +1,5 @@
 """Networks in which each unit occurs several times, for the second proof
-(`istmpi.models.halves`)."""
+(`istmpi.inspection.halves`)."""
 
 from __future__ import annotations
 

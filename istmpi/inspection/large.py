@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from istmpi.engine.axes import Pattern
-from istmpi.models.inspection import PRODUCTS, inspect
+from istmpi.inspection.examine import PRODUCTS, inspect
 from istmpi.models.leaves import without_values
 from istmpi.models.table import Table
 from istmpi.models.user import UserNetwork

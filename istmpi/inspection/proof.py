@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
+from istmpi.inspection.orders import Growth, Joins, Order, Structure, grown, positions_along
 from istmpi.models.norms import built
-from istmpi.models.orders import Growth, Joins, Order, Structure, grown, positions_along
 from istmpi.models.scaling import storage_of, tensors_in
 from istmpi.models.trials import (
     FEW,

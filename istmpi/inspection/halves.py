@@ -21,9 +21,9 @@ from typing import Any
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
+from istmpi.inspection.twins import COPIES, Twins
 from istmpi.models.table import Table, Use, power_of, with_power
 from istmpi.models.trials import few, one_thread
-from istmpi.models.twins import COPIES, Twins
 from istmpi.models.user import UserNetwork
 
 MORE_COPIES = 4
