@@ -9,7 +9,7 @@ from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.evaluation.evaluator import Score
 from istmpi.evaluation.sample import scored_in_training
-from istmpi.methods import schedules
+from istmpi.optim import schedules
 from istmpi.record import RunFolder
 from istmpi.report import tables
 from istmpi.tasks import TASKS

@@ -20,8 +20,8 @@ from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.loggers import LOGGERS, open_loggers, require_installed
-from istmpi.methods import schedules
 from istmpi.names import is_module
+from istmpi.optim import schedules
 from istmpi.settings import choices_of, help_of, holds_text, range_of
 from istmpi.units import counted
 

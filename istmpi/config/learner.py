@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from istmpi.comm.codec import CODECS
-from istmpi.methods import METHODS, MethodSettings, schedules
-from istmpi.methods.optimizers import OPTIMIZERS
+from istmpi.methods import METHODS, MethodSettings
 from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
+from istmpi.optim import schedules
+from istmpi.optim.optimizers import OPTIMIZERS
 from istmpi.settings import Between, Count, Fraction, Meta, Natural, NotNegative, Positive, also
 from istmpi.tasks import TASKS
 

@@ -12,8 +12,8 @@ from istmpi.cost.holdings import Holdings, Number, Part
 from istmpi.cost.rivals import counted
 from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.methods import MethodSpec, limits, spec_of
-from istmpi.methods.optimizers import OptimizerSpec, optimizer_spec
 from istmpi.models.architecture import Architecture
+from istmpi.optim.optimizers import OptimizerSpec, optimizer_spec
 
 NORMALISATION_FLOPS = 20
 """FLOPs for each unit and example: 8 forward, about 12 backward."""

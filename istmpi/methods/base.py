@@ -31,9 +31,9 @@ from istmpi.methods import METHODS
 from istmpi.methods.class_loss import class_loss
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
-from istmpi.methods.schedules import rate_at
 from istmpi.methods.subnet import Subnet
 from istmpi.names import is_own
+from istmpi.optim.schedules import rate_at
 from istmpi.trees import all_finite, call, mapped
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from istmpi.comm.stopping import StopSign
 from istmpi.data.batches import Batches
 from istmpi.engine.shares import Shares
 from istmpi.engine.store import ParameterStore
-from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.architecture import Architecture
+from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import Task
 
 if TYPE_CHECKING:

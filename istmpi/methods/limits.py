@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
 from istmpi.exits import require_fitting
-from istmpi.methods import METHODS, schedules, spec_of
+from istmpi.methods import METHODS, spec_of
 from istmpi.methods.spec import KEEP, asked
+from istmpi.optim import schedules
 from istmpi.settings import shown
 from istmpi.tasks import TASKS
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.engine.slots import VELOCITY
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.methods.optimizers import optimizer_spec
+from istmpi.optim.optimizers import optimizer_spec
 
 if TYPE_CHECKING:
     from istmpi.config import Run

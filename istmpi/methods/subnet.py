@@ -11,9 +11,9 @@ from istmpi import rng
 from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
 from istmpi.methods.job import Job
-from istmpi.methods.optimizers import optimizer_spec
-from istmpi.methods.sparse_rows import SparseRows, bags
 from istmpi.models.linear import defer, label_layers, release_gradients
+from istmpi.optim.optimizers import optimizer_spec
+from istmpi.optim.sparse_rows import SparseRows, bags
 
 CLIP_OF_REGRESSION = 1.0
 """The default clip for regression: squared errors have unbounded gradients, and wide layers need

@@ -13,9 +13,9 @@ from istmpi.config import Run
 from istmpi.data.callable.source import is_function
 from istmpi.errors import ConfigError, IstmpiError, did_you_mean
 from istmpi.methods import spec_of
-from istmpi.methods.optimizers import PROGRAM
-from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.source import class_name
+from istmpi.optim.optimizers import PROGRAM
+from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.settings import types_of
 from istmpi.trees import Named, tensors_of
 

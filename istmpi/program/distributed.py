@@ -23,7 +23,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
 from istmpi.evaluation.evaluator import Score
 from istmpi.files import appearing
-from istmpi.methods.own_optimizer import OwnOptimizer
+from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.program.arguments import in_python, inputs_of, run_of
 from istmpi.program.printing import Printing
 from istmpi.program.round import Guard, Round, breaks

@@ -13,8 +13,8 @@ from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.survey import Row
 from istmpi.foreign import printable
-from istmpi.methods import schedules
 from istmpi.models.architecture import Architecture
+from istmpi.optim import schedules
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets, verdict
 from istmpi.units import counted, duration, number, size

@@ -27,9 +27,9 @@ from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError, IstmpiError
-from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models import mlp_network
 from istmpi.models.architecture import Architecture
+from istmpi.optim.optimizers import optimizer_spec
 from istmpi.training.loop import Training
 from istmpi.units import counted
 

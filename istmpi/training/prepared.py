@@ -27,8 +27,8 @@ from istmpi.evaluation.evaluator import Evaluator
 from istmpi.methods import limits, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
-from istmpi.methods.own_optimizer import OwnOptimizer
 from istmpi.models.architecture import Architecture
+from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
 from istmpi.training.epochs import in_rounds

@@ -20,8 +20,8 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
-from istmpi.methods.optimizers import optimizer_spec
 from istmpi.models import architecture, mlp_network
+from istmpi.optim.optimizers import optimizer_spec
 
 NETWORK = mlp_network(1000, (4000, 4000, 4000), 200, norm="none")
 W, IO, MID, BATCH = 36_800_000, 4_800_000, 32_000_000, 512

@@ -9,7 +9,7 @@ from patience import patient
 
 from istmpi.config import Optimizer
 from istmpi.errors import ConfigError
-from istmpi.methods.optimizers import OPTIMIZERS, optimizer_spec
+from istmpi.optim.optimizers import OPTIMIZERS, optimizer_spec
 
 SETTINGS = [
     Optimizer("sgd", 0.1),

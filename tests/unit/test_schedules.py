@@ -9,7 +9,7 @@ from PIL import Image
 from istmpi.config import Run
 from istmpi.config.learner import Optimizer
 from istmpi.errors import ConfigError, DataError
-from istmpi.methods.schedules import rate_at, require_usable
+from istmpi.optim.schedules import rate_at, require_usable
 from istmpi.record import RunFolder
 from istmpi.report import plots
 

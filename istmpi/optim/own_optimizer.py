@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.methods.optimizers import probed
+from istmpi.optim.optimizers import probed
 
 Make = Callable[[Any], torch.optim.Optimizer]
 

@@ -112,7 +112,7 @@ def _of_torch(settings) -> OptimizerSpec:
 
 
 PROGRAM = "program"
-"""The name of an optimizer that a user's program makes (`istmpi.methods.own_optimizer`)."""
+"""The name of an optimizer that a user's program makes (`istmpi.optim.own_optimizer`)."""
 
 
 def _none(parameters: object) -> "torch.optim.Optimizer":
