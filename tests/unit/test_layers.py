@@ -153,7 +153,7 @@ def test_planning_needs_neither_torch_nor_mpi():
         "comm",
         "cost",
         "methods",
-        "methods.optimizers",
+        "optim.optimizers",
         "comm.ring",
     ]
     code = (
