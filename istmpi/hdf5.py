@@ -101,6 +101,7 @@ def new_file(path: Path, room: int) -> Iterator[h5py.File]:
     HDF5 writes its structures when the file is closed, and does not survive a full disk. Until
     then, another file keeps ``room`` bytes for the structures.
     """
+    # decision 41: the disk needs this room twice, until HDF5 has written its structures.
     keeper = path.with_suffix(".room.tmp")
     try:
         with keeper.open("xb") as reserved:
@@ -175,6 +176,7 @@ def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) ->
             for path, values in checksums.items()
         },
     }
+    # decision 42: a dataset that is deleted together with its checksums must be noticed.
     return zlib.crc32(json.dumps(description, sort_keys=True).encode())
 
 

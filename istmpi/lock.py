@@ -113,6 +113,7 @@ class FolderLock:
 
 def _create(text: str, path: Path) -> bool:
     try:
+        # decision 43: flock is missing on many cluster file systems, or holds on one host alone.
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:

@@ -42,6 +42,7 @@ def choose(choice: str, communicator: Communicator) -> str:
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
     """Write each rank's rows independently, at the datasets' file offsets. Collective."""
+    # decision 41: not MPI-IO, which may hold a lock, or gather rows over the slow network.
     offsets = _lay_out(path, header, pieces, communicator)
     descriptor = os.open(path, os.O_WRONLY)
     try:

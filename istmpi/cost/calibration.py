@@ -58,6 +58,7 @@ def calibration_examples(
         return run.evaluate.calibration_examples
     if not architecture.batch_norms:
         return SAMPLED
+    # decision 37: from FLOPs and never from a clock, so that a run repeats bit for bit.
     allowed = SHARE / (1 - SHARE) * rounds_flops(run, architecture, ranks, trained)
     each = forward_flops(architecture, ranks)
     affordable = int(max(allowed - scored * each, FREE) // max(each, 1))

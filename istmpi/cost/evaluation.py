@@ -126,6 +126,7 @@ def evaluation_plan(
         if weights.sharded < (ranks - 1) * weights.nbytes and not local
     ]
     everything = sum(sizes.values())
+    # decision 36: a leaf is gathered if its products would take longer than its bytes.
     if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
         kept = []
     gathered = everything - sum(weights.nbytes for weights in kept)

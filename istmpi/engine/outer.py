@@ -24,6 +24,7 @@ class Outer:
         self.start: dict[str, torch.Tensor] = {}
 
     def begin(self, tensors: Tensors) -> None:
+        # decision 71: ranks send changes since this start, so that momentum adds up no roundings.
         self.start = (
             {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
         )

@@ -104,6 +104,7 @@ class Partition:
         moves each round, and a deal depends on all earlier deals. Raises ConfigError if the deal is
         impossible.
         """
+        # decision 14: shares are an argument, so every rank can compute the deal of any round.
         check(lengths, groups, ranks, shares)
         units = {}
         for name in groups:
@@ -172,6 +173,7 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
     if order is None or start > round:
         start, order = 0, rng.permutation(length, rng.key(seed, "deal", name, 0))
     changing = int(np.ceil(redeal * length))
+    # decision 10: a walk keeps the exact fraction, and any two units can meet.
     for past in range(start + 1, round + 1):
         stream = rng.key(seed, "redeal", name, past)
         slots = rng.permutation(length, stream)[:changing]

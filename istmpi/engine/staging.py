@@ -68,6 +68,7 @@ def unpack_blocks(
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
     """Return the weighted mean as the first copy plus the mean difference from it: exact if all
     copies are equal."""
+    # decision 13: a sum divided by P rounds, so push after pull would change weights.
     (first, _), *others = copies
     if not others:
         return first

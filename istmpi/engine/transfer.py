@@ -57,6 +57,7 @@ class Transfer:
         self._capacity = staging_bytes // self.ranks
         self._source = source
         self._target = target
+        # decision 11: push and pull leave out what a rank trains in both rounds, which hops.
         self._exclude = exclude
         self._wire = wire
         pieces = pieces_to_move(parameters, (source, target, exclude), shared)
@@ -110,6 +111,7 @@ class Transfer:
                 for block, values in parts:
                     coding.pack(block, peer, values)
             if self.ranks > 1:
+                # decision 05: one MPI_Alltoallv, between hosts, too.
                 communicator.alltoallv(outgoing.layout, incoming.layout)
             arrived = []
             for peer, parts in enumerate(incoming.parts):

@@ -60,6 +60,7 @@ def scales_of(
     """
     if form == EXACT or not CODECS[form].scaled:
         return 0
+    # decision 18: independent of the deal, so that expected bytes have a closed form.
     return max(
         parameter.size(lengths)
         // (VALUES_A_SCALE * ranks ** (parameter.pattern.dealt(groups) + 1)),

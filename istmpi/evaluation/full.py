@@ -61,6 +61,7 @@ class FullNetwork:
         self._by_units = by_units
         self._architecture, self._store, self._communicator = architecture, store, communicator
         self._sharded = frozenset(sharded)
+        # decision 38: examples that are local stay, and weights travel to them.
         self._local_examples = local_examples
         names = (
             architecture.leaves.get(architecture.head, ()) if spread and not local_examples else ()

@@ -67,6 +67,7 @@ class _Proof:
             name: length for name, length in table.groups.items() if name not in table.blocks
         }
         self._require_equal_builds(lengths)
+        # decision 69: copies of units see what the recording cannot, such as a mean times a width.
         unscaled: dict[str, tuple[str, ...]] = {}
         for width in lengths:
             table, problem = self._with_right_powers(table, lengths, width)

@@ -53,6 +53,7 @@ class Subnet:
         job, self._lengths = self._job, None
         scale = job.store.scale if lengths != job.architecture.lengths else job.store.full_scale
         network = job.architecture.without_values(scale, lengths)
+        # decision 27: kept while lengths stay, because fresh pages cost more than values.
         self.network, self._lengths = to_empty(network, job.device).train(), dict(lengths)
         if job.task.ranks_labels:
             defer(self.network)

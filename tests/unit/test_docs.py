@@ -44,6 +44,13 @@ def test_every_link_leads_somewhere():
         assert not fragment or fragment in anchors(target), f"{page}: {link}: there is no such heading"
 
 
+def test_every_decision_that_code_names_has_a_page():
+    pages = {path.name[:2] for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    for path in (ROOT / "istmpi").rglob("*.py"):
+        named = re.findall(r"# decision (\d+):", path.read_text(encoding="utf-8"))
+        assert {*named} <= pages, path
+
+
 def test_the_site_builds_whole_and_without_a_warning(tmp_path):
     pytest.importorskip("mkdocstrings", reason="needs istmpi[docs]")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", ROOT / "bin/mkdocs.yml"]

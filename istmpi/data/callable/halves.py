@@ -18,6 +18,7 @@ def halves_of(outputs: Any, batch: Batch) -> list[tuple[Any, Batch]]:
 
     Each tensor, and each list of texts or numbers, must have a row for each example.
     """
+    # decision 66: a mean over rows may stay one number; the halves of a batch show whether it is one.
     rows = batch.examples
     parts = [slice(0, rows // 2), slice(rows // 2, rows)] if rows > 1 else []
     try:
