@@ -1,5 +1,4 @@
-"""The hang watch's rules, messages and stack traces: which ranks are missing, why, and when the job
-ends."""
+"""The hang watch's rules and messages: which ranks are missing, why, and when the job ends."""
 
 import faulthandler
 import os
@@ -40,6 +39,8 @@ class Member:
     rank: int
     host: str
     process: int
+    started: str = ""
+    """The process's start time in clock ticks: numbers of processes are reused."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (process {self.process})"
@@ -56,15 +57,17 @@ class Sighting:
     """The number of collective calls that the rank has reached, by communicator."""
     waits: bool = False
 
-    @staticmethod
-    def of(whereabouts: Whereabouts, now: float) -> "Sighting":
-        return Sighting(
-            whereabouts.phase,
-            whereabouts.round,
-            whereabouts.local_step,
-            max(now - whereabouts.moved, 0.0),  # the rank may move on meanwhile
-            dict(whereabouts.arrivals),
-            any(wait.trains for wait in list(whereabouts.waiting.values())),
+    @classmethod
+    def from_whereabouts(cls, whereabouts: Whereabouts, now: float) -> "Sighting":
+        # The training thread may change the whereabouts meanwhile: hence the copies.
+        waits = list(whereabouts.waiting.values())
+        return cls(
+            phase=whereabouts.phase,
+            round=whereabouts.round,
+            local_step=whereabouts.local_step,
+            still=max(now - whereabouts.moved, 0.0),
+            arrivals=dict(whereabouts.arrivals),
+            waits=any(wait.trains for wait in waits),
         )
 
     def __str__(self) -> str:
@@ -91,29 +94,29 @@ class Missing:
     def condition(self) -> str:
         where = f"in {self.seen}"
         if self.why == "silent":
-            held = _STATES.get(self.state, "").format(process=self.member.process)
-            held = held or "its process does not answer: it is stopped, or its host is gone"
-            return (
-                f"{held}; last seen {self.seen_ago:.0f} s ago {where}"
-                if self.seen
-                else f"{held}; not seen before"
-            )
+            if self.seen is None:
+                return f"{self._silence}; not seen before"
+            return f"{self._silence}; last seen {self.seen_ago:.0f} s ago {where}"
         if self.why == "still":
             return f"its process answers but has made no progress for {self.since:.0f} s, {where}"
         if self.why == "slow":
             return f"its process answers and has been busy for {self.since:.0f} s, {where}"
         return f"it waits for other ranks, {where}"
 
+    @property
+    def _silence(self) -> str:
+        if self.state in _STATES:
+            return _STATES[self.state].format(process=self.member.process)
+        return "its process does not answer: it is stopped, or its host is gone"
+
 
 def deadline(patience: float, slowest_round: float) -> float:
-    return (
-        max(patience, TIMES_THE_SLOWEST * slowest_round)
-        if slowest_round
-        else TIMES_BEFORE_THE_FIRST * patience
-    )
+    if not slowest_round:  # no round has ended: setting up may take longer than any round
+        return TIMES_BEFORE_THE_FIRST * patience
+    return max(patience, TIMES_THE_SLOWEST * slowest_round)
 
 
-def missing(
+def find_missing(
     wait: Wait,
     members: Sequence[Member],
     me: int,
@@ -136,56 +139,85 @@ def missing(
         if rank == me or rank not in wait.ranks:
             continue
         if rank not in answers:
-            last = seen.get(rank, (None, 0.0))
-            absent.append(
-                Missing(member, "silent", silent_for.get(rank, 0.0), *last, states.get(rank))
+            sighting, ago = seen.get(rank, (None, 0.0))
+            silent = Missing(
+                member,
+                why="silent",
+                since=silent_for.get(rank, 0.0),
+                seen=sighting,
+                seen_ago=ago,
+                state=states.get(rank),
             )
+            absent.append(silent)
             continue
         answer = answers[rank]
         if answer.arrivals.get(wait.group, 0) < wait.number:
-            why = "waits" if answer.waits else "slow" if answer.still < limit else "still"
-            absent.append(Missing(member, why, answer.still, answer))
-    return [each for each in absent if each.why != "waits"] or absent
+            why = _why_late(answer, limit)
+            absent.append(Missing(member, why, since=answer.still, seen=answer))
+    # Ranks that wait for others are not the cause, unless the ranks wait in a circle.
+    causes = [missing for missing in absent if missing.why != "waits"]
+    return causes or absent
 
 
-def stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
+def _why_late(answer: Sighting, limit: float) -> str:
+    if answer.waits:
+        return "waits"
+    if answer.still < limit:
+        return "slow"
+    return "still"
+
+
+def find_stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
     """Return the missing ranks that end the job: silent for one deadline (``limit``), or still for
     two deadlines.
 
     After a request to stop (``hurry``), a silent rank ends the job at once, a still rank after one
     deadline.
     """
-    enough = {"silent": 0 if hurry else limit, "still": limit if hurry else 2 * limit}
-    return [each for each in absent if each.why in enough and each.since >= enough[each.why]]
+    if hurry:
+        enough = {"silent": 0.0, "still": limit}
+    else:
+        enough = {"silent": limit, "still": 2 * limit}
+    return [
+        missing
+        for missing in absent
+        if missing.why in enough and missing.since >= enough[missing.why]
+    ]
 
 
-def line(
+def describe_missing(
     absent: Missing, waited: float, where: str, slowest: tuple[str, float], ends: float
 ) -> str:
+    """Return the line about one missing rank. ``slowest``: the slowest phase and its seconds;
+    ``ends``: the seconds of waiting after which the job ends, 0 if it does not."""
     phase, seconds = slowest
-    remark = f" The slowest phase so far was {phase}, {in_seconds(seconds)}." if phase else ""
-    then = (
-        f" The job ends at {ends:.0f} s if nothing changes."
-        if ends and absent.why in ("silent", "still")
-        else ""
-    )
-    return f"waiting for {absent.member} in {where} for {waited:.0f} s: {absent.condition}.{remark}{then}"
+    text = f"waiting for {absent.member} in {where} for {waited:.0f} s: {absent.condition}."
+    if phase:
+        text += f" The slowest phase so far was {phase}, {in_seconds(seconds)}."
+    if ends and absent.why in ("silent", "still"):
+        text += f" The job ends at {ends:.0f} s if nothing changes."
+    return text
 
 
-def all_here(where: str, waited: float) -> str:
+def describe_slow_call(where: str, waited: float) -> str:
     return f"all ranks respond, but have been sending or writing for {waited:.0f} s in {where}. Check network and disk."
 
 
-def lines(
+def describe_wait(
     absent: Sequence[Missing], waited: float, where: str, slowest: tuple[str, float], ends: float
 ) -> dict[tuple[int, str], str]:
-    by_rank = {
-        (each.member.rank, each.why): line(each, waited, where, slowest, ends) for each in absent
-    }
-    return by_rank or {(-1, ""): all_here(where, waited)}
+    """Return the lines about a wait by rank and reason: rank -1 if no rank is missing."""
+    lines = {}
+    for missing in absent:
+        key = missing.member.rank, missing.why
+        lines[key] = describe_missing(missing, waited, where, slowest, ends)
+    if not lines:
+        lines[-1, ""] = describe_slow_call(where, waited)
+    return lines
 
 
-def stacks() -> str:
+def dump_stacks() -> str:
+    """Return the stack traces of all threads of this process, or why there are none."""
     try:
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file, all_threads=True)
@@ -201,15 +233,13 @@ def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
     failed = ["it does not answer"]
 
     def write() -> None:
+        # The folder may be writable for others, who may have put a link there.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         try:
             folder.mkdir(exist_ok=True)
             for rank, text in by_rank.items():
-                flags = (
-                    os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-                )  # others may have put a link there
-                with open(
-                    os.open(folder / f"rank{rank}.txt", flags, 0o666), "w", encoding="utf-8"
-                ) as file:
+                descriptor = os.open(folder / f"rank{rank}.txt", flags, 0o666)
+                with open(descriptor, "w", encoding="utf-8") as file:
                     file.write(text)
             failed.clear()
         except OSError as error:

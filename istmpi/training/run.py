@@ -97,7 +97,7 @@ def recorded(
         with communicator.agreed():
             lock = _lock(folder, resume, locks, note) if first and path.exists() else None
         stop = stop or StopSign(communicator, path / STOP_FILE, deadline)
-        hang_watch.of_run(path, stop.wished)
+        hang_watch.follow_run(path, stop.wished)
         if signals:
             stop.listen()
         start, recalled = _start(folder, resume, communicator, note), []

@@ -6,7 +6,17 @@ import time
 
 import pytest
 
-from istmpi.comm.hang_report import Member, Missing, Sighting, all_here, deadline, keep_stacks, line, missing, stuck
+from istmpi.comm.hang_report import (
+    Member,
+    Missing,
+    Sighting,
+    deadline,
+    describe_missing,
+    describe_slow_call,
+    find_missing,
+    find_stuck,
+    keep_stacks,
+)
 from istmpi.comm.whereabouts import SETTING_UP, Wait, Whereabouts, bytes_of_others
 
 MEMBERS = [Member(rank, f"n{rank}", 100 + rank) for rank in range(4)]
@@ -18,7 +28,7 @@ def seen(phase="compute", still=1.0, met=6, waits=False):
 
 
 def found_in(answers, silent_for=None, states=None, wait=WAIT, limit=30.0):
-    return missing(wait, MEMBERS, 0, answers, silent_for or {}, {}, states or {}, limit)
+    return find_missing(wait, MEMBERS, 0, answers, silent_for or {}, {}, states or {}, limit)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +41,7 @@ def test_the_deadline_is_the_patience_or_three_of_the_slowest_rounds(patience, s
 def test_who_has_come_is_not_missing_whatever_it_does_now():
     answers = {1: seen(met=7, waits=True), 2: seen(met=8, still=100.0), 3: seen(met=7, still=100.0)}
     assert found_in(answers) == []
-    assert "respond" in all_here("hop (alltoallv)", 40.0)
+    assert "respond" in describe_slow_call("hop (alltoallv)", 40.0)
 
 
 def test_a_rank_that_does_not_answer_is_silent_and_one_that_does_is_slow_or_still():
@@ -70,7 +80,7 @@ def test_of_a_smaller_group_its_own_ranks_are_missing():
     ],
 )
 def test_nobody_is_waited_for_beyond_a_second_deadline_and_with_a_stop_beyond_the_first(why, since, hurry, ends):
-    assert bool(stuck([Missing(MEMBERS[1], why, since)], 30.0, hurry)) is ends
+    assert bool(find_stuck([Missing(MEMBERS[1], why, since)], 30.0, hurry)) is ends
 
 
 @pytest.mark.parametrize(
@@ -85,31 +95,31 @@ def test_nobody_is_waited_for_beyond_a_second_deadline_and_with_a_stop_beyond_th
 )
 def test_a_line_says_who_where_and_what_holds_it(state, words):
     one = Missing(MEMBERS[2], "silent", 0.0, seen(), 33.0, state)
-    said = line(one, 30.4, "hop (alltoallv)", ("compute", 1.25), 60.0)
+    said = describe_missing(one, 30.4, "hop (alltoallv)", ("compute", 1.25), 60.0)
     assert said.startswith(f"waiting for rank 2 on n2 (process 102) in hop (alltoallv) for 30 s: {words}")
     assert "last seen 33 s ago in compute, round 3, local step 5." in said
     assert said.endswith("The slowest phase so far was compute, 1.25 s. The job ends at 60 s if nothing changes.")
     assert "\n" not in said
-    assert "was evaluate, 173 s." in line(one, 7.0, "hop (alltoallv)", ("evaluate", 173.2), 60.0)
-    assert "was evaluate, 12,345 s." in line(one, 7.0, "hop (alltoallv)", ("evaluate", 12345.0), 60.0)
+    assert "was evaluate, 173 s." in describe_missing(one, 7.0, "hop (alltoallv)", ("evaluate", 173.2), 60.0)
+    assert "was evaluate, 12,345 s." in describe_missing(one, 7.0, "hop (alltoallv)", ("evaluate", 12345.0), 60.0)
 
 
 def test_a_rank_knows_where_it_is():
     here = Whereabouts()
-    assert str(Sighting.of(here, time.monotonic())) == SETTING_UP
+    assert str(Sighting.from_whereabouts(here, time.monotonic())) == SETTING_UP
     here.begin_round(1)
     with here.enter("other"), here.enter("compute"):
         here.step(4)
         with here.enter("all-reduce"):
-            assert str(Sighting.of(here, time.monotonic())) == "all-reduce, round 1, local step 4"
-    assert str(Sighting.of(here, time.monotonic())) == "between rounds, round 1"
+            assert str(Sighting.from_whereabouts(here, time.monotonic())) == "all-reduce, round 1, local step 4"
+    assert str(Sighting.from_whereabouts(here, time.monotonic())) == "between rounds, round 1"
     assert here.slowest_round == 0.0 and here.slowest_phase[0] in ("other", "compute", "all-reduce")
     here.begin_round(2)
     assert here.slowest_round > 0
     here.arrive("all")
     with here.waits("barrier", "all", (0, 1)):
         (wait,) = here.waiting.values()
-        sighting = Sighting.of(here, wait.since + 2.0)
+        sighting = Sighting.from_whereabouts(here, wait.since + 2.0)
     assert (wait.number, wait.trains, sighting.waits, sighting.arrivals) == (1, True, True, {"all": 1})
     assert sighting.still == pytest.approx(2.0, abs=0.5)
     assert not here.waiting
