@@ -1,5 +1,4 @@
-"""Notices, from /proc, that ranks were started but never join the job, or that the launcher is
-gone.
+"""Notices, from /proc, ranks that were started but never join the job, and a launcher that is gone.
 
 A rank that runs `istmpi --version`, or another command that does not start MPI, leaves without a
 message. Waiting ranks must notice that.
@@ -61,41 +60,62 @@ def expected() -> Iterator[None]:
 def _watch(here: threading.Event) -> None:
     rank, ranks = launched()
     began = complete = time.monotonic()
-    stopped_since: dict[tuple[int, int], float] = {}
-    named: set[tuple[int, int]] = set()
+    stopped = _StoppedRanks(rank)
     while not watched.wait(_LOOK_EVERY):
         now = time.monotonic()
-        stopped, first = stopped_here()
-        stopped_since = {process: stopped_since.get(process, now) for process in stopped.items()}
-        late = {process for process, since in stopped_since.items() if now - since > GONE_AFTER}
-        if first == rank:
-            for process in sorted(late - named):
-                _name(*process)
-        named |= late
-        if any(now - stopped_since[process] > LONGEST_WAIT for process in late):
-            os._exit(StuckError.exit_code)
+        stopped.look(now)
         if here.is_set():
             continue
         present, started = on_this_host()
         if len(present) >= started:
             complete = now
         if now - complete > GONE_AFTER:
-            what = f"{started} ranks were started on {socket.gethostname()}, but {started - len(present)} left"
+            left = started - len(present)
+            problem = f"{started} ranks were started on {socket.gethostname()}, but {left} left"
         elif now - began > LONGEST_WAIT:
-            what = f"{ranks} ranks were started, but some did not arrive within {LONGEST_WAIT:g} s"
+            problem = (
+                f"{ranks} ranks were started, but some did not arrive within {LONGEST_WAIT:g} s"
+            )
         else:
             continue
         claim = _claim_to_tell()
-        if here.is_set():
+        if here.is_set():  # the last rank came at this moment
             continue
         if claim:
-            cure = "Start the same command on all ranks; --version, --dry-run and commands without MPI join no job."
-            print(f"istmpi: rank {rank}: {what}. {cure}", file=sys.stderr, flush=True)
-            while (
-                on_this_host()[0] != [rank] and time.monotonic() < now + 2 * GONE_AFTER
-            ):  # its end frees the claim
-                time.sleep(0.1)
+            _tell(rank, problem, until=now + 2 * GONE_AFTER)
         os._exit(2)
+
+
+def _tell(rank: int, problem: str, until: float) -> None:
+    cure = (
+        "Start the same command on all ranks; --version, --dry-run and commands without MPI join "
+        "no job."
+    )
+    print(f"istmpi: rank {rank}: {problem}. {cure}", file=sys.stderr, flush=True)
+    # The end of this process frees the claim: another rank of the host would print once more.
+    while on_this_host()[0] != [rank] and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+class _StoppedRanks:
+    """Stopped ranks of this host: they are named once, and end the job if they stay stopped."""
+
+    def __init__(self, rank: int):
+        self._rank = rank
+        self._since: dict[tuple[int, int], float] = {}
+        """The time when each stopped rank, a pair (rank, process), was first seen."""
+        self._named: set[tuple[int, int]] = set()
+
+    def look(self, now: float) -> None:
+        stopped, first = stopped_here()
+        self._since = {key: self._since.get(key, now) for key in stopped.items()}
+        late = {key for key, since in self._since.items() if now - since > GONE_AFTER}
+        if first == self._rank:
+            for rank, process in sorted(late - self._named):
+                _name(rank, process)
+        self._named |= late
+        if any(now - self._since[key] > LONGEST_WAIT for key in late):
+            os._exit(StuckError.exit_code)
 
 
 def _name(rank: int, process: int) -> None:
@@ -123,7 +143,8 @@ class LauncherWatch:
     """Ends this process once its launcher is gone, which MPI does not do."""
 
     def __init__(self) -> None:
-        self._launcher, self._missed = launcher_at_start(), False
+        self._launcher = launcher_at_start()
+        self._missed = False
 
     @property
     def there(self) -> bool:
@@ -137,22 +158,28 @@ class LauncherWatch:
             os._exit(StuckError.exit_code)
 
     def gone(self) -> bool:
-        """Return True if the launcher was gone at two looks in a row: one that ends the job gets a
-        moment to end this rank."""
-        missed = self._missed
+        """Return True if the launcher was gone at two looks in a row.
+
+        A launcher that ends the job gets a moment to end this rank.
+        """
+        missed_before = self._missed
         if self._launcher is None:
             self._missed = connection_is_closed()
         else:
-            self._missed = process_facts(self._launcher[0])[1] != self._launcher[1]
-        return missed and self._missed
+            process, started = self._launcher
+            # Numbers of processes are reused: another start time means another process.
+            _, started_now = process_facts(process)
+            self._missed = started_now != started
+        return missed_before and self._missed
 
     def tell(self, rank: int, cure: str) -> None:
-        process = f" (process {self._launcher[0]})" if self._launcher else ""
-        gone = f"the launcher of rank {rank} on {socket.gethostname()}{process} is gone"
+        launcher = f"the launcher of rank {rank} on {socket.gethostname()}"
+        if self._launcher:
+            process, _ = self._launcher
+            launcher += f" (process {process})"
+        text = f"istmpi: {launcher} is gone; the ranks of this host end. {cure}"
         with suppress(OSError):
-            print(
-                f"istmpi: {gone}; the ranks of this host end. {cure}", file=sys.stderr, flush=True
-            )
+            print(text, file=sys.stderr, flush=True)
 
 
 @cache
@@ -178,8 +205,8 @@ def _watch_launcher() -> None:
         if launcher.gone():
             claim = _claim_to_tell()
             if claim:
-                launcher.tell(launched()[0], "Run the same command again.")
-            time.sleep(
-                _LOOK_EVERY
-            )  # the claim holds until the other ranks of this host have seen it
+                rank, _ = launched()
+                launcher.tell(rank, "Run the same command again.")
+            # The claim holds until the other ranks of this host have seen it.
+            time.sleep(_LOOK_EVERY)
             os._exit(StuckError.exit_code)

@@ -42,7 +42,10 @@ class BackgroundRunner:
             raise self._failure
 
     def _do_pieces(self) -> None:
-        while work := self._pieces.get():
+        while True:
+            work = self._pieces.get()
+            if work is None:  # from `finish`
+                return
             began = time.perf_counter()
             try:
                 if not self._failure:

@@ -29,7 +29,10 @@ class Backoff:
     def wait_unless(self, progress: bool) -> None:
         """Pause after a poll without ``progress``: not after the first such polls, then longer and
         longer."""
-        self._idle = 0 if progress else self._idle + 1
+        if progress:
+            self._idle = 0
+        else:
+            self._idle += 1
         simulated = stand_in()
         if self._idle and simulated:
             simulated.rest()

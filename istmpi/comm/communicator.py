@@ -1,5 +1,4 @@
-"""A rank's transport: it sends, receives and agrees on values with a group of ranks, and counts the
-bytes.
+"""A rank's transport: it sends values to a group of ranks, agrees with them, and counts bytes.
 
 Values travel as bytes. `Traffic` counts the bytes of arrays, not of Python objects, that this rank
 hands to MPI for other ranks. A transfer never blocks in MPI: a rank tests a request until it is
@@ -70,7 +69,8 @@ class Communicator:
         self.in_pieces = False
         """True if `alltoallv` sends messages in pieces (the setting comm.exchange)."""
         self._library = mpi.library_here()
-        self._name, self._duplicates = name, 0
+        self._name = name
+        self._duplicates = 0
         self._scratch: dict[str, np.ndarray] = {}
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
@@ -80,7 +80,8 @@ class Communicator:
         else:
             byte = self._library.BYTE
             self._finish(self.mpi.Ialltoallv([*send, byte], [*receive, byte]), "alltoallv")
-        self.traffic.add(sum(send[1]) - send[1][self.rank])
+        _, nbytes, _ = send
+        self.traffic.add(sum(nbytes) - nbytes[self.rank])
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
         """Join all ranks' flat arrays of any one dtype in rank order. Rank r's array has
@@ -88,14 +89,15 @@ class Communicator:
         lengths = [count * part.dtype.itemsize for count in counts]
         starts = [*accumulate(lengths, initial=0)][:-1]
         result = np.empty(sum(counts), dtype=part.dtype)
-        sent, received = np.ascontiguousarray(part).view(np.uint8), result.view(np.uint8)
+        sent = np.ascontiguousarray(part).view(np.uint8)
+        received = result.view(np.uint8)
         if received.nbytes <= LARGEST_CALL:
             byte = self._library.BYTE
-            self._finish(
-                self.mpi.Iallgatherv([sent, byte], [received, lengths, starts, byte]), "allgatherv"
-            )
+            request = self.mpi.Iallgatherv([sent, byte], [received, lengths, starts, byte])
+            self._finish(request, "allgatherv")
             self.traffic.add(sent.nbytes * (self.size - 1))
         else:
+            # Displacements beyond 2**31 need MPI-4: each rank broadcasts its part instead.
             received[starts[self.rank] :][: sent.nbytes] = sent
             for rank, (start, nbytes) in enumerate(zip(starts, lengths, strict=True)):
                 self.broadcast(received[start : start + nbytes], rank)
@@ -134,36 +136,45 @@ class Communicator:
     # ---- Python objects, which are small
 
     def allgather(self, value: T) -> list[T]:
-        packed, size = objects.packed(value), objects.SLOT
+        packed = objects.pack(value)
+        size = objects.SLOT
+        # All ranks see the same slots, so all repeat the call with the same larger size.
         while True:
-            slot, slots = objects.slot(packed, size), bytearray(self.size * size)
+            slot = objects.make_slot(packed, size)
+            slots = bytearray(self.size * size)
             byte = self._library.BYTE
             self._finish(self.mpi.Iallgather([slot, byte], [slots, byte]), "allgather")
-            if (needed := objects.needed(slots, size)) <= size:
-                return objects.unpacked(slots, size)
+            needed = objects.find_size(slots, size)
+            if needed <= size:
+                return objects.unpack(slots, size)
             size = needed
 
     def gather_to_root(self, value: T) -> list[T] | None:
-        packed = np.frombuffer(objects.packed(value), dtype=np.uint8)
+        byte = self._library.BYTE
+        packed = np.frombuffer(objects.pack(value), dtype=np.uint8)
         lengths = self.allgather(packed.size)
-        starts = [*accumulate(lengths, initial=0)][:-1]
-        whole = np.empty(sum(lengths) if self.rank == 0 else 0, dtype=np.uint8)
-        target = [whole, lengths, starts, self._library.BYTE] if self.rank == 0 else None
-        self._finish(self.mpi.Igatherv([packed, self._library.BYTE], target), "gather")
         if self.rank > 0:
+            self._finish(self.mpi.Igatherv([packed, byte], None), "gather")
             return None
+        starts = [*accumulate(lengths, initial=0)][:-1]
+        whole = np.empty(sum(lengths), dtype=np.uint8)
+        self._finish(self.mpi.Igatherv([packed, byte], [whole, lengths, starts, byte]), "gather")
         return [
-            pickle.loads(whole[start : start + length])
+            pickle.loads(whole[start : start + length].data)
             for start, length in zip(starts, lengths, strict=True)
         ]
 
     def broadcast_from_root(self, value: T) -> T:
-        packed, size = objects.packed(value) if self.rank == 0 else b"", objects.SLOT
+        packed = b""
+        if self.rank == 0:
+            packed = objects.pack(value)
+        size = objects.SLOT
         while True:
-            slot = bytearray(objects.slot(packed, size))
+            slot = bytearray(objects.make_slot(packed, size))
             self._finish(self.mpi.Ibcast([slot, self._library.BYTE]), "broadcast")
-            if (needed := objects.needed(slot, size)) <= size:
-                return objects.unpacked(slot, size)[0]
+            needed = objects.find_size(slot, size)
+            if needed <= size:
+                return objects.unpack(slot, size)[0]
             size = needed
 
     def allreduce_max(self, value: int) -> int:
@@ -175,11 +186,11 @@ class Communicator:
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
 
-        def largest() -> int:
+        def wait() -> int:
             self._finish(request, "allreduce")
             return int(result[0])
 
-        return largest
+        return wait
 
     def hosts(self) -> list[str]:
         return self.allgather(socket.gethostname())
@@ -210,6 +221,7 @@ class Communicator:
         if failed:
             first = by_rank[failed[0]]
             if not isinstance(first, IstmpiError):
+                # The ranks are at different calls, and the other call's value came here.
                 raise UserError(
                     f"rank {failed[0]} made another call than rank {self.rank}; all must make the same."
                 )
@@ -258,21 +270,22 @@ class Communicator:
             yield some
         finally:
             self.traffic.add(some.traffic.bytes, some.traffic.calls)
-            for made in (some.mpi, group, everyone):
-                made.Free()
+            for handle in (some.mpi, group, everyone):
+                handle.Free()
 
     @contextmanager
     def on_this_host(self) -> Iterator["Communicator"]:
         """Open a communicator of the ranks on this host. Entering and leaving the block are
         collective."""
         split = self.mpi.Split_type(self._library.COMM_TYPE_SHARED)
-        here, everyone = split.Get_group(), self.mpi.Get_group()
-        ranks = here.Translate_ranks(list(range(split.Get_size())), everyone)
+        neighbours = split.Get_group()
+        everyone = self.mpi.Get_group()
+        ranks = neighbours.Translate_ranks(list(range(split.Get_size())), everyone)
         try:
             yield self._with(split, [self.ranks[rank] for rank in ranks])
         finally:
-            for made in (split, here, everyone):
-                made.Free()
+            for handle in (split, neighbours, everyone):
+                handle.Free()
 
     def _with(self, mpi_communicator: Any, ranks: Sequence[int], name: str = "") -> "Communicator":
         other = Communicator(

@@ -1,23 +1,19 @@
-"""An all-to-all exchange in pieces, of which a few are under way: the setting comm.exchange =
-"pieces".
+"""An all-to-all exchange in pieces, of which a few are under way.
 
-``MPI_Alltoallv`` posts whole messages. Two ranks that send to the same rank share that rank's line,
-and leave half of their own lines idle. Here a rank sends a piece to each of the ranks after it in
-turn (docs/running.md).
+It is the setting comm.exchange = "pieces". ``MPI_Alltoallv`` posts whole messages. Two ranks that
+send to the same rank share that rank's line, and leave half of their own lines idle. Here a rank
+sends a piece to each of the ranks after it in turn (docs/running.md, decision 17).
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from istmpi.comm.backoff import Backoff
-
-if TYPE_CHECKING:
-    from istmpi.comm.communicator import Communicator
 
 Staged = tuple[np.ndarray, list[int], list[int]]
 """A byte buffer, the number of bytes of each rank's message in the buffer, and the start of each
@@ -36,35 +32,55 @@ SHORTEST = 1e-6
 TAG = 0
 
 
-def exchange_in_pieces(communicator: Communicator, send: Staged, receive: Staged) -> None:
+class Peers(Protocol):
+    """Messages between two ranks of a group, as `Communicator` sends them."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any: ...
+    def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any: ...
+    def test_some(self, requests: list[Any]) -> bool: ...
+    def all_done(self, requests: Sequence[Any]) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _Arriving:
+    request: Any
+    nbytes: int
+
+
+def exchange_in_pieces(group: Peers, send: Staged, receive: Staged) -> None:
     """Send and receive all messages, with a copy of a rank's message to itself. Collective."""
-    rank, ranks = communicator.rank, communicator.size
+    rank = group.rank
     _message(receive, rank)[:] = _message(send, rank)
-    behind = [(rank + step) % ranks for step in range(1, ranks)]
-    before = [(rank - step) % ranks for step in range(1, ranks)]
+    # Each rank begins with its next rank, so that no two ranks send to the same one at first.
+    after = [(rank + step) % group.size for step in range(1, group.size)]
+    before = [(rank - step) % group.size for step in range(1, group.size)]
     receiving = [
-        (communicator.start_receive(piece, peer, TAG), len(piece))
+        _Arriving(group.start_receive(piece, peer, TAG), len(piece))
         for peer, piece in _pieces(receive, before)
     ]
+    unsent = deque(_pieces(send, after))
     sending: list[Any] = []
-    waiting, all_sent = _pieces(send, behind), False
-    began, arrived, backoff = time.perf_counter(), 0, Backoff()
-    while not all_sent or sending or receiving:
-        progress = communicator.test_some([request for request, _ in receiving] + sending)
+    began = time.perf_counter()
+    arrived_bytes = 0
+    backoff = Backoff()
+    while unsent or sending or receiving:
+        requests = [arriving.request for arriving in receiving]
+        progress = group.test_some(requests + sending)
         if progress:
-            arrived += sum(
-                length for request, length in receiving if communicator.all_done([request])
-            )
-            receiving = [posted for posted in receiving if not communicator.all_done(posted[:1])]
-            sending = [request for request in sending if not communicator.all_done([request])]
-        rate = arrived / max(time.perf_counter() - began, SHORTEST)
+            for arriving in receiving:
+                if group.all_done([arriving.request]):
+                    arrived_bytes += arriving.nbytes
+            receiving = [item for item in receiving if not group.all_done([item.request])]
+            sending = [request for request in sending if not group.all_done([request])]
+        rate = arrived_bytes / max(time.perf_counter() - began, SHORTEST)
         at_once = max(PIECES_AT_ONCE, rate * AHEAD_SECONDS / PIECE_BYTES)
-        while not all_sent and len(sending) < at_once:
-            peer, piece = next(waiting, (None, None))
-            if peer is None:
-                all_sent = True
-            else:
-                sending.append(communicator.start_send(piece, peer, TAG))
+        while unsent and len(sending) < at_once:
+            peer, piece = unsent.popleft()
+            sending.append(group.start_send(piece, peer, TAG))
             progress = True
         backoff.wait_unless(progress)
 
@@ -75,10 +91,13 @@ def _message(staged: Staged, rank: int) -> np.ndarray:
 
 
 def _pieces(staged: Staged, peers: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-    messages = {peer: message for peer in peers if len(message := _message(staged, peer))}
+    """Yield a peer and a piece of its message, a piece of each message in turn."""
+    messages = {peer: _message(staged, peer) for peer in peers}
     start = 0
-    while messages:
+    while True:
+        messages = {peer: message for peer, message in messages.items() if len(message) > start}
+        if not messages:
+            return
         for peer, message in messages.items():
             yield peer, message[start : start + PIECE_BYTES]
         start += PIECE_BYTES
-        messages = {peer: message for peer, message in messages.items() if len(message) > start}

@@ -1,5 +1,4 @@
-"""The start of a job: launched processes meet through MPI, and check that all run the same
-command."""
+"""The start of a job: launched processes meet through MPI, and check that their commands agree."""
 
 import hashlib
 import shlex
@@ -21,6 +20,8 @@ from istmpi.errors import IstmpiError, LaunchError
 _command: list[str] | None = None
 """The arguments of the console script; None in a user's own program."""
 _agreed = False
+_SHOWN = 4
+"""Values, and ranks of each value, that an error names."""
 
 
 def announce(words: Sequence[str]) -> None:
@@ -56,43 +57,57 @@ def world() -> Communicator:
 
 def _agree(everyone: Any) -> None:
     started_as = __version__, _command
+    # A digest has the same length everywhere, so that one message of a fixed size is enough.
     digest = np.frombuffer(hashlib.sha256(repr(started_as).encode()).digest(), dtype=np.uint8)
     digests = np.empty((everyone.Get_size(), digest.size), dtype=np.uint8)
-    request, backoff = everyone.Iallgather(digest, digests), Backoff()
-    while (
-        not request.Test()
-    ):  # a rank that does something else never comes: `expected` must be able to report it
+    request = everyone.Iallgather(digest, digests)
+    backoff = Backoff()
+    # A rank that does something else never comes: `expected` must be able to report it.
+    while not request.Test():
         backoff.wait_unless(False)
     if (digests == digests[0]).all():
         return
     versions, commands = zip(*everyone.allgather(started_as))
     if len(set(versions)) > 1:
         error = LaunchError(
-            f"the ranks have different versions of istmpi: {_by_rank(versions)}. Install the same version on all hosts."
+            f"the ranks have different versions of istmpi: {_list_by_rank(versions)}. Install the "
+            "same version on all hosts."
         )
     else:
-        lines = [
-            shlex.join(["istmpi", *words]) if words is not None else "a program"
-            for words in commands
-        ]
+        lines = _list_by_rank(map(_command_line, commands))
         error = LaunchError(
-            f"the ranks were started with different commands: {_by_rank(lines)}. Start the same command on all ranks."
+            f"the ranks were started with different commands: {lines}. Start the same command on "
+            "all ranks."
         )
     error.everywhere = True
     raise error
 
 
-def _by_rank(values: Iterable[str]) -> str:
+def _command_line(words: Sequence[str] | None) -> str:
+    if words is None:
+        return "a program"
+    return shlex.join(["istmpi", *words])
+
+
+def _list_by_rank(values: Iterable[str]) -> str:
     """Return ``A on ranks 0, 2, 3; B on rank 1``: at most four values, each with up to four
     ranks."""
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)
-    shown = [
-        f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}{', ...' * (len(ranks) > 4)}"
-        for value, ranks in by_value.items()
-    ]
-    return "; ".join(shown[:4]) + "; ..." * (len(shown) > 4)
+    shown = []
+    for value, ranks in by_value.items():
+        noun = "rank" if len(ranks) == 1 else "ranks"
+        shown.append(f"{value} on {noun} {_join_first(map(str, ranks), ', ')}")
+    return _join_first(shown, "; ")
+
+
+def _join_first(texts: Iterable[str], separator: str) -> str:
+    """Join up to `_SHOWN` texts, and dots for all others."""
+    shown = list(texts)
+    if len(shown) > _SHOWN:
+        shown[_SHOWN:] = ["..."]
+    return separator.join(shown)
 
 
 def handshake(seconds: float) -> list[tuple[int, int]]:
@@ -104,22 +119,22 @@ def handshake(seconds: float) -> list[tuple[int, int]]:
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD
-    rank, peers = (
-        everyone.Get_rank(),
-        [rank for rank in range(everyone.Get_size()) if rank != everyone.Get_rank()],
-    )
+    rank = everyone.Get_rank()
+    peers = [peer for peer in range(everyone.Get_size()) if peer != rank]
     greeting, report, verdict = range(3)
     sent = [everyone.isend(None, peer, greeting) for peer in peers]
-    silent = [(rank, peer) for peer in _received(everyone, peers, greeting, seconds)[1]]
+    _, missing = _receive(everyone, peers, greeting, seconds)
+    silent = [(rank, peer) for peer in missing]
     if rank == 0:
-        reports, missing = _received(everyone, peers, report, seconds)
+        reports, missing = _receive(everyone, peers, report, seconds)
         silent += [pair for pairs in reports.values() for pair in pairs]
         silent += [(0, peer) for peer in missing if (0, peer) not in silent]
         sent += [everyone.isend(bool(silent), peer, verdict) for peer in peers]
     else:
         sent.append(everyone.isend(silent, 0, report))
-        answer, _ = _received(everyone, [0], verdict, 3 * seconds)
+        answer, _ = _receive(everyone, [0], verdict, 3 * seconds)
         if answer.get(0, True):
+            # Rank 0 needs this time to print its report and end the job.
             time.sleep(seconds)
             everyone.Abort(1)
     if not silent:
@@ -127,9 +142,10 @@ def handshake(seconds: float) -> list[tuple[int, int]]:
     return sorted(silent)
 
 
-def _received(
+def _receive(
     everyone: Any, peers: list[int], tag: int, seconds: float
 ) -> tuple[dict[int, Any], list[int]]:
+    """Return the values that came in time, by peer, and the peers of which none came."""
     waiting = {peer: everyone.irecv(source=peer, tag=tag) for peer in peers}
     values = {}
     deadline = time.monotonic() + seconds
@@ -144,10 +160,13 @@ def _received(
 
 
 def current_rank() -> int:
-    """Return this process's rank: MPI's, or the launcher's if MPI is not up or sees a single
-    rank."""
+    """Return this process's rank: MPI's, or the launcher's if MPI sees a single rank or is not
+    up."""
     MPI = mpi.if_up()
-    return MPI.COMM_WORLD.Get_rank() if MPI and MPI.COMM_WORLD.Get_size() > 1 else launched()[0]
+    if MPI and MPI.COMM_WORLD.Get_size() > 1:
+        return MPI.COMM_WORLD.Get_rank()
+    rank, _ = launched()
+    return rank
 
 
 def agree_on_error(error: IstmpiError) -> IstmpiError:

@@ -1,5 +1,7 @@
-"""Facts about the launcher of this process, from environment variables and /proc; MPI need not be
-up."""
+"""Facts about the launcher of this process, from environment variables and /proc.
+
+MPI need not be up.
+"""
 
 import os
 import select
@@ -30,7 +32,8 @@ def on_this_host() -> tuple[list[int], int]:
     unknown."""
     for name, _, local in LAUNCHERS.values():
         if name in os.environ and os.environ.get(local, "").isdecimal():
-            if present := _processes(name):
+            present = _processes(name)
+            if present:
                 return sorted(present), int(os.environ[local])
             break
     return [launched()[0]], 1
@@ -40,13 +43,16 @@ def stopped_here() -> tuple[dict[int, int], int]:
     """Return the process of each stopped rank on this host, and the lowest rank here that is not
     stopped."""
     name = rank_variable()
-    processes = _processes(name) if name else {}
-    stopped = {
-        rank: process
-        for rank, process in processes.items()
-        if process_facts(process)[0] in ("T", "t")
-    }
-    return stopped, min(processes.keys() - stopped.keys(), default=launched()[0])
+    processes: dict[int, int] = {}
+    if name is not None:
+        processes = _processes(name)
+    stopped = {}
+    for rank, process in processes.items():
+        state, _ = process_facts(process)
+        if state in ("T", "t"):  # by a signal or a debugger
+            stopped[rank] = process
+    this_rank, _ = launched()
+    return stopped, min(processes.keys() - stopped.keys(), default=this_rank)
 
 
 def starter() -> tuple[int, str] | None:
@@ -57,14 +63,17 @@ def starter() -> tuple[int, str] | None:
         return None
     process = os.getpid()
     try:
+        # The launcher is the nearest process above a rank that has no rank itself (decision 20).
         while name in _environment(process):
             process = _parent(process)
     except PermissionError:  # a process of another user, such as a scheduler
         pass
     except (OSError, ValueError):
         return None
-    began = process_facts(process)[1]
-    return (process, began) if process > 1 and began else None
+    _, started = process_facts(process)
+    if process <= 1 or not started:
+        return None
+    return process, started
 
 
 def connection_is_closed() -> bool:
@@ -81,12 +90,10 @@ def process_facts(process: int) -> tuple[str, str]:
     """Return a process's state letter and its start time in clock ticks; two empty texts if there
     is none."""
     try:
-        state, *facts = (
-            Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        )
+        state, *facts = _read_stat(process)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return "", ""
-    return state, facts[18]
+    return state, facts[18]  # field 22 of /proc/PROCESS/stat
 
 
 def terminal_columns() -> int | None:
@@ -95,24 +102,30 @@ def terminal_columns() -> int | None:
     for name, *_ in LAUNCHERS.values():
         if name in os.environ:
             with suppress(OSError, ValueError):
-                process = _above(name)
-                if Path(f"/proc/{process}/comm").read_text() == "hydra_pmi_proxy\n":  # of MPICH
-                    process = _parent(process)
-                output = os.open(f"/proc/{process}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-                try:
-                    return os.get_terminal_size(output).columns if os.isatty(output) else None
-                finally:
-                    os.close(output)
+                return _columns_of_output(_above(name))
     return None
+
+
+def _columns_of_output(process: int) -> int | None:
+    if Path(f"/proc/{process}/comm").read_text() == "hydra_pmi_proxy\n":
+        # MPICH has one on each host, which sends the output to mpirun.
+        process = _parent(process)
+    output = os.open(f"/proc/{process}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    try:
+        if not os.isatty(output):
+            return None
+        return os.get_terminal_size(output).columns
+    finally:
+        os.close(output)
 
 
 def rank_variable() -> str | None:
     """Return the name of the launcher's variable with this process's rank; None without a
     launcher."""
-    return next(
-        (rank for rank, size, _ in LAUNCHERS.values() if rank in os.environ and size in os.environ),
-        None,
-    )
+    for rank, size, _ in LAUNCHERS.values():
+        if rank in os.environ and size in os.environ:
+            return rank
+    return None
 
 
 def _processes(name: str) -> dict[int, int]:
@@ -135,7 +148,15 @@ def _above(name: str) -> int:
 
 
 def _parent(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return int(_read_stat(process)[1])
+
+
+def _read_stat(process: int) -> list[str]:
+    """Return the fields of /proc/PROCESS/stat from the state on."""
+    text = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    # The program's name stands before, in brackets; it may hold blanks and brackets itself.
+    _, _, fields = text.rpartition(")")
+    return fields.split()
 
 
 def _children(process: int) -> list[int]:

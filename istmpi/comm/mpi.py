@@ -1,5 +1,7 @@
-"""Access to the MPI library, or in a thread that is a simulated rank, to its stand-in
-(`stand_in`)."""
+"""Access to the MPI library.
+
+In a thread that is a simulated rank, it is access to the library's stand-in (`stand_in`).
+"""
 
 import ctypes
 import os
@@ -36,7 +38,8 @@ def start() -> Any:
             warnings.simplefilter("ignore", RuntimeWarning)
             import mpi4py
 
-            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+            mpi4py.rc.initialize = False  # `_initialise` does it
+            mpi4py.rc.finalize = True
             from mpi4py import MPI
         if not MPI.Is_initialized():
             _refuse_foreign_launcher(MPI)
@@ -65,7 +68,9 @@ def _initialise(MPI: Any) -> None:
     missing ranks."""
     from mpi4py import rc
 
-    level = getattr(MPI, f"THREAD_{rc.thread_level}".upper()) if rc.threads else MPI.THREAD_SINGLE
+    level = MPI.THREAD_SINGLE
+    if rc.threads:
+        level = getattr(MPI, f"THREAD_{rc.thread_level}".upper())
     try:
         call = ctypes.CDLL(MPI.__file__).MPI_Init_thread
     except (AttributeError, OSError):  # a library that shows its names to mpi4py alone
@@ -74,14 +79,14 @@ def _initialise(MPI: Any) -> None:
     if call(None, None, level, ctypes.byref(ctypes.c_int())):
         raise RuntimeError("MPI_Init_thread failed")
     for communicator in MPI.COMM_WORLD, MPI.COMM_SELF:
-        communicator.Set_errhandler(
-            MPI.ERRORS_RETURN
-        )  # mpi4py makes exceptions of what is returned
+        # mpi4py makes exceptions of errors that are returned.
+        communicator.Set_errhandler(MPI.ERRORS_RETURN)
 
 
 def library_here() -> Any:
     """Return mpi4py's MPI module, which must be up; in a simulated rank its stand-in."""
-    if simulated := stand_in():
+    simulated = stand_in()
+    if simulated:
         return simulated
     from mpi4py import MPI
 
@@ -89,17 +94,25 @@ def library_here() -> Any:
 
 
 def if_up() -> Any:
-    """Return mpi4py's MPI module if the library is up, otherwise None. In a simulated rank return
-    its stand-in."""
-    if simulated := stand_in():
+    """Return mpi4py's MPI module if the library is up, otherwise None.
+
+    In a simulated rank, return its stand-in.
+    """
+    simulated = stand_in()
+    if simulated:
         return simulated
+    # An import would load the library, which commands for a login node must not do.
     mpi = sys.modules.get("mpi4py.MPI")
-    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    return mpi
 
 
 def ranks_here() -> int:
     MPI = if_up()
-    return MPI.COMM_WORLD.Get_size() if MPI else 1
+    if MPI is None:
+        return 1
+    return MPI.COMM_WORLD.Get_size()
 
 
 def lost_connection(error: BaseException) -> str:
@@ -108,17 +121,16 @@ def lost_connection(error: BaseException) -> str:
     MPI = if_up()
     if MPI is None or not isinstance(error, MPI.Exception):
         return ""
-    if error.Get_error_class() not in {
-        getattr(MPI, name) for name in _OF_THE_CONNECTION if hasattr(MPI, name)
-    }:
+    # Some of the classes exist only in libraries with fault tolerance.
+    classes = {getattr(MPI, name) for name in _CONNECTION_ERRORS if hasattr(MPI, name)}
+    if error.Get_error_class() not in classes:
         return ""
-    reason = (
-        error.Get_error_string().strip().splitlines()[-1].strip()
-    )  # the end of a chain of calls
+    *_, reason = error.Get_error_string().strip().splitlines()  # the end of a chain of calls
+    reason = reason.strip()
     return f"a rank is gone: its connection broke ({reason}). See its error message, or the launcher's."
 
 
-_OF_THE_CONNECTION = (
+_CONNECTION_ERRORS = (
     "ERR_OTHER",
     "ERR_INTERN",
     "ERR_UNKNOWN",

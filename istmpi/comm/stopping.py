@@ -1,5 +1,7 @@
-"""Stopping early: a signal, a file or the job's time limit asks one rank to stop, and all ranks
-learn of it."""
+"""Stopping early: a signal, a file or the job's time limit asks one rank to stop.
+
+All ranks learn of it.
+"""
 
 import math
 import os
@@ -31,7 +33,8 @@ class StopGossip:
     def __init__(self, communicator: Communicator):
         self._communicator = communicator.duplicate()
         self._mpi = self._communicator.mpi
-        self._rank, self._size = communicator.rank, communicator.size
+        self._rank = communicator.rank
+        self._size = communicator.size
         self._steps = [2**power for power in range((self._size - 1).bit_length())]
         self._sent: list[Any] = []
         self._received_from: set[int] = set()
@@ -58,7 +61,8 @@ class StopGossip:
                 self._mpi.recv(source=source)
         for request in self._sent:
             request.wait()
-        self._sent, self._received_from = [], set()
+        self._sent = []
+        self._received_from = set()
 
 
 class StopSign:
@@ -76,25 +80,28 @@ class StopSign:
         self._gossip = StopGossip(communicator)
         self._signal = ""
         self._file = file
-        self._deadline = None if deadline is None else time.monotonic() + deadline - time.time()
+        self._deadline: float | None = None
         """The deadline by the monotonic clock, which no one can set."""
+        if deadline is not None:
+            self._deadline = time.monotonic() + deadline - time.time()
         self._looked = 0.0
 
     def asked(self) -> bool:
-        if not self.reason and (reason := self._signal or self._look() or self._gossip.poll()):
+        if self.reason:
+            return True
+        reason = self._signal or self._look() or self._gossip.poll()
+        if reason:
             self.reason = reason
             self._gossip.notify(reason)
-        return bool(self.reason)
+        return bool(reason)
 
     @property
     def cure(self) -> str:
         """The beginning of a sentence on how to continue; it names a stop file that must be removed
         first."""
-        return (
-            f"Remove {self._file} and run the same"
-            if self.reason.startswith(_FILE_REASON)
-            else "Run the same"
-        )
+        if self.reason.startswith(_FILE_REASON):
+            return f"Remove {self._file} and run the same"
+        return "Run the same"
 
     def wished(self) -> str:
         """Return this rank's reason to stop, or an empty text; unread messages of other ranks do
@@ -102,7 +109,10 @@ class StopSign:
 
         Any thread may call it; it sends and receives no message.
         """
-        return self.reason or self._signal or ("" if self._rank else self._seen())
+        reason = self.reason or self._signal
+        if not reason and self._rank == 0:
+            reason = self._check()
+        return reason
 
     def settle(self, reasons: list[str]) -> None:
         """Adopt the first reason in all ranks' ``reasons``, and finish the messages that `asked`
@@ -121,15 +131,19 @@ class StopSign:
 
     def _look(self) -> str:
         now = time.monotonic()
-        if self._rank or now - self._looked < _SECONDS_BETWEEN_LOOKS:
+        # A look at a busy file server may take longer than a local step.
+        if self._rank > 0 or now - self._looked < _SECONDS_BETWEEN_LOOKS:
             return ""
         self._looked = now
-        return self._seen()
+        return self._check()
 
-    def _seen(self) -> str:
+    def _check(self) -> str:
+        """Return the reason to stop that deadline and file give now, or an empty text."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return "the job's time limit"
-        return f"{_FILE_REASON}{self._file}" if self._file and self._file.exists() else ""
+        if self._file and self._file.exists():
+            return f"{_FILE_REASON}{self._file}"
+        return ""
 
 
 NO_END = ("N/A", "NONE", "UNKNOWN", "UNLIMITED")
@@ -137,23 +151,34 @@ NO_END = ("N/A", "NONE", "UNKNOWN", "UNLIMITED")
 
 
 def end_of_job() -> float:
-    """Return the Unix time when this SLURM job's time is up. Raises ConfigError if the time is
-    unknown."""
-    given = os.environ.get("SLURM_JOB_END_TIME")
-    if given is not None:
-        with suppress(ValueError):
-            if math.isfinite(end := float(given)):
-                return end
-        raise ConfigError(
-            f"--stop-before-walltime: SLURM_JOB_END_TIME = {given!r} must be the Unix time of the job's end. "
-            "Correct it, or leave the option out."
-        )
+    """Return the Unix time when this SLURM job's time is up.
+
+    Raises ConfigError if the time is unknown.
+    """
+    text = os.environ.get("SLURM_JOB_END_TIME")
+    if text is not None:
+        return _parse_end(text)
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         raise ConfigError(
             "--stop-before-walltime needs the job's end: this is not a SLURM job, and SLURM_JOB_END_TIME "
             "(Unix time) is not set. Set it, or leave the option out."
         )
+    return _ask_slurm(job)
+
+
+def _parse_end(text: str) -> float:
+    with suppress(ValueError):
+        end = float(text)
+        if math.isfinite(end):
+            return end
+    raise ConfigError(
+        f"--stop-before-walltime: SLURM_JOB_END_TIME = {text!r} must be the Unix time of the job's "
+        "end. Correct it, or leave the option out."
+    )
+
+
+def _ask_slurm(job: str) -> float:
     query = ["squeue", "--noheader", "--jobs", job, "--Format", "EndTime"]
     try:
         answer = subprocess.run(

@@ -33,15 +33,28 @@ class ThreadMailbox:
 
     def received(self) -> list[tuple[int, tuple]]:
         """Return the messages that have come, as pairs (rank of the sender, message)."""
-        status, in_vain = mpi.if_up().Status(), 0
+        self._probe()
+        messages = []
+        arriving = []
+        for source, request in self._arriving:
+            done, message = request.test()
+            if done:
+                messages.append((source, message))
+            else:
+                arriving.append((source, request))
+        self._arriving = arriving
+        return messages
+
+    def _probe(self) -> None:
+        """Begin to receive all messages that are here."""
+        status = mpi.library_here().Status()
+        in_vain = 0
         while in_vain < _PROBES:
-            if message := self._mpi.improbe(status=status):
+            message = self._mpi.improbe(status=status)
+            if message:
                 self._arriving.append((status.source, message.irecv()))
             else:
                 in_vain += 1
-        tested = [(source, request, *request.test()) for source, request in self._arriving]
-        self._arriving = [(source, request) for source, request, done, _ in tested if not done]
-        return [(source, message) for source, _, done, message in tested if done]
 
     def close(self) -> None:
         """Receive and drop all messages under way, then free the communicator. Collective.
@@ -59,6 +72,7 @@ class ThreadMailbox:
         self._mpi.Free()
 
     def _under_way(self) -> bool:
+        # Tests also let MPI move the sends: it has no thread of its own.
         self._sent = [request for request in self._sent if not request.test()[0]]
         return bool(self._sent)
 

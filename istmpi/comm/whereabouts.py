@@ -1,7 +1,6 @@
-"""The whereabouts of a rank: its phase, the ranks it waits for, and since when. The hang watch's
-thread reads them.
+"""The whereabouts of a rank: its phase, the ranks it waits for, and since when.
 
-A transfer of a `Communicator` that must wait for ranks passes through `waits`, and so do waits for
+The hang watch's thread reads them. A transfer of a `Communicator` that must wait for ranks passes through `waits`, and so do waits for
 checkpoints.
 """
 
@@ -87,16 +86,20 @@ class Whereabouts:
             self._change(before)
 
     def _change(self, phase: str) -> str:
-        now, before = time.monotonic(), self.phase
+        now = time.monotonic()
+        before = self.phase
         self._slept(now)
         took = now - self._phase_began
         if before not in (SETTING_UP, BETWEEN_ROUNDS, "wait") and took > self.slowest_phase[1]:
             self.slowest_phase = before, took
-        self.phase, self.moved, self._phase_began = phase, now, now
+        self.phase = phase
+        self.moved = self._phase_began = now
         return before
 
     def step(self, local_step: int) -> None:
-        self.local_step, self._stepping, self.moved = local_step, self.phase, time.monotonic()
+        self.local_step = local_step
+        self._stepping = self.phase
+        self.moved = time.monotonic()
 
     def heartbeat(self) -> None:
         self.moved = time.monotonic()
@@ -113,10 +116,13 @@ class Whereabouts:
         self.moved = now = time.monotonic()
         self._slept(now)
         if self.phase == SETTING_UP:
-            self.phase, self._phase_began = BETWEEN_ROUNDS, now
+            self.phase = BETWEEN_ROUNDS
+            self._phase_began = now
         if self.round is not None:
             self.slowest_round = max(self.slowest_round, now - self._round_began)
-        self.round, self.local_step, self._round_began = round, None, now
+        self.round = round
+        self.local_step = None
+        self._round_began = now
 
     def arrive(self, group: str) -> None:
         self.arrivals[group] = self.arrivals.get(group, 0) + 1
@@ -129,7 +135,13 @@ class Whereabouts:
         number = self.arrivals.get(group, 0)
         trains = threading.get_ident() == self._trainer and not for_itself
         self.waiting[group] = Wait(
-            call, group, number, tuple(ranks), time.monotonic(), trains, for_itself
+            call=call,
+            group=group,
+            number=number,
+            ranks=tuple(ranks),
+            since=time.monotonic(),
+            trains=trains,
+            for_itself=for_itself,
         )
         try:
             yield
@@ -139,10 +151,12 @@ class Whereabouts:
 
 
 def bytes_of_others() -> int:
-    """Return the bytes that this process has read and written, without those of the calling
-    thread."""
-    this_thread, all_threads = (
-        [int(word) for word in Path(file).read_text().split()[1:4:2]]
-        for file in ("/proc/thread-self/io", "/proc/self/io")
-    )
-    return sum(all_threads) - sum(this_thread)
+    """Return the bytes that other threads of this process have read and written."""
+    of_this_thread = _read_bytes("/proc/thread-self/io")
+    return _read_bytes("/proc/self/io") - of_this_thread
+
+
+def _read_bytes(file: str) -> int:
+    """Return the sum of a file's first two lines: ``rchar: BYTES`` and ``wchar: BYTES``."""
+    _, read, _, written, *_ = Path(file).read_text().split()
+    return int(read) + int(written)
