@@ -1,14 +1,15 @@
-"""Averages tensors over all ranks, in place. The bytes move while the caller computes, if threads
-may call MPI.
+"""Averages tensors over all ranks, in place.
 
-Exact values travel round a ring (`istmpi.comm.ring`). Chunk c is always summed in the order of
-ranks c+1, c+2, ..., c, so all ranks, and two runs, get the same bits. Encoded chunks go straight to
-rank c, which sums them in the order c, c-1, ..., c+1; rank c's own copy passes through the codec,
-too. Rank c encodes the mean once, and all ranks decode the same bytes.
+The bytes move while the caller computes, if threads may call MPI. Exact values travel round a ring
+(`istmpi.comm.ring`). Chunk c is always summed in the order of ranks c+1, c+2, ..., c, so all ranks,
+and two runs, get the same bits. Encoded chunks go straight to rank c, which sums them in the order
+c, c-1, ..., c+1; rank c's own copy passes through the codec, too. Rank c encodes the mean once, and
+all ranks decode the same bytes.
 """
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,15 +24,15 @@ from istmpi.comm.communicator import Communicator
 Array = np.ndarray | torch.Tensor
 
 _TAGS = 2**15
+"""The number of different tags: MPI promises no more than 2**15 - 1 as the largest."""
 
 
 class MeanOverRanks:
-    """Averages named tensors over all ranks. Every rank hands over tensors of the same names, in
-    any order.
+    """Averages named tensors over all ranks.
 
-    ``nbytes`` has the bytes of each tensor; the tensors travel in reverse order. ``forms`` names
-    the codec (`istmpi.comm.codec`) of each encoded tensor. Until `finish` the communicator carries
-    no other messages.
+    Every rank hands over tensors of the same names, in any order. ``nbytes`` has the bytes of each
+    tensor; the tensors travel in reverse order. ``forms`` names the codec (`istmpi.comm.codec`) of
+    each encoded tensor. Until `finish` the communicator carries no other messages.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class MeanOverRanks:
         forms: ring.Forms = ring.ALL_EXACT,
         key: int = 0,
     ):
-        self._communicator, self._forms = communicator, forms
+        self._communicator = communicator
+        self._forms = forms
         self.key = key
         """The key of the random roundings of encoded values. The caller sets a new one for every
         mean."""
@@ -55,14 +57,17 @@ class MeanOverRanks:
         self._segments = self._segments_in_order()
         self._moving = _Moving(self._communicator)
 
-    def add(self, name: str, tensor: torch.Tensor, made: int | None = None) -> None:
-        """Hand over a contiguous tensor or its first ``made`` elements, which must stay untouched
+    def add(self, name: str, tensor: torch.Tensor, ready: int | None = None) -> None:
+        """Hand over a contiguous tensor or its first ``ready`` elements, which must stay untouched
         until `finish`."""
         if self._communicator.size == 1:
             return
-        self._tensors[name], self._ready[name] = tensor, tensor.numel() if made is None else made
+        if ready is None:
+            ready = tensor.numel()
+        self._tensors[name] = tensor
+        self._ready[name] = ready
         for segment in self._segments:
-            if segment is None:
+            if segment is None:  # the next one is incomplete
                 self._moving.begin()
                 return
             self._moving.put(segment)
@@ -91,36 +96,44 @@ class MeanOverRanks:
         incomplete."""
         count = 0
         for names in self._buckets:
-            while self._elements_there(names) is None:
+            while not self._can_begin(names):
                 yield None
-            flat = self._packed(names)
+            flat = self._pack(names)
             self._flat.append(flat)
             codec = CODECS.get(self._forms.get(names[0], EXACT))
             for part in ring.segments(flat.numel(), flat.element_size(), self._communicator.size):
-                while self._elements_there(names) < part.stop:
+                while self._count_ready(names) < part.stop:
                     yield None
                 key = rng.key(self.key, names[0], part.start)
                 yield _Segment(flat[part], codec, key, count % _TAGS, self._communicator)
                 count += 1
 
-    def _elements_there(self, names: Sequence[str]) -> int | None:
+    def _can_begin(self, names: Sequence[str]) -> bool:
+        """Return True if a bucket is complete, or travels in parts: a single tensor in host memory,
+        which needs no copy."""
         if all(map(self._complete, names)):
-            return sum(self._tensors[name].numel() for name in names)
-        only = self._tensors.get(names[0]) if len(names) == 1 else None
-        return None if only is None or only.device.type != "cpu" else self._ready[names[0]]
+            return True
+        if len(names) > 1 or names[0] not in self._tensors:
+            return False
+        return self._tensors[names[0]].device.type == "cpu"
+
+    def _count_ready(self, names: Sequence[str]) -> int:
+        return sum(self._ready[name] for name in names)
 
     def _complete(self, name: str) -> bool:
         return name in self._tensors and self._ready[name] == self._tensors[name].numel()
 
-    def _packed(self, names: Sequence[str]) -> torch.Tensor:
+    def _pack(self, names: Sequence[str]) -> torch.Tensor:
         flat = [self._tensors[name].view(-1) for name in names]
-        return (flat[0] if len(flat) == 1 else torch.cat(flat)).cpu()
+        if len(flat) == 1:
+            return flat[0].cpu()
+        return torch.cat(flat).cpu()
 
     def _unpack(self, names: Sequence[str], flat: torch.Tensor) -> None:
         tensors = [self._tensors[name] for name in names]
-        for tensor, values in zip(
-            tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
-        ):
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, values in zip(tensors, parts, strict=True):
+            # A single tensor in host memory was averaged in place.
             if tensor.data_ptr() != values.data_ptr():
                 tensor.view(-1).copy_(values)
 
@@ -130,7 +143,8 @@ class EncodedMean:
     encoded."""
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
-        self._flat, self._moving = flat, _Moving(communicator)
+        self._flat = flat
+        self._moving = _Moving(communicator)
         self._moving.put(_Segment(flat, codec, 0, 0, communicator))
         self._moving.begin()
 
@@ -142,8 +156,7 @@ class EncodedMean:
 
 
 class _Moving:
-    """Moves segments, a few at once, in the order of `put`: in the background after `begin`, else
-    in `finish`."""
+    """Moves segments, a few at once, in the order of `put`: after `begin`, else in `finish`."""
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
@@ -208,11 +221,19 @@ class _Segment:
         tag: int,
         communicator: Communicator,
     ):
-        self._communicator, self._tag = communicator, tag
+        self._communicator = communicator
+        self._tag = tag
         flat = values.detach()
-        flat = flat if flat.dtype == torch.bfloat16 else flat.numpy()
-        self._chunks = [flat[chunk] for chunk in ring.chunks(len(flat), communicator.size)]
-        self._steps = self._encoded_exchanges(codec, key) if codec else self._exchanges()
+        parts = ring.chunks(len(flat), communicator.size)
+        self._steps: Iterator[list]
+        if codec:
+            self._steps = self._encoded_exchanges(
+                [flat.numpy()[part] for part in parts], codec, key
+            )
+        elif flat.dtype == torch.bfloat16:  # NumPy has no such numbers
+            self._steps = self._exchanges([flat[part] for part in parts])
+        else:
+            self._steps = self._exchanges([flat.numpy()[part] for part in parts])
         self.requests: list = []
         self.done = False
         self.bytes_sent = 0
@@ -224,64 +245,73 @@ class _Segment:
         self.done = not self.requests
         return True
 
-    def _exchanges(self) -> Iterator[list]:
-        rank, ranks = self._communicator.rank, self._communicator.size
-        arriving = max(self._chunks, key=len)
-        arriving = (
-            arriving.clone() if isinstance(arriving, torch.Tensor) else np.empty_like(arriving)
-        )
+    def _exchanges(self, chunks: list[Any]) -> Iterator[list]:
+        """Yield the requests of each step: the chunks go round the ring twice. They are arrays or
+        tensors, whose operators are the same."""
+        rank = self._communicator.rank
+        ranks = self._communicator.size
+        arriving = _empty_like(max(chunks, key=len))
         for step in range(1, ranks):
-            chunk = self._chunks[(rank - step - 1) % ranks]
-            yield self._pass_on(self._chunks[(rank - step) % ranks], arriving[: len(chunk)])
+            chunk = chunks[(rank - step - 1) % ranks]
+            yield self._pass_on(chunks[(rank - step) % ranks], arriving[: len(chunk)])
             chunk += arriving[: len(chunk)]
-        self._chunks[rank] /= ranks
+        chunks[rank] /= ranks
         for step in range(ranks - 1):
-            yield self._pass_on(
-                self._chunks[(rank - step) % ranks], self._chunks[(rank - step - 1) % ranks]
-            )
+            yield self._pass_on(chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks])
 
-    def _encoded_exchanges(self, codec: Codec, key: int) -> Iterator[list]:
+    def _encoded_exchanges(
+        self, chunks: list[np.ndarray], codec: Codec, key: int
+    ) -> Iterator[list]:
         """Yield the requests of each step: encoded chunks go straight to their ranks, then means go
         round the ring."""
-        rank, ranks, chunks = self._communicator.rank, self._communicator.size, self._chunks
+        rank = self._communicator.rank
+        ranks = self._communicator.size
         lengths = [*map(len, chunks)]
 
-        def encoded(number: int, sender: int) -> np.ndarray:
-            """Encode a chunk. ``sender`` seeds the rounding: this rank or, for a mean, the number
-            of ranks."""
+        def encode(number: int, sender: int) -> np.ndarray:
+            """Encode a chunk. ``sender`` seeds the rounding: this rank, or for a mean ``ranks``."""
             return codec.encode(chunks[number], rng.key(key, number, sender))
 
-        total = codec.decode(encoded(rank, rank), lengths[rank])
+        # This rank's own values are rounded, too: else its share of the mean would be exact.
+        total = codec.decode(encode(rank, rank), lengths[rank])
         arriving = np.empty(codec.nbytes(lengths[rank]), np.uint8)
         for step in range(1, ranks):
-            to, from_ = (rank + step) % ranks, (rank - step) % ranks
-            sent = encoded(to, rank)
-            yield self._exchange(sent, to, arriving, from_)
+            receiver = (rank + step) % ranks
+            sender = (rank - step) % ranks
+            sent = encode(receiver, rank)
+            yield self._exchange(sent, receiver, arriving, sender)
             total += codec.decode(arriving, lengths[rank])
         chunks[rank][:] = total / ranks
-        passed = encoded(rank, ranks)
+        # Encoded once, and passed on as it is: all ranks decode the same bytes.
+        passed = encode(rank, ranks)
         chunks[rank][:] = codec.decode(passed, lengths[rank])
         for step in range(ranks - 1):
             number = (rank - step - 1) % ranks
             arriving = np.empty(codec.nbytes(lengths[number]), np.uint8)
             yield self._pass_on(passed, arriving)
-            passed, chunks[number][:] = arriving, codec.decode(arriving, lengths[number])
+            chunks[number][:] = codec.decode(arriving, lengths[number])
+            passed = arriving
 
     def _pass_on(self, sent: Array, received: Array) -> list:
-        rank, ranks = self._communicator.rank, self._communicator.size
+        rank = self._communicator.rank
+        ranks = self._communicator.size
         return self._exchange(sent, (rank + 1) % ranks, received, (rank - 1) % ranks)
 
-    def _exchange(self, sent: Array, to: int, received: Array, from_: int) -> list:
+    def _exchange(self, sent: Array, receiver: int, received: Array, sender: int) -> list:
         self.bytes_sent += sent.nbytes
         return [
-            self._communicator.start_receive(_bytes(received), from_, self._tag),
-            self._communicator.start_send(_bytes(sent), to, self._tag),
+            self._communicator.start_receive(_bytes(received), sender, self._tag),
+            self._communicator.start_send(_bytes(sent), receiver, self._tag),
         ]
 
 
+def _empty_like(values: Array) -> Array:
+    if isinstance(values, np.ndarray):
+        return np.empty_like(values)
+    return torch.empty_like(values)
+
+
 def _bytes(values: Array) -> np.ndarray:
-    return (
-        values.view(np.uint8)
-        if isinstance(values, np.ndarray)
-        else values.view(torch.uint8).numpy()
-    )
+    if isinstance(values, np.ndarray):
+        return values.view(np.uint8)
+    return values.view(torch.uint8).numpy()

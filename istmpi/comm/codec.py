@@ -1,5 +1,6 @@
-"""Codecs send float32 values in fewer bits. They are pure functions of values, scales, a key and
-positions.
+"""Codecs send float32 values in fewer bits.
+
+They are pure functions of values, scales, a key and positions.
 
 `Bfloat16` and `Int8` round at random, so that on average a value arrives unchanged. Rounding to
 nearest would lose small changes. A decoded value can be encoded again without change, unless its
@@ -12,7 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-EXACT, BFLOAT16, INT8 = "exact", "bfloat16", "int8"
+EXACT = "exact"
+BFLOAT16 = "bfloat16"
+INT8 = "int8"
 RUN = 256
 """The number of consecutive values that share a scale: a run."""
 
@@ -23,7 +26,9 @@ _NO_NUMBER = 255
 as NaN."""
 _AT_ONCE = 2**17
 """Values computed at a time, so that temporary arrays stay in the processor's cache."""
-_ODD, _LOW = np.uint32(0x9E3779B1), 0xFFFFFFFF
+# 2**32 divided by the golden ratio: its multiples are far apart, as in Fibonacci hashing.
+_STEP = np.uint32(0x9E3779B1)
+_LOW = 0xFFFFFFFF
 
 Places = np.ndarray | range
 """Positions of values. Each position has its own random rounding."""
@@ -34,15 +39,21 @@ class Scales:
     byte of its scale."""
 
     def __init__(self, coded: np.ndarray, counts: np.ndarray):
-        self.coded, self._counts, self._ends = coded, counts, np.cumsum(counts)
+        self.coded = coded
+        self._counts = counts
+        self._ends = np.cumsum(counts)
 
     def by_value(self, at: slice, inverse: bool = False) -> np.ndarray:
         """Return the scale of each value in the slice, or its exact inverse: float32."""
         first, last = self._ends.searchsorted((at.start, at.stop - 1), "right").tolist()
-        counts, powers = self._counts[first : last + 1].copy(), scales(self.coded[first : last + 1])
+        counts = self._counts[first : last + 1].copy()
+        powers = scales(self.coded[first : last + 1])
+        if inverse:
+            powers = 1 / powers
+        # The slice may begin and end within a run.
         counts[0] -= at.start - (self._ends[first] - self._counts[first])
         counts[-1] -= self._ends[last] - at.stop
-        return (1 / powers if inverse else powers).repeat(counts)
+        return powers.repeat(counts)
 
 
 @dataclass(frozen=True)
@@ -91,8 +102,11 @@ class BlockForm(Codec, Protocol):
     def round(
         self, values: np.ndarray, key: int, places: Places, scales: Scales | None
     ) -> np.ndarray:
-        """Return values as bytes. ``places``: the values' positions among all values that ``key``
-        rounds."""
+        """Return values as bytes.
+
+        ``places``: the values' positions among all values that ``key`` rounds. ``scales``: not None
+        if the codec is `scaled`.
+        """
 
     def values(self, coded: np.ndarray, scales: Scales | None) -> np.ndarray:
         """Return the float32 values that `round` made into bytes."""
@@ -101,7 +115,9 @@ class BlockForm(Codec, Protocol):
 class Bfloat16:
     """The upper half of each float32, rounded up with the probability that its lower half gives."""
 
-    itemsize, scaled, for_all = 2, False, True
+    itemsize = 2
+    scaled = False
+    for_all = True
 
     def nbytes(self, elements: int) -> int:
         return 2 * elements
@@ -118,10 +134,12 @@ class Bfloat16:
         coded = np.empty(len(values), np.uint16)
         for at, noise in _noises(key, places):
             bits = values[at].view(np.uint32)
+            # 16 random bits are added to the lower half: their carry rounds the upper half up.
             noise >>= np.uint32(16)
             noise += bits
             noise >>= np.uint32(16)
             coded[at] = noise
+            # Rounding would make infinity or zero of some NaNs.
             special = ~np.isfinite(values[at])
             if special.any():
                 quiet = np.where(bits[special] & np.uint32(0x7FFFFF), np.uint32(0x40), np.uint32(0))
@@ -138,7 +156,9 @@ class Int8:
     The bytes of `encode` begin with the scales, one for each `RUN` of values (`exponents`).
     """
 
-    itemsize, scaled, for_all = 1, True, False
+    itemsize = 1
+    scaled = True
+    for_all = False
 
     def nbytes(self, elements: int) -> int:
         return elements + -(-elements // RUN)
@@ -154,10 +174,14 @@ class Int8:
         runs = -(-len(coded) // (RUN + 1))
         return self.values(coded[runs:], Scales(coded[:runs], np.full(runs, RUN)))
 
-    def round(self, values: np.ndarray, key: int, places: Places, scales: Scales) -> np.ndarray:
+    def round(
+        self, values: np.ndarray, key: int, places: Places, scales: Scales | None
+    ) -> np.ndarray:
+        assert scales is not None
         coded = np.empty(len(values), np.int8)
         no_number = (scales.coded == _NO_NUMBER).any()
         for at, noise in _noises(key, places):
+            # 24 bits are as many as a float32 holds exactly.
             noise >>= np.uint32(8)
             odds = noise.view(np.int32).astype(np.float32)
             odds *= np.float32(2**-24)
@@ -171,7 +195,8 @@ class Int8:
             coded[at] += (exact > odds).view(np.int8)
         return coded.view(np.uint8)
 
-    def values(self, coded: np.ndarray, scales: Scales) -> np.ndarray:
+    def values(self, coded: np.ndarray, scales: Scales | None) -> np.ndarray:
+        assert scales is not None
         values = coded.view(np.int8).astype(np.float32)
         for at in _parts(len(coded)):
             values[at] *= scales.by_value(at)
@@ -183,20 +208,23 @@ CODECS: dict[str, BlockForm] = {BFLOAT16: Bfloat16(), INT8: Int8()}
 
 def value_bytes(form: str, itemsize: int) -> int:
     """Return the bytes of a value without its scale. ``itemsize``: the bytes of an exact value."""
-    return itemsize if form == EXACT else CODECS[form].itemsize
+    if form == EXACT:
+        return itemsize
+    return CODECS[form].itemsize
 
 
 def encoded_bytes(elements: int, form: str, itemsize: int) -> int:
     """Return the bytes of ``elements`` values that are encoded together, with their scales."""
-    return elements * itemsize if form == EXACT else CODECS[form].nbytes(elements)
+    if form == EXACT:
+        return elements * itemsize
+    return CODECS[form].nbytes(elements)
 
 
 def exponents(largest: np.ndarray) -> np.ndarray:
-    """Return each scale's float32 exponent byte: the scale is the least power of two with largest /
-    scale <= 127.
+    """Return each scale's float32 exponent byte.
 
-    ``largest`` has the largest absolute value that each scale covers; `_NO_NUMBER` if it is not
-    finite.
+    The scale is the least power of two with largest / scale <= 127. ``largest`` has the largest
+    absolute value that each scale covers; `_NO_NUMBER` if it is not finite.
     """
     mantissa, exponent = np.frexp(largest.astype(np.float32))
     exponent = exponent - 7 + (mantissa > _LARGEST / 128)
@@ -215,22 +243,23 @@ def _parts(length: int) -> list[slice]:
 
 
 def _noises(key: int, places: Places) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield (slice of ``places``, 32 random bits for each place in the slice); the next pair
-    overwrites the bits.
+    """Yield slices of ``places``, with 32 random bits for each place in the slice.
 
-    The bits are a hash of key and place in two rounds, like the end of MurmurHash3. `istmpi.rng`
-    would take longer than the rest of the codec.
+    The next pair overwrites the bits. The bits are a hash of key and place in two rounds, like the
+    end of MurmurHash3. `istmpi.rng` would take longer than the rest of the codec.
     """
     memory, folded = np.empty((2, min(len(places), _AT_ONCE)), np.uint32)
-    steps = np.arange(len(memory), dtype=np.uint32) * _ODD
+    steps = np.arange(len(memory), dtype=np.uint32) * _STEP
     for at in _parts(len(places)):
         part = places[at]
-        bits, fold = memory[: len(part)], folded[: len(part)]
+        bits = memory[: len(part)]
+        fold = folded[: len(part)]
         if isinstance(part, range) and part.stop < 2**32:
-            np.add(steps[: len(part)], np.uint32(part.start * int(_ODD) & _LOW), out=bits)
+            np.add(steps[: len(part)], np.uint32(part.start * int(_STEP) & _LOW), out=bits)
         else:
-            part = np.arange(part.start, part.stop) if isinstance(part, range) else part
-            np.multiply(part.astype(np.uint32), _ODD, out=bits)
+            if isinstance(part, range):
+                part = np.arange(part.start, part.stop)
+            np.multiply(part.astype(np.uint32), _STEP, out=bits)
             bits ^= (part >> 32).astype(np.uint32)
         bits += np.uint32(key & _LOW)
         bits ^= np.right_shift(bits, np.uint32(16), out=fold)

@@ -1,4 +1,5 @@
-"""Watches ranks that wait for others: names a rank that does not come, and ends a job that is stuck.
+"""Watches ranks that wait for others: names a rank that does not come, and ends a job that is
+stuck.
 
 A thread on every rank looks at the waits of this rank and at its launcher. Where threads may call
 MPI, it also takes part in roll calls (`istmpi.comm.roll_call`).

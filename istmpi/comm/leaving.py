@@ -1,5 +1,4 @@
-"""The end of a job: orderly if all ranks know of it, by force if a rank fails for which others may
-wait."""
+"""The end of a job: orderly if all ranks know of it, otherwise by force, for others may wait."""
 
 import atexit
 import builtins
@@ -8,7 +7,7 @@ import sys
 import time
 from functools import partial
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 from weakref import WeakMethod
 
 from istmpi.comm import backoff, mpi
@@ -23,9 +22,12 @@ aborts."""
 GRACE = 3.0
 """Seconds that a rank at its script's end waits for the others, before it ends them or asks them to
 answer."""
-_LEFT, _WAITS = 1, 2
-"""Tags: a rank at its script's end sends the calls that it reached; ranks that wait for it in other
-calls answer."""
+_LEFT = 1
+"""The tag of the calls that a rank at its script's end has reached."""
+_WAITS = 2
+"""The tag of the answers: from ranks that wait for that rank in other calls."""
+_INTERRUPTED = 130
+"""The exit code of a process that Ctrl-C ended, as shells report it."""
 _exit_code = 0
 _message = ""
 """The line of the IstmpiError that ends this rank. If all ranks end, rank 0 prints each different
@@ -69,7 +71,8 @@ def end_with_this_script(communicator: Communicator) -> None:
     _worlds.append(communicator.whereabouts)
     if len(_worlds) > 1:
         return
-    excepthook, leave = sys.excepthook, sys.exit
+    excepthook = sys.excepthook
+    leave = sys.exit
 
     def failed(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -79,15 +82,21 @@ def end_with_this_script(communicator: Communicator) -> None:
         if isinstance(error, IstmpiError):
             _note(error.exit_code, f"istmpi: {one_line(error)}")
             return
-        _note(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        _note(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
         excepthook(kind, error, trace)
 
-    def exit(status: object = None, /) -> NoReturn:
-        _note(status if isinstance(status, int) else int(status is not None))
+    def exit(status: Any = None, /) -> NoReturn:
+        if isinstance(status, int):
+            _note(status)
+        else:  # as Python's own: 0 for None, 1 for any other object, which it prints
+            _note(0 if status is None else 1)
         leave(status)
 
     sys.excepthook = failed
-    sys.exit = builtins.exit = builtins.quit = exit
+    sys.exit = exit
+    # mypy knows the two as objects of site.Quitter, which are functions to a program.
+    builtins.exit = exit  # type: ignore[assignment]
+    builtins.quit = exit  # type: ignore[assignment]
     everyone = communicator.duplicate()
     backoff.in_waits = partial(_answer, everyone, {})
     atexit.register(_end, everyone)
@@ -95,55 +104,85 @@ def end_with_this_script(communicator: Communicator) -> None:
 
 def _note(code: int, message: str = "") -> None:
     global _exit_code, _message
-    _exit_code, _message = code, message
+    _exit_code = code
+    _message = message
 
 
 def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> None:
-    while message := everyone.mpi.improbe(tag=_LEFT):
+    """Tell a rank that left its program that this rank waits for it. ``left``: the calls, by world
+    and group, that each such rank has reached, as far as is known."""
+    message = everyone.mpi.improbe(tag=_LEFT)
+    while message:
         left |= message.recv()
+        message = everyone.mpi.improbe(tag=_LEFT)
     for rank, reached in sorted(left.items()):
         for where, arrivals in zip(_worlds, reached):
             for wait in list(where.waiting.values()):
-                if (
-                    rank in wait.ranks
-                    and not wait.for_itself
-                    and arrivals.get(wait.group, 0) < wait.number
-                ):
-                    text = f"rank {rank} ended its program while rank {everyone.rank} waits for it in {wait.call}."
-                    everyone.mpi.send(
-                        f"{text} End the program on all ranks, or raise an error.", rank, _WAITS
+                if rank not in wait.ranks or wait.for_itself:
+                    continue
+                if arrivals.get(wait.group, 0) < wait.number:
+                    text = (
+                        f"rank {rank} ended its program while rank {everyone.rank} waits for it "
+                        f"in {wait.call}. End the program on all ranks, or raise an error."
                     )
+                    everyone.mpi.send(text, rank, _WAITS)
                     return
 
 
 def _end(everyone: Communicator) -> None:
-    for reference in () if _failed else at_the_end:
-        if call := reference():
-            call()
+    if not _failed:
+        _call_all_at_the_end()
     if not mpi.if_up():
         return
     backoff.in_waits = None
-    all_here, pause, sent = everyone.mpi.Ibarrier(), backoff.Backoff(), []
-    deadline = time.monotonic() + GRACE
-    while not all_here.Test():
-        if time.monotonic() > deadline:
-            if _exit_code:
-                if _message:
-                    print(_message, file=sys.stderr)
-                    time.sleep(PASSED_ON)
-                sys.stdout.flush()
-                sys.stderr.flush()
-                abort_at_exit(_exit_code)
-                return
-            reached = {everyone.rank: [where.arrivals for where in _worlds]}
-            sent = sent or [everyone.mpi.isend(reached, rank, _LEFT) for rank in everyone.ranks]
-            if answer := everyone.mpi.improbe(tag=_WAITS):
-                _note(1, f"istmpi: {answer.recv()}")
-        pause.wait_unless(False)
-    for message in dict.fromkeys(filter(None, everyone.mpi.gather(_message) or ())):
+    if not _wait_for_others(everyone):
+        _end_others()
+        return
+    messages = everyone.mpi.gather(_message) or ()
+    for message in dict.fromkeys(filter(None, messages)):  # each different line once
         print(message, file=sys.stderr)
     if _message and _exit_code > 1:  # Python itself ends with 1 after any exception
         sys.stdout.flush()
         sys.stderr.flush()
         mpi.if_up().Finalize()
         os._exit(_exit_code)
+
+
+def _call_all_at_the_end() -> None:
+    for reference in at_the_end:
+        call = reference()
+        if call:
+            call()
+
+
+def _wait_for_others(everyone: Communicator) -> bool:
+    """Return True once all ranks have ended their scripts; False if this rank must end them.
+
+    After `GRACE` seconds, a rank that failed ends the others. Any other rank asks whether they wait
+    for it.
+    """
+    all_here = everyone.mpi.Ibarrier()
+    pause = backoff.Backoff()
+    questions: list[Any] = []
+    deadline = time.monotonic() + GRACE
+    while not all_here.Test():
+        if time.monotonic() > deadline:
+            if _exit_code:
+                return False
+            if not questions:
+                reached = {everyone.rank: [where.arrivals for where in _worlds]}
+                questions = [everyone.mpi.isend(reached, rank, _LEFT) for rank in everyone.ranks]
+            answer = everyone.mpi.improbe(tag=_WAITS)
+            if answer:
+                _note(1, f"istmpi: {answer.recv()}")
+        pause.wait_unless(False)
+    return True
+
+
+def _end_others() -> None:
+    if _message:
+        print(_message, file=sys.stderr)
+        time.sleep(PASSED_ON)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    abort_at_exit(_exit_code)

@@ -1,5 +1,4 @@
-"""The schedule of the ring all-reduce: which tensors travel together, and in which pieces. Pure
-functions.
+"""The schedule of the ring all-reduce: which tensors travel together, and in which pieces.
 
 Tensors are grouped into buckets. A bucket is cut into segments, and a segment into one chunk for
 each rank. Every chunk goes round the ring once to be summed and once to be spread, so each rank
@@ -28,22 +27,26 @@ ALL_EXACT: Forms = MappingProxyType({})
 
 
 def buckets(nbytes: Mapping[str, int], forms: Forms = ALL_EXACT) -> list[list[str]]:
-    """Return the buckets of names in travel order, the last tensor first, whose gradient a backward
-    pass makes first.
+    """Return the buckets of names in travel order, the last tensor first.
 
-    The tensors of a bucket have one form. A bucket is full when the next tensor of its form does
-    not fit.
+    A backward pass makes the gradient of the last tensor first. The tensors of a bucket have one
+    form. A bucket is full when the next tensor of its form does not fit.
     """
     full: list[list[str]] = []
-    filling: dict[str, tuple[list[str], int]] = {}
-    for name, size in reversed(nbytes.items()):
+    filling: dict[str, list[str]] = {}
+    free: dict[str, int] = {}
+    for name in reversed([*nbytes]):
         form = forms.get(name, EXACT)
-        names, room = filling.get(form, ([], 0))
-        if size > room:
-            full += [names] if names else []
-            names, room = [], BUCKET_BYTES
-        filling[form] = [*names, name], room - size
-    return full + [names for names, _ in filling.values()]
+        names = filling.setdefault(form, [])
+        if nbytes[name] > free.setdefault(form, 0):
+            if names:
+                full.append(names)
+            filling[form] = []
+            free[form] = BUCKET_BYTES
+        # A tensor larger than a bucket leaves less than no room: nothing joins it.
+        free[form] -= nbytes[name]
+        filling[form].append(name)
+    return [*full, *filling.values()]
 
 
 def segments(elements: int, itemsize: int, ranks: int) -> Iterator[slice]:
@@ -69,9 +72,8 @@ def sent_bytes(
     """
     sent = [0] * ranks
     for form, length in _pieces(elements, itemsize, ranks, forms):
-        for rank, nbytes in enumerate(
-            sent_of(length, ranks, partial(encoded_bytes, form=form, itemsize=itemsize))
-        ):
+        count_bytes = partial(encoded_bytes, form=form, itemsize=itemsize)
+        for rank, nbytes in enumerate(sent_of(length, ranks, count_bytes)):
             sent[rank] += nbytes
     return sent
 

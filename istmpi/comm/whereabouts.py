@@ -1,7 +1,7 @@
 """The whereabouts of a rank: its phase, the ranks it waits for, and since when.
 
-The hang watch's thread reads them. A transfer of a `Communicator` that must wait for ranks passes through `waits`, and so do waits for
-checkpoints.
+The hang watch's thread reads them. A transfer of a `Communicator` that must wait for ranks passes
+through `waits`, and so do waits for checkpoints.
 """
 
 import threading
