@@ -138,20 +138,12 @@ def find_missing(
         rank = member.rank
         if rank == me or rank not in wait.ranks:
             continue
-        if rank not in answers:
+        answer = answers.get(rank)
+        if answer is None:
             sighting, ago = seen.get(rank, (None, 0.0))
-            silent = Missing(
-                member,
-                why="silent",
-                since=silent_for.get(rank, 0.0),
-                seen=sighting,
-                seen_ago=ago,
-                state=states.get(rank),
-            )
-            absent.append(silent)
-            continue
-        answer = answers[rank]
-        if answer.arrivals.get(wait.group, 0) < wait.number:
+            since = silent_for.get(rank, 0.0)
+            absent.append(Missing(member, "silent", since, sighting, ago, states.get(rank)))
+        elif answer.arrivals.get(wait.group, 0) < wait.number:
             why = _why_late(answer, limit)
             absent.append(Missing(member, why, since=answer.still, seen=answer))
     # Ranks that wait for others are not the cause, unless the ranks wait in a circle.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from istmpi.multilabel import Labels
 from istmpi.trees import inputs_to, mapped
 
 if TYPE_CHECKING:
@@ -18,7 +17,8 @@ class Batch:
 
     inputs: tuple[Any, ...]
     """The network's arguments: tensors, or trees of tensors."""
-    targets: torch.Tensor | Labels | Any
+    targets: Any
+    """A tensor; for rows with many labels `istmpi.multilabel.Labels`; or a user's tree."""
     examples: int
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Batch:

@@ -1,9 +1,8 @@
-"""The subnets of a deal (each rank's part of the network) side by side: the form ``blocks`` of
-``evaluate.form``.
+"""The subnets of a deal side by side: the form ``blocks`` of ``evaluate.form``.
 
-If units are dealt only once (``method.redeal = 0``), no rank trains a weight between units of two
-ranks. The full network uses such weights with their initial values. The subnets side by side leave
-such weights out.
+A subnet is a rank's part of the network. If units are dealt only once (``method.redeal = 0``), no
+rank trains a weight between units of two ranks. The full network uses such weights with their
+initial values. The subnets side by side leave such weights out.
 """
 
 from __future__ import annotations
@@ -40,8 +39,11 @@ class Blocks(nn.Module):
 
     def __init__(self, architecture: Architecture, deal: Partition, numbers: Sequence[int]):
         super().__init__()
-        self._architecture, self._deal = architecture, deal
-        self.subnets, self.weights = nn.ModuleDict(), {}
+        self._architecture = architecture
+        self._deal = deal
+        self.subnets = nn.ModuleDict()
+        self.weights: dict[int, dict[str, nn.Parameter]] = {}
+        """The parameters of each subnet, by its number."""
         for number in numbers:
             lengths = narrowed(deal.lengths, architecture.parameters, deal.held(number))
             subnet = architecture.without_values(None, lengths).eval()
@@ -50,27 +52,21 @@ class Blocks(nn.Module):
 
     @property
     def layers(self) -> dict[str, Calibrated]:
-        """The batch normalisations by SUBNET/NAME: a subnet's number, and the layer's name in
-        it."""
-        subnets = {
-            number: self._architecture.batch_norm_layers(subnet)
-            for number, subnet in self.subnets.items()
-        }
-        return {
-            f"{number}/{name}": layer
-            for number, layers in subnets.items()
-            for name, layer in layers.items()
-        }
+        """The batch normalisations by SUBNET/NAME: a subnet's number and a layer's name in it."""
+        layers = {}
+        for number, subnet in self.subnets.items():
+            for name, layer in self._architecture.batch_norm_layers(subnet).items():
+                layers[f"{number}/{name}"] = layer
+        return layers
 
     def forward(self, *inputs: Any, **named: Any) -> Outputs:
-        """Return the sum of the subnets' outputs ``[b, ...]``, divided by the number of all
-        subnets."""
+        """Return the sum of these subnets' outputs ``[b, ...]``, over the number of all subnets."""
         returned = [subnet(*inputs, **named) for subnet in self.subnets.values()]
-        sums = (
-            torch.stack(each).sum(0) / self._deal.ranks
-            for each in zip(*map(tensors_of, returned), strict=True)
-        )
-        return mapped(lambda _: next(sums), returned[0])
+        sums = []
+        for tensors in zip(*map(tensors_of, returned), strict=True):
+            sums.append(torch.stack(tensors).sum(0) / self._deal.ranks)
+        in_order = iter(sums)
+        return mapped(lambda _: next(in_order), returned[0])
 
 
 class SharedBlocks:
@@ -91,15 +87,18 @@ class SharedBlocks:
         device: torch.device = HOST,
     ):
         self.device = device
-        self._store, self._communicator, self.deal = store, communicator, deal
+        self._store = store
+        self._communicator = communicator
+        self.deal = deal
         self._architecture = architecture
-        numbers = range(communicator.rank, deal.ranks, communicator.size)
-        self.module = Blocks(architecture, deal, numbers or [communicator.rank % deal.ranks]).to(
-            device
-        )
-        self._weight = (
-            1.0 if numbers else 0.0
-        )  # a rank beyond the last subnet repeats one, which must not count
+        numbers: Sequence[int] = range(communicator.rank, deal.ranks, communicator.size)
+        self._weight = 1.0
+        if not numbers:
+            # A rank beyond the last subnet repeats one, for it passes the examples, too. The
+            # outputs of the copy must not count.
+            numbers = [communicator.rank % deal.ranks]
+            self._weight = 0.0
+        self.module = Blocks(architecture, deal, numbers).to(device)
         self.moments: dict[str, Moments] = {}
         """Mean and variance of the units of all subnets' batch normalisations, as last calibrated
         or loaded."""
@@ -110,9 +109,8 @@ class SharedBlocks:
         for layer in layers.values():
             layer.moments = None
         calibrate(self.module, layers, inputs)
-        for moments in self._communicator.allgather(
-            {name: layer.moments for name, layer in layers.items()}
-        ):
+        moments_here = {name: layer.moments for name, layer in layers.items()}
+        for moments in self._communicator.allgather(moments_here):
             self.moments |= mapped(torch.Tensor.cpu, moments)
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
@@ -123,7 +121,7 @@ class SharedBlocks:
 
     @torch.no_grad()
     def __call__(self, *inputs: Any) -> Outputs:
-        return mapped(self._summed, call(self.module, inputs))
+        return mapped(self._add_up, call(self.module, inputs))
 
     def finish(self) -> None:
         """Do nothing: no rank needs anything of other ranks between two passes."""
@@ -133,32 +131,36 @@ class SharedBlocks:
             for parameter in weights.values():
                 parameter.data = parameter.data.new_empty(0)
 
-    def _summed(self, outputs: torch.Tensor) -> torch.Tensor:
+    def _add_up(self, outputs: torch.Tensor) -> torch.Tensor:
         flat = (outputs * self._weight).reshape(-1).cpu()
         for part in flat.split(STEP):
             part.copy_(torch.from_numpy(self._communicator.allreduce_sum(part.numpy())))
         return flat.view(outputs.shape).to(self.device)
 
     def _take_weights(self) -> None:
-        store, deal, parameters = self._store, self.deal, self._architecture.parameters
-        for first in range(0, deal.ranks, self._communicator.size):
-            numbers = [(first + rank) % deal.ranks for rank in range(self._communicator.size)]
-            units = {
-                name: tuple(parts[number] for number in numbers)
-                for name, parts in deal.units.items()
-            }
-            layout = replace(deal, units=units, ranks=len(numbers))
-            tensors = {
-                name: torch.empty(
-                    part_shape(layout, parameter, store.rank), dtype=self._architecture.dtype
-                )
-                for name, parameter in parameters.items()
-            }
-            Transfer(parameters, store.owners, layout, store.rank).run(
-                store.tensors, tensors, self._communicator
-            )
-            for name, parameter in self.module.weights.get(numbers[store.rank], {}).items():
-                parameter.data = tensors[name].to(self.device)
+        """Take the subnets' weights from the owners, one subnet for each rank at a time."""
+        store = self._store
+        ranks = self._communicator.size
+        parameters = self._architecture.parameters
+        for first in range(0, self.deal.ranks, ranks):
+            numbers = [(first + rank) % self.deal.ranks for rank in range(ranks)]
+            layout = _choose_subnets(self.deal, numbers)
+            tensors = {}
+            for name, parameter in parameters.items():
+                shape = part_shape(layout, parameter, store.rank)
+                tensors[name] = torch.empty(shape, dtype=self._architecture.dtype)
+            transfer = Transfer(parameters, store.owners, layout, store.rank)
+            transfer.run(store.tensors, tensors, self._communicator)
+            for name, weight in self.module.weights.get(numbers[store.rank], {}).items():
+                weight.data = tensors[name].to(self.device)
+
+
+def _choose_subnets(deal: Partition, numbers: Sequence[int]) -> Partition:
+    """Return the deal in which rank i has the units of subnet ``numbers[i]``."""
+    units = {}
+    for name, parts in deal.units.items():
+        units[name] = tuple(parts[number] for number in numbers)
+    return replace(deal, units=units, ranks=len(numbers))
 
 
 def with_values(
@@ -169,6 +171,7 @@ def with_values(
     for number, weights in blocks.weights.items():
         for name, parameter in weights.items():
             axes = enumerate(architecture.parameters[name].pattern.axes)
-            at = np.ix_(*(deal.positions(axis, place, number) for place, axis in axes))
+            positions = [deal.positions(axis, place, number) for place, axis in axes]
+            at = np.ix_(*positions)
             parameter.data = values[name][at].contiguous()
     return blocks

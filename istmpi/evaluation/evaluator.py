@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
-from math import log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,20 +17,23 @@ from istmpi.cost.calibration import evaluation_share
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan, windows_together
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
+from istmpi.data.graph.split import GraphSplit
+from istmpi.data.sparse.split import SparseSplit
 from istmpi.devices import HOST, with_room
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SharedBlocks
-from istmpi.evaluation.fitting import fitted_scale, fitted_temperature
+from istmpi.evaluation.fitting import fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.own import OwnSums, joined_loss
 from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
+from istmpi.evaluation.score import PointTotals, RankingTotals, Score, Totals
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
-from istmpi.multilabel import Ranking, parts_of
+from istmpi.multilabel import Ranking
 from istmpi.names import is_own
-from istmpi.tasks import task_of
+from istmpi.tasks import MultiLabel, OwnTask, task_of
 from istmpi.trees import tensors_of
 
 if TYPE_CHECKING:
@@ -41,25 +41,7 @@ if TYPE_CHECKING:
 
 
 FITTED_ON = 64
-
-
-@dataclass(frozen=True)
-class Score:
-    """A network's result on a split: mean loss, mean score (such as accuracy) and number of scored
-    examples."""
-
-    loss: float
-    """The loss as in training, of standardised targets if the run has them. NaN for a score of a
-    user's program."""
-    score: float
-    """The score in the units of the data; with several exits, that of the last exit."""
-    examples: int
-    exits: tuple[float, ...] | None = None
-    """The score of every exit if there are several, otherwise None."""
-    bits_per_byte: float | None = None
-    more: Mapping[str, float] | None = None
-    form: str = "merged"
-    """The form of the network that was scored (evaluate.form)."""
+"""The most examples over which factors are fitted."""
 
 
 class Evaluator:
@@ -79,59 +61,75 @@ class Evaluator:
 
         ``device``: the device of networks that fit into its memory.
         """
-        self._run, self._dataset, self._communicator = run, dataset, communicator
-        self._architecture, self._store = architecture, store
+        self._run = run
+        self._dataset = dataset
+        self._communicator = communicator
+        self._architecture = architecture
+        self._store = store
         self._local = run.data.placement == "local"
         self._task = task_of(dataset.scoring, run.train.multi_label_loss)
-        self._graph, self._ranks_labels = self._task.of_nodes, self._task.ranks_labels
+        self._graph = self._task.of_nodes
         ranks = trained_on or communicator.size
         self.sampled = sampled_of(run, architecture, dataset, ranks)
         """The number of training examples to calibrate on, over all ranks."""
         self._calibrates = bool(architecture.batch_norms)
-        if self._local:
-            passes = []
-        elif self._graph:
-            passes = [len(dataset.test.graph)] * (1 + self._calibrates)
-        else:
-            passes = [
-                self.sampled * self._calibrates,
-                *map(len, self._batches(len(self._scored(len(dataset.test))))),
-            ]
-        memory, spread = evaluation_memory(run, architecture, ranks), self._ranks_labels
+        spread = self._task.ranks_labels
         self.plan = evaluation_plan(
-            architecture, communicator.size, memory, passes, self._local, spread=spread
+            architecture,
+            communicator.size,
+            room=evaluation_memory(run, architecture, ranks),
+            passes=self._passes(),
+            local=self._local,
+            spread=spread,
         )
-        device = with_room(
-            device, sum(values.nbytes for values in store.tensors.values()) * communicator.size
-        )
-        self.network: FullNetwork | SharedBlocks = FullNetwork(
+        nbytes = sum(values.nbytes for values in store.tensors.values()) * communicator.size
+        self._merged = FullNetwork(
             architecture,
             store,
             communicator,
-            self.plan.sharded,
-            self._local,
-            spread,
-            self.plan.by_units,
-            device,
+            sharded=self.plan.sharded,
+            local_examples=self._local,
+            spread=spread,
+            by_units=self.plan.by_units,
+            device=with_room(device, nbytes),
         )
-        self._merged, self.form = self.network, "merged"
         self._blocks: SharedBlocks | None = None
+        self.network: FullNetwork | SharedBlocks = self._merged
+        """The network that is scored, in the form `form`."""
+        self.form = "merged"
+        # One rank is enough to see whether a user's function is a mean over rows.
         self._looks = communicator.rank == 0
         self.note = ""
         """A sentence about the user's functions that a run should report once; empty if there is
         none."""
 
+    def _passes(self) -> list[int]:
+        """Return the number of examples of each pass of an evaluation, calibration first."""
+        if self._local:
+            return []
+        if self._graph:
+            assert isinstance(self._dataset.test, GraphSplit)
+            nodes = len(self._dataset.test.graph)
+            return [nodes, nodes] if self._calibrates else [nodes]
+        calibration = self.sampled if self._calibrates else 0
+        scored = len(self._scored(len(self._dataset.test)))
+        return [calibration, *map(len, self._batches(scored))]
+
     @property
     def share(self) -> float:
         """The share of a run's FLOPs that its evaluations take; 0 for a whole graph, whose FLOPs
         are not counted."""
-        run, data, ranks = self._run, self._dataset, self._communicator.size
         if self._graph:
             return 0.0
-        scored = (ranks if self._local else 1) * scored_in_training(run, data)
-        passed = scored + (self.sampled if self._architecture.batch_norms else 0)
+        ranks = self._communicator.size
+        passed = scored_in_training(self._run, self._dataset)
+        if self._local:
+            passed *= ranks
+        if self._calibrates:
+            passed += self.sampled
+        rows = len(self._dataset.train)
         return evaluation_share(
-            run, self._architecture, ranks, len(data.train), passed, self.plan.sharded
+            self._run, self._architecture, ranks, rows, passed, self.plan.sharded
         )
 
     def score(self, split: str = "test") -> Score:
@@ -144,9 +142,11 @@ class Evaluator:
     def form_of_run(self) -> str:
         """The form in which the run's network is scored: merged, blocks, or best (the better of
         both)."""
-        return self._run.evaluate.form or (
-            "merged" if self._run.method.redeal or self._local else "best"
-        )
+        if self._run.evaluate.form:
+            return self._run.evaluate.form
+        if self._run.method.redeal or self._local:
+            return "merged"
+        return "best"
 
     def arrange(self, deal: Partition, form: str) -> None:
         """Score the network in ``form`` from now on; for best, in the form with the better score
@@ -154,67 +154,63 @@ class Evaluator:
 
         The form is merged if no units are dealt.
         """
-        self.network, self.form = self._merged, "merged"
+        self.network = self._merged
+        self.form = "merged"
         if not deal.units or form == "merged":
             return
         if self._blocks is None or self._blocks.deal.digest != deal.digest:
             self._blocks = SharedBlocks(
                 self._architecture, self._store, self._communicator, deal, self._merged.device
             )
-        networks = {"merged": self._merged, "blocks": self._blocks}
         if form == "best":
-            split, rows = self._dataset.splits.get("validation"), None
-            if split is None:
-                split, rows = self._dataset.train, self._sample()
-            scores = {}
-            for name, self.network in networks.items():
-                self.calibrate()
-                scores[name] = self._communicator.broadcast_from_root(
-                    self.measure(split, rows).score
-                )
-                self.network.release()
-            form = (max if self._dataset.scoring.higher_is_better else min)(
-                scores, key=scores.__getitem__
-            )
-        self.network, self.form = networks[form], form
+            merged = self._score_of_form(self._merged)
+            blocks = self._score_of_form(self._blocks)
+            if self._dataset.scoring.higher_is_better:
+                blocks_win = blocks > merged
+            else:
+                blocks_win = blocks < merged
+            form = "blocks" if blocks_win else "merged"
+        self.form = form
+        self.network = self._blocks if form == "blocks" else self._merged
+
+    def _score_of_form(self, network: FullNetwork | SharedBlocks) -> float:
+        """Return the score of a form of the network on the validation split or, if there is none,
+        on the calibration sample. Collective."""
+        self.network = network
+        self.calibrate()
+        validation = self._dataset.splits.get("validation")
+        if validation is not None:
+            score = self.measure(validation)
+        else:
+            score = self.measure(self._dataset.train, self._sample())
+        network.release()
+        # Ranks may add up in another order, and all must choose the same form.
+        return self._communicator.broadcast_from_root(score.score)
 
     def measure(self, split: Split, rows: np.ndarray | None = None) -> Score:
         """Return the score on ``rows`` of a split, by default the run's rows. Raises DivergedError
         if not finite."""
-        rows = self._scored(len(split)) if rows is None else rows
-        if self._ranks_labels:
-            return self._ranked(split, rows)
-        if self._task.of_trees:
-            return self._own_score(split, rows)
-        weights = self._run.train.exit_weights
-
-        def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            loss = float(
-                weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum")
+        if rows is None:
+            rows = self._scored(len(split))
+        task = self._task
+        if issubclass(task, OwnTask):
+            return self._own_score(task, split, rows)
+        totals: Totals
+        if issubclass(task, MultiLabel):
+            totals = RankingTotals(
+                task.score, task.kind, self._ranking(task), self.network.labels, self._communicator
             )
-            points = [
-                self._task.points(*self._in_units(each, batch.targets))
-                for each in outputs_of(outputs)
-            ]
-            return np.concatenate([[loss, batch.examples], np.reshape(points, -1)])
+        else:
+            weights = self._run.train.exit_weights
+            totals = PointTotals(task, self._dataset, self._architecture.exits, weights)
+        sums = self._sum_over(split, rows, totals)
+        return totals.score(sums, self.form)
 
-        numbers = self._task.numbers
-        shape = (2 + self._architecture.exits * numbers,)
-        loss, examples, *points = self._sum_over(split, rows, shape, totals_of).tolist()
-        means = [each / examples for each in points]
-        scores = tuple(
-            self._task.of_mean(*means[at : at + numbers]) for at in range(0, len(means), numbers)
-        )
-        of_token = self._dataset.bytes_per_token
-        bits = loss / examples / log(2) / of_token if of_token else None
-        more = self._task.more(self._dataset.outputs, *means[-numbers:])
-        exits = scores if len(scores) > 1 else None
-        return Score(loss / examples, scores[-1], int(examples), exits, bits, more, self.form)
-
-    def _own_score(self, split: Split, rows: np.ndarray) -> Score:
+    def _own_score(self, task: type[OwnTask], split: Split, rows: np.ndarray) -> Score:
         """Return the score by a user's functions. Raises ConfigError if nothing counts,
         DivergedError if not finite."""
-        sums, self._looks = OwnSums(self._task, self._looks), False
+        sums = OwnSums(task, self._looks)
+        self._looks = False
         for batch in self._own_batches(split, rows):
             with torch.no_grad():
                 sums.add(self._outputs(batch), batch)
@@ -224,86 +220,72 @@ class Evaluator:
         examples = int(self._summed(np.array([float(sums.examples)]))[0])
         return Score(loss, score, examples, more=more, form=self.form)
 
-    def _in_units(
-        self, outputs: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._dataset.targets is None:
-            return outputs, targets
-        mean, std = (torch.from_numpy(values).to(outputs) for values in self._dataset.targets)
-        return outputs * std + mean, targets * std + mean
-
-    def _ranked(self, split: Split, rows: np.ndarray) -> Score:
-        ranking, labels = self._ranking, self.network.labels
-
-        def totals_of(outputs: Outputs, batch: Batch) -> np.ndarray:
-            first, ranks = 0 if labels is None else labels.start, self._communicator.size
-            targets = batch.targets.to(HOST)
-            numbers = parts_of(outputs_of(outputs)[-1].cpu(), first, targets, self._task.kind)
-            if labels is None:
-                return ranking.sums([numbers], targets)
-            flat = self._communicator.allgatherv(numbers.reshape(-1), [numbers.size] * ranks)
-            return ranking.sums(flat.reshape(ranks, *numbers.shape), targets)
-
-        sums = self._sum_over(split, rows, (Ranking.size,), totals_of)
-        scores = Ranking.scores(sums)
-        score = scores.pop(self._task.score)
-        return Score(float(sums[0] / sums[1]), score, int(sums[1]), more=scores, form=self.form)
+    def _ranking(self, task: type[MultiLabel]) -> Ranking:
+        counts, rows = self._label_counts
+        return Ranking(counts, rows, self._run.evaluate.propensity, task.kind)
 
     @cached_property
-    def _ranking(self) -> Ranking:
+    def _label_counts(self) -> tuple[np.ndarray, int]:
+        """The number of training rows with each label, and of all training rows, over all ranks."""
         train = self._dataset.train
+        assert isinstance(train, SparseSplit)
         counts = np.append(train.label_counts(self._dataset.outputs), len(train))
         if self._local:
             counts = self._communicator.allreduce_sum(counts)
-        return Ranking(counts[:-1], int(counts[-1]), self._run.evaluate.propensity, self._task.kind)
+        return counts[:-1], int(counts[-1])
 
-    def _sum_over(
-        self,
-        split: Split,
-        rows: np.ndarray,
-        shape: tuple[int, ...],
-        totals_of: Callable[[Outputs, Batch], np.ndarray],
-    ) -> np.ndarray:
-        """Sum ``totals_of(outputs, batch)`` over the batches of ``rows`` of a split. Collective.
+    def _sum_over(self, split: Split, rows: np.ndarray, totals: Totals) -> np.ndarray:
+        """Add up ``totals`` over the batches of ``rows`` of a split. Collective.
 
         Raises DivergedError on every rank if totals, or outputs that are whole on a rank, are not
         finite.
         """
-        totals, alone = np.zeros(shape), self.network.labels is None
+        sums = np.zeros(totals.count)
+        whole = self.network.labels is None
         for batch in self._own_batches(split, rows):
             outputs = self._outputs(batch)
-            totals += totals_of(outputs, batch)
-            if alone and not all(output.isfinite().all() for output in tensors_of(outputs)):
-                totals[:] = np.nan  # so that all ranks see it
+            sums += totals.add_up(outputs, batch)
+            if whole and not all(output.isfinite().all() for output in tensors_of(outputs)):
+                sums[:] = np.nan  # so that all ranks see it
         self.network.finish()
-        totals = self._summed(totals)
-        if not np.isfinite(totals).all():
+        sums = self._summed(sums)
+        if not np.isfinite(sums).all():
             error = DivergedError("the outputs of the full network are not finite")
             error.everywhere = True
             raise error
-        return totals
+        return sums
 
     def _outputs(self, batch: Batch) -> Outputs:
         name = self._run.model.name
-        with calling(f"{name}: forward") if self._task.of_trees or is_own(name) else nullcontext():
-            return self.network(*batch.inputs)
+        if self._task.of_trees or is_own(name):
+            with calling(f"{name}: forward"):
+                return self.network(*batch.inputs)
+        return self.network(*batch.inputs)
 
     def take_note(self) -> str:
         """Return `note` once; later calls return an empty text."""
-        note, self.note = self.note, ""
+        note = self.note
+        self.note = ""
         return note
 
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
-        first, step = (self._communicator.rank, self._communicator.size) if self._spread else (0, 1)
+        first = 0
+        step = 1
+        if self._spread:
+            first = self._communicator.rank
+            step = self._communicator.size
         for part in islice(self._batches(len(rows), step), first, None, step):
             yield split.batch(rows[part]).to(self.network.device, self._architecture.dtype)
 
     @property
     def _spread(self) -> bool:
+        """True if each rank passes some of the batches."""
         return not self._local and not self.network.same_examples
 
     def _summed(self, values: np.ndarray) -> np.ndarray:
-        return self._communicator.allreduce_sum(values) if self._local or self._spread else values
+        if self._local or self._spread:
+            return self._communicator.allreduce_sum(values)
+        return values
 
     def calibrate(self) -> None:
         """Load the stores' weights, and set moments of batch normalisations to the calibration
@@ -311,13 +293,14 @@ class Evaluator:
         if not self._calibrates:
             self.network.load_moments({})
             return
-        rows, ranks = self._sample(), self._communicator.size
+        rows = self._sample()
+        ranks = self._communicator.size
         if self._spread and ranks <= len(rows) and not self._graph:
             rows = rows[self._communicator.rank :: ranks]
         batch = self._dataset.train.batch(rows).to(self.network.device, self._architecture.dtype)
         self.network.calibrate(*batch.inputs)
 
-    def temperature(self, split: str) -> float:
+    def fit_temperature(self, split: str) -> float:
         """Fit a classifier's temperature on a split's scored examples ("train": the calibration
         sample). Collective."""
         examples = self._dataset.splits[split]
@@ -330,10 +313,10 @@ class Evaluator:
             labels.append(batch.targets.cpu())
         self.network.finish()
         self.network.release()
-        fitted = fitted_temperature(torch.cat(logits), torch.cat(labels), self._summed)
-        return self._communicator.broadcast_from_root(fitted)
+        temperature = fit_temperature(torch.cat(logits), torch.cat(labels), self._summed)
+        return self._communicator.broadcast_from_root(temperature)
 
-    def fitted_scale(self) -> dict[str, float]:
+    def fit_scale(self) -> dict[str, float]:
         """Fit the factors of sums over units to the training loss at the stores' weights.
         Collective.
 
@@ -342,33 +325,52 @@ class Evaluator:
         they are too few.
         """
         rows = self._sample()
-        share, place = (1, 0) if self._local else (self._communicator.size, self._communicator.rank)
-        count = max(min(len(rows), FITTED_ON), share * (1 + bool(self._architecture.batch_norms)))
+        first = 0
+        step = 1
+        if not self._local:
+            first = self._communicator.rank
+            step = self._communicator.size
+        least = 2 if self._calibrates else 1  # one value has no variance
+        count = max(min(len(rows), FITTED_ON), step * least)
         rows = rows[np.arange(count) * len(rows) // count]
-        batch = self._dataset.train.batch(rows[place::share]).to("cpu", self._architecture.dtype)
+        batch = self._dataset.train.batch(rows[first::step]).to("cpu", self._architecture.dtype)
+        task = self._task
         weights = self._run.train.exit_weights
-        examples = sum(self._communicator.allgather(batch.examples)) if self._task.of_trees else 0
+        examples = 0
+        if task.of_trees:
+            examples = sum(self._communicator.allgather(batch.examples))
 
         def loss(outputs: Outputs) -> torch.Tensor:
-            if self._task.of_trees:
-                return joined_loss(self._task.losses(outputs, batch), examples, self._communicator)
-            return weighted_loss(self._task.loss, outputs, batch.targets, weights, reduction="sum")
+            if issubclass(task, OwnTask):
+                return joined_loss(task.losses(outputs, batch), examples, self._communicator)
+            return weighted_loss(task.loss, outputs, batch.targets, weights, reduction="sum")
 
-        return fitted_scale(self._architecture, self._store, self._communicator, batch, loss)
+        return fit_scale(self._architecture, self._store, self._communicator, batch, loss)
 
     def _sample(self) -> np.ndarray:
-        share, stream = (
-            (self._communicator.size, self._communicator.rank) if self._local else (1, 0)
+        rows = len(self._dataset.train)
+        if not self._local:
+            return calibration_rows(self._run, rows, self.sampled)
+        return calibration_rows(
+            self._run,
+            rows,
+            self.sampled,
+            share=self._communicator.size,
+            stream=self._communicator.rank,
         )
-        return calibration_rows(self._run, len(self._dataset.train), self.sampled, share, stream)
 
     def _scored(self, length: int) -> np.ndarray:
+        """Return the rows of a split of ``length`` that are scored, at equal distances."""
         count = scored_of(self._run, self._dataset, length)
-        return np.arange(length) if count >= length else np.arange(count) * length // count
+        if count >= length:
+            return np.arange(length)
+        return np.arange(count) * length // count
 
     def _batches(self, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
-        batch, data = min(self._run.evaluate.batch, -(-length // ranks)), self._dataset
-        if many := self._task.many_outputs(data.features, data.outputs):
-            batch = windows_together(batch, many)
+        # A small split is divided, so that every rank has a batch.
+        batch = min(self._run.evaluate.batch, -(-length // ranks))
+        outputs = self._task.many_outputs(self._dataset.features, self._dataset.outputs)
+        if outputs:
+            batch = windows_together(batch, outputs)
         for first in range(0, length, max(batch, 1)):
             yield np.arange(first, min(first + batch, length))

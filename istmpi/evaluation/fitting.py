@@ -1,10 +1,10 @@
-"""Numbers of the full network that are fitted on all ranks: factors of its sums, and the
-temperature of its logits.
+"""Numbers of the full network that are fitted on all ranks.
 
-Adam finds a factor for each unit group that minimises the training loss. The temperature minimises
-the cross-entropy: a classifier's probabilities are then about as often right as they say (Guo et
-al. 2017, arXiv 1706.04599). The temperature would be 0 if all examples were classified correctly,
-so targets are smoothed by 1/(n+2), as by Platt.
+They are factors of its sums, and the temperature of its logits. Adam finds a factor for each unit
+group that minimises the training loss. The temperature minimises the cross-entropy: a classifier's
+probabilities are then about as often right as they say (Guo et al. 2017, arXiv 1706.04599). The
+temperature would be 0 if all examples were classified correctly, so targets are smoothed by
+1/(n+2), as by Platt.
 """
 
 from __future__ import annotations
@@ -31,23 +31,43 @@ STEPS = 20
 RATE = 0.1
 """The first step of a factor's logarithm, which changes the factor by about a tenth. Later steps
 are smaller."""
-_DECAYS = 0.9, 0.99
-COLDEST, HOTTEST = 0.05, 20.0
+_DECAY = 0.9
+_SQUARE_DECAY = 0.99
+"""The decays of Adam's means of gradients and of their squares."""
+COLDEST = 0.05
+HOTTEST = 20.0
 HALVINGS = 40
 
 
-def fitted_scale(
+class _Adam:
+    """Adam for a few numbers in float64, with a step size that falls to 0 within `STEPS` steps."""
+
+    def __init__(self, count: int):
+        self._mean = np.zeros(count)
+        self._square = np.zeros(count)
+
+    def step(self, values: np.ndarray, gradient: np.ndarray, number: int) -> np.ndarray:
+        """Return the values after step ``number``, counted from 1."""
+        self._mean = _DECAY * self._mean + (1 - _DECAY) * gradient
+        self._square = _SQUARE_DECAY * self._square + (1 - _SQUARE_DECAY) * gradient**2
+        corrected = self._square / (1 - _SQUARE_DECAY**number)
+        rate = RATE * (1 - (number - 1) / STEPS)
+        return values - rate * self._mean / (1 - _DECAY**number) / (np.sqrt(corrected) + 1e-12)
+
+
+def fit_scale(
     architecture: Architecture,
     store: ParameterStore,
     communicator: Communicator,
     batch: Batch,
     loss: Callable[[Outputs], torch.Tensor],
 ) -> dict[str, float]:
-    """Find the factors of least loss over all ranks' batches: `STEPS` steps from the store's
-    factors. Collective.
+    """Find the factors of least loss over all ranks' batches.
 
-    ``loss``: a function of the network's outputs that returns the summed loss of this rank's batch.
+    Collective; it takes `STEPS` steps from the store's factors. ``loss``: a function of the
+    network's outputs that returns the summed loss of this rank's batch.
     """
+    # The factors are variables here, so the network is built without any.
     bare = copy(store)
     bare.scale = bare.fitted = {}
     network = FullNetwork(architecture, bare, communicator)
@@ -61,54 +81,66 @@ def fitted_scale(
         for group, power in map(power_of, groups):
             if group in names:
                 chosen.append(factors[names.index(group)] ** power)
-        return torch.stack(chosen).prod() if chosen else 1.0
+        if not chosen:
+            return 1.0
+        return torch.stack(chosen).prod()
 
     architecture.multiply(network.module, architecture.lengths, factor)
-    best, least = logarithms, np.inf
-    mean, square = np.zeros(len(names)), np.zeros(len(names))
-    for step in range(1, STEPS + 1):
+
+    def measure(logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the mean loss over all ranks, and its gradient by the logarithms."""
         factors.data = torch.from_numpy(np.exp(logarithms))
         factors.grad = None
         total = loss(call(network.module, batch.inputs))
         total.backward()
-        sums = communicator.allreduce_sum(
-            np.array([total.item(), batch.examples, *(factors.grad * factors.detach())])
-        )
-        value, gradient = sums[0] / sums[1], sums[2:] / sums[1]
+        assert factors.grad is not None
+        by_logarithm = factors.grad * factors.detach()
+        sums = communicator.allreduce_sum(np.array([total.item(), batch.examples, *by_logarithm]))
+        return sums[0] / sums[1], sums[2:] / sums[1]
+
+    best = logarithms
+    least = np.inf
+    adam = _Adam(len(names))
+    for step in range(1, STEPS + 1):
+        value, gradient = measure(logarithms)
         if not np.isfinite(gradient).all():
             break
         if value < least:
-            best, least = logarithms, value
-        mean = _DECAYS[0] * mean + (1 - _DECAYS[0]) * gradient
-        square = _DECAYS[1] * square + (1 - _DECAYS[1]) * gradient**2
-        corrected = square / (1 - _DECAYS[1] ** step)
-        rate = RATE * (1 - (step - 1) / STEPS)
-        logarithms = logarithms - rate * mean / (1 - _DECAYS[0] ** step) / (
-            np.sqrt(corrected) + 1e-12
-        )
+            best = logarithms
+            least = value
+        logarithms = adam.step(logarithms, gradient, step)
     network.release()
     best = communicator.broadcast_from_root(best)  # all ranks have the same bits
     return {name: float(value) for name, value in zip(names, np.exp(best))}
 
 
-def fitted_temperature(
-    logits: torch.Tensor, labels: torch.Tensor, summed: Callable[[np.ndarray], np.ndarray]
+def fit_temperature(
+    logits: torch.Tensor, labels: torch.Tensor, add_up: Callable[[np.ndarray], np.ndarray]
 ) -> float:
-    """Fit a temperature to all ranks' logits ``[n, classes]`` float64 and labels ``[n]``; 1 if
-    logits are not finite.
+    """Fit a temperature to all ranks' logits ``[n, classes]`` float64 and labels ``[n]``.
 
-    ``summed``: a function that adds up an array over ranks.
+    It is 1 if logits are not finite. ``add_up``: a function that adds up an array over ranks.
     """
-    count, classes = float(summed(np.array([float(len(labels))]))[0]), logits.shape[1]
+
+    def sum_over_ranks(value: float) -> float:
+        return float(add_up(np.array([value]))[0])
+
+    count = sum_over_ranks(float(len(labels)))
+    classes = logits.shape[1]
     smoothing = 1 / (count + 2)
     targets = torch.full_like(logits, smoothing / classes)
     targets[torch.arange(len(labels)), labels] += 1 - smoothing
-    low, high = np.log(1 / HOTTEST), np.log(1 / COLDEST)
+    # The loss is convex in 1 / temperature, so its slope has one root.
+    low = np.log(1 / HOTTEST)
+    high = np.log(1 / COLDEST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         odds = torch.softmax(logits * np.exp(middle), dim=1)
-        slope = float(summed(np.array([float(((odds - targets) * logits).sum())]))[0])
+        slope = sum_over_ranks(float(((odds - targets) * logits).sum()))
         if not np.isfinite(slope):
             return 1.0
-        low, high = (low, middle) if slope > 0 else (middle, high)
+        if slope > 0:
+            high = middle
+        else:
+            low = middle
     return float(np.exp(-(low + high) / 2))

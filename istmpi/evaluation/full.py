@@ -8,7 +8,7 @@ each pass. `istmpi.cost.evaluation` chooses the sharded leaves.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,24 +20,39 @@ from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
 from istmpi.models.architecture import Architecture
-from istmpi.models.leaves import leaves_of, prepare
-from istmpi.models.norms import BatchNorm, averaged, calibrating, moments_of
+from istmpi.models.leaves import Leaf, leaves_of, prepare
+from istmpi.models.norms import Calibrated, averaged, calibrating, moments_of
+from istmpi.models.norms import Moments as UnitMoments
 from istmpi.models.trials import seeded
 from istmpi.trees import call, mapped
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
 
-Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+Moments = Mapping[str, UnitMoments]
+"""Mean and variance of each batch normalisation's units."""
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The module, built for one set of factors of the sums over units."""
+
+    module: nn.Module
+    scale: Mapping[str, float]
+    gathered: Mapping[str, nn.Parameter]
+    """The parameters that are whole on each rank; empty until they are loaded."""
+    moments_of: Callable[[torch.Tensor, str, bool], UnitMoments]
+    """A function that computes moments in a calibration (`istmpi.models.norms.calibrating`)."""
+    exchange: OwnExamples | None = None
+    """The exchange, if each rank passes its own examples."""
 
 
 class FullNetwork:
-    """The full network of the ranks' stores, with the weights of its last `calibrate` or
-    `load_moments`.
+    """The full network of the ranks' stores, with the weights that were loaded last.
 
-    ``sharded``: parameters of leaves whose rows stay with their owners. ``local_examples``: data
-    are local, so that each rank passes its own examples. Otherwise, if a parameter is sharded, all
-    ranks pass the same examples.
+    `calibrate` and `load_moments` load weights. ``sharded``: parameters of leaves whose rows stay
+    with their owners. ``local_examples``: data are local, so that each rank passes its own
+    examples. Otherwise, if a parameter is sharded, all ranks pass the same examples.
     """
 
     def __init__(
@@ -57,24 +72,33 @@ class FullNetwork:
         (`istmpi.evaluation.spread_units`). ``device``: the network's device. A sharded network, or
         a network for a graph, is on the host.
         """
-        self.device = HOST if sharded or by_units or architecture.nodes[1] else device
+        self._of_graph = architecture.nodes[1] > 0
+        self.device = device
+        if sharded or by_units or self._of_graph:
+            self.device = HOST
         self._by_units = by_units
-        self._architecture, self._store, self._communicator = architecture, store, communicator
+        self._architecture = architecture
+        self._store = store
+        self._communicator = communicator
         self._sharded = frozenset(sharded)
         # decision 38: examples that are local stay, and weights travel to them.
         self._local_examples = local_examples
-        names = (
-            architecture.leaves.get(architecture.head, ()) if spread and not local_examples else ()
-        )
-        self._spread = architecture.head if names and self._sharded.issuperset(names) else ""
+        self._spread = ""
+        """The name of the head if each rank keeps its outputs, else empty."""
+        names = architecture.leaves.get(architecture.head, ())
+        if spread and not local_examples and names and self._sharded.issuperset(names):
+            self._spread = architecture.head
         self._calibrating = False
-        self.module: nn.Module | None = None
-        self._scale: Mapping[str, float] | None = None
-        self._own: OwnExamples | None = None
-        self._gathered: dict[str, nn.Parameter] = {}
+        self._built: _Built | None = None
         self.moments: Moments = {}
         """Mean and variance of every unit of the batch normalisations, as last calibrated or
         loaded."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module with the weights that were loaded last; there is none before."""
+        assert self._built is not None, "no weights were loaded"
+        return self._built.module
 
     @property
     def same_examples(self) -> bool:
@@ -87,41 +111,45 @@ class FullNetwork:
         """The outputs that this rank's forward pass returns; None if it returns all."""
         if not self._spread:
             return None
-        store, (weight, *_) = self._store, self._architecture.leaves[self._spread]
-        length = store.parameters[weight].pattern.shape(store.owners.lengths)[0]
-        return store.owners.rows(length, store.rank)
+        owners = self._store.owners
+        weight, *_ = self._architecture.leaves[self._spread]
+        length, *_ = self._store.parameters[weight].pattern.shape(owners.lengths)
+        return owners.rows(length, self._store.rank)
 
     @property
     def shares_examples(self) -> bool:
         """True if each rank passes its own part of the examples."""
-        return self._local_examples or not (
-            self._sharded or self._by_units or self._architecture.nodes[1]
-        )
+        if self._local_examples:
+            return True
+        return not (self._sharded or self._by_units or self._of_graph)
 
     def calibrate(self, *inputs: Any) -> None:
-        """Load the stores' weights, and set the normalisations' moments to those of a batch of
-        inputs. Collective."""
+        """Load the stores' weights, and set the normalisations' moments to those of a batch.
+
+        Collective.
+        """
         self.calibrate_by(lambda: call(self.module, inputs))
 
     def calibrate_by(self, run: Callable[[], object]) -> None:
         """Load the stores' weights, and set the normalisations' moments while ``run`` passes a
-        batch. Collective.
+        batch.
 
-        If `shares_examples`, moments are over all ranks' batches: in each layer, ranks wait to add
-        up their sums.
+        Collective. If `shares_examples`, moments are over all ranks' batches: in each layer, ranks
+        wait to add up their sums.
         """
-        layers = self.with_weights()
+        built = self._load_weights()
+        layers = self._batch_norms(built)
         self._calibrating = True
-        if self._own:
-            self._own.moments.clear()
+        if built.exchange:
+            built.exchange.moments.clear()
         try:
-            with seeded(), torch.no_grad(), calibrating(layers, self._moments_of):
+            with seeded(), torch.no_grad(), calibrating(layers, built.moments_of):
                 run()
         finally:
             self._calibrating = False
         self.finish()
-        if self._own:  # this rank may have skipped a layer, if the network branches on values
-            for name, moments in self._own.moments.items():
+        if built.exchange:  # this rank may have skipped a layer, if the network branches on values
+            for name, moments in built.exchange.moments.items():
                 layers[name].moments = averaged(moments)
         self.moments = {
             name: mapped(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()
@@ -135,28 +163,40 @@ class FullNetwork:
 
     @torch.no_grad()
     def __call__(self, *inputs: torch.Tensor) -> Outputs:
-        with seeded() if self.same_examples else nullcontext():
+        if not self.same_examples:
+            return call(self.module, inputs)
+        # Ranks that run the network together must draw the same random numbers.
+        with seeded():
             return call(self.module, inputs)
 
     def finish(self) -> None:
         """Serve the other ranks' calls until no rank waits, if ranks have different examples.
         Collective."""
-        if self._own:
-            self._own.finish()
+        if self._built and self._built.exchange:
+            self._built.exchange.finish()
 
     def release(self) -> None:
         """Free the memory of gathered weights, until they are loaded again."""
-        for parameter in self._gathered.values():
-            parameter.data = parameter.data.new_empty(0)
+        if self._built:
+            for parameter in self._built.gathered.values():
+                parameter.data = parameter.data.new_empty(0)
 
-    def with_weights(self) -> dict[str, BatchNorm]:
+    def with_weights(self) -> dict[str, Calibrated]:
         """Load the stores' weights, and return the batch normalisations, without moments.
-        Collective."""
-        if self._scale != self._store.full_scale:  # also true before the first build
-            self._build()
-        for name, parameter in self._gathered.items():
+
+        Collective.
+        """
+        return self._batch_norms(self._load_weights())
+
+    def _load_weights(self) -> _Built:
+        if self._built is None or self._built.scale != self._store.full_scale:
+            self._built = self._build()
+        for name, parameter in self._built.gathered.items():
             parameter.data = self._here(self._store.whole(name, self._communicator))
-        layers = self._architecture.batch_norm_layers(self.module)
+        return self._built
+
+    def _batch_norms(self, built: _Built) -> dict[str, Calibrated]:
+        layers = self._architecture.batch_norm_layers(built.module)
         for layer in layers.values():
             layer.moments = None
         return layers
@@ -164,38 +204,58 @@ class FullNetwork:
     def _here(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.device)
 
-    def _build(self) -> None:
-        architecture, store = self._architecture, self._store
-        self._scale = store.full_scale
-        self.module = architecture.without_values({} if self._by_units else self._scale).eval()
-        self._gathered = prepare(self.module, self._sharded)
+    def _build(self) -> _Built:
+        architecture = self._architecture
+        store = self._store
+        scale = store.full_scale
+        # `spread_units` multiplies by the factors itself.
+        module = architecture.without_values({} if self._by_units else scale).eval()
+        gathered = prepare(module, self._sharded)
         if self.device != HOST:
-            self.module.to(self.device)
-        self._moments_of = moments_of
-        for module in self.module.modules():
-            module.register_forward_hook(lambda *_: self._communicator.whereabouts.heartbeat())
+            module.to(self.device)
+        for part in module.modules():
+            part.register_forward_hook(lambda *_: self._communicator.whereabouts.heartbeat())
         if self._by_units:
-            spread_units(self.module, architecture, store, self._communicator, self._sharded)
-            return
+            spread_units(module, architecture, store, self._communicator, self._sharded)
+            return _Built(module, scale, gathered, moments_of)
         shared = self.shares_examples and self._communicator.size > 1 and architecture.batch_norms
-        self._own = (
-            OwnExamples(store, self._communicator) if self._local_examples or shared else None
-        )
-        exchange = self._own or SameExamples(store, self._communicator)
-        leaves = architecture.leaves.items()
+        if self._local_examples or shared:
+            exchange = OwnExamples(store, self._communicator)
+            self._replace_leaves(module, exchange)
+            moments = self._moments_over_ranks(module, exchange)
+            return _Built(module, scale, gathered, moments, exchange)
+        self._replace_leaves(module, SameExamples(store, self._communicator))
+        return _Built(module, scale, gathered, moments_of)
+
+    def _replace_leaves(self, module: nn.Module, exchange: OwnExamples | SameExamples) -> None:
+        """Make the sharded leaves of a module exchange weights or outputs."""
+        leaves = self._architecture.leaves.items()
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
-        for path, leaf in leaves_of(self.module, sharded).items():
-            if path == self._spread:
-                rows = exchange.rows_of(leaf)
-                leaf.replace(
-                    lambda x, rows=rows: x.new_empty(len(x), 0) if self._calibrating else rows(x)
-                )
+        for path, leaf in leaves_of(module, sharded).items():
+            if path == self._spread and isinstance(exchange, SameExamples):
+                leaf.replace(self._keep_rows(leaf, exchange))
             else:
                 leaf.replace(exchange.forward_of(leaf))
-        if self._own:
-            layers = architecture.batch_norm_layers(self.module).items()
-            over_ranks = {
-                name: self._own.moments_of(name, layer, architecture.dtype)
-                for name, layer in layers
-            }
-            self._moments_of = lambda x, name, each: over_ranks[name](x)
+
+    def _keep_rows(self, leaf: Leaf, exchange: SameExamples) -> Callable[..., torch.Tensor]:
+        """Return a forward function of the head, of which each rank keeps its outputs."""
+        compute = exchange.rows_of(leaf)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if self._calibrating:  # nobody reads the outputs
+                return x.new_empty(len(x), 0)
+            return compute(x)
+
+        return forward
+
+    def _moments_over_ranks(
+        self, module: nn.Module, exchange: OwnExamples
+    ) -> Callable[[torch.Tensor, str, bool], UnitMoments]:
+        over_ranks = {}
+        for name, layer in self._architecture.batch_norm_layers(module).items():
+            over_ranks[name] = exchange.moments_of(name, layer, self._architecture.dtype)
+
+        def moments_of_layer(x: torch.Tensor, name: str, each: bool) -> UnitMoments:
+            return over_ranks[name](x)
+
+        return moments_of_layer

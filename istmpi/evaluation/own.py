@@ -33,7 +33,8 @@ class OwnSums:
     def __init__(self, task: type[OwnTask], looks: bool):
         """``looks``: True if `note` should get a sentence on functions that are no means over
         rows."""
-        self._task, self._looks = task, looks
+        self._task = task
+        self._looks = looks
         self._loss: Sums = {}
         self._score: Sums = {}
         self._fault = ""
@@ -50,48 +51,53 @@ class OwnSums:
         if self._task.scores:
             scores = self._task.scores(outputs, batch)
             _add(self._score, scores)
-            amounts = {**{f"loss {name}": each for name, each in amounts.items()}, **scores}
+            amounts = {f"loss {name}": amount for name, amount in amounts.items()} | scores
         if self._looks and len(self._first) < LOOKED_AT and not self.note:
             self._first.append((outputs, batch))
             self.note = self._task.no_means(self._first)
         if not self._fault and not all(isfinite(amount.total) for amount in amounts.values()):
-            self._fault = self._fault_in(outputs, batch)
+            self._fault = self._describe_fault(outputs, batch)
         self.examples += batch.examples
 
     def over_ranks(
         self, communicator: Communicator, spread: bool
     ) -> tuple[float, float, dict[str, float] | None]:
-        """Return the loss, the score and further scores of all batches. Collective.
+        """Return the loss, the score and further scores of all batches.
 
-        ``spread``: True if ranks have different batches. Raises on every rank ConfigError if
-        nothing counts, and DivergedError if a value is not finite.
+        Collective. ``spread``: True if ranks have different batches. Raises on every rank
+        ConfigError if nothing counts, and DivergedError if a value is not finite.
         """
         per_rank = communicator.allgather((self._fault, self._loss, self._score))
         if not spread:
             per_rank = per_rank[:1]
         faults, losses, scores = zip(*per_rank, strict=True)
-        if fault := next(filter(None, faults), ""):
+        for fault in filter(None, faults):
             error = DivergedError(fault)
             error.of_function = fault != OUTPUTS
             error.everywhere = True
             raise error
         with communicator.agreed():
-            loss = sum(_means("loss", losses).values())
-            named = _means("score", scores) if self._task.scores else {"": loss}
-        first = self._task.score if self._task.score in named else next(iter(named))
-        score = named.pop(first)
-        return loss, score, named or None
+            loss = sum(_divide_sums("loss", losses).values())
+            means = {"": loss}
+            if self._task.scores:
+                means = _divide_sums("score", scores)
+        first = self._task.score
+        if first not in means:  # a score without a name of its own
+            first = next(iter(means))
+        score = means.pop(first)
+        return loss, score, means or None
 
-    def _fault_in(self, outputs: Any, batch: Batch) -> str:
+    def _describe_fault(self, outputs: Any, batch: Batch) -> str:
         if not bool(all_finite(outputs)):
             return OUTPUTS
-        for function in self._task.functions:
-            for name, amount in self._task.functions[function](outputs, batch).items():
+        for place, function in self._task.functions.items():
+            for name, amount in function(outputs, batch).items():
                 if not isfinite(amount.total):
-                    its = f"{function}: {name}" if name else function
+                    subject = f"{place}: {name}" if name else place
                     return (
-                        f"{its} is {amount.total} for a batch of {counted(batch.examples, 'example')}, but the "
-                        "network's outputs are finite. Return a pair (sum, count) if a batch may have nothing that "
+                        f"{subject} is {amount.total} for a batch of "
+                        f"{counted(batch.examples, 'example')}, but the network's outputs are "
+                        "finite. Return a pair (sum, count) if a batch may have nothing that "
                         "counts. It is"
                     )
         return "the loss or the score is not finite"
@@ -101,12 +107,16 @@ def joined_loss(
     amounts: Mapping[str, Amount], examples: int, communicator: Communicator
 ) -> torch.Tensor:
     """Return this rank's part of the loss of all ranks' batches, times all ``examples``.
-    Collective."""
+
+    Collective.
+    """
     counts = np.sum(communicator.allgather([amount.count for amount in amounts.values()]), axis=0)
     terms = []
     for amount, count in zip(amounts.values(), counts.tolist(), strict=True):
         weight = examples / count if count else 0.0
-        terms.append(amount.value * (weight * amount.count if amount.is_mean else weight))
+        if amount.is_mean:
+            weight *= amount.count
+        terms.append(amount.value * weight)
     return sum(terms)
 
 
@@ -115,17 +125,21 @@ def _add(sums: Sums, amounts: Mapping[str, Amount]) -> None:
         sums[name] = sums.get(name, 0.0) + np.array([amount.total, amount.count])
 
 
-def _means(what: str, per_rank: tuple[Sums, ...]) -> dict[str, float]:
-    """Return the mean of each amount over all ranks. Raises ConfigError for other names on a rank,
-    or no count."""
-    filled = [sums for sums in per_rank if sums]
+def _divide_sums(what: str, per_rank: tuple[Sums, ...]) -> dict[str, float]:
+    """Return the mean of each amount over all ranks.
+
+    Raises ConfigError for other names on a rank, or no count.
+    """
+    filled = [sums for sums in per_rank if sums]  # a rank without a batch has no names
     means = {}
     for name in filled[0]:
         if any(sums.keys() != filled[0].keys() for sums in filled):
             raise ConfigError(f"the {what} has other names on some ranks. Return equal names.")
-        total, count = sum(sums[name] for sums in filled).tolist()
+        total, count = sum((sums[name] for sums in filled), start=np.zeros(2)).tolist()
         if not count:
-            its = f"{what} {name}".strip()
-            raise ConfigError(f"the {its} has the count 0 in all batches. Return a count above 0.")
+            subject = f"{what} {name}".strip()
+            raise ConfigError(
+                f"the {subject} has the count 0 in all batches. Return a count above 0."
+            )
         means[name] = total / count
     return means

@@ -14,9 +14,13 @@ def scored_of(run: Run, data: Dataset, length: int) -> int:
 
 
 def scored_in_training(run: Run, data: Dataset) -> int:
-    """Return the number of examples that an evaluation in training scores (of this rank's, if data
-    are local)."""
-    split = data.splits.get("validation", data.test) if run.watches_validation else data.test
+    """Return the number of examples that an evaluation in training scores.
+
+    If data are local, they are this rank's.
+    """
+    split = data.test
+    if run.watches_validation:
+        split = data.splits.get("validation", data.test)
     return scored_of(run, data, len(split))
 
 
@@ -26,13 +30,19 @@ def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     sampled = calibration_examples(
         run, architecture, ranks, len(data.train), scored_in_training(run, data)
     )
-    return sampled if run.data.placement == "local" else min(sampled, len(data.train))
+    if run.data.placement == "local":
+        return sampled
+    return min(sampled, len(data.train))
 
 
 def calibration_rows(
     run: Run, length: int, count: int, share: int = 1, stream: int = 0
 ) -> np.ndarray:
-    """Draw ``count // share`` of ``length`` rows, sorted; at least 2 if ``share``, a number of
-    ranks, is above 1."""
+    """Draw ``count // share`` of ``length`` rows, sorted.
+
+    They are at least 2 if ``share``, a number of ranks, is above 1.
+    """
     order = rng.permutation(length, rng.key(run.train.seed, "calibration", stream))
-    return np.sort(order[: count if share == 1 else max(count // share, 2)])
+    if share > 1:
+        count = max(count // share, 2)  # one value has no variance
+    return np.sort(order[:count])

@@ -26,6 +26,8 @@ class Calibrated:
     in the full network.
     """
 
+    num_features: int
+    """The number of units."""
     moments: Moments | None = None
     """Mean and variance of every unit, ``[units]`` each."""
     each = False

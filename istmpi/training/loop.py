@@ -167,7 +167,7 @@ class Training(Prepared):
 
     def _fit_scale(self) -> None:
         if self.run.model.scale == "fitted" and self.store.scale and self.method.spec.deals:
-            self.store.fitted = self.evaluator.fitted_scale()
+            self.store.fitted = self.evaluator.fit_scale()
 
     @property
     def checkpoint_due(self) -> bool:
@@ -197,7 +197,9 @@ class Training(Prepared):
             self.evaluator.network.release()
             self.calibrated_after = self.rounds_done
         if calibrated and self.dataset.scoring.one_class:
-            self._temperature = self.evaluator.temperature("validation" if self.best else "train")
+            self._temperature = self.evaluator.fit_temperature(
+                "validation" if self.best else "train"
+            )
         moments = self.evaluator.network.moments if self.calibrated else {}
         norms, rank = self.architecture.batch_norms, self.communicator.rank
         pieces = [*model_pieces(self.store), *frozen_pieces(self.architecture, self.store)]

@@ -11,7 +11,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
-from istmpi.evaluation.fitting import fitted_temperature
+from istmpi.evaluation.fitting import fit_temperature
 from istmpi.evaluation.sample import calibration_rows
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
@@ -37,7 +37,7 @@ def test_it_is_fitted_stored_and_applied(comm, shared_tmp, settings):
     data = open_dataset("digits")
     x, y = examples_of(split, rows)
     logits = network(x.reshape(len(x), -1) * data.std + data.mean) * temperature
-    alone = fitted_temperature(torch.from_numpy(logits).double(), torch.from_numpy(y), lambda own: own)
+    alone = fit_temperature(torch.from_numpy(logits).double(), torch.from_numpy(y), lambda own: own)
     assert temperature == pytest.approx(alone, rel=1e-4)
     raw = data.test.normalised_by(None)
     x, y = examples_of(raw, np.arange(len(raw)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from istmpi.evaluation.fitting import COLDEST, HOTTEST, fitted_temperature
+from istmpi.evaluation.fitting import COLDEST, HOTTEST, fit_temperature
 
 
 def drawn(seed, hotter, count=400, classes=5):
@@ -31,17 +31,17 @@ def naive(logits, labels):
 @pytest.mark.parametrize("hotter", [0.2, 1, 4])
 def test_it_is_what_a_grid_finds(hotter):
     logits, labels = drawn(0, hotter)
-    found = fitted_temperature(logits, labels, lambda own: own)
+    found = fit_temperature(logits, labels, lambda own: own)
     assert found == pytest.approx(naive(logits, labels), rel=1e-2)
     assert found == pytest.approx(hotter, rel=0.2)
 
 
 def test_it_stays_within_bounds_where_all_are_right_and_where_nothing_is_known():
     right = torch.eye(4, dtype=torch.float64).repeat(50, 1)
-    sure = fitted_temperature(right, right.argmax(dim=1), lambda own: own)
+    sure = fit_temperature(right, right.argmax(dim=1), lambda own: own)
     assert COLDEST < sure < 0.5  # one of two more would be wrong: not surer than that
     odds = torch.softmax(right / sure, dim=1).max(dim=1).values.mean()
     assert float(odds) == pytest.approx(1 - 1 / 202 * 3 / 4, rel=1e-6)
-    assert fitted_temperature(right * np.nan, right.argmax(dim=1), lambda own: own) == 1
-    guessed = fitted_temperature(drawn(2, 1)[0], drawn(3, 1)[1], lambda own: own)
+    assert fit_temperature(right * np.nan, right.argmax(dim=1), lambda own: own) == 1
+    guessed = fit_temperature(drawn(2, 1)[0], drawn(3, 1)[1], lambda own: own)
     assert guessed == pytest.approx(HOTTEST, rel=1e-6)

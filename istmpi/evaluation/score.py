@@ -1,0 +1,149 @@
+"""Scores of a network, and the sums over batches from which they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from istmpi.comm import Communicator
+from istmpi.data.batch import Batch
+from istmpi.data.dataset import Dataset
+from istmpi.devices import HOST
+from istmpi.exits import outputs_of, weighted_loss
+from istmpi.multilabel import Ranking, parts_of
+from istmpi.tasks import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from istmpi.exits import Outputs
+
+
+@dataclass(frozen=True)
+class Score:
+    """A network's result on a split: mean loss, mean score (such as accuracy) and number of scored
+    examples."""
+
+    loss: float
+    """The loss as in training, of standardised targets if the run has them. NaN for a score of a
+    user's program."""
+    score: float
+    """The score in the units of the data; with several exits, that of the last exit."""
+    examples: int
+    exits: tuple[float, ...] | None = None
+    """The score of every exit if there are several, otherwise None."""
+    bits_per_byte: float | None = None
+    more: Mapping[str, float] | None = None
+    form: str = "merged"
+    """The form of the network that was scored (evaluate.form)."""
+
+
+class Totals(Protocol):
+    """Sums over the batches of an evaluation, whose means are loss and score."""
+
+    @property
+    def count(self) -> int:
+        """The number of sums."""
+
+    def add_up(self, outputs: Outputs, batch: Batch) -> np.ndarray:
+        """Return the sums of a batch, ``[count]``."""
+
+    def score(self, sums: np.ndarray, form: str) -> Score:
+        """Return the score of all batches, whose sums were added."""
+
+
+class PointTotals:
+    """The sums of a task whose score is a mean of `Task.points`: loss, examples, and the points of
+    each exit."""
+
+    def __init__(
+        self, task: type[Task], data: Dataset, exits: int, exit_weights: Sequence[float]
+    ) -> None:
+        self._task = task
+        self._data = data
+        self._exit_weights = exit_weights
+        self.count = 2 + exits * task.numbers
+
+    def add_up(self, outputs: Outputs, batch: Batch) -> np.ndarray:
+        loss = weighted_loss(
+            self._task.loss, outputs, batch.targets, self._exit_weights, reduction="sum"
+        )
+        points = []
+        for exit in outputs_of(outputs):
+            # Losses are of standardised targets, scores in the units of the data.
+            points.append(self._task.points(*self._in_units(exit, batch.targets)))
+        return np.concatenate([[float(loss), batch.examples], np.reshape(points, -1)])
+
+    def score(self, sums: np.ndarray, form: str) -> Score:
+        total, examples, *points = sums.tolist()
+        loss = total / examples
+        means = [point / examples for point in points]
+        numbers = self._task.numbers
+        scores = []
+        for first in range(0, len(means), numbers):
+            scores.append(self._task.of_mean(*means[first : first + numbers]))
+        bits = None
+        if self._data.bytes_per_token:
+            bits = loss / log(2) / self._data.bytes_per_token
+        return Score(
+            loss=loss,
+            score=scores[-1],
+            examples=int(examples),
+            exits=tuple(scores) if len(scores) > 1 else None,
+            bits_per_byte=bits,
+            more=self._task.more(self._data.outputs, *means[-numbers:]),
+            form=form,
+        )
+
+    def _in_units(
+        self, outputs: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._data.targets is None:
+            return outputs, targets
+        mean, std = (torch.from_numpy(values).to(outputs) for values in self._data.targets)
+        return outputs * std + mean, targets * std + mean
+
+
+class RankingTotals:
+    """The sums of a task that ranks labels (`istmpi.multilabel.Ranking`)."""
+
+    count = Ranking.size
+
+    def __init__(
+        self,
+        score_name: str,
+        kind: str,
+        ranking: Ranking,
+        labels: range | None,
+        communicator: Communicator,
+    ) -> None:
+        """``kind``: the loss. ``labels``: the labels whose logits a pass on this rank returns, if
+        each rank returns some; None if it returns all."""
+        self._score_name = score_name
+        self._kind = kind
+        self._ranking = ranking
+        self._labels = labels
+        self._communicator = communicator
+
+    def add_up(self, outputs: Outputs, batch: Batch) -> np.ndarray:
+        first = 0 if self._labels is None else self._labels.start
+        targets = batch.targets.to(HOST)
+        logits = outputs_of(outputs)[-1].cpu()
+        part = parts_of(logits, first, targets, self._kind)
+        if self._labels is None:
+            return self._ranking.sums([part], targets)
+        # Ranks send a few numbers of each example instead of its logits.
+        ranks = self._communicator.size
+        flat = self._communicator.allgatherv(part.reshape(-1), [part.size] * ranks)
+        return self._ranking.sums([*flat.reshape(ranks, *part.shape)], targets)
+
+    def score(self, sums: np.ndarray, form: str) -> Score:
+        loss, examples, *_ = sums.tolist()
+        scores = Ranking.scores(sums)
+        score = scores.pop(self._score_name)
+        return Score(loss / examples, score, int(examples), more=scores, form=form)
