@@ -31,25 +31,40 @@ class Setting:
 
     @property
     def range(self) -> str:
-        return "" if self.kind == "true or false" else range_of(self.hint)
+        if self.kind == "true or false":
+            return ""
+        return range_of(self.hint)
 
 
 def every_setting() -> Iterator[Setting]:
-    """Yield the settings of all sections in order, with those of every method and of every built-in
-    network."""
-    owners = {
-        f"method.{setting}": spec.name for spec in METHODS.values() for setting in spec.settings
-    }
-    owners |= {f"model.{name}": "mlp" for name in types_of(Model) if name not in OWN_SETTINGS}
+    """Yield the settings of all sections in order.
+
+    They include those of every method and of every built-in network.
+    """
+    owners = _find_owners()
     for section, value in vars(Run()).items():
-        if not dataclasses.is_dataclass(value):
+        kind: type = type(value)
+        if not dataclasses.is_dataclass(kind):
             yield Setting(section, types_of(Run)[section], value)
             continue
-        names = {name: f"{section}.{name}" for name in types_of(type(value))}
+        names = {name: f"{section}.{name}" for name in types_of(kind)}
+        # Settings of all runs come first.
         for name in sorted(names, key=lambda name: names[name] in owners):
-            hint = types_of(type(value))[name]
+            hint = types_of(kind)[name]
             yield Setting(names[name], hint, getattr(value, name), owners.get(names[name], ""))
         if section == "model":
             for network in NETWORKS:
                 for name, hint, default in arguments_of(network):
                     yield Setting(f"model.{name}", hint, default, network)
+
+
+def _find_owners() -> dict[str, str]:
+    """Return the method or network that alone has a setting, by the setting's name."""
+    owners = {}
+    for spec in METHODS.values():
+        for setting in spec.settings:
+            owners[f"method.{setting}"] = spec.name
+    for name in types_of(Model):
+        if name not in OWN_SETTINGS:
+            owners[f"model.{name}"] = "mlp"
+    return owners

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from istmpi.comm.codec import CODECS
 from istmpi.methods import METHODS, MethodSettings
@@ -11,6 +11,14 @@ from istmpi.optim import schedules
 from istmpi.optim.optimizers import OPTIMIZERS
 from istmpi.settings import Between, Count, Fraction, Meta, Natural, NotNegative, Positive, also
 from istmpi.tasks import TASKS
+
+_WIRES = ("float32", *CODECS)
+if TYPE_CHECKING:  # checkers know no Literal whose names are computed
+    Wire = str
+    Schedule = str
+else:
+    Wire = Literal[_WIRES]
+    Schedule = Literal[tuple(schedules.SCHEDULES)]
 
 Network = Annotated[
     str,
@@ -59,28 +67,34 @@ class Model:
     init: Init = "fan-in"
 
     def arguments_for(self, task: str) -> dict[str, Any]:
-        arguments = {
-            name: getattr(self, name)
-            for name in ("hidden", "norm", "activation", "dropout", "bias")
-        }
-        normalised = self.norm == "batch" and TASKS[task].one_class
-        return arguments | {
-            "output_norm": normalised if self.output_norm is None else self.output_norm
+        output_norm = self.output_norm
+        if output_norm is None:
+            output_norm = self.norm == "batch" and TASKS[task].one_class
+        return {
+            "hidden": self.hidden,
+            "norm": self.norm,
+            "activation": self.activation,
+            "dropout": self.dropout,
+            "bias": self.bias,
+            "output_norm": output_norm,
         }
 
     @property
     def batch_statistics(self) -> str:
-        """The setting that makes the network normalise over the batch, as text; empty without
-        one."""
+        """The setting that makes the network normalise over the batch, as text; else empty."""
         if self.norm == "batch":
             return "model.norm = 'batch'"
-        return "model.output_norm = true" if self.output_norm else ""
+        if self.output_norm:
+            return "model.output_norm = true"
+        return ""
 
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A network that is a plain torch.nn.Module. ``arguments``: the constructor's arguments that
-    the run sets."""
+    """A network that is a plain torch.nn.Module.
+
+    ``arguments``: the constructor's arguments that the run sets.
+    """
 
     name: Network
     dtype: DType = "float32"
@@ -117,7 +131,7 @@ class _CommonMethod:
         "Nesterov momentum of the outer step, as in DiLoCo; the default depends on the method, usually 0.",
     ] = None
     wire: Annotated[
-        Literal[("float32", *CODECS)],
+        Wire,
         "Encoding of weights and gradients in messages: exact, or rounded at random to 2 or 1 bytes a value. "
         "Momentum and tensors with one axis get at least 2 bytes.",
     ] = "float32"
@@ -156,7 +170,7 @@ class Optimizer:
         "regression with standardised targets, otherwise none.",
     ] = None
     schedule: Annotated[
-        Literal[tuple(schedules.SCHEDULES)],
+        Schedule,
         "Learning rate schedule after the warm-up, over all local steps of the run.",
     ] = "constant"
     least_lr: Annotated[

@@ -1,8 +1,8 @@
-"""A run: all settings. The command line overrides the run file (TOML), and the run file overrides
-the defaults.
+"""A run: all settings.
 
-Unknown keys are refused, with the most similar known key as a hint. The complete run is saved with
-its results, in a file that gives the same run again.
+The command line overrides the run file (TOML), and the run file overrides the defaults. Unknown
+keys are refused, with the most similar known key as a hint. The complete run is saved with its
+results, in a file that gives the same run again.
 """
 
 import dataclasses
@@ -56,8 +56,7 @@ class Run:
 
     @staticmethod
     def load(name_or_path: str) -> "Run":
-        """Return the run of a TOML file, of a run's folder, or of a name that ships with the
-        package.
+        """Return the run of a TOML file, of a run's folder, or of a name that istmpi ships.
 
         From a folder, the run comes without output.folder, for a new training. Raises ConfigError
         if unusable.
@@ -70,20 +69,14 @@ class Run:
         if not is_file(path):
             path = SHIPPED / f"{name_or_path}.toml"
         if not is_file(path):
-            given = Path(name_or_path)
-            files = (
-                [file.name for file in given.parent.glob("*.toml")]
-                if given.suffix == ".toml"
-                else []
+            raise ConfigError(
+                f"run {name_or_path} is neither a file nor a built-in run{_suggest(name_or_path)}"
             )
-            near = did_you_mean(given.name if files else name_or_path, files or shipped())
-            raise ConfigError(f"run {name_or_path} is neither a file nor a built-in run{near}")
         try:
             tree = read_toml(path, "Correct it; istmpi runs lists readable runs.")
             train = tree.get("train")
-            _require_one_length(
-                [f"train.{key}" for key in train] if isinstance(train, dict) else [], path.name
-            )
+            if isinstance(train, dict):
+                _require_one_length([f"train.{key}" for key in train], path.name)
         except DataError as error:
             raise ConfigError(str(error)) from None
         output = tree.get("output", {})
@@ -96,18 +89,16 @@ class Run:
         return _build(Run, without_gone(tree, source), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
-        """Return the run with ``settings``, e.g. ``{"method.local_steps": 20}``. Raises ConfigError
-        if one is wrong.
+        """Return the run with ``settings``, e.g. ``{"method.local_steps": 20}``.
 
         Another network class drops this run's model settings except dtype; ``train.rounds`` drops
-        ``train.epochs``.
+        ``train.epochs``. Raises ConfigError if a setting is wrong.
         """
         tree = self.tree()
         name = settings.get("model.name", self.model.name)
         if class_of(name) != class_of(self.model.name):
-            tree["model"] = {
-                "dtype": self.model.dtype
-            }  # the other settings are those of another network
+            # The other settings are those of another network.
+            tree["model"] = {"dtype": self.model.dtype}
         _require_one_length(settings, source)
         if "train.rounds" in settings:
             tree["train"].pop("epochs", None)
@@ -126,16 +117,26 @@ class Run:
         return _build(Run, tree, "", source)
 
     def with_implied(self) -> "Run":
-        """Return the run with the settings that others imply. Raises ConfigError if settings
-        contradict each other."""
-        own_files, implied = "{rank}" in self.data.source, {}
+        """Return the run with the settings that others imply.
+
+        Raises ConfigError if settings contradict each other.
+        """
+        implied = {}
+        own_files = "{rank}" in self.data.source
         if is_function(self.data.source):
             own_files = takes_rank(self.data.source)
-            implied = (
-                {}
-                if self.data.scoring or not is_own(self.model.name)
-                else {"data.scoring": self.model.name}
-            )
+            if not self.data.scoring and is_own(self.model.name):
+                implied["data.scoring"] = self.model.name
+        self._require_consistent(own_files)
+        if own_files:
+            implied["data.placement"] = "local"
+        if not implied:
+            return self
+        return self.override(implied)
+
+    def _require_consistent(self, own_files: bool) -> None:
+        """Raise ConfigError if settings contradict each other. ``own_files``: each rank has its
+        own data."""
         if own_files and self.data.placement not in ("shared", "local"):
             raise ConfigError(
                 f"data.placement = {self.data.placement!r} does not go with a file for each rank "
@@ -156,22 +157,20 @@ class Run:
                 f"train.resolution with model.name = {self.model.name!r}: its first layer depends on the "
                 "image size. Use resnet, vgg or a network of yours, or leave it out."
             )
-        implied |= {"data.placement": "local"} if own_files else {}
         if own_files and self.evaluate.form not in (None, "merged"):
             raise ConfigError(
                 f"evaluate.form = {self.evaluate.form!r} needs a data.placement other than 'local', because it scores "
                 "all subnets on the same examples. Leave form out."
             )
-        return self.override(implied) if implied else self
 
     def sides(self) -> list[tuple[int, int]]:
-        """Return (rounds done when an image size ends, side of the images) for each size, in the
-        order of training.
+        """Return (rounds done when an image size ends, side of the images) for each size.
 
-        The side is 0 without `train.resolution`. Raises ConfigError if `train.resolution` is
-        unusable.
+        Sizes are in the order of training. The side is 0 without `train.resolution`. Raises
+        ConfigError if `train.resolution` is unusable.
         """
-        plan, rounds = self.train.resolution, self.train.rounds
+        plan = self.train.resolution
+        rounds = self.train.rounds
         if not plan:
             return [(rounds, 0)]
         setting = f"train.resolution = {[list(pair) for pair in plan]}"
@@ -196,7 +195,9 @@ class Run:
         The method of `method.finish` is included even without a round, so that its name is checked.
         Raises ConfigError if `method.finish` is unusable.
         """
-        first, rounds, finish = self.method.name, self.train.rounds, self.method.finish
+        first = self.method.name
+        rounds = self.train.rounds
+        finish = self.method.finish
         if not finish:
             return [(first, rounds)]
         name, _, share = finish.partition(":")
@@ -218,20 +219,29 @@ class Run:
         return [(first, rounds - last), (name, last)]
 
     def stretches(self) -> list[tuple[str, int, int]]:
-        """Return (method, side of the images, number of rounds) for each part of the run with one
-        method and side."""
+        """Return (method, side of the images, number of rounds) for each part of the run.
+
+        A part has one method and one side.
+        """
         (first, rounds), *finish = self.phases()
-        stretches, begin = [], 0
-        for end in sorted({rounds, *(end for end, _ in self.sides())} - {0}):
-            side = next(side for last, side in self.sides() if end <= last)
-            stretches.append((first if end <= rounds else finish[0][0], side, end - begin))
+        sides = self.sides()
+        ends = {rounds, *(end for end, _ in sides)}
+        stretches = []
+        begin = 0
+        for end in sorted(ends - {0}):
+            side = next(side for last, side in sides if end <= last)
+            method = first
+            if end > rounds:
+                [(method, _)] = finish
+            stretches.append((method, side, end - begin))
             begin = end
         return stretches
 
     def last_rounds(self) -> set[int]:
         """Return the numbers of rounds after which the method or the image size changes, or the run
         ends."""
-        return {end for end, _ in self.sides()} | {self.phases()[0][1]}
+        (_, rounds_of_first), *_ = self.phases()
+        return {rounds_of_first, *(end for end, _ in self.sides())}
 
     @property
     def watches_validation(self) -> bool:
@@ -248,11 +258,18 @@ class Run:
         return tomli_w.dumps(self.tree())
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
-        """Return (value here, value in ``other``) of each setting that differs, by dotted name;
-        None if not set."""
-        first, second = self.flat(), other.flat()
-        pairs = {key: (first.get(key), second.get(key)) for key in sorted({*first, *second})}
-        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        """Return (value here, value in ``other``) of each setting that differs, by dotted name.
+
+        A value is None if it is not set.
+        """
+        values = self.flat()
+        other_values = other.flat()
+        differences = {}
+        for key in sorted({*values, *other_values}):
+            pair = values.get(key), other_values.get(key)
+            if pair[0] != pair[1]:
+                differences[key] = pair
+        return differences
 
 
 def shipped() -> list[str]:
@@ -263,8 +280,11 @@ def type_of(setting: str, model: str = "mlp") -> Any:
     """Return the type of a setting, given by its dotted name, for the network ``model``; None if
     unknown."""
     section, _, key = setting.rpartition(".")
-    kind = {"": Run, **types_of(Run), "model": OwnModel if is_module(model) else Model}.get(section)
-    return types_of(kind).get(key) if dataclasses.is_dataclass(kind) else None
+    sections = {"": Run, **types_of(Run), "model": _model_type(model)}
+    kind = sections.get(section)
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return None
+    return types_of(kind).get(key)
 
 
 def _plain(value: Any) -> Any:
@@ -278,7 +298,9 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         items = ((item.name, getattr(value, item.name)) for item in dataclasses.fields(value))
         return {name: _plain(item) for name, item in items if item is not None}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -290,30 +312,24 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any:
-    types, values = types_of(kind), {}
+    types = types_of(kind)
+    values = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if key not in types:
-            nearest = (
-                f"; did you mean {inner}?"
-                if (inner := _in_a_section(name))
-                else did_you_mean(key, types, prefix)
-            )
+            nearest = did_you_mean(key, types, prefix)
+            full_name = _find_in_sections(name)
+            if full_name:
+                nearest = f"; did you mean {full_name}?"
             raise ConfigError(f"{source}: unknown key {name}{nearest}")
         section = types[key]
         if key == "model":
-            section = (
-                OwnModel if isinstance(value, Mapping) and is_module(value.get("name")) else Model
-            )
-        if dataclasses.is_dataclass(section):
+            section = _model_type(value.get("name") if isinstance(value, Mapping) else None)
+        if isinstance(section, type) and dataclasses.is_dataclass(section):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{source}: {name} = {shown(value)} must be a section with keys.")
             if section is OwnModel:
-                settings = {key: given for key, given in value.items() if key in OWN_SETTINGS}
-                value = {
-                    **settings,
-                    "arguments": {key: value[key] for key in value if key not in settings},
-                }
+                value = _separate_arguments(value)
             values[key] = _build(section, value, f"{name}.", source)
         elif name == "model.arguments":
             values[key] = _usable_arguments(value, source, values["name"])
@@ -329,13 +345,48 @@ def _require_one_length(settings: Collection[str], source: str) -> None:
         )
 
 
-def _in_a_section(name: str) -> str:
-    sections = {**types_of(Run), "model": Model}
-    return next((f"{key}.{name}" for key in sections if type_of(f"{key}.{name}") is not None), "")
+def _suggest(name_or_path: str) -> str:
+    """Return a hint for a run that does not exist: the nearest file beside it, or built-in run."""
+    path = Path(name_or_path)
+    if path.suffix == ".toml":
+        files = [file.name for file in path.parent.glob("*.toml")]
+        if files:
+            return did_you_mean(path.name, files)
+    return did_you_mean(name_or_path, shipped())
+
+
+def _model_type(network: Any) -> type[Model] | type[OwnModel]:
+    if is_module(network):
+        return OwnModel
+    return Model
+
+
+def _separate_arguments(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of an `OwnModel` with its constructor's arguments under one key."""
+    settings: dict[str, Any] = {}
+    arguments = {}
+    for key, value in section.items():
+        if key in OWN_SETTINGS:
+            settings[key] = value
+        else:
+            arguments[key] = value
+    # The arguments last: they are checked for the network of this name.
+    return {**settings, "arguments": arguments}
+
+
+def _find_in_sections(name: str) -> str:
+    """Return the full name of a setting that is given without its section; empty if there is
+    none."""
+    for section in [*types_of(Run), "model"]:
+        if type_of(f"{section}.{name}") is not None:
+            return f"{section}.{name}"
+    return ""
 
 
 def _usable_arguments(arguments: Mapping[str, Any], source: str, network: str) -> Mapping[str, Any]:
-    for argument, given in arguments.items():
-        if not all(abs(number) <= MOST for number in numbers_in(given)):
+    for argument, value in arguments.items():
+        if not all(abs(number) <= MOST for number in numbers_in(value)):
             raise ConfigError(f"{source}: model.{argument} must have finite numbers below 2^64.")
-    return usable(network, arguments, source) if has_table(network) else arguments
+    if not has_table(network):
+        return arguments
+    return usable(network, arguments, source)

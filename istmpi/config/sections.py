@@ -1,8 +1,10 @@
-"""The sections data, train, evaluate, checkpoint, comm and output: each setting's type, range,
-default and help."""
+"""The sections data, train, evaluate, checkpoint, comm and output of a run.
+
+Each setting has its type, range, default and help.
+"""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from istmpi.data.batches import PLACEMENTS
 from istmpi.data.graph.split import FANOUT
@@ -19,6 +21,11 @@ from istmpi.settings import (
     also,
 )
 
+if TYPE_CHECKING:  # checkers know no Literal whose names are computed
+    Placement = str
+else:
+    Placement = Literal[PLACEMENTS]
+
 
 @dataclass(frozen=True)
 class Data:
@@ -32,7 +39,7 @@ class Data:
     ahead: Annotated[
         Natural, "Data from a function: batches that a thread reads ahead; 0: none."
     ] = 2
-    placement: Annotated[Literal[PLACEMENTS], "Placement of examples on ranks."] = "shared"
+    placement: Annotated[Placement, "Placement of examples on ranks."] = "shared"
     alpha: Annotated[
         Positive, "by-label: Dirichlet concentration; smaller values give a rank fewer classes."
     ] = 0.5
