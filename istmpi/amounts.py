@@ -1,5 +1,7 @@
-"""The values of a user's loss and score: a mean over a batch's rows, a pair (sum, count), or a dict
-of these."""
+"""The values of a user's loss and score.
+
+They are a mean over a batch's rows, a pair (sum, count), or a dict of these.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,26 @@ class Amount:
     """A number, or a tensor of one number with its gradient."""
     count: float
     is_mean: bool
-    """True if ``value`` is a mean, and ``count`` the number of the batch's rows. False if ``value``
-    is a sum."""
+    """True if ``value`` is a mean, and ``count`` the batch's rows; False if it is a sum."""
 
     @property
     def mean(self) -> Any:
         """The mean, with its gradient; 0 if nothing counts."""
         if self.is_mean:
             return self.value
-        return self.value / self.count if self.count else self.value * 0
+        if not self.count:
+            return self.value * 0
+        return self.value / self.count
 
     @property
     def total(self) -> float:
-        value = float(self.value.detach() if hasattr(self.value, "detach") else self.value)
-        return value * self.count if self.is_mean else value
+        """The sum, without its gradient."""
+        value = self.value
+        if hasattr(value, "detach"):
+            value = value.detach()
+        if self.is_mean:
+            return float(value) * self.count
+        return float(value)
 
 
 def amounts_in(returned: Any, rows: int, subject: str) -> dict[str, Amount]:

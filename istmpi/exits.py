@@ -16,12 +16,14 @@ from istmpi.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    Outputs = torch.Tensor | Sequence[torch.Tensor]
+    Outputs = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]
     """A network's outputs as returned: a tensor, or a list or tuple with a tensor for each exit."""
 
 
 def outputs_of(returned: Outputs) -> tuple[torch.Tensor, ...]:
-    return tuple(returned) if isinstance(returned, list | tuple) else (returned,)
+    if isinstance(returned, list | tuple):
+        return tuple(returned)
+    return (returned,)
 
 
 def joined(returned: Outputs) -> torch.Tensor:
@@ -29,7 +31,9 @@ def joined(returned: Outputs) -> torch.Tensor:
     import torch
 
     outputs = outputs_of(returned)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+    if len(outputs) == 1:
+        return outputs[0]
+    return torch.cat(outputs, dim=1)
 
 
 def weighted_loss(
@@ -39,11 +43,13 @@ def weighted_loss(
     weights: Sequence[float],
     **how: str,
 ) -> torch.Tensor:
-    """Return the sum over exits of weight times ``loss`` (called with ``how``); without
-    ``weights``, a weight is 1."""
+    """Return the sum over exits of weight times ``loss``, which is called with ``how``.
+
+    Without ``weights``, each weight is 1.
+    """
     losses = [loss(outputs, targets, **how) for outputs in outputs_of(returned)]
     if weights:
-        losses = [weight * each for weight, each in zip(weights, losses, strict=True)]
+        losses = [weight * value for weight, value in zip(weights, losses, strict=True)]
     return reduce(add, losses)
 
 
@@ -52,9 +58,11 @@ def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
     ``network``: a name."""
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
-        cure = f"Give {exits} numbers" if exits > 1 else "Leave it out"
-        raise ConfigError(
-            f"{shown}: {network} has {exits} output{'s' * (exits > 1)}, including the last. {cure}."
-        )
+        outputs = "1 output"
+        cure = "Leave it out"
+        if exits > 1:
+            outputs = f"{exits} outputs"
+            cure = f"Give {exits} numbers"
+        raise ConfigError(f"{shown}: {network} has {outputs}, including the last. {cure}.")
     if weights and not any(weights):
         raise ConfigError(f"{shown} has no weight above 0. Give at least one.")

@@ -1,5 +1,7 @@
-"""Writes files that appear complete or not at all: under a temporary name, synced to disk, then
-renamed."""
+"""Writes files that appear complete or not at all.
+
+A file is written under a temporary name, synced to disk, then renamed.
+"""
 
 import contextlib
 import os
@@ -32,8 +34,10 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def preparing(path: Path) -> Iterator[None]:
-    """A context that prepares a folder for results. An OSError becomes a ConfigError, because no
-    run has begun."""
+    """A context that prepares a folder for results.
+
+    An OSError becomes a ConfigError, because no run has begun.
+    """
     try:
         yield
     except OSError as error:
@@ -56,6 +60,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def named_at_last(beside: Path, path: Path) -> None:
     """Sync the written file ``beside`` to disk, and rename it to ``path``."""
+    # The content before the name: after a crash, a name without content would look complete.
     sync(beside)
     beside.replace(path)
     sync(path.parent)
@@ -65,21 +70,23 @@ def require_files(folder: Path) -> None:
     """Raise ConfigError if a run's folder, or its checkpoints, has a pipe, a device, or a folder in
     a file's place."""
     for path in (folder, folder / "checkpoints"):
-        for inside in path.iterdir() if path.is_dir() else ():
+        if not path.is_dir():
+            continue
+        for inside in path.iterdir():
             require_file(inside, or_folder=inside.suffix not in _OF_FILES)
 
 
 def require_file(path: Path, or_folder: bool = False) -> None:
-    """Raise ConfigError for a path to a pipe, a device, a broken link or (unless ``or_folder``) a
-    folder."""
+    """Raise ConfigError for a pipe, a device, a broken link or (unless ``or_folder``) a folder."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         if not path.is_symlink():
             return
-        mode = 0
-    if not stat.S_ISREG(mode) and not (or_folder and stat.S_ISDIR(mode)):
-        raise ConfigError(f"{path} is {kind_of(path)}; it must be a file. Remove it.")
+        mode = 0  # a link to nothing
+    if stat.S_ISREG(mode) or (or_folder and stat.S_ISDIR(mode)):
+        return
+    raise ConfigError(f"{path} is {kind_of(path)}; it must be a file. Remove it.")
 
 
 def require_free(path: Path, force: bool) -> None:
@@ -90,18 +97,23 @@ def require_free(path: Path, force: bool) -> None:
 
 
 def without_links(path: str, flags: int) -> int:
-    """Open a file as `open` asks its ``opener``; refuse a link, which another user may have put in
-    its place."""
+    """Open a file as `open` asks its ``opener``.
+
+    Refuse a link, which another user may have put in the file's place.
+    """
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append to a file, which is as before if that fails. Raises OutputError, also for a link in
-    the file's place."""
+    """Append to a file, which is as before if that fails.
+
+    Raises OutputError, also for a link in the file's place.
+    """
     with writing(path), open(path, "ab", buffering=0, opener=without_links) as file:
-        size, left = os.fstat(file.fileno()).st_size, memoryview(data)
+        size = os.fstat(file.fileno()).st_size
+        left = memoryview(data)
         try:
-            while left:
+            while left:  # a full disk may take a part
                 left = left[file.write(left) :]
         except OSError:
             os.ftruncate(file.fileno(), size)
@@ -116,16 +128,20 @@ def appearing(path: Path, follow: bool = True) -> Iterator[BinaryIO]:
     where others may have put it. A pipe or a device is written directly. Raises OutputError if the
     file cannot be written.
     """
-    place = path.resolve() if follow else path
-    plain = place.is_file() or not place.exists() or (place.is_symlink() and not follow)
-    beside = temporary(place) if plain else place
+    place = path
+    if follow:
+        place = path.resolve()
+    replaceable = place.is_file() or not place.exists() or (place.is_symlink() and not follow)
+    if not replaceable:  # a pipe or a device
+        with writing(path), place.open("wb") as file:
+            yield file
+        return
+    beside = temporary(place)
     try:
         with writing(path):
-            with beside.open("xb" if plain else "wb") as file:
+            with beside.open("xb") as file:
                 yield file
-            if plain:
-                named_at_last(beside, place)
+            named_at_last(beside, place)
     finally:
-        if plain:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)

@@ -23,8 +23,7 @@ MEGABYTE = 2**20
 TOML_BYTES = MEGABYTE
 JSON_BYTES = 64 * MEGABYTE
 METRICS_BYTES = 512 * MEGABYTE
-"""The most bytes of a metrics.jsonl. This file is read into memory whole, as are TOML and JSON
-files."""
+"""The most bytes of a metrics.jsonl, which is read into memory whole, as TOML and JSON are."""
 MOST = 1e30
 """The largest absolute value of a number in a file of a run or a cluster."""
 LINE = 1000
@@ -44,30 +43,40 @@ _UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 
 
 def printable(text: str) -> str:
-    """Escape the characters of a text that cannot be printed: new lines, ESC, bytes that are not
-    UTF-8."""
+    """Escape the characters of a text that cannot be printed.
+
+    They are new lines, ESC, bytes that are not UTF-8 and others.
+    """
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return "".join(map(_escape, text))
+
+
+def _escape(character: str) -> str:
+    if character.isprintable():
+        return character
+    return ascii(character)[1:-1]
 
 
 def one_line(message: object) -> str:
     line = printable(str(message))
-    return line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 3 :]}"
+    if len(line) <= LINE:
+        return line
+    return f"{line[: LINE // 2]} ... {line[-LINE // 3 :]}"
 
 
 def plain_value(value: Any) -> Any:
-    """Return a JSON value to compare and show: each text printable and cut to `LINE`, a nested
-    value as JSON text."""
+    """Return a JSON value to compare and show.
+
+    Each text is printable and cut to `LINE`; a nested value becomes JSON text.
+    """
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
         return [plain_value(item) for item in value]
-    return (
-        value
-        if isinstance(value, bool | None) or is_figure(value)
-        else one_line(json.dumps(value)[:LINE])
-    )
+    if isinstance(value, bool | None) or is_figure(value):
+        return value
+    return one_line(json.dumps(value)[:LINE])
 
 
 def whole_number(text: str) -> int:
@@ -112,11 +121,11 @@ def _is_taken(read: Callable[[str], object], text: str) -> bool:
 
 @contextmanager
 def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[None]:
-    """A context in which a library reads a file. Errors of the given ``kinds`` and of `_LIMITS`
-    become DataError.
+    """A context in which a library reads a file.
 
-    ``subject`` begins the message, ``cure`` is its last sentence. Errors of istmpi pass unchanged.
-    A MemoryError becomes a DataError that does not blame the file.
+    Errors of the given ``kinds`` and of `_LIMITS` become DataError. ``subject`` begins the message,
+    ``cure`` is its last sentence. Errors of istmpi pass unchanged. A MemoryError becomes a
+    DataError that does not blame the file.
     """
     try:
         yield
@@ -127,29 +136,32 @@ def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[Non
         raise DataError(
             f"{place}: too little memory to read it ({reason(error)}). Give the job more memory."
         ) from error
-    except (*kinds, *_LIMITS) as error:
+    except _LIMITS + kinds as error:
         raise DataError(f"{subject}: {reason(error)}. {cure}") from error
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's reason in one line: the system's text, the first line of the error's text,
-    or the class."""
+    """Return an error's reason in one line.
+
+    It is the system's text, the first line of the error's text, or the class.
+    """
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
         return f"out of memory ({error})" if str(error) else "out of memory"
-    if isinstance(number := getattr(error, "errno", None), int) and number:
+    number = getattr(error, "errno", None)
+    if isinstance(number, int) and number:
         return os.strerror(number)  # HDF5's own run over several clauses
-    words = _ADDRESS.sub("", str(error)).strip()
-    return words.splitlines()[0].rstrip(".") if words else type(error).__name__
+    lines = _ADDRESS.sub("", str(error)).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0].rstrip(".")
 
 
 def past_a_limit(error: BaseException) -> UserError | None:
-    """Return a UserError for an error from too large an input or an unusable path; None for other
-    errors."""
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and _OF_MEMORY.search(str(error))
-    ):
+    """Return a UserError for an error from too large an input or an unusable path; else None."""
+    without_room = isinstance(error, RuntimeError) and _OF_MEMORY.search(str(error))
+    if isinstance(error, MemoryError) or without_room:
         return UserError(
             f"a rank needs more memory than it gets: {reason(error)}. Use more ranks, a smaller batch or network, or "
             "more memory; istmpi train --dry-run predicts the memory of a rank."
@@ -166,30 +178,39 @@ def past_a_limit(error: BaseException) -> UserError | None:
 
 
 def left(error: BaseException) -> IstmpiError | None:
-    """Return an error that names the foreign code that ended the program by ``error``; None for
-    istmpi's code."""
-    code, words = getattr(error, "code", getattr(error, "exit_code", 1)), str(error)
-    how = type(error).__name__ + f" ({words})" * bool(words)
+    """Return an error that names the foreign code that ended the program by ``error``.
+
+    Return None for istmpi's own code.
+    """
+    code = getattr(error, "code", getattr(error, "exit_code", 1))
+    how = type(error).__name__
+    if str(error):
+        how = f"{how} ({error})"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if Path(frame.filename).stem not in _EXITS
     ]
-    return left_at(frames[-1].filename, frames[-1].lineno, how, code) if frames else None
+    if not frames:
+        return None
+    last = frames[-1]
+    return left_at(last.filename, last.lineno, how, code)
 
 
 def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
-    """Return the error of `left` for a line of a file; None for istmpi's files. ``how``: the
-    exception's text."""
+    """Return the error of `left` for a line of a file; None for istmpi's files.
+
+    ``how``: the exception's text.
+    """
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(
         f"{file}, line {line}, ends the program with {how} before its work is done. Return, or raise an error "
         "with the reason."
     )
-    end.exit_code = (
-        code if isinstance(code, int) and code % 256 else 1
-    )  # a system keeps eight bits of it
+    end.exit_code = 1
+    if isinstance(code, int) and code % 256:  # a system keeps eight bits of it
+        end.exit_code = code
     return end
 
 
@@ -202,14 +223,13 @@ def staying(*others: type[BaseException]) -> Iterator[None]:
     """
     try:
         yield
-    except (SystemExit, KeyboardInterrupt, *others) as error:
-        asked = (
-            isinstance(error, KeyboardInterrupt)
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        )
-        if not asked and (end := left(error)):
-            raise end from error
-        raise
+    except (SystemExit, KeyboardInterrupt) + others as error:
+        handler = signal.getsignal(signal.SIGINT)
+        pressed = isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler
+        end = None if pressed else left(error)
+        if end is None:
+            raise
+        raise end from error
 
 
 def exists(path: Path) -> bool:
@@ -231,12 +251,11 @@ def content(path: Path, most_bytes: int) -> bytes:
         raise ValueError(f"it is {kind_of(path)}, not a file")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        held = file.read(
-            min(size, most_bytes) + 1
-        )  # Python sets aside as many bytes as are asked for
-    if len(held) > most_bytes:
+        # Python sets aside as many bytes as are asked for. One more shows that the file grows.
+        data = file.read(min(size, most_bytes) + 1)
+    if len(data) > most_bytes:
         raise ValueError(f"it has more than {most_bytes // MEGABYTE} MB")
-    return held
+    return data
 
 
 def read_toml(path: Path, cure: str) -> dict[str, Any]:
@@ -249,6 +268,7 @@ def toml_value(text: str) -> Any:
     if not text.isprintable():
         raise ValueError(f"{printable(text)} has characters that cannot be printed")
     try:
+        # A text such as "1, 2" would pass without the second item.
         values = tomllib.loads(f"values = [{text}, 0]")["values"]
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -258,19 +278,19 @@ def toml_value(text: str) -> Any:
 
 
 class Fields:
-    """A JSON object that may hold anything. Its methods, except `value`, check a value's kind
-    before they return it.
+    """A JSON object that may hold anything.
 
-    A wrong or missing value raises DataError: ``subject`` begins its message, ``cure`` is the last
-    sentence.
+    Its methods, except `value`, check a value's kind before they return it. A wrong or missing
+    value raises DataError: ``subject`` begins its message, ``cure`` is the last sentence.
     """
 
     def __init__(self, tree: Any, subject: object, cure: str, prefix: str = ""):
-        self._subject, self._cure, self._prefix = subject, cure, ""
+        self._subject = subject
+        self._cure = cure
+        self._prefix = ""
         if not isinstance(tree, dict):
-            raise self.refused(
-                prefix.rstrip(".") or "its content", tree, "must be an object with keys"
-            )
+            name = prefix.rstrip(".") or "its content"
+            raise self.refused(name, tree, "must be an object with keys")
         self._prefix = prefix
         self.tree: dict[str, Any] = tree
 
@@ -294,7 +314,8 @@ class Fields:
     def refused(self, key: str, value: Any, constraint: str) -> DataError:
         with reading(self._subject, self._cure, ValueError):
             shown = repr(value)
-        shown = shown if len(shown) < 80 else f"{shown[:60]}..."
+        if len(shown) >= 80:
+            shown = f"{shown[:60]}..."
         return DataError(
             f"{self._subject}: {self._prefix}{key} is {shown}; it {constraint}. {self._cure}"
         )
@@ -307,8 +328,10 @@ class Fields:
     def figure(self, key: str, least: float = -MOST) -> float:
         value = self.value(key)
         if not is_figure(value, least):
-            limit = f" of at least {least:g}" if least > -MOST else ""
-            raise self.refused(key, value, f"must be a finite number{limit}")
+            constraint = "must be a finite number"
+            if least > -MOST:
+                constraint += f" of at least {least:g}"
+            raise self.refused(key, value, constraint)
         return value
 
     def whole(self, key: str, least: int = 0) -> int:

@@ -1,8 +1,8 @@
 """HDF5 files with checksums: the common part of checkpoints and prepared data sets.
 
-    /                 attribute ``checksum``: the CRC-32 of what `seal` lists
-    /checksums/PATH   [blocks] uint32: a CRC-32 for each block of rows of the dataset /PATH; of n rows block b has rows
-                      ``n*b//blocks`` to ``n*(b+1)//blocks``
+/                 attribute ``checksum``: the CRC-32 of what `seal` lists /checksums/PATH   [blocks]
+uint32: a CRC-32 for each block of rows of the dataset /PATH; of n rows block b has rows
+``n*b//blocks`` to ``n*(b+1)//blocks``
 
 Every dataset is contiguous, lies in the file itself and is reached by hard links. So a reader may
 map rows into memory, and reads nothing from other files. HDF5's own structures have checksums, too
@@ -49,8 +49,10 @@ Kind = TypeVar("Kind")
 
 @contextmanager
 def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") -> Iterator[Kind]:
-    """Open a file; yield ``kind(path, file)``. Raises a one-line DataError, with ``cure``, if
-    damaged or missing."""
+    """Open a file; yield ``kind(path, file)``.
+
+    Raises a one-line DataError, with ``cure``, if the file is damaged or missing.
+    """
     with damage_named(path, cure):
         file = h5py.File(path, "r", locking=LOCKING)
     with file:
@@ -61,8 +63,10 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
 @contextmanager
 def damage_named(path: Path, cure: str = "") -> Iterator[None]:
-    """A context that reads a file. ConfigError, and other packages' errors except MemoryError,
-    become DataError."""
+    """A context that reads a file.
+
+    ConfigError, and other packages' errors except MemoryError, become DataError.
+    """
     try:
         yield
     except ConfigError as error:
@@ -70,13 +74,17 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
     except (IstmpiError, MemoryError):
         raise
     except Exception as error:
-        damage = "truncated" if "truncated" in str(error) else f"damaged ({reason(error)})"
+        damage = f"damaged ({reason(error)})"
+        if "truncated" in str(error):  # HDF5's word for a file that is too short
+            damage = "truncated"
         raise DataError(f"{path} is {damage}{cure}.") from error
 
 
 def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
-    """Return a file's format version. Raises DataError if format, version or attribute ``checksum``
-    is wrong."""
+    """Return a file's format version.
+
+    Raises DataError if format, version or attribute ``checksum`` is wrong.
+    """
     if plain(file.attrs.get("format", "")) != format:
         raise DataError(f"{path} is an HDF5 file, but not {what}.")
     version = file.attrs.get("version", 0)
@@ -129,20 +137,20 @@ def names_array(names: Sequence[str]) -> np.ndarray:
 def set_attribute(
     place: h5py.HLObject, name: str, value: str | int | float | tuple[int, ...]
 ) -> None:
-    """Set an attribute. Texts get a fixed length, because HDF5's checksums do not cover other
-    texts."""
+    """Set an attribute.
+
+    Texts get a fixed length, because HDF5's checksums do not cover other texts.
+    """
     if isinstance(value, str):
         text = value.encode()
-        place.attrs.create(
-            name, np.array(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1))
-        )
+        dtype = h5py.string_dtype("utf-8", max(len(text), 1))
+        place.attrs.create(name, np.array(text), dtype=dtype)
     else:
         place.attrs[name] = value
 
 
 def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
-    """Write the CRC-32 of the file's and datasets' attributes, the list of datasets and /checksums.
-    Call it last."""
+    """Write the CRC-32 of all attributes, the list of datasets and /checksums. Call it last."""
     file.attrs[CHECKSUM] = np.uint32(_crc_of_description(file, checksums))
 
 
@@ -157,22 +165,17 @@ def sealed(file: h5py.File) -> bool:
 
 
 def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> int:
-    """Return the CRC-32 of attributes, shapes, types and checksums as JSON, independent of HDF5's
-    encoding."""
+    """Return the CRC-32 of attributes, shapes, types and checksums as JSON.
+
+    JSON does not depend on HDF5's encoding of them.
+    """
+    attributes = {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM}
+    described = {path: _describe(dataset) for path, dataset in all_datasets(file).items()}
     description = {
-        "attributes": {
-            name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM
-        },
-        "datasets": {
-            path: [
-                list(dataset.shape),
-                dtype_name(dataset),
-                {name: plain(v) for name, v in dataset.attrs.items()},
-            ]
-            for path, dataset in all_datasets(file).items()
-        },
+        "attributes": attributes,
+        "datasets": described,
         "checksums": {
-            path: zlib.crc32(np.ascontiguousarray(values, "<u4"))
+            path: zlib.crc32(np.ascontiguousarray(values, "<u4").data)
             for path, values in checksums.items()
         },
     }
@@ -180,12 +183,20 @@ def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) ->
     return zlib.crc32(json.dumps(description, sort_keys=True).encode())
 
 
+def _describe(dataset: h5py.Dataset) -> list[Any]:
+    attributes = {name: plain(value) for name, value in dataset.attrs.items()}
+    return [list(dataset.shape), dtype_name(dataset), attributes]
+
+
 def plain(value: Any) -> Any:
+    """Return a value of HDF5 as a plain number, text or list."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
         return [plain(item) for item in value]
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return value
 
 
 def shown(value: Any) -> str:
@@ -193,13 +204,16 @@ def shown(value: Any) -> str:
 
 
 def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
-    """Return a dtype's type in the file, little-endian. bfloat16 is a float type, which HDF5
-    converts for readers."""
+    """Return a dtype's type in the file, little-endian.
+
+    bfloat16 is a float type, which HDF5 converts for readers.
+    """
     if dtype.startswith("S"):
         return h5py.h5t.py_create(h5py.string_dtype("utf-8", int(dtype[1:])))
     if dtype != "bfloat16":
         return h5py.h5t.py_create(np.dtype(dtype).newbyteorder("<"))
     kind = h5py.h5t.IEEE_F32LE.copy()
+    # Bit 15 is the sign, 8 bits from 7 on are the exponent, 7 bits from 0 on the mantissa.
     kind.set_fields(15, 7, 8, 0, 7)
     kind.set_size(2)
     kind.set_ebias(127)
@@ -208,7 +222,9 @@ def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
 
 def dtype_name(dataset: h5py.Dataset) -> str:
     kind = dataset.id.get_type()
-    return "bfloat16" if kind.equal(hdf5_type("bfloat16")) else dataset.dtype.name
+    if kind.equal(hdf5_type("bfloat16")):  # h5py calls it float32
+        return "bfloat16"
+    return dataset.dtype.name
 
 
 def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
@@ -221,8 +237,7 @@ def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return all datasets of the file by path, in the order of names, without those behind
-    links."""
+    """Return all datasets by path, in the order of names, without those behind links."""
     by_path = {}
 
     def visit(path: str, item: h5py.HLObject) -> None:
@@ -234,50 +249,61 @@ def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def dataset_at(file: h5py.File, path: str) -> h5py.Dataset | None:
-    """Return the dataset at a path; None if nothing is there. Raises ValueError for a soft or
-    external link."""
+    """Return the dataset at a path; None if nothing is there.
+
+    Raises ValueError for a soft or external link.
+    """
     place: h5py.HLObject = file
     for name in path.split("/"):
         # h5py's own look-ups would follow a link before they tell that it is one.
-        links = place.id.links if isinstance(place, h5py.Group) else None
-        if links is None or not links.exists(name.encode()):
+        if not isinstance(place, h5py.Group):
+            return None
+        links = place.id.links
+        if not links.exists(name.encode()):
             return None
         if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
             raise ValueError(f"{path} is a link to {_target(links.get_val(name.encode()))}")
         place = place[name]
-    return place if isinstance(place, h5py.Dataset) else None
+    if not isinstance(place, h5py.Dataset):
+        return None
+    return place
 
 
 def _target(value: Any) -> str:
+    """Return a link's target as text: a path, or a pair (file, path)."""
     parts = value if isinstance(value, tuple) else (value,)
     return " in ".join(part.decode(errors="replace") for part in reversed(parts))
 
 
 def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
-    """Return the reason why a dataset's rows are not one block in a file of ``size`` bytes; None if
-    they are."""
+    """Return why a dataset's rows are not one block in a file of ``size`` bytes; None if they
+    are."""
     layout = dataset.id.get_create_plist()
     if layout.get_external_count():
         return f"lies in another file ({layout.get_external(0)[0].decode(errors='replace')})"
     if layout.get_layout() == h5py.h5d.VIRTUAL:
         return "is a virtual dataset"
-    nbytes, offset = dataset.size * dataset.id.get_type().get_size(), dataset.id.get_offset()
-    if nbytes and (
-        layout.get_layout() != h5py.h5d.CONTIGUOUS or offset is None or offset + nbytes > size
-    ):
+    nbytes = dataset.size * dataset.id.get_type().get_size()
+    if not nbytes:  # HDF5 gives it no place
+        return None
+    offset = dataset.id.get_offset()
+    contiguous = layout.get_layout() == h5py.h5d.CONTIGUOUS
+    if not contiguous or offset is None or offset + nbytes > size:
         return "is not stored contiguously"
     return None
 
 
 def structure_errors(file: h5py.File) -> Iterator[str]:
-    stored, contents, size = all_datasets(file), datasets(file), file.id.get_filesize()
-    guarded = dict.fromkeys(
-        path.removeprefix(CHECKSUMS) for path in stored if path.startswith(CHECKSUMS)
-    )
+    stored = all_datasets(file)
+    contents = datasets(file)
+    size = file.id.get_filesize()
+    guards = [path for path in stored if path.startswith(CHECKSUMS)]
+    guarded = dict.fromkeys(path.removeprefix(CHECKSUMS) for path in guards)
     yield from (f"{path} is missing" for path in guarded if path not in contents)
     yield from (f"{path} has no checksums" for path in contents if path not in guarded)
     for path, dataset in stored.items():
-        if problem := misplaced(dataset, size):
+        problem = misplaced(dataset, size)
+        if problem:
             yield f"{path} {problem}"
 
 
@@ -288,21 +314,23 @@ def checksum_errors(
     read: Read = lambda nbytes: None,
     paths: Collection[str] | None = None,
 ) -> Iterator[str]:
-    """Check every ``parts``-th block of rows, from number ``part`` on; yield a line for each wrong
-    checksum.
+    """Check every ``parts``-th block of rows, from number ``part`` on.
 
-    ``paths``: the datasets to check, by default all that have checksums.
+    Yield a line for each wrong checksum. ``paths``: the datasets to check, by default all that have
+    checksums.
     """
     number = 0
     for path, dataset in datasets(file).items():
-        if (paths is not None and path not in paths) or (
-            expected := expected_checksums(file, path)
-        ) is None:
+        if paths is not None and path not in paths:
+            continue
+        expected = expected_checksums(file, path)
+        if expected is None:
             continue
         rows = dataset.shape[0]
         for block, crc in enumerate(expected):
             if number % parts == part:
-                first, last = rows * block // len(expected), rows * (block + 1) // len(expected)
+                first = rows * block // len(expected)
+                last = rows * (block + 1) // len(expected)
                 if _crc(dataset, first, last, read) != crc:
                     yield differs(path, first, last)
             number += 1
@@ -313,17 +341,15 @@ def differs(path: str, first: int, last: int) -> str:
 
 
 def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
-    """Read the checksums of a dataset's blocks; None if it has none. Raises ValueError if they are
-    malformed."""
+    """Read the checksums of a dataset's blocks; None if it has none.
+
+    Raises ValueError if they are malformed.
+    """
     guard = dataset_at(file, CHECKSUMS + path)
     if guard is None:
         return None
-    if (
-        guard.dtype != np.uint32
-        or guard.ndim != 1
-        or guard.size == 0
-        or misplaced(guard, file.id.get_filesize())
-    ):
+    well_formed = guard.dtype == np.uint32 and guard.ndim == 1 and guard.size > 0
+    if not well_formed or misplaced(guard, file.id.get_filesize()):
         raise ValueError(f"{CHECKSUMS}{path} lacks checksums")
     return guard[...]
 
@@ -331,11 +357,12 @@ def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
 def _crc(dataset: h5py.Dataset, first: int, last: int, read: Read) -> int:
     row = dataset.id.get_type().get_size() * prod(dataset.shape[1:])
     step = min(max(_CHUNK // max(row, 1), 1), last - first)
-    memory, crc = np.empty(step * row, dtype=np.uint8), 0
+    memory = np.empty(step * row, dtype=np.uint8)
+    crc = 0
     for start in range(first, last, max(step, 1)):
         stop = min(start + step, last)
         rows = read_rows(dataset, start, stop, memory[: (stop - start) * row])
-        crc = zlib.crc32(rows, crc)
+        crc = zlib.crc32(rows.data, crc)
         read(len(rows))
     return crc
 
@@ -343,8 +370,10 @@ def _crc(dataset: h5py.Dataset, first: int, last: int, read: Read) -> int:
 def read_rows(dataset: h5py.Dataset, first: int, last: int, out: np.ndarray) -> np.ndarray:
     """Read rows of a dataset, as bytes of the file, into ``out`` (flat uint8), and return it."""
     if len(out):
+        # The library's own call: h5py's would convert bfloat16, and copy.
+        start = (first,) + (0,) * (dataset.ndim - 1)
         count = (last - first, *dataset.shape[1:])
         space = dataset.id.get_space()
-        space.select_hyperslab((first, *(0 for _ in dataset.shape[1:])), count)
+        space.select_hyperslab(start, count)
         dataset.id.read(h5py.h5s.create_simple(count), space, out, dataset.id.get_type())
     return out

@@ -50,14 +50,12 @@ class FolderLock:
             while not _create(self._own, self.path):
                 self._await_end(note)
         self._released = threading.Event()
-        with contextlib.suppress(
-            RuntimeError
-        ):  # without a thread, this host still sees the process
+        # Without a thread, this host still sees the process.
+        with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._touch, name="lock", daemon=True).start()
 
     def require(self) -> None:
-        """Raise OutputError if another run took the folder over, as may happen to a suspended
-        process."""
+        """Raise OutputError if another run took the folder over, as after a suspension."""
         if _read(self.path) not in (self._own, ""):
             raise OutputError(f"{self.path} is no longer this run's: another run has taken it.")
 
@@ -68,17 +66,24 @@ class FolderLock:
                 self._remove(self._own)
 
     def _await_end(self, note: Callable[[str], None]) -> None:
-        """Wait until the file is gone or replaced; remove a stale file. Raises ConfigError if a run
-        uses the folder."""
-        text, touched, begun = _read(self.path), _touched(self.path), time.monotonic()
-        holder, noted = _parsed(text), False
+        """Wait until the file is gone or replaced; remove a stale file.
+
+        Raises ConfigError if a run uses the folder.
+        """
+        text = _read(self.path)
+        touched = _touched(self.path)
+        began = time.monotonic()
+        holder = _parse(text)
+        noted = False
         while not _continued_by_this_job(holder):
-            alive, waited = _alive(holder), time.monotonic() - begun
+            alive = _alive(holder)
+            waited = time.monotonic() - began
             if touched is None or _read(self.path) != text:
                 return
             if alive is False:
                 break
-            if alive and waited > SECONDS_TO_END or _touched(self.path) not in (touched, None):
+            outlived = alive and waited > SECONDS_TO_END
+            if outlived or _touched(self.path) not in (touched, None):
                 raise ConfigError(_refusal(self.path, holder))
             if alive is None and max(waited, _age(self.path)) > SECONDS_UNTIL_LEFT:
                 break
@@ -91,8 +96,10 @@ class FolderLock:
         self._remove(text)
 
     def _remove(self, text: str) -> None:
-        """Remove the lock's file if it still has this text; only one process at a time may remove a
-        file."""
+        """Remove the lock's file if it still has this text.
+
+        Only one process at a time may remove a file: a second one would remove its successor's.
+        """
         turn = self.path.with_name(f".{FILE}.turn")
         if not _create("", turn):  # an empty file has room even on a full disk
             if _age(turn) > SECONDS_UNTIL_LEFT:  # the file of a process that was killed right here
@@ -126,18 +133,21 @@ def _create(text: str, path: Path) -> bool:
 
 def require_unheld(folder: Path) -> None:
     """Raise ConfigError if another run uses the folder, as far as this host can tell."""
-    holder = _parsed(_read(folder / FILE))
+    holder = _parse(_read(folder / FILE))
     if holder and _alive(holder):
         raise ConfigError(_refusal(folder / FILE, holder))
 
 
 def holder(folder: Path) -> str:
+    """Return the name of the process that uses a folder; empty if none does."""
     path = folder / FILE
-    facts = _parsed(_read(path))
+    facts = _parse(_read(path))
     alive = _alive(facts)
     if alive is None and _touched(path):
         alive = _age(path) < SECONDS_UNTIL_LEFT
-    return _name(facts) if alive else ""
+    if not alive:
+        return ""
+    return _name(facts)
 
 
 def _this_process() -> dict[str, Any]:
@@ -153,6 +163,8 @@ def _this_process() -> dict[str, Any]:
 
 
 def _system() -> str:
+    """Return what tells this system's processes from others of the same number: the boot, and the
+    container; empty if unknown."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -160,30 +172,34 @@ def _system() -> str:
 
 
 def _started(process: int) -> str | None:
+    """Return a process's start time in clock ticks; None if it has ended."""
     try:
-        state, *facts = (
-            Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        )
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
     except OSError:
         return None
-    return None if state in "ZX" else facts[18]
+    # The program's name stands before, in brackets; it may hold blanks and brackets itself.
+    _, _, fields = text.rpartition(")")
+    state, *facts = fields.split()
+    if state in "ZX":  # a zombie, or dead
+        return None
+    return facts[18]
 
 
 def _restarts() -> int:
     count = os.environ.get("SLURM_RESTART_COUNT", "")
-    return int(count) if count.isdecimal() else 0
+    if not count.isdecimal():
+        return 0
+    return int(count)
 
 
 def _alive(holder: dict[str, Any]) -> bool | None:
-    if not holder.get("system") or (holder.get("host"), holder["system"]) != (
-        socket.gethostname(),
-        _system(),
-    ):
+    """Return True if a lock's process runs, False if it has ended; None if another host knows."""
+    system = holder.get("system")
+    if not system or system != _system() or holder.get("host") != socket.gethostname():
         return None
-    return (
-        holder.get("started") is not None
-        and _started(holder.get("process", 0)) == holder["started"]
-    )
+    # Numbers of processes are reused, so the start time decides (decision 43).
+    started = holder.get("started")
+    return started is not None and _started(holder.get("process", 0)) == started
 
 
 def _continued_by_this_job(holder: dict[str, Any]) -> bool:
@@ -206,12 +222,15 @@ def _name(holder: dict[str, Any]) -> str:
     )
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
+    """Return the facts of a lock's file; empty if anything else is in it."""
     try:
         tree = json.loads(text)
-        return tree if isinstance(tree, dict) and isinstance(tree.get("restarts"), int) else {}
     except (ValueError, RecursionError):
         return {}
+    if not isinstance(tree, dict) or not isinstance(tree.get("restarts"), int):
+        return {}
+    return tree
 
 
 def _read(path: Path) -> str:
@@ -229,12 +248,17 @@ def _touched(path: Path) -> int | None:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a file was touched, by its file system's clock, because hosts'
-    clocks differ."""
+    """Return the seconds since a file was touched.
+
+    They are by the clock of the file system, because hosts' clocks differ.
+    """
     beside = temporary(path.with_name(FILE))
     try:
         beside.touch()
-        now, touched = _touched(beside), _touched(path)
-        return (now - touched) / 1e9 if now and touched else 0.0
+        now = _touched(beside)
+        touched = _touched(path)
+        if now is None or touched is None:
+            return 0.0
+        return (now - touched) / 1e9
     finally:
         beside.unlink(missing_ok=True)

@@ -1,10 +1,9 @@
-"""Keeps a run's record in its folder: a line of metrics for every round, and a summary at its
-end."""
+"""Keeps a run's record in its folder: a line of metrics for every round, and a summary."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,9 @@ class RunFolder:
             used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
             if used and not (resume and self._holds_a_run()):
                 what = " and not a run's folder" if resume else ""
-                cure = ", or --resume auto to continue it" * (path / METRICS).is_file()
+                cure = ""
+                if (path / METRICS).is_file():
+                    cure = ", or --resume auto to continue it"
                 raise ConfigError(
                     f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}."
                 )
@@ -98,14 +99,12 @@ class RunFolder:
         self._write_metrics(line for line in self.metrics() if line["round"] <= rounds)
 
     def begin_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Begin a folder with the lines of the run that it resumes, unless it has lines of its
-        own."""
+        """Begin a folder with the lines of the run that it resumes, unless it has lines."""
         if not self.metrics():
             self._write_metrics(lines)
 
     def amend(self, scores: Mapping[str, Any]) -> None:
-        """Add scores to the last line of metrics.jsonl: those of an evaluation that a stop had put
-        off."""
+        """Add to the last line of metrics.jsonl the scores of an evaluation that a stop put off."""
         *before, last = self.metrics()
         self._write_metrics([*before, {**last, **scores}])
 
@@ -121,20 +120,23 @@ class RunFolder:
             file.write(text.encode())
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl. Raises OutputError if it cannot be written; the next call
-        writes it first."""
+        """Append a line to metrics.jsonl.
+
+        Raises OutputError if it cannot be written; the next call writes it first.
+        """
         self.pending.append(json.dumps(metrics) + "\n")
         append(self.path / METRICS, "".join(self.pending).encode())
         self.pending.clear()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Read all lines of metrics.jsonl, except half a line at its end, which a killed run
-        left."""
+        """Read all lines of metrics.jsonl, except half a line that a killed run left."""
         return [line.tree for line in self.lines()]
 
     def lines(self, name: str = METRICS) -> list[Fields]:
-        """Read a file's lines, except half a last line. Raises DataError if it is unreadable or a
-        line has no round."""
+        """Read a file's lines, except half a last line.
+
+        Raises DataError if the file is unreadable or a line has no round.
+        """
         subject = f"{self.path / name} does not hold the metrics of a run"
         with reading(subject, CURE, OSError, ValueError):
             texts = content(self.path / name, METRICS_BYTES).split(b"\n")[:-1]
@@ -164,12 +166,18 @@ class RunFolder:
 
 
 def home(given: str, name: str) -> Path:
-    return Path(given) if given else Path(read("ISTMPI_RUNS")) / name
+    if given:
+        return Path(given)
+    return Path(read("ISTMPI_RUNS")) / name
 
 
 def run_of(path: Path) -> Path:
-    path = path if path.is_dir() else path.parent
-    return path.parent if path.name == "checkpoints" else path
+    """Return the run's folder of a file in it or in its checkpoints, or of a folder."""
+    if not path.is_dir():
+        path = path.parent
+    if path.name == "checkpoints":
+        return path.parent
+    return path
 
 
 def _expected(name: str) -> bool:
@@ -177,23 +185,31 @@ def _expected(name: str) -> bool:
 
 
 def _free(path: Path) -> Path:
-    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return next(each for each in chain([path], others) if not each.exists())
+    free = path
+    numbers = count(2)
+    while free.exists():
+        free = path.with_name(f"{path.name}-{next(numbers)}")
+    return free
 
 
 def _flatten(line: dict[str, Any]) -> None:
     """Convert a line of an earlier istmpi, whose score was an object, to the present form."""
     score = line.get("score")
-    if isinstance(score, dict):
-        line["score"] = score.get("score")
-        named = {"test_loss": score.get("loss"), "test_examples": score.get("examples")}
-        named["bits_per_byte"] = score.get("bits_per_byte")
-        exits, more = score.get("exits"), score.get("more")
-        named |= {
-            f"exit{number}_score": value
-            for number, value in enumerate(exits if isinstance(exits, list) else (), 1)
-        }
-        named |= more if isinstance(more, dict) else {}
-        for name, value in named.items():
-            if value is not None:
-                line.setdefault(name, value)
+    if not isinstance(score, dict):
+        return
+    line["score"] = score.get("score")
+    values = {
+        "test_loss": score.get("loss"),
+        "test_examples": score.get("examples"),
+        "bits_per_byte": score.get("bits_per_byte"),
+    }
+    exits = score.get("exits")
+    if isinstance(exits, list):
+        for number, value in enumerate(exits, 1):
+            values[f"exit{number}_score"] = value
+    more = score.get("more")
+    if isinstance(more, dict):
+        values |= more
+    for name, value in values.items():
+        if value is not None:
+            line.setdefault(name, value)

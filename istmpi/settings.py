@@ -1,5 +1,6 @@
-"""Types of settings: a type has the setting's values, range and a sentence of help. msgspec checks
-values against it.
+"""Types of settings: a type has the setting's values, range and a sentence of help.
+
+msgspec checks values against it:
 
     rounds: Annotated[int, Meta(ge=1), "Rounds to train."] = 30
 
@@ -36,6 +37,8 @@ _ENGLISH = {
     dict: "a section with keys",
 }
 
+_KINDS = {int: "whole number", float: "number", dict: "section"}
+
 convert = msgspec.convert
 
 Field = tuple[str, Any, Any]
@@ -64,24 +67,30 @@ def choices_of(hint: Any) -> tuple[str, ...]:
     kind, limits, _ = _bare(hint)
     if kind is bool:
         return "true", "false"
-    return get_args(kind) if get_origin(kind) is Literal else tuple(limits.get("known", ()))
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(limits.get("known", ()))
 
 
 def kind_of_value(hint: Any, several: bool = False) -> str:
+    """Return the kind of a setting's value in words; in the plural for ``several``."""
     kind, limits, _ = _bare(hint)
+    plural = "s" if several else ""
     if get_origin(kind) is tuple:
         first, *others = get_args(kind)
         if others == [...]:
-            return _or(f"list{'s' * several} of {kind_of_value(first, several=True)}", limits)
+            return _or(f"list{plural} of {kind_of_value(first, several=True)}", limits)
         return f"[{', '.join(map(kind_of_value, (first, *others)))}]"
     if kind is bool:
         return "true or false"
-    return {int: "whole number", float: "number", dict: "section"}.get(kind, "text") + "s" * several
+    return _KINDS.get(kind, "text") + plural
 
 
 def range_of(hint: Any) -> str:
+    """Return the values that a setting may have in words; empty if it may have any."""
     kind, limits, _ = _bare(hint)
-    if choices := choices_of(hint):
+    choices = choices_of(hint)
+    if choices:
         return " | ".join(filter(None, [*choices, limits.get("or")]))
     if get_origin(kind) is tuple:
         return range_of(get_args(kind)[0])
@@ -89,24 +98,33 @@ def range_of(hint: Any) -> str:
     if high == math.inf and "gt" in limits:
         return f"above {low}"
     if high < math.inf:
-        return f"in {'(' if 'gt' in limits else '['}{low}, {high}{']' if 'le' in limits else ')'}"
-    return f"at least {low}" if low > -math.inf else ""
+        begin = "(" if "gt" in limits else "["
+        end = "]" if "le" in limits else ")"
+        return f"in {begin}{low}, {high}{end}"
+    if low > -math.inf:
+        return f"at least {low}"
+    return ""
 
 
 def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
     """Return the JSON Schema (draft 7, as editors of TOML read it) of a setting's values."""
     schema = {"description": help_of(hint), **_draft_7(msgspec.json.schema(hint))}
-    limits = _bare(hint)[1]
-    if schema.get("type") != "boolean" and (names := choices_of(hint)):
+    _, limits, _ = _bare(hint)
+    names = choices_of(hint)
+    if names and schema.get("type") != "boolean":
         schema["examples" if "or" in limits else "enum"] = [*names]
     if "at_most" in limits:
         schema["maximum"] = limits["at_most"]
-    return schema if default is None else schema | {"default": default}
+    if default is not None:
+        schema["default"] = default
+    return schema
 
 
 def _draft_7(node: Any) -> Any:
-    """Convert a schema of msgspec to draft 7: drop null, which TOML lacks, and rename the items of
-    tuples."""
+    """Convert a schema of msgspec to draft 7.
+
+    Drop null, which TOML lacks, and rename the items of tuples.
+    """
     if isinstance(node, list):
         return [_draft_7(item) for item in node]
     if not isinstance(node, dict):
@@ -116,16 +134,17 @@ def _draft_7(node: Any) -> Any:
         node |= {"items": node.pop("prefixItems"), "additionalItems": False}
     if "anyOf" in node:
         kinds = [item for item in node.pop("anyOf") if item != {"type": "null"}]
-        node = {**kinds[0], **node} if len(kinds) == 1 else {"anyOf": kinds, **node}
+        if len(kinds) == 1:
+            return {**kinds[0], **node}
+        return {"anyOf": kinds, **node}
     return node
 
 
 def checked(value: Any, hint: Any, name: str, source: str) -> Any:
-    """Return a setting's value as its type ``hint``: a whole number may stand for a float, a list
-    for a tuple.
+    """Return a setting's value as its type ``hint``.
 
-    Raises ConfigError for another value, with ``source``, the setting's ``name`` and what it must
-    be.
+    A whole number may stand for a float, and a list for a tuple. Raises ConfigError for another
+    value, with ``source``, the setting's ``name`` and what it must be.
     """
     where = f"{source}: {name} = {shown(value)}"
     parts = value if isinstance(value, list | tuple) else (value,)
@@ -139,23 +158,30 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
         raise ConfigError(f"{where} {_demand(value, hint)}") from None
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)):
         interval = range_of(hint)
-        raise ConfigError(
-            f"{where} must {f'lie {interval}' if interval.startswith('in ') else 'be finite'}."
-        )
-    limits = _bare(hint)[1]
-    if converted is not None and "at_most" in limits and converted > limits["at_most"]:
-        raise ConfigError(f"{where} must be at most {limits['at_most']}.")
-    too_long = isinstance(converted, str) and len(converted.encode()) > limits.get(
-        "at_most_bytes", math.inf
-    )
-    if too_long or ("rising" in limits and any(a >= b for a, b in zip(converted, converted[1:]))):
-        raise ConfigError(f"{where} must {limits['must']}.")
+        constraint = f"lie {interval}" if interval.startswith("in ") else "be finite"
+        raise ConfigError(f"{where} must {constraint}.")
+    _require_own_limits(converted, hint, where)
     return converted
 
 
+def _require_own_limits(value: Any, hint: Any, where: str) -> None:
+    """Raise ConfigError for a value beyond a limit of `also`, which msgspec does not know."""
+    _, limits, _ = _bare(hint)
+    if value is None:
+        return
+    if "at_most" in limits and value > limits["at_most"]:
+        raise ConfigError(f"{where} must be at most {limits['at_most']}.")
+    if "at_most_bytes" in limits and len(value.encode()) > limits["at_most_bytes"]:
+        raise ConfigError(f"{where} must {limits['must']}.")
+    if "rising" in limits and any(first >= second for first, second in zip(value, value[1:])):
+        raise ConfigError(f"{where} must {limits['must']}.")
+
+
 def converted(value: Any, hint: Any, name: str) -> Any:
-    """Convert a file's value to type ``hint``. Raises a one-line ConfigError, also for NaN if
-    ``hint`` has limits."""
+    """Convert a file's value to type ``hint``.
+
+    Raises a one-line ConfigError, also for NaN if ``hint`` has limits.
+    """
     try:
         value = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
@@ -166,37 +192,42 @@ def converted(value: Any, hint: Any, name: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value as in a run file; huge integers in hexadecimal, since Python refuses to write
-    them."""
+    """Return a value as in a run file.
+
+    Huge integers are in hexadecimal, since Python refuses to write them in decimals.
+    """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
-    return hex(value) if isinstance(value, int) and abs(value) > MOST else repr(value)
+    if isinstance(value, int) and abs(value) > MOST:
+        return hex(value)
+    return repr(value)
 
 
 def numbers_in(value: Any) -> Iterator[float]:
     if isinstance(value, int | float):
         yield value
-    elif isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from numbers_in([*value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
             yield from numbers_in(item)
 
 
 def _demand(value: Any, hint: Any) -> str:
+    """Return the end of the message for a value that msgspec refuses."""
     kind, limits, _ = _bare(hint)
     if get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
             return f"must be {_or('a list', limits)}."
-        item_kind = _bare(get_args(kind)[0])[0]
+        item_kind, _, _ = _bare(get_args(kind)[0])
         if item_kind in _ENGLISH and not all(_fits(item, item_kind) for item in value):
             return f"must be {_ENGLISH[item_kind]}, each."
     elif get_origin(kind) is Literal:
-        return (
-            f"is not known{did_you_mean(value, get_args(kind))}"
-            if isinstance(value, str)
-            else "must be text."
-        )
+        if not isinstance(value, str):
+            return "must be text."
+        return f"is not known{did_you_mean(value, get_args(kind))}"
     elif not _fits(value, kind):
         return f"must be {_ENGLISH[kind]}."
     if "must" in limits:
@@ -205,7 +236,8 @@ def _demand(value: Any, hint: Any) -> str:
     if kind is int:
         low, high = _ends(limits)
         interval = f"at least {low}" if value < low else f"at most {high}"
-    return f"must {'lie' if interval.startswith('in ') else 'be'} {interval}."
+    verb = "lie" if interval.startswith("in ") else "be"
+    return f"must {verb} {interval}."
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -217,8 +249,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
-    """Split a type into the bare type without None, its limits (with those of `also`), and its
-    help."""
+    """Split a type into the bare type without None, its limits (also of `also`), and its help."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         kind, limits, help = _bare(inner)
@@ -226,21 +257,26 @@ def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
             if isinstance(note, str):
                 help = note
             else:
-                bounds = {name: getattr(note, name) for name in ("gt", "ge", "lt", "le")} | (
-                    note.extra or {}
-                )
-                limits |= {name: bound for name, bound in bounds.items() if bound is not None}
+                limits |= _limits_of(note)
         return kind, limits, help
     if get_origin(hint) in (Union, types.UnionType):
         return _bare(get_args(hint)[0])
     return hint, {}, ""
 
 
+def _limits_of(note: Meta) -> dict[str, Any]:
+    limits = {"gt": note.gt, "ge": note.ge, "lt": note.lt, "le": note.le, **(note.extra or {})}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
 def _ends(limits: dict[str, Any]) -> tuple[float, float]:
-    return limits.get("gt", limits.get("ge", -math.inf)), limits.get(
-        "lt", limits.get("le", math.inf)
-    )
+    """Return the ends of the interval of a number."""
+    low = limits.get("gt", limits.get("ge", -math.inf))
+    high = limits.get("lt", limits.get("le", math.inf))
+    return low, high
 
 
 def _or(words: str, limits: dict[str, Any]) -> str:
-    return f"{words}, {limits['or']}" if "or" in limits else words
+    if "or" not in limits:
+        return words
+    return f"{words}, {limits['or']}"

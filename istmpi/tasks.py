@@ -1,8 +1,7 @@
-"""Tasks: the loss that training reduces, and the score that judges a network. This module imports
-torch only when used.
+"""Tasks: the loss that training reduces, and the score that judges a network.
 
 A new task needs a class in this module and its name in `TASKS`. The class has all facts on the
-task.
+task. This module imports torch only when used.
 """
 
 from __future__ import annotations
@@ -55,12 +54,18 @@ class Task(ABC):
     """The arguments of `istmpi train` for a first run."""
     scored = 0
     """The number of examples that an evaluation scores by default; 0 is all."""
-    one_class = predicts_numbers = several_labels = False
-    """True if the target of an example is, in this order, a class; numbers; a row with a 0 or 1 for
-    each label."""
-    of_tokens = ranks_labels = of_nodes = False
-    """True if examples are, in this order, windows of tokens; sparse rows with ranked labels; nodes
-    of a graph."""
+    one_class = False
+    """True if the target of an example is a class."""
+    predicts_numbers = False
+    """True if the target of an example is numbers."""
+    several_labels = False
+    """True if the target of an example is a row with a 0 or 1 for each label."""
+    of_tokens = False
+    """True if examples are windows of tokens."""
+    ranks_labels = False
+    """True if examples are sparse rows with ranked labels (`MultiLabel`)."""
+    of_nodes = False
+    """True if examples are nodes of a graph."""
     of_trees = False
     """True if the user's functions compute loss and score, from outputs (any tree) and a batch
     (`OwnTask`)."""
@@ -69,15 +74,14 @@ class Task(ABC):
 
     @staticmethod
     @abstractmethod
-    def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+    def loss(outputs: torch.Tensor, targets: Any, reduction: str = "mean") -> torch.Tensor:
         """Return the loss of a batch's outputs ``[b, outputs]``: the mean over its examples, or the
-        ``"sum"``."""
+        ``"sum"``. ``targets``: a tensor, or the task's own form."""
 
     @staticmethod
     @abstractmethod
-    def points(outputs: torch.Tensor, targets: torch.Tensor) -> float | tuple[float, ...]:
-        """Return sums over examples whose means make the score: one number, or as many as
-        `numbers`."""
+    def points(outputs: torch.Tensor, targets: Any) -> float | tuple[float, ...]:
+        """Return sums over examples whose means make the score, as many as `numbers`."""
 
     @staticmethod
     def of_mean(*points: float) -> float:
@@ -127,7 +131,9 @@ class Regression(Task):
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
         loss = _functional().mse_loss(outputs, targets.to(outputs.dtype), reduction=reduction)
-        return loss if reduction == "mean" else loss / outputs.shape[1]
+        if reduction == "mean":
+            return loss
+        return loss / outputs.shape[1]  # a sum over examples of means over outputs
 
     @staticmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -153,7 +159,9 @@ class NextToken(Task):
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
         # Targets are tokens, or the probabilities of each: [b, t, vocabulary].
         loss = Classification.loss(outputs.flatten(0, 1), targets.flatten(0, 1), reduction)
-        return loss if reduction == "mean" else loss / outputs.shape[1]
+        if reduction == "mean":
+            return loss
+        return loss / outputs.shape[1]  # a sum over windows of means over tokens
 
     @staticmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -184,13 +192,19 @@ class MultiLabel(Task):
 
     @classmethod
     def loss(cls, outputs: torch.Tensor, targets: Labels, reduction: str = "mean") -> torch.Tensor:
-        deferred = getattr(outputs, "losses", None)
-        losses = deferred(targets, cls.kind) if deferred else losses_of(outputs, targets, cls.kind)
-        return losses.mean() if reduction == "mean" else losses.sum()
+        compute = getattr(outputs, "losses", None)
+        if compute:
+            losses = compute(targets, cls.kind)
+        else:
+            losses = losses_of(outputs, targets, cls.kind)
+        if reduction == "mean":
+            return losses.mean()
+        return losses.sum()
 
     @classmethod
     def points(cls, outputs: torch.Tensor, targets: Labels) -> float:
-        best = ranked_first(outputs, 1)[1][:, 0]
+        _, places = ranked_first(outputs, 1)
+        best = places[:, 0]
         return float((best[targets.rows] == targets.columns).sum())
 
     @staticmethod
@@ -203,8 +217,10 @@ class BinaryMultiLabel(MultiLabel):
 
 
 class NodeClasses(Task):
-    """Cross-entropy of the nodes of a batch that have a target; 0 if none has. The score is these
-    nodes' accuracy."""
+    """Cross-entropy of the nodes of a batch that have a target; 0 if none has.
+
+    The score is these nodes' accuracy.
+    """
 
     score = "accuracy"
     inputs = "a graph"
@@ -215,14 +231,18 @@ class NodeClasses(Task):
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
         total = _functional().cross_entropy(outputs, targets, ignore_index=OFF, reduction="sum")
-        return total / (targets != OFF).sum().clamp(min=1) if reduction == "mean" else total
+        if reduction == "sum":
+            return total
+        return total / (targets != OFF).sum().clamp(min=1)
 
     points = staticmethod(Classification.points)
 
 
 class _Flags(Task):
-    """Binary cross-entropy, averaged over labels. Targets ``[n, outputs]``: 0 and 1; rows of `OFF`
-    are left out."""
+    """Binary cross-entropy, averaged over labels.
+
+    Targets ``[n, outputs]``: 0 and 1; rows of `OFF` are left out.
+    """
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -231,15 +251,20 @@ class _Flags(Task):
             outputs, targets.clamp(min=0).to(outputs.dtype), reduction="none"
         )
         total = (losses.mean(dim=1) * scored).sum()
-        return total / scored.sum().clamp(min=1) if reduction == "mean" else total
+        if reduction == "sum":
+            return total
+        return total / scored.sum().clamp(min=1)
 
     @staticmethod
     def f1_points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
         """Return twice the number of true positives, and this plus the number of wrongly predicted
         labels."""
-        positive, scored = outputs > 0, targets[:, :1] != OFF
-        twice = 2 * int((positive & (targets == 1)).sum())
-        return float(twice), float(twice + (scored & (positive != (targets == 1))).sum())
+        positive = outputs > 0
+        true = targets == 1
+        scored = targets[:, :1] != OFF
+        twice = 2 * int((positive & true).sum())
+        wrong = (scored & (positive != true)).sum()
+        return float(twice), float(twice + wrong)
 
     @staticmethod
     def f1(twice: float, total: float) -> float:
@@ -247,18 +272,24 @@ class _Flags(Task):
 
 
 class NodeLabels(_Flags):
-    """`_Flags` of nodes; the score is micro-F1 over all labels, with a probability above one half
-    as positive."""
+    """`_Flags` of nodes; the score is micro-F1 over all labels.
+
+    A probability above one half is positive.
+    """
 
     score = "micro-F1"
     numbers = 2
-    inputs, network, start, of_nodes = (
-        NodeClasses.inputs,
-        NodeClasses.network,
-        NodeClasses.start,
-        True,
-    )
-    points, of_mean = staticmethod(_Flags.f1_points), staticmethod(_Flags.f1)
+    inputs = NodeClasses.inputs
+    network = NodeClasses.network
+    start = NodeClasses.start
+    of_nodes = True
+
+    points = staticmethod(_Flags.f1_points)
+
+    @staticmethod
+    def of_mean(*points: float) -> float:
+        twice, total = points
+        return _Flags.f1(twice, total)
 
 
 class DenseLabels(_Flags):
@@ -272,9 +303,10 @@ class DenseLabels(_Flags):
 
     @staticmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, ...]:
-        first = ranked_first(outputs, min(max(AT), outputs.shape[1]))[1]
+        _, first = ranked_first(outputs, min(max(AT), outputs.shape[1]))
         hits = targets.gather(1, first)
-        return (*(float(hits[:, :k].sum()) for k in AT), *_Flags.f1_points(outputs, targets))
+        hits_at = [float(hits[:, :k].sum()) for k in AT]
+        return (*hits_at, *_Flags.f1_points(outputs, targets))
 
     @staticmethod
     def more(outputs: int, *points: float) -> dict[str, float]:
@@ -306,6 +338,14 @@ class OwnTask(Task):
     functions: Mapping[str, Callable[[Any, Any], dict[str, Any]]]
     """Both functions by their names for messages."""
 
+    @staticmethod
+    def loss(outputs: torch.Tensor, targets: Any, reduction: str = "mean") -> torch.Tensor:
+        raise NotImplementedError("`losses` computes a user's loss, from a whole batch")
+
+    @staticmethod
+    def points(outputs: torch.Tensor, targets: Any) -> float:
+        raise NotImplementedError("`scores` computes a user's score, from a whole batch")
+
     @classmethod
     def no_means(cls, scored: list[tuple[Any, Any]]) -> str:
         """Return a sentence on a function whose numbers depend on the size of a batch; empty if
@@ -330,10 +370,12 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task_of(scoring: type[Task], multi_label_loss: str) -> type[Task]:
-    return BinaryMultiLabel if (scoring, multi_label_loss) == (MultiLabel, "binary") else scoring
+    if scoring is MultiLabel and multi_label_loss == "binary":
+        return BinaryMultiLabel
+    return scoring
 
 
 def higher_is_better(score: str) -> bool:
-    return not score.endswith(LOWER) and all(
-        task.higher_is_better for task in TASKS.values() if task.score == score
-    )
+    if score.endswith(LOWER):
+        return False
+    return all(task.higher_is_better for task in TASKS.values() if task.score == score)

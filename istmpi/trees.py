@@ -17,7 +17,13 @@ def inputs_to(
     inputs: tuple[Any, ...], device: torch.device | str, dtype: torch.dtype
 ) -> tuple[Any, ...]:
     """Return a batch's inputs on a device. Floating-point tensors also get the ``dtype``."""
-    return mapped(lambda x: x.to(device, dtype) if x.is_floating_point() else x.to(device), inputs)
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        if x.is_floating_point():
+            return x.to(device, dtype)
+        return x.to(device)
+
+    return mapped(move, inputs)
 
 
 def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
@@ -27,16 +33,22 @@ def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
 
 
 def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Return a tree of the same form with ``function`` of each tensor."""
     import torch
 
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
-        values = {key: mapped(function, value) for key, value in tree.items()}
-        return type(tree)(values) if type(tree) in (dict, Named) else values
+        branches = {key: mapped(function, value) for key, value in tree.items()}
+        if isinstance(tree, Named):
+            return Named(branches)
+        return branches  # other mappings may not be made from a dict
     if isinstance(tree, list | tuple):
-        values = [mapped(function, value) for value in tree]
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+        items = [mapped(function, value) for value in tree]
+        kind: Any = type(tree)
+        if hasattr(tree, "_fields"):  # a named tuple
+            return kind(*items)
+        return kind(items)
     return tree
 
 
@@ -45,8 +57,11 @@ def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
 
     if isinstance(tree, torch.Tensor):
         yield tree
-    elif isinstance(tree, Mapping | list | tuple):
-        for value in tree.values() if isinstance(tree, Mapping) else tree:
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_of(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
             yield from tensors_of(value)
 
 
@@ -57,4 +72,6 @@ def all_finite(tree: Any) -> torch.Tensor:
     checks = [
         x.detach().isfinite().all().reshape(()) for x in tensors_of(tree) if x.is_floating_point()
     ]
-    return torch.stack(checks).all() if checks else torch.tensor(True)
+    if not checks:
+        return torch.tensor(True)
+    return torch.stack(checks).all()

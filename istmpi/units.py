@@ -5,12 +5,16 @@ from collections.abc import Mapping
 
 def in_seconds(value: float) -> str:
     """Write seconds so that columns compare at a glance: ``0.0213 s``, ``2,417 s``."""
-    return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
+    if value < 999.5:  # the next number would be rounded to 1e+03
+        return f"{value:.3g} s"
+    return f"{value:,.0f} s"
 
 
 def counted(count: int, noun: str) -> str:
     """Write a count with its noun, which is given in the singular."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    if count == 1:
+        return f"{count:,} {noun}"
+    return f"{count:,} {noun}s"
 
 
 def size(nbytes: float) -> str:
@@ -39,7 +43,12 @@ BYTES = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
 def axis_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
     """Return the unit for an axis up to ``largest``, with its factor: ``MB`` rather than 10^8."""
     least = 10 if units is SECONDS else 1  # 90 s rather than 1.5 min
-    return [*units.items()][max(sum(least * factor <= largest for factor in units.values()) - 1, 0)]
+    (chosen, factor), *larger = units.items()
+    for unit, factor_of_unit in larger:
+        if least * factor_of_unit <= largest:
+            chosen = unit
+            factor = factor_of_unit
+    return chosen, factor
 
 
 def _scaled(value: float) -> str:
