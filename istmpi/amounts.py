@@ -48,11 +48,10 @@ class Amount:
 
 
 def amounts_in(returned: Any, rows: int, subject: str) -> dict[str, Amount]:
-    """Return the amounts that a user's function returned for a batch of ``rows``, by their names
-    ("" without a dict).
+    """Return the amounts that a user's function returned for a batch of ``rows``, by their names.
 
-    Raises ConfigError, which begins with ``subject``, for other forms, other than real numbers, or
-    a wrong count.
+    Without a dict, the name is empty. Raises ConfigError, which begins with ``subject``, for other
+    forms, other than real numbers, or a wrong count.
     """
     named = returned if isinstance(returned, Mapping) else {"": returned}
     if not named:
@@ -63,29 +62,28 @@ def amounts_in(returned: Any, rows: int, subject: str) -> dict[str, Amount]:
             raise ConfigError(
                 f"{subject} returns a dict with the key {name!r:.40}; its keys must be names."
             )
-        its = f"{subject}: {name}" if name else subject
+        place = f"{subject}: {name}" if name else subject
         if type(value) is tuple and len(value) == 2:
-            amounts[name] = Amount(_number(value[0], its), _count(value[1], its), False)
+            total, count = value
+            amounts[name] = Amount(_number(total, place), _count(count, place), is_mean=False)
         else:
-            amounts[name] = Amount(_number(value, its), rows, True)
+            amounts[name] = Amount(_number(value, place), rows, is_mean=True)
     return amounts
 
 
 def _number(value: Any, subject: str) -> Any:
-    """Return a number, or a tensor of one number, as it is. Raises ConfigError for all other
-    values."""
+    """Return a number, or a tensor of one number, as it is.
+
+    Raises ConfigError for all other values.
+    """
     with suppress(Exception):  # a user's object may raise anything
-        if (
-            isinstance(value, int | float) and float(value) is not None
-        ):  # OverflowError for huge integers
+        if isinstance(value, int | float):
+            float(value)  # OverflowError for huge integers
             return value
-        if (
-            value.shape == ()
-            and not getattr(value, "is_meta", False)
-            and "complex" not in str(value.dtype)
-        ):
+        without_value = getattr(value, "is_meta", False)
+        if value.shape == () and not without_value and "complex" not in str(value.dtype):
             return value
-    raise ConfigError(f"{subject} returns {_described(value)}; it must return {FORMS}.")
+    raise ConfigError(f"{subject} returns {_describe(value)}; it must return {FORMS}.")
 
 
 def _count(value: Any, subject: str) -> float:
@@ -97,9 +95,10 @@ def _count(value: Any, subject: str) -> float:
     return count
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Describe a value by its type, and a tensor or array by its type and shape."""
     with suppress(Exception):
         if hasattr(value, "dtype"):
-            return f"a value of shape {tuple(value.shape)} and type {str(value.dtype).removeprefix('torch.')}"
+            kind = str(value.dtype).removeprefix("torch.")
+            return f"a value of shape {tuple(value.shape)} and type {kind}"
     return f"a value of type {type(value).__name__}"

@@ -14,11 +14,10 @@ from istmpi.errors import ConfigError, IstmpiError
 
 
 def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
-    """Import, and thereby run, the module of ``name``: FILE.py:NAME or package.module:NAME. Return
-    module and NAME.
+    """Import, and thereby run, the module of ``name``; return the module and NAME.
 
-    ``option`` and ``what`` are for messages. Raises ConfigError for a malformed name, or if the
-    import fails.
+    ``name`` is FILE.py:NAME or package.module:NAME. ``option`` and ``what`` are for messages.
+    Raises ConfigError for a malformed name, or if the import fails.
     """
     path, _, inner = name.rpartition(":")
     if not path or not inner.isidentifier():
@@ -38,16 +37,19 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
 
 @contextmanager
 def gradients_kept() -> Iterator[None]:
-    """A context for foreign code. If the code turns torch's gradients on or off, undo that and
-    raise RuntimeError."""
+    """A context for foreign code.
+
+    If the code turns torch's gradients on or off, undo that and raise RuntimeError.
+    """
     import torch
 
     before = torch.is_grad_enabled()
     yield
     if torch.is_grad_enabled() != before:
         torch.set_grad_enabled(before)
+        change = "off" if before else "on"
         raise RuntimeError(
-            f"it turns gradients {'off' if before else 'on'} globally; use torch.no_grad() as a context"
+            f"it turns gradients {change} globally; use torch.no_grad() as a context"
         )
 
 
@@ -65,13 +67,17 @@ def calling(subject: str, kind: type[IstmpiError] = ConfigError, cure: str = "")
     except BaseException as error:
         if ends_the_program(error):
             raise
-        cure = f" {cure}" if cure else ""
-        raise kind(f"{subject} fails: {short(error)}.{raised_in(error)}{cure}") from error
+        text = f"{subject} fails: {short(error)}.{raised_in(error)}"
+        if cure:
+            text += f" {cure}"
+        raise kind(text) from error
 
 
 def ends_the_program(error: BaseException) -> bool:
-    """Return True for Ctrl-C, sys.exit and the end of a simulated rank. A class of a user's that
-    derives from BaseException is an error like others."""
+    """Return True for Ctrl-C, sys.exit and the end of a simulated rank.
+
+    A class of a user's that derives from BaseException is an error like others.
+    """
     ends = isinstance(error, KeyboardInterrupt | SystemExit)
     return ends or type(error).__module__.startswith("istmpi.")
 
@@ -83,12 +89,16 @@ def short(error: BaseException) -> str:
     except Exception:  # the exception is a user's object, too
         return type(error).__name__
     text = " ".join(words.split())[:200].rstrip(".")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if not text:
+        return type(error).__name__
+    return f"{type(error).__name__}: {text}"
 
 
 def raised_in(error: BaseException) -> str:
-    """Return a sentence that names the last line of the user's code in a traceback; empty if no
-    line is the user's."""
+    """Return a sentence that names the last line of the user's code in a traceback.
+
+    It is empty if no line is the user's.
+    """
     libraries = str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(libraries) and "-packages" not in frame.filename:
@@ -105,7 +115,10 @@ def _module_of_file(path: Path, given: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
+    # Pickles and dataclasses of the user look the module up by name; a library's own one stays.
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
     return module

@@ -17,10 +17,10 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def choose_device(choice: str, local: Communicator) -> torch.device:
-    """Return this rank's device. The ranks of a host (``local``) take its CUDA devices in turn, if
-    there are any.
+    """Return this rank's device.
 
-    ``choice``: auto, cpu or cuda. Raises ConfigError for cuda without a device.
+    The ranks of a host (``local``) take its CUDA devices in turn, if there are any. ``choice``:
+    auto, cpu or cuda. Raises ConfigError for cuda without a device.
     """
     if choice == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -33,34 +33,39 @@ def choose_device(choice: str, local: Communicator) -> torch.device:
 
 def with_room(device: torch.device, nbytes: float) -> torch.device:
     """Return ``device``, or the CPU if ``device`` is a GPU with less than twice ``nbytes`` free."""
-    return (
-        HOST
-        if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * nbytes
-        else device
-    )
+    if device.type != "cuda":
+        return device
+    free, _ = torch.cuda.mem_get_info(device)
+    if free < 2 * nbytes:
+        return HOST
+    return device
 
 
 def usable_cores() -> list[int]:
-    return (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))  # macOS does not bind processes to cores
 
 
 def fair_threads(local: Communicator) -> int:
-    """Return this rank's number of cores, at least 1. A host's ranks (``local``) divide shared
-    cores. Collective."""
+    """Return this rank's number of cores, at least 1.
+
+    A host's ranks (``local``) divide shared cores. Collective.
+    """
     usable = usable_cores()
     per_rank = local.allgather(usable)
-    return max(
-        int(sum(Fraction(1, sum(core in cores for cores in per_rank)) for core in usable)), 1
-    )
+    share = Fraction(0)
+    for core in usable:
+        sharers = [cores for cores in per_rank if core in cores]
+        share += Fraction(1, len(sharers))
+    return max(int(share), 1)
 
 
 def choose_threads(choice: int, local: Communicator) -> int:
-    """Set and return this rank's threads: ``choice``, else OMP_NUM_THREADS, else a share of the
-    cores. Collective."""
+    """Set and return this rank's threads.
+
+    They are ``choice``, else OMP_NUM_THREADS, else a share of the cores. Collective.
+    """
     shared = fair_threads(local)
     threads = choice or _threads_of_openmp() or shared
     torch.set_num_threads(threads)
@@ -68,27 +73,30 @@ def choose_threads(choice: int, local: Communicator) -> int:
 
 
 def _threads_of_openmp() -> int:
-    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(outermost) if outermost.isascii() and outermost.isdecimal() else 0
+    # It may be a list: threads of the outermost level, of the next level, ...
+    outermost, _, _ = os.environ.get("OMP_NUM_THREADS", "").partition(",")
+    outermost = outermost.strip()
+    if outermost.isascii() and outermost.isdecimal():
+        return int(outermost)
+    return 0
 
 
 def to_empty(network: nn.Module, device: torch.device | str) -> nn.Module:
-    """Move a network to a device; tensors from the meta device get memory there, with undefined
-    values.
+    """Move a network to a device; tensors from the meta device get memory with undefined values.
 
     ``Module.to_empty`` is not used, because it imports all of torch's decompositions, which takes
     seconds.
     """
-    made: dict[int, nn.Parameter] = {}
+    moved: dict[int, nn.Parameter] = {}
     for module in network.modules():
         for key, parameter in list(module._parameters.items()):
             if parameter is not None and parameter.is_meta:
-                if id(parameter) not in made:
+                # A parameter of several modules stays one parameter.
+                if id(parameter) not in moved:
                     values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                    made[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
-                setattr(
-                    module, key, made[id(parameter)]
-                )  # a recurrent layer has them in a list as well
+                    moved[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+                # setattr, because a recurrent layer has them in a list as well.
+                setattr(module, key, moved[id(parameter)])
         for key, buffer in list(module._buffers.items()):
             if buffer is not None and buffer.is_meta:
                 module._buffers[key] = torch.empty_like(buffer, device=device)

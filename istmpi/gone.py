@@ -14,42 +14,52 @@ GONE = {
     "method.differences": "float4",
     "method.top_values": "2bit",
 }
-"""The removed settings, each with the only value that is still accepted, because it had no
-effect."""
+"""The removed settings, each with the only value that had no effect, and is still accepted."""
 
 LEFT_OPEN = {"method.fragments": 4}
-"""Settings that versions with comm.survive wrote into every run. A run without these values means
-the same."""
+"""Settings that versions with comm.survive wrote into every run.
+
+A run without these values means the same.
+"""
 
 
 def is_gone(name: str, value: Any, source: str) -> bool:
-    """Return True for a setting that no longer exists. Raises ConfigError if its value had an
-    effect."""
+    """Return True for a setting that no longer exists.
+
+    Raises ConfigError if its value had an effect.
+    """
     if name in GONE and value != GONE[name]:
         raise ConfigError(f"{source}: {name} = {value!r} no longer exists. Leave it out.")
     return name in GONE
 
 
 def without_gone(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return a tree without removed settings. Raises ConfigError if a removed setting had an
-    effect."""
-    gone = [
-        name
-        for name in GONE
-        if (value := _value(tree, name)) is not None and is_gone(name, value, source)
-    ]
+    """Return a tree without removed settings.
+
+    Raises ConfigError if a removed setting had an effect.
+    """
+    gone = set()
+    for name in GONE:
+        value = _value(tree, name)
+        if value is not None and is_gone(name, value, source):
+            gone.add(name)
     if "comm.survive" in gone:
-        gone += [name for name, default in LEFT_OPEN.items() if _value(tree, name) == default]
-    gone += ["data.test"] * (_value(tree, "data.test") == 0)  # once the default
-    return {
-        section: {key: value for key, value in branch.items() if f"{section}.{key}" not in gone}
-        if isinstance(branch, Mapping)
-        else branch
-        for section, branch in tree.items()
-    }
+        for name, default in LEFT_OPEN.items():
+            if _value(tree, name) == default:
+                gone.add(name)
+    if _value(tree, "data.test") == 0:  # once the default
+        gone.add("data.test")
+    kept = {}
+    for section, branch in tree.items():
+        if isinstance(branch, Mapping):
+            branch = {key: branch[key] for key in branch if f"{section}.{key}" not in gone}
+        kept[section] = branch
+    return kept
 
 
 def _value(tree: Mapping[str, Any], name: str) -> Any:
     section, _, key = name.partition(".")
     branch = tree.get(section)
-    return branch.get(key) if isinstance(branch, Mapping) else None
+    if not isinstance(branch, Mapping):
+        return None
+    return branch.get(key)

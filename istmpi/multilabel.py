@@ -28,8 +28,10 @@ TOP = max(AT)
 
 @dataclass(frozen=True)
 class Labels:
-    """Any number of labels for each example: example i has ``columns[offsets[i] : offsets[i +
-    1]]``."""
+    """Any number of labels for each example.
+
+    Example i has ``columns[offsets[i] : offsets[i + 1]]``.
+    """
 
     offsets: torch.Tensor
     columns: torch.Tensor
@@ -46,17 +48,15 @@ class Labels:
     def rows(self) -> torch.Tensor:
         import torch
 
-        return torch.repeat_interleave(
-            torch.arange(len(self), device=self.offsets.device), self.counts
-        )
+        examples = torch.arange(len(self), device=self.offsets.device)
+        return torch.repeat_interleave(examples, self.counts)
 
     def to(self, device: torch.device | str) -> Labels:
         return Labels(self.offsets.to(device), self.columns.to(device))
 
 
 def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return float64 weights: one for each true label's logit, and one for each example's total
-    ``[b]``."""
+    """Return float64 weights: one for each true label's logit, one for each example's total."""
     import torch
 
     counts = targets.counts.double()
@@ -68,29 +68,31 @@ def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
 def total_of(logits: torch.Tensor, loss: str) -> torch.Tensor:
     from torch.nn import functional
 
-    return logits.logsumexp(dim=1) if loss == "softmax" else functional.softplus(logits).sum(dim=1)
+    if loss == "softmax":
+        return logits.logsumexp(dim=1)
+    return functional.softplus(logits).sum(dim=1)
 
 
 def together(totals: torch.Tensor, loss: str) -> torch.Tensor:
-    """Combine `total_of` for parts of the labels ``[parts, b]`` into the total of all labels
-    ``[b]``."""
-    return totals.logsumexp(dim=0) if loss == "softmax" else totals.sum(dim=0)
+    """Combine `total_of` for parts of the labels, ``[parts, b]``, into that of all, ``[b]``."""
+    if loss == "softmax":
+        return totals.logsumexp(dim=0)
+    return totals.sum(dim=0)
 
 
 def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
-    weights, shares = (each.to(logits.dtype) for each in weights_of(targets, loss))
-    positive = logits.new_zeros(len(logits)).index_add(
-        0, targets.rows, weights * logits[targets.rows, targets.columns]
-    )
+    weights, shares = (values.to(logits.dtype) for values in weights_of(targets, loss))
+    products = weights * logits[targets.rows, targets.columns]
+    positive = logits.new_zeros(len(logits)).index_add(0, targets.rows, products)
     return shares * total_of(logits, loss) - positive
 
 
 def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np.ndarray:
-    """Return the contributions of labels ``first`` to ``first + n - 1``, with logits ``[b, n]``, to
-    each example.
+    """Return the contributions of some labels to each example, ``[b, 2 + 2 * TOP]`` float64.
 
-    ``[b, 2 + 2 * TOP]`` float64: total; weighted sum of true labels' logits; top logits; their
-    labels. Unused places are -inf.
+    The labels are ``first`` to ``first + n - 1``, with logits ``[b, n]``. A contribution is the
+    total; the weighted sum of true labels' logits; the top logits; their labels. Unused places are
+    -inf.
     """
     import torch
 
@@ -100,7 +102,8 @@ def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np
     if labels:
         weights, _ = weights_of(targets, loss)
         inside = (targets.columns >= first) & (targets.columns < first + labels)
-        rows, columns = targets.rows[inside], targets.columns[inside] - first
+        rows = targets.rows[inside]
+        columns = targets.columns[inside] - first
         positive = torch.zeros(count, dtype=torch.float64)
         numbers[:, 0] = total_of(logits, loss)
         numbers[:, 1] = positive.index_add(0, rows, weights[inside] * logits[rows, columns])
@@ -108,29 +111,28 @@ def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np
         numbers[:, 2 : 2 + values.shape[1]] = values
         numbers[:, 2 + TOP : 2 + TOP + values.shape[1]] = places + first
     else:
-        numbers[:, :2] = torch.tensor([-torch.inf if loss == "softmax" else 0.0, 0.0])
+        # The total of no labels: the logarithm of an empty sum, or an empty sum.
+        numbers[:, 0] = -torch.inf if loss == "softmax" else 0.0
+        numbers[:, 1] = 0.0
     return numbers.numpy()
 
 
 def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each example's largest logits in order, and their places, ``[b, count]``. The lower
-    place wins a tie."""
+    """Return each example's largest logits in order, and their places, ``[b, count]``.
+
+    The lower place wins a tie, which topk leaves open.
+    """
     import torch
 
     values, places = logits.topk(count, dim=1)
     least = values[:, -1:]
     tied = (logits >= least).sum(dim=1) > count
     for row in tied.nonzero()[:, 0].tolist():
-        places_of = torch.cat(
-            [
-                (logits[row] > least[row]).nonzero()[:, 0],
-                (logits[row] == least[row]).nonzero()[:, 0],
-            ]
-        )
-        places[row] = places_of[:count]
-    order = places.argsort(
-        dim=1
-    )  # by place, and then by value without changing the order of equal ones
+        larger = (logits[row] > least[row]).nonzero()[:, 0]
+        equal = (logits[row] == least[row]).nonzero()[:, 0]
+        places[row] = torch.cat([larger, equal])[:count]
+    # By place, and then by value without changing the order of equal ones.
+    order = places.argsort(dim=1)
     places = places.gather(1, order)
     values = logits.gather(1, places)
     order = values.argsort(dim=1, descending=True, stable=True)
@@ -138,12 +140,17 @@ def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
 
 
 class Ranking:
-    """Sums over examples, for loss and `scores`. ``propensities``: a and b of
-    `inverse_propensities`."""
+    """Sums over examples, for loss and `scores`.
+
+    ``propensities``: a and b of `inverse_propensities`.
+    """
 
     size = 2 + 3 * len(AT)
-    """The number of sums: loss, examples and, for each k, hits, their inverse propensities, and the
-    best ranking's."""
+    """The number of sums.
+
+    They are loss, examples and, for each k, hits, their inverse propensities, and those of the best
+    ranking.
+    """
 
     def __init__(self, counts: np.ndarray, rows: int, propensities: tuple[float, float], loss: str):
         """``counts``: the number of training rows, out of ``rows``, with each label."""
@@ -160,30 +167,24 @@ class Ranking:
         values = np.concatenate(numbers[:, :, 2 : 2 + TOP], axis=1)
         labels = np.concatenate(numbers[:, :, 2 + TOP :], axis=1)
         # Among equal logits the lower label comes first; unused places come last.
-        order = np.lexsort((np.where(np.isfinite(labels), labels, np.inf), -values), axis=1)[
-            :, :TOP
-        ]
+        in_order = np.where(np.isfinite(labels), labels, np.inf)
+        order = np.lexsort((in_order, -values), axis=1)[:, :TOP]
         best = np.take_along_axis(labels, order, axis=1)
         is_label = np.isfinite(best)
         ranked = np.where(is_label, best, 0).astype(np.int64)
-        examples, columns = targets.rows.numpy(), targets.columns.numpy()
-        pairs = (
-            examples * len(self._inverse) + columns
-        )  # a number for each example with one of its labels
+        examples = targets.rows.numpy()
+        columns = targets.columns.numpy()
+        # A number for each example with one of its labels, to look up a whole batch at once.
+        pairs = examples * len(self._inverse) + columns
         hit = is_label & np.isin(np.arange(len(best))[:, None] * len(self._inverse) + ranked, pairs)
         gains = np.where(hit, self._inverse[ranked], 0.0)
         inverse = self._inverse[columns]
         largest = inverse[np.lexsort((-inverse, examples))]  # each example's, largest first
         places = np.arange(len(columns)) - targets.offsets.numpy()[examples]
-        sums = np.zeros(self.size)
-        sums[0], sums[1] = (shares.numpy() * totals - positive).sum(), len(best)
-        for place, k in enumerate(AT):
-            sums[2 + 3 * place :][:3] = (
-                hit[:, :k].sum(),
-                gains[:, :k].sum(),
-                largest[places < k].sum(),
-            )
-        return sums
+        sums = [(shares.numpy() * totals - positive).sum(), len(best)]
+        for k in AT:
+            sums += [hit[:, :k].sum(), gains[:, :k].sum(), largest[places < k].sum()]
+        return np.array(sums, dtype=np.float64)
 
     @staticmethod
     def scores(sums: np.ndarray) -> dict[str, float]:
@@ -195,7 +196,9 @@ class Ranking:
 
 
 def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:
-    """Return each label's 1 / propensity: ``1 + max(log(rows) - 1, 0) * ((b + 1) / (counts + b)) **
-    a``."""
+    """Return each label's 1 / propensity.
+
+    It is ``1 + max(log(rows) - 1, 0) * ((b + 1) / (counts + b)) ** a``.
+    """
     c = (log(max(rows, 2)) - 1) * (b + 1) ** a
     return 1 + max(c, 0) * (counts + b) ** -a

@@ -1,5 +1,7 @@
-"""The names of networks in a run: a word, or FILE.py:Class or package.module:Class for a user's
-network."""
+"""The names of networks in a run.
+
+A name is a word, or for a user's network FILE.py:Class or package.module:Class.
+"""
 
 from typing import Any
 
@@ -13,12 +15,13 @@ NETWORKS = {
     "vgg": "istmpi.models.vgg:VGG",
     "xc": "istmpi.models.xc:XC",
 }
-"""Networks that ship as plain modules. Their settings, widths and axes are found as for a user's
-network."""
+"""Networks that ship as plain modules.
+
+Their settings, widths and axes are found as for a user's network.
+"""
 
 SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
-"""The networks that ship; the settings of mlp have a section of their own
-(`istmpi.config.learner.Model`)."""
+"""The networks that ship; mlp has a section of its own (`istmpi.config.learner.Model`)."""
 
 ACTIVATIONS = {
     "relu": "ReLU",
@@ -44,6 +47,11 @@ def place_of(name: str) -> str:
 
 
 def class_of(name: Any) -> str:
-    """Return the class in a network's name, without the file or package; an empty text unless
-    `is_module`."""
-    return place_of(name).rpartition(":")[2] if is_module(name) else ""
+    """Return the class in a network's name, without the file or package.
+
+    It is empty unless the network `is_module`.
+    """
+    if not is_module(name):
+        return ""
+    _, _, class_name = place_of(name).rpartition(":")
+    return class_name

@@ -15,11 +15,11 @@ pass on a Ctrl-C."""
 
 
 class Receiver:
-    """Takes the process's signals: the first is a request, a later SIGTERM or Ctrl-C ends the
-    process at once.
+    """Takes the process's signals.
 
-    A thread receives the signals, because the main thread may be waiting inside MPI. Get the object
-    from `receiver`, first in the main thread.
+    The first is a request; a later SIGTERM or Ctrl-C ends the process at once. A thread receives
+    the signals, because the main thread may be waiting inside MPI. Get the object from `receiver`,
+    first in the main thread.
     """
 
     def __init__(self) -> None:
@@ -29,17 +29,15 @@ class Receiver:
         self._tell: Callable[[str], None] | None = None
         receiving, sending = os.pipe()
         os.set_blocking(sending, False)
-        signal.set_wakeup_fd(
-            sending, warn_on_full_buffer=False
-        )  # first: a handler alone would swallow a signal
+        # The pipe first: a handler alone would swallow a signal.
+        signal.set_wakeup_fd(sending, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
             signal.siginterrupt(number, False)
         threading.Thread(target=self._receive, args=(receiving,), daemon=True).start()
 
     def listen(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with the next signal's name, or at once with that of an unreported
-        signal."""
+        """Call ``tell`` with the next signal's name, or at once with an unreported one's."""
         with self._changing:
             self._tell = tell
             if self._untold:
@@ -50,21 +48,24 @@ class Receiver:
 
     def _receive(self, pipe: int) -> None:
         while True:
-            number = os.read(pipe, 1)[0]
-            if number not in SIGNALS:
-                continue
-            now = time.monotonic()
-            with self._changing:
-                if self._first is None:
-                    self._first, name = now, signal.Signals(number).name
-                    if self._tell:
-                        self._tell(name)
-                    else:
-                        self._untold = name
-                elif (
-                    number in (signal.SIGTERM, signal.SIGINT) and now - self._first > _SAME_REQUEST
-                ):
-                    os._exit(128 + number)
+            [number] = os.read(pipe, 1)
+            if number in SIGNALS:
+                with self._changing:
+                    self._take(number, time.monotonic())
+
+    def _take(self, number: int, now: float) -> None:
+        if self._first is None:
+            self._first = now
+            name = signal.Signals(number).name
+            if self._tell:
+                self._tell(name)
+            else:
+                self._untold = name
+            return
+        ends = number in (signal.SIGTERM, signal.SIGINT)
+        if ends and now - self._first > _SAME_REQUEST:
+            # The main thread may be waiting inside MPI, where no exception reaches it.
+            os._exit(128 + number)
 
 
 @cache
