@@ -96,7 +96,7 @@ def require_free(path: Path, force: bool) -> None:
         )
 
 
-def without_links(path: str, flags: int) -> int:
+def open_without_links(path: str, flags: int) -> int:
     """Open a file as `open` asks its ``opener``.
 
     Refuse a link, which another user may have put in the file's place.
@@ -109,7 +109,7 @@ def append(path: Path, data: bytes) -> None:
 
     Raises OutputError, also for a link in the file's place.
     """
-    with writing(path), open(path, "ab", buffering=0, opener=without_links) as file:
+    with writing(path), open(path, "ab", buffering=0, opener=open_without_links) as file:
         size = os.fstat(file.fileno()).st_size
         left = memoryview(data)
         try:

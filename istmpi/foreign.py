@@ -82,21 +82,21 @@ def plain_value(value: Any) -> Any:
 def whole_number(text: str) -> int:
     """Read a whole number from a file's text. Raises ValueError for other text, and for forms like
     1_0."""
-    return int(_checked(text))
+    return int(_require_ascii_digits(text))
 
 
 def number(text: str) -> float:
     """Read a number from a file's text. Raises ValueError for other text, and for forms like
     1_0."""
-    return float(_checked(text))
+    return float(_require_ascii_digits(text))
 
 
 def is_whole_number(text: str) -> bool:
-    return _is_taken(whole_number, text)
+    return _can_read(whole_number, text)
 
 
 def is_number(text: str) -> bool:
-    return _is_taken(number, text)
+    return _can_read(number, text)
 
 
 def in_ascii_digits(text: str) -> bool:
@@ -105,13 +105,13 @@ def in_ascii_digits(text: str) -> bool:
     return text.isascii() and "_" not in text
 
 
-def _checked(text: str) -> str:
+def _require_ascii_digits(text: str) -> str:
     if not in_ascii_digits(text):
         raise ValueError(f"{text!r} is not a number")
     return text
 
 
-def _is_taken(read: Callable[[str], object], text: str) -> bool:
+def _can_read(read: Callable[[str], object], text: str) -> bool:
     try:
         read(text)
     except ValueError:

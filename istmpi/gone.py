@@ -33,7 +33,7 @@ def is_gone(name: str, value: Any, source: str) -> bool:
     return name in GONE
 
 
-def without_gone(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
+def drop_gone(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return a tree without removed settings.
 
     Raises ConfigError if a removed setting had an effect.

@@ -56,7 +56,7 @@ class RunFolder:
         elif resume:
             path = run_of(Path(resume))
         else:
-            path = _free(home(given, name))
+            path = _find_free(home(given, name))
         folder = RunFolder(path)
         if not resume:  # with ``resume``, the lock waits for a run that is about to end
             with suppress(OSError):  # of a path that can be no folder, which is refused below
@@ -184,7 +184,7 @@ def _expected(name: str) -> bool:
     return name in (JOB, lock.FILE) or name.startswith(f".{lock.FILE}.")
 
 
-def _free(path: Path) -> Path:
+def _find_free(path: Path) -> Path:
     free = path
     numbers = count(2)
     while free.exists():

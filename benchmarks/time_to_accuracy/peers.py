@@ -33,7 +33,7 @@ from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_dataset
 from istmpi.engine.store import ParameterStore
-from istmpi.evaluation.sample import SAMPLED, calibration_rows
+from istmpi.evaluation.sample import SAMPLED, draw_calibration_rows
 from istmpi.models import mlp_network
 from istmpi.report.curves import Curve, Point
 
@@ -60,7 +60,7 @@ def network_of(run: Run, data: Dataset) -> nn.Sequential:
 @torch.no_grad()
 def score(network: nn.Sequential, run: Run, data: Dataset) -> tuple[float, float]:
     """Accuracy and loss on the test split, every normalisation with its moments on the calibration examples."""
-    rows = calibration_rows(run, len(data.train), run.evaluate.calibration_examples or SAMPLED)
+    rows = draw_calibration_rows(run, len(data.train), run.evaluate.calibration_examples or SAMPLED)
     (known,) = data.train.batch(rows).inputs
     test = data.test.batch(range(len(data.test)))
     (x,), y = test.inputs, test.targets

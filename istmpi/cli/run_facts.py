@@ -8,7 +8,7 @@ from istmpi.checkpoint.saver import Saver
 from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.evaluation.evaluator import Score
-from istmpi.evaluation.sample import scored_in_training
+from istmpi.evaluation.sample import count_scored_in_training
 from istmpi.optim import schedules
 from istmpi.record import RunFolder
 from istmpi.report import tables
@@ -80,7 +80,7 @@ def _evaluations(training: Training) -> str:
     words = f"every {every} rounds" if every > 1 else "every round"
     if TASKS[data.task].of_nodes:
         return words
-    words += f" on {scored_in_training(run, data):,} examples"
+    words += f" on {count_scored_in_training(run, data):,} examples"
     if training.architecture.batch_norms:
         words += f", calibrated on {evaluator.sampled:,}"
     words += f": {evaluator.share:.0%} of the FLOPs"

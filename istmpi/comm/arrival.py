@@ -17,12 +17,12 @@ from functools import cache
 from istmpi.comm.hang_report import Member
 from istmpi.comm.launcher import (
     connection_is_closed,
+    find_launcher,
+    find_stopped_ranks,
     launched,
     on_this_host,
     process_facts,
     rank_variable,
-    starter,
-    stopped_here,
 )
 from istmpi.errors import StuckError
 
@@ -34,11 +34,11 @@ GONE_AFTER = 10.0
 another."""
 _LOOK_EVERY = 2.0
 watched = threading.Event()
-"""An event, set when a hang watch begins; it ends the thread of `expected`."""
+"""An event, set when a hang watch begins; it ends the thread of `expect_ranks`."""
 
 
 @contextmanager
-def expected() -> Iterator[None]:
+def expect_ranks() -> Iterator[None]:
     """End this process, and thus the job, with exit code 2 if other ranks do not come during the
     block.
 
@@ -107,7 +107,7 @@ class _StoppedRanks:
         self._named: set[tuple[int, int]] = set()
 
     def look(self, now: float) -> None:
-        stopped, first = stopped_here()
+        stopped, first = find_stopped_ranks()
         self._since = {key: self._since.get(key, now) for key in stopped.items()}
         late = {key for key, since in self._since.items() if now - since > GONE_AFTER}
         if first == self._rank:
@@ -184,8 +184,8 @@ class LauncherWatch:
 
 @cache
 def launcher_at_start() -> tuple[int, str] | None:
-    """Return `starter` of the first call: a process that has lost its launcher has another parent."""
-    return starter()
+    """Return `find_launcher` of the first call: a process that has lost its launcher has another parent."""
+    return find_launcher()
 
 
 @cache

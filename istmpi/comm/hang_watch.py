@@ -60,7 +60,7 @@ class HangWatch:
         ]
         self._closing = threading.Event()
         self._roll_call: RollCall | None = None
-        if _calls_rolls(communicator, patience):
+        if _may_call_rolls(communicator, patience):
             mailbox = ThreadMailbox(communicator.mpi.Dup())
             self._roll_call = RollCall(
                 self._job, members, communicator.rank, self._where, mailbox, self._closing
@@ -136,7 +136,7 @@ def _find_members(communicator: Communicator) -> list[Member]:
     return communicator.allgather(member)
 
 
-def _calls_rolls(communicator: Communicator, patience: float) -> bool:
+def _may_call_rolls(communicator: Communicator, patience: float) -> bool:
     """Return True if ranks are to be reported, and threads may call MPI on all of them. Collective,
     if there are several ranks."""
     if communicator.size == 1 or patience <= 0:

@@ -10,7 +10,7 @@ import numpy as np
 
 from istmpi import __version__
 from istmpi.comm import mpi
-from istmpi.comm.arrival import expected, watch_launcher
+from istmpi.comm.arrival import expect_ranks, watch_launcher
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.launcher import launched
@@ -39,7 +39,7 @@ def world() -> Communicator:
     rank ends all ranks from now on.
     """
     global _agreed
-    with expected():
+    with expect_ranks():
         everyone = mpi.start().COMM_WORLD
         announced = launched()[1]
         if everyone.Get_size() == 1 and announced > 1:
@@ -62,7 +62,7 @@ def _agree(everyone: Any) -> None:
     digests = np.empty((everyone.Get_size(), digest.size), dtype=np.uint8)
     request = everyone.Iallgather(digest, digests)
     backoff = Backoff()
-    # A rank that does something else never comes: `expected` must be able to report it.
+    # A rank that does something else never comes: `expect_ranks` must be able to report it.
     while not request.Test():
         backoff.wait_unless(False)
     if (digests == digests[0]).all():

@@ -39,7 +39,7 @@ def on_this_host() -> tuple[list[int], int]:
     return [launched()[0]], 1
 
 
-def stopped_here() -> tuple[dict[int, int], int]:
+def find_stopped_ranks() -> tuple[dict[int, int], int]:
     """Return the process of each stopped rank on this host, and the lowest rank here that is not
     stopped."""
     name = rank_variable()
@@ -55,7 +55,7 @@ def stopped_here() -> tuple[dict[int, int], int]:
     return stopped, min(processes.keys() - stopped.keys(), default=this_rank)
 
 
-def starter() -> tuple[int, str] | None:
+def find_launcher() -> tuple[int, str] | None:
     """Return the launcher's process on this host, and its start time; None if there is none or it
     is not visible."""
     name = rank_variable()

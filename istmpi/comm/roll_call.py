@@ -153,7 +153,7 @@ class RollCall:
             self._mailbox.send(member.rank, *message)
 
     def _take_messages(self, now: float) -> None:
-        for sender, (kind, *values) in self._mailbox.received():
+        for sender, (kind, *values) in self._mailbox.receive():
             self._take[kind](sender, now, *values)
 
     def _take_beat(self, sender: int, now: float, sighting: Sighting) -> None:
@@ -163,7 +163,7 @@ class RollCall:
 
     def _take_question(self, sender: int, now: float) -> None:
         sighting = Sighting.from_whereabouts(self._where, now)
-        self._mailbox.send(sender, "here", sighting, self._seen_ago(now), self._read_states())
+        self._mailbox.send(sender, "here", sighting, self._list_sightings(now), self._read_states())
         # The sender judges for all ranks: another roll call would only repeat its questions.
         self._next_roll = max(self._next_roll, now + self._limit + self._turn)
 
@@ -203,7 +203,7 @@ class RollCall:
         sighting = Sighting.from_whereabouts(self._where, now)
         self._mailbox.send_unless_last_is_under_way(half_way_round, "beat", sighting)
 
-    def _seen_ago(self, now: float) -> dict[int, tuple[Sighting, float]]:
+    def _list_sightings(self, now: float) -> dict[int, tuple[Sighting, float]]:
         """Return each rank's last sighting and its age in seconds: clocks of hosts differ."""
         return {rank: (sighting, now - at) for rank, (sighting, at) in self._seen.items()}
 
@@ -230,14 +230,14 @@ class RollCall:
             return min(self._limit, report.HASTE)
         return self._limit
 
-    def _waited(self, wait: Wait, now: float) -> float:
+    def _measure_wait(self, wait: Wait, now: float) -> float:
         return now - max(wait.since, self._where.awake_since)
 
     def _call_roll_if_due(self, now: float) -> None:
         waits = list(self._where.waiting.values())
         wait = min(waits, key=lambda wait: (wait.for_itself, wait.since), default=None)
         shortest = _begin_to_ask(min(self._limit, report.HASTE))
-        if wait is None or self._waited(wait, now) < shortest:
+        if wait is None or self._measure_wait(wait, now) < shortest:
             self._silent_since.clear()
             self._reported.clear()
             return
@@ -245,7 +245,7 @@ class RollCall:
         # A rank that waits for others knows more than one that waits for itself: it calls first.
         last = limit if wait.for_itself else 0.0
         due = _begin_to_ask(limit) + self._turn + last
-        if now >= self._next_roll + last and self._waited(wait, now) >= due:
+        if now >= self._next_roll + last and self._measure_wait(wait, now) >= due:
             self._roll = _Roll(wait=wait, began=now, ends=now + limit - _begin_to_ask(limit))
             self._send_to_others("ask")
 
@@ -261,7 +261,7 @@ class RollCall:
             self._rank,
             answers=roll.answers,
             silent_for={rank: roll.began - since for rank, since in self._silent_since.items()},
-            seen=self._seen_ago(now),
+            seen=self._list_sightings(now),
             states={**roll.states, **self._read_states()},
             limit=self._limit,
         )
@@ -291,7 +291,7 @@ class RollCall:
         self._send_to_others("end", self._ending)
 
     def _report(self, absent: Sequence[Missing], roll: _Roll, now: float) -> None:
-        waited = self._waited(roll.wait, now)
+        waited = self._measure_wait(roll.wait, now)
         lines = report.describe_wait(
             absent,
             waited,

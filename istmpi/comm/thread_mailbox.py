@@ -22,7 +22,7 @@ class ThreadMailbox:
         self._arriving: list[tuple[int, Any]] = []
 
     def send(self, rank: int, *message: object) -> None:
-        self._under_way()
+        self._test_sends()
         self._sent.append(self._mpi.issend(message, rank))
 
     def send_unless_last_is_under_way(self, rank: int, *message: object) -> None:
@@ -31,7 +31,7 @@ class ThreadMailbox:
         if self._last is None or self._last.test()[0]:
             self._last = self._mpi.issend(message, rank)
 
-    def received(self) -> list[tuple[int, tuple]]:
+    def receive(self) -> list[tuple[int, tuple]]:
         """Return the messages that have come, as pairs (rank of the sender, message)."""
         self._probe()
         messages = []
@@ -64,18 +64,18 @@ class ThreadMailbox:
         """
         if self._last is not None:
             self._sent.append(self._last)
-        while self._under_way():
+        while self._test_sends():
             self._drain()
         request = self._mpi.Ibarrier()
         while not request.Test():
             self._drain()
         self._mpi.Free()
 
-    def _under_way(self) -> bool:
+    def _test_sends(self) -> bool:
         # Tests also let MPI move the sends: it has no thread of its own.
         self._sent = [request for request in self._sent if not request.test()[0]]
         return bool(self._sent)
 
     def _drain(self) -> None:
-        self.received()
+        self.receive()
         time.sleep(_BETWEEN_LOOKS)

@@ -65,11 +65,11 @@ class Whereabouts:
         self._stepping = ""
 
     def watch(self, now: float) -> bool:
-        slept = self._slept(now)
+        slept = self._note_sleep(now)
         self._watched = now
         return slept
 
-    def _slept(self, now: float) -> bool:
+    def _note_sleep(self, now: float) -> bool:
         slept = self._watched is not None and now - self._watched > _ASLEEP
         if slept:
             self.moved = self.awake_since = self._round_began = self._phase_began = now
@@ -88,7 +88,7 @@ class Whereabouts:
     def _change(self, phase: str) -> str:
         now = time.monotonic()
         before = self.phase
-        self._slept(now)
+        self._note_sleep(now)
         took = now - self._phase_began
         if before not in (SETTING_UP, BETWEEN_ROUNDS, "wait") and took > self.slowest_phase[1]:
             self.slowest_phase = before, took
@@ -114,7 +114,7 @@ class Whereabouts:
 
     def begin_round(self, round: int) -> None:
         self.moved = now = time.monotonic()
-        self._slept(now)
+        self._note_sleep(now)
         if self.phase == SETTING_UP:
             self.phase = BETWEEN_ROUNDS
             self._phase_began = now

@@ -20,7 +20,7 @@ from istmpi.config.sections import Checkpoint, Comm, Data, Evaluate, Output, Tra
 from istmpi.data.callable.source import is_function, takes_rank
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
-from istmpi.gone import is_gone, without_gone
+from istmpi.gone import drop_gone, is_gone
 from istmpi.methods import METHODS
 from istmpi.models.arguments import usable
 from istmpi.models.tables import has_table
@@ -82,11 +82,11 @@ class Run:
         output = tree.get("output", {})
         if path.name == SAVED_AS and is_file(path.parent / METRICS) and isinstance(output, dict):
             tree["output"] = {**output, "folder": str(path.parent)}  # also of a copied folder
-        return _build(Run, without_gone({"name": path.stem, **tree}, path.name), "", path.name)
+        return _build(Run, drop_gone({"name": path.stem, **tree}, path.name), "", path.name)
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any], source: str) -> "Run":
-        return _build(Run, without_gone(tree, source), "", source)
+        return _build(Run, drop_gone(tree, source), "", source)
 
     def override(self, settings: Mapping[str, Any], source: str = "command line") -> "Run":
         """Return the run with ``settings``, e.g. ``{"method.local_steps": 20}``.

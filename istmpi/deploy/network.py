@@ -19,7 +19,7 @@ from istmpi.deploy.fitting import changed_source, deal_of, fitting_data, runnabl
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation import blocks
-from istmpi.evaluation.sample import calibration_rows, sampled_of
+from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
 from istmpi.exits import outputs_of
 from istmpi.models.leaves import prepare
 from istmpi.models.norms import calibrate
@@ -71,10 +71,10 @@ class CalibratedNetwork:
                 norms[name].moments = moments
         else:
             data = resized(fitting_data(checkpoint, calibrate_on), header.side)
-            rows = calibration_rows(
+            rows = draw_calibration_rows(
                 header.run,
                 len(data.train),
-                sampled_of(header.run, checkpoint.architecture, data, header.ranks),
+                count_sampled(header.run, checkpoint.architecture, data, header.ranks),
             )
             batch = data.reshaped(architecture.example_shape).train.batch(rows)
             calibrate(self.module, norms, batch.to("cpu", self._architecture.dtype).inputs)

@@ -26,8 +26,13 @@ from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SharedBlocks
 from istmpi.evaluation.fitting import fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
-from istmpi.evaluation.own import OwnSums, joined_loss
-from istmpi.evaluation.sample import calibration_rows, sampled_of, scored_in_training, scored_of
+from istmpi.evaluation.own import OwnSums, join_loss
+from istmpi.evaluation.sample import (
+    count_sampled,
+    count_scored,
+    count_scored_in_training,
+    draw_calibration_rows,
+)
 from istmpi.evaluation.score import PointTotals, RankingTotals, Score, Totals
 from istmpi.exits import outputs_of, weighted_loss
 from istmpi.models.architecture import Architecture
@@ -70,7 +75,7 @@ class Evaluator:
         self._task = task_of(dataset.scoring, run.train.multi_label_loss)
         self._graph = self._task.of_nodes
         ranks = trained_on or communicator.size
-        self.sampled = sampled_of(run, architecture, dataset, ranks)
+        self.sampled = count_sampled(run, architecture, dataset, ranks)
         """The number of training examples to calibrate on, over all ranks."""
         self._calibrates = bool(architecture.batch_norms)
         spread = self._task.ranks_labels
@@ -122,7 +127,7 @@ class Evaluator:
         if self._graph:
             return 0.0
         ranks = self._communicator.size
-        passed = scored_in_training(self._run, self._dataset)
+        passed = count_scored_in_training(self._run, self._dataset)
         if self._local:
             passed *= ranks
         if self._calibrates:
@@ -194,7 +199,7 @@ class Evaluator:
             rows = self._scored(len(split))
         task = self._task
         if issubclass(task, OwnTask):
-            return self._own_score(task, split, rows)
+            return self._measure_by_functions(task, split, rows)
         totals: Totals
         if issubclass(task, MultiLabel):
             totals = RankingTotals(
@@ -206,7 +211,7 @@ class Evaluator:
         sums = self._sum_over(split, rows, totals)
         return totals.score(sums, self.form)
 
-    def _own_score(self, task: type[OwnTask], split: Split, rows: np.ndarray) -> Score:
+    def _measure_by_functions(self, task: type[OwnTask], split: Split, rows: np.ndarray) -> Score:
         """Return the score by a user's functions. Raises ConfigError if nothing counts,
         DivergedError if not finite."""
         sums = OwnSums(task, self._looks)
@@ -216,8 +221,8 @@ class Evaluator:
                 sums.add(self._outputs(batch), batch)
         self.network.finish()
         self.note = self.note or sums.note
-        loss, score, more = sums.over_ranks(self._communicator, self._local or self._spread)
-        examples = int(self._summed(np.array([float(sums.examples)]))[0])
+        loss, score, more = sums.sum_over_ranks(self._communicator, self._local or self._spread)
+        examples = int(self._sum_over_ranks(np.array([float(sums.examples)]))[0])
         return Score(loss, score, examples, more=more, form=self.form)
 
     def _ranking(self, task: type[MultiLabel]) -> Ranking:
@@ -248,7 +253,7 @@ class Evaluator:
             if whole and not all(output.isfinite().all() for output in tensors_of(outputs)):
                 sums[:] = np.nan  # so that all ranks see it
         self.network.finish()
-        sums = self._summed(sums)
+        sums = self._sum_over_ranks(sums)
         if not np.isfinite(sums).all():
             error = DivergedError("the outputs of the full network are not finite")
             error.everywhere = True
@@ -282,7 +287,7 @@ class Evaluator:
         """True if each rank passes some of the batches."""
         return not self._local and not self.network.same_examples
 
-    def _summed(self, values: np.ndarray) -> np.ndarray:
+    def _sum_over_ranks(self, values: np.ndarray) -> np.ndarray:
         if self._local or self._spread:
             return self._communicator.allreduce_sum(values)
         return values
@@ -313,7 +318,7 @@ class Evaluator:
             labels.append(batch.targets.cpu())
         self.network.finish()
         self.network.release()
-        temperature = fit_temperature(torch.cat(logits), torch.cat(labels), self._summed)
+        temperature = fit_temperature(torch.cat(logits), torch.cat(labels), self._sum_over_ranks)
         return self._communicator.broadcast_from_root(temperature)
 
     def fit_scale(self) -> dict[str, float]:
@@ -342,7 +347,7 @@ class Evaluator:
 
         def loss(outputs: Outputs) -> torch.Tensor:
             if issubclass(task, OwnTask):
-                return joined_loss(task.losses(outputs, batch), examples, self._communicator)
+                return join_loss(task.losses(outputs, batch), examples, self._communicator)
             return weighted_loss(task.loss, outputs, batch.targets, weights, reduction="sum")
 
         return fit_scale(self._architecture, self._store, self._communicator, batch, loss)
@@ -350,8 +355,8 @@ class Evaluator:
     def _sample(self) -> np.ndarray:
         rows = len(self._dataset.train)
         if not self._local:
-            return calibration_rows(self._run, rows, self.sampled)
-        return calibration_rows(
+            return draw_calibration_rows(self._run, rows, self.sampled)
+        return draw_calibration_rows(
             self._run,
             rows,
             self.sampled,
@@ -361,7 +366,7 @@ class Evaluator:
 
     def _scored(self, length: int) -> np.ndarray:
         """Return the rows of a split of ``length`` that are scored, at equal distances."""
-        count = scored_of(self._run, self._dataset, length)
+        count = count_scored(self._run, self._dataset, length)
         if count >= length:
             return np.arange(length)
         return np.arange(count) * length // count

@@ -25,13 +25,13 @@ class SameExamples:
         self._store = store
         self._communicator = communicator
 
-    def rows_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+    def make_row_forward(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
         """Return a forward function of a leaf for the outputs of this rank's rows alone."""
-        rows = owned_rows(leaf, self._store)[self._store.rank]
+        rows = list_owned_rows(leaf, self._store)[self._store.rank]
         values = {key: self._store.tensors[name] for key, name in leaf.names.items()}
         return lambda *inputs, **named: leaf.outputs(rows, values, *inputs, **named)
 
-    def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+    def make_forward(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
         """Return a forward function of a leaf for all its outputs."""
         if isinstance(leaf.module, nn.Embedding):
             return self._look_up(leaf)
@@ -40,8 +40,8 @@ class SameExamples:
         return self._gather(leaf)
 
     def _gather(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        owned = owned_rows(leaf, self._store)
-        compute = self.rows_of(leaf)
+        owned = list_owned_rows(leaf, self._store)
+        compute = self.make_row_forward(leaf)
 
         def forward(*inputs: Any, **named: Any) -> torch.Tensor:
             outputs = compute(*inputs, **named).movedim(leaf.axis, 0)
@@ -54,7 +54,7 @@ class SameExamples:
         return forward
 
     def _look_up(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        owned = owned_rows(leaf, self._store)
+        owned = list_owned_rows(leaf, self._store)
         rank = self._store.rank
 
         def forward(input: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ class SameExamples:
         return forward
 
     def _add_up(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
-        compute = self.rows_of(leaf)
+        compute = self.make_row_forward(leaf)
 
         def forward(*inputs: Any, **named: Any) -> torch.Tensor:
             outputs = compute(*inputs, **named).numpy()
@@ -100,9 +100,9 @@ class OwnExamples:
         self.moments: dict[str, list[Moments]] = {}
         """The means and variances of all calls of each batch normalisation, on every rank."""
 
-    def forward_of(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+    def make_forward(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
         number = len(self._services)
-        owned = owned_rows(leaf, self._store)
+        owned = list_owned_rows(leaf, self._store)
 
         def bring(call: tuple[tuple[Any, ...], Mapping[str, Any]] | None) -> torch.Tensor | None:
             parts = []
@@ -131,7 +131,7 @@ class OwnExamples:
             values[key] = local
         return values
 
-    def moments_of(
+    def make_moments(
         self, name: str, layer: Calibrated, dtype: torch.dtype
     ) -> Callable[[torch.Tensor], Moments]:
         """Return a function that computes moments of a layer's units over all ranks.
@@ -181,7 +181,7 @@ class OwnExamples:
             self._services[served](None)
 
 
-def owned_rows(leaf: Leaf, store: ParameterStore) -> list[range]:
+def list_owned_rows(leaf: Leaf, store: ParameterStore) -> list[range]:
     """Return each rank's rows of a leaf's weight."""
     first_axis, *_ = store.parameters[leaf.names["weight"]].pattern.axes
     length = first_axis.length(store.owners.lengths)

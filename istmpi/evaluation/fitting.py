@@ -71,7 +71,7 @@ def fit_scale(
     bare = copy(store)
     bare.scale = bare.fitted = {}
     network = FullNetwork(architecture, bare, communicator)
-    network.with_weights()
+    network.load_weights()
     names = sorted(store.scale)
     logarithms = np.log([store.full_scale[name] for name in names])
     factors = torch.ones(len(names), dtype=torch.float64, requires_grad=True)

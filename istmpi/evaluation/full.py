@@ -137,7 +137,7 @@ class FullNetwork:
         Collective. If `shares_examples`, moments are over all ranks' batches: in each layer, ranks
         wait to add up their sums.
         """
-        built = self._load_weights()
+        built = self._load()
         layers = self._batch_norms(built)
         self._calibrating = True
         if built.exchange:
@@ -157,7 +157,7 @@ class FullNetwork:
 
     def load_moments(self, moments: Moments) -> None:
         """Load the stores' weights, and set these moments in place of a calibration. Collective."""
-        for name, layer in self.with_weights().items():
+        for name, layer in self.load_weights().items():
             layer.moments = mapped(self._here, moments[name])
         self.moments = moments
 
@@ -181,14 +181,14 @@ class FullNetwork:
             for parameter in self._built.gathered.values():
                 parameter.data = parameter.data.new_empty(0)
 
-    def with_weights(self) -> dict[str, Calibrated]:
+    def load_weights(self) -> dict[str, Calibrated]:
         """Load the stores' weights, and return the batch normalisations, without moments.
 
         Collective.
         """
-        return self._batch_norms(self._load_weights())
+        return self._batch_norms(self._load())
 
-    def _load_weights(self) -> _Built:
+    def _load(self) -> _Built:
         if self._built is None or self._built.scale != self._store.full_scale:
             self._built = self._build()
         for name, parameter in self._built.gathered.items():
@@ -235,11 +235,11 @@ class FullNetwork:
             if path == self._spread and isinstance(exchange, SameExamples):
                 leaf.replace(self._keep_rows(leaf, exchange))
             else:
-                leaf.replace(exchange.forward_of(leaf))
+                leaf.replace(exchange.make_forward(leaf))
 
     def _keep_rows(self, leaf: Leaf, exchange: SameExamples) -> Callable[..., torch.Tensor]:
         """Return a forward function of the head, of which each rank keeps its outputs."""
-        compute = exchange.rows_of(leaf)
+        compute = exchange.make_row_forward(leaf)
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             if self._calibrating:  # nobody reads the outputs
@@ -253,7 +253,7 @@ class FullNetwork:
     ) -> Callable[[torch.Tensor, str, bool], UnitMoments]:
         over_ranks = {}
         for name, layer in self._architecture.batch_norm_layers(module).items():
-            over_ranks[name] = exchange.moments_of(name, layer, self._architecture.dtype)
+            over_ranks[name] = exchange.make_moments(name, layer, self._architecture.dtype)
 
         def moments_of_layer(x: torch.Tensor, name: str, each: bool) -> UnitMoments:
             return over_ranks[name](x)

@@ -59,7 +59,7 @@ class OwnSums:
             self._fault = self._describe_fault(outputs, batch)
         self.examples += batch.examples
 
-    def over_ranks(
+    def sum_over_ranks(
         self, communicator: Communicator, spread: bool
     ) -> tuple[float, float, dict[str, float] | None]:
         """Return the loss, the score and further scores of all batches.
@@ -103,7 +103,7 @@ class OwnSums:
         return "the loss or the score is not finite"
 
 
-def joined_loss(
+def join_loss(
     amounts: Mapping[str, Amount], examples: int, communicator: Communicator
 ) -> torch.Tensor:
     """Return this rank's part of the loss of all ranks' batches, times all ``examples``.

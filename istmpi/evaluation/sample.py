@@ -9,11 +9,11 @@ from istmpi.data.dataset import Dataset
 from istmpi.models.architecture import Architecture
 
 
-def scored_of(run: Run, data: Dataset, length: int) -> int:
+def count_scored(run: Run, data: Dataset, length: int) -> int:
     return min(run.evaluate.examples or data.scoring.scored or length, length)
 
 
-def scored_in_training(run: Run, data: Dataset) -> int:
+def count_scored_in_training(run: Run, data: Dataset) -> int:
     """Return the number of examples that an evaluation in training scores.
 
     If data are local, they are this rank's.
@@ -21,21 +21,21 @@ def scored_in_training(run: Run, data: Dataset) -> int:
     split = data.test
     if run.watches_validation:
         split = data.splits.get("validation", data.test)
-    return scored_of(run, data, len(split))
+    return count_scored(run, data, len(split))
 
 
-def sampled_of(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
+def count_sampled(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
     if data.scoring.of_nodes:
         return run.evaluate.calibration_examples or SAMPLED
     sampled = calibration_examples(
-        run, architecture, ranks, len(data.train), scored_in_training(run, data)
+        run, architecture, ranks, len(data.train), count_scored_in_training(run, data)
     )
     if run.data.placement == "local":
         return sampled
     return min(sampled, len(data.train))
 
 
-def calibration_rows(
+def draw_calibration_rows(
     run: Run, length: int, count: int, share: int = 1, stream: int = 0
 ) -> np.ndarray:
     """Draw ``count // share`` of ``length`` rows, sorted.

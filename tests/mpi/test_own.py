@@ -18,7 +18,7 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
-from istmpi.evaluation.sample import calibration_rows
+from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.methods import METHODS
 from istmpi.models.resnet import ResNet
 from istmpi.training.loop import Training
@@ -125,7 +125,7 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     weights, moments = whole(training), training.evaluator.network.moments["norm"]
     train, test = training.dataset.train, training.dataset.test
 
-    rows = calibration_rows(training.run, len(train), training.evaluator.sampled)
+    rows = draw_calibration_rows(training.run, len(train), training.evaluator.sampled)
     sample = torch.from_numpy(examples_of(train, rows)[0]).double()
     first = functional.conv2d(
         sample.view(-1, 1, 8, 8),

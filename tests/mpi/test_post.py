@@ -22,7 +22,7 @@ def collected(post, number, seconds=20):
     """What comes until so many messages are there."""
     limit, found = Limit(seconds), []
     while len(found) < number and limit.left:
-        found += post.received()
+        found += post.receive()
         time.sleep(0.001)
     return found
 
@@ -36,7 +36,7 @@ def test_all_that_is_sent_arrives_in_the_order_of_its_sender(comm, post):
     for rank in others:
         sent = [("a word", rank, number, bytes(number * 1000)) for number in range(20)]
         assert [message for sender, message in found if sender == rank] == sent
-    assert post.received() == []
+    assert post.receive() == []
 
 
 @pytest.mark.ranks(min=2)
@@ -48,7 +48,7 @@ def test_a_message_that_has_come_is_seen_at_the_first_look(comm, post):
             for rank in range(1, comm.size):
                 post.send(rank, "a word", number)
         time.sleep(0.3)
-        seen = post.received()
+        seen = post.receive()
         assert comm.gather_to_root(seen) in (None, [[], *[[(0, ("a word", number))]] * (comm.size - 1)])
 
 

@@ -11,7 +11,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
-from istmpi.evaluation.sample import calibration_rows
+from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.training.loop import Training
 
 TARGET = 10.0
@@ -122,7 +122,7 @@ def test_fitted_factors_are_better_on_the_examples_that_they_are_fitted_on(comm,
     """And where they are as they should be they stay: of two layers only their product counts."""
     settings = numbers(comm, shared_tmp) | {"model__hidden": [60], "evaluate__calibration_examples": 64}
     training, _ = trained(comm, **settings | {"model__scale": "fitted", "train__rounds": 6})
-    x, y = examples_of(training.dataset.train, calibration_rows(training.run, len(training.dataset.train), 64))
+    x, y = examples_of(training.dataset.train, draw_calibration_rows(training.run, len(training.dataset.train), 64))
 
     def loss(factor):
         return float(((outputs_of_one(training, factor, x.astype(np.float64)) - y) ** 2).mean())

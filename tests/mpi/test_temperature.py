@@ -12,7 +12,7 @@ from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.evaluation.fitting import fit_temperature
-from istmpi.evaluation.sample import calibration_rows
+from istmpi.evaluation.sample import draw_calibration_rows
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 LONGER = {"train__rounds": 12, "model__hidden": [40], "train__batch": 32, "model__dtype": "float32"}
@@ -33,7 +33,7 @@ def test_it_is_fitted_stored_and_applied(comm, shared_tmp, settings):
         rows = np.arange(len(split))
     else:
         split = training.dataset.train
-        rows = calibration_rows(run, len(split), 1024)
+        rows = draw_calibration_rows(run, len(split), 1024)
     data = open_dataset("digits")
     x, y = examples_of(split, rows)
     logits = network(x.reshape(len(x), -1) * data.std + data.mean) * temperature

@@ -76,7 +76,7 @@ def test_a_network_without_batch_normalisation_passes_nothing():
 
     def program(comm):
         training = Training(own_run(**settings), comm)
-        training.evaluator.network.with_weights()
+        training.evaluator.network.load_weights()
         training.evaluator.network.module.register_forward_pre_hook(lambda *_: pytest.fail("a pass for nothing"))
         training.evaluator.calibrate()
         return training.evaluator.network.moments
