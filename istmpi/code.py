@@ -29,7 +29,7 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
             return importlib.import_module(path), inner
     except (ConfigError, KeyboardInterrupt):
         raise
-    except BaseException as error:
+    except BaseException as error:  # a script without a main guard may also exit
         raise ConfigError(
             f"{option} {name}: {path} cannot be imported: {short(error)}. Make it importable in Python."
         ) from error
@@ -43,6 +43,7 @@ def gradients_kept() -> Iterator[None]:
     """
     import torch
 
+    # Training would go on without gradients, and nothing would be learnt.
     before = torch.is_grad_enabled()
     yield
     if torch.is_grad_enabled() != before:
@@ -112,6 +113,7 @@ def _module_of_file(path: Path, given: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{given}: {path} does not exist.")
     folder = str(path.resolve().parent)
+    # At the end, so that no file of the user hides a library.
     if folder not in sys.path:
         sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(path.stem, path)

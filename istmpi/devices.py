@@ -35,6 +35,7 @@ def with_room(device: torch.device, nbytes: float) -> torch.device:
     """Return ``device``, or the CPU if ``device`` is a GPU with less than twice ``nbytes`` free."""
     if device.type != "cuda":
         return device
+    # Room for the network, and as much again for activations.
     free, _ = torch.cuda.mem_get_info(device)
     if free < 2 * nbytes:
         return HOST

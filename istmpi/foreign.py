@@ -132,6 +132,7 @@ def reading(subject: object, cure: str, *kinds: type[Exception]) -> Iterator[Non
     except IstmpiError:
         raise
     except MemoryError as error:
+        # "FILE is not a readable TOML file" would be a wrong verdict.
         place = _VERDICT.sub("", str(subject))
         raise DataError(
             f"{place}: too little memory to read it ({reason(error)}). Give the job more memory."
@@ -170,6 +171,7 @@ def past_a_limit(error: BaseException) -> UserError | None:
         return UserError(
             f"the input is too large or too deep: {reason(error)}. Give less, or smaller numbers."
         )
+    # Other errors of the system, such as a full disk, are not the user's input.
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         return UserError(
             f"{error.filename}: cannot be used ({error.strerror}). Give another name, or change its permissions."
@@ -186,6 +188,7 @@ def left(error: BaseException) -> IstmpiError | None:
     how = type(error).__name__
     if str(error):
         how = f"{how} ({error})"
+    # The last frame is in exit or quit itself: the one before called it.
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -224,6 +227,7 @@ def staying(*others: type[BaseException]) -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt) + others as error:
+        # Ctrl-C raises only under Python's own handler; istmpi's requests a stop instead.
         handler = signal.getsignal(signal.SIGINT)
         pressed = isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler
         end = None if pressed else left(error)
@@ -247,6 +251,7 @@ def is_file(path: Path) -> bool:
 def content(path: Path, most_bytes: int) -> bytes:
     """Read a file. Raises ValueError if it is not a regular file or has more than ``most_bytes``
     bytes."""
+    # A read from a pipe would wait for a writer.
     if exists(path) and not path.is_file():
         raise ValueError(f"it is {kind_of(path)}, not a file")
     with path.open("rb") as file:
@@ -260,6 +265,7 @@ def content(path: Path, most_bytes: int) -> bytes:
 
 def read_toml(path: Path, cure: str) -> dict[str, Any]:
     with reading(f"{path} is not a readable TOML file", cure, OSError, ValueError):
+        # Windows' editors begin a file with a byte order mark.
         return tomllib.loads(content(path, TOML_BYTES).decode("utf-8-sig"))
 
 
@@ -371,4 +377,5 @@ class Fields:
 
 
 def is_figure(value: Any, least: float = -MOST) -> bool:
+    # A bool is an int to Python. NaN fails both comparisons.
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= MOST

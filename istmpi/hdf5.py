@@ -93,6 +93,7 @@ def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -
         raise DataError(
             f"{path} has format version {shown(version)}; this istmpi reads versions {readable}. {cure}."
         )
+    # Without this check, a changed version number would switch the check of attributes off.
     if (CHECKSUM in file.attrs) != (version > 1):
         has = "no attribute" if version == 1 else "an attribute"
         raise DataError(
@@ -113,6 +114,7 @@ def new_file(path: Path, room: int) -> Iterator[h5py.File]:
     keeper = path.with_suffix(".room.tmp")
     try:
         with keeper.open("xb") as reserved:
+            # Written, because a file with a hole reserves nothing.
             reserved.write(bytes(room))
             reserved.flush()
             os.fsync(reserved.fileno())
@@ -123,7 +125,7 @@ def new_file(path: Path, room: int) -> Iterator[h5py.File]:
             keeper.unlink()
             try:
                 file.close()
-            except RuntimeError as error:
+            except RuntimeError as error:  # h5py's error for a disk without room
                 raise OSError(str(error)) from error
     finally:
         keeper.unlink(missing_ok=True)
@@ -244,6 +246,7 @@ def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
         if isinstance(item, h5py.Dataset):
             by_path[path] = item
 
+    # It visits no soft and no external links.
     file.visititems(visit)
     return by_path
 
@@ -356,6 +359,7 @@ def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
 
 def _crc(dataset: h5py.Dataset, first: int, last: int, read: Read) -> int:
     row = dataset.id.get_type().get_size() * prod(dataset.shape[1:])
+    # Some rows at a time, with the same memory for all: a dataset may exceed the memory.
     step = min(max(_CHUNK // max(row, 1), 1), last - first)
     memory = np.empty(step * row, dtype=np.uint8)
     crc = 0

@@ -78,10 +78,12 @@ class FolderLock:
         while not _continued_by_this_job(holder):
             alive = _alive(holder)
             waited = time.monotonic() - began
+            # Gone or replaced: the caller tries again.
             if touched is None or _read(self.path) != text:
                 return
-            if alive is False:
+            if alive is False:  # a stale file
                 break
+            # A touch since the first look means that the run on another host is alive.
             outlived = alive and waited > SECONDS_TO_END
             if outlived or _touched(self.path) not in (touched, None):
                 raise ConfigError(_refusal(self.path, holder))
@@ -125,7 +127,7 @@ def _create(text: str, path: Path) -> bool:
             file.write(text)
     except FileExistsError:
         return False
-    except OSError:
+    except OSError:  # a full disk takes the name but not the text
         path.unlink(missing_ok=True)
         raise
     return True

@@ -96,6 +96,7 @@ def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np
     """
     import torch
 
+    # In float64, so that sums over parts of the labels agree with the sum over all.
     logits = logits.double()
     count, labels = logits.shape
     numbers = torch.full((count, 2 + 2 * TOP), -torch.inf, dtype=torch.float64)

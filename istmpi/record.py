@@ -125,6 +125,7 @@ class RunFolder:
         Raises OutputError if it cannot be written; the next call writes it first.
         """
         self.pending.append(json.dumps(metrics) + "\n")
+        # One write for all lines, which a kill leaves whole or without the end.
         append(self.path / METRICS, "".join(self.pending).encode())
         self.pending.clear()
 
@@ -145,7 +146,7 @@ class RunFolder:
             for number, text in enumerate(texts, 1)
         ]
         for line in lines:
-            line.whole("round")
+            line.whole("round")  # raises DataError if it is missing
             _flatten(line.tree)
         return lines
 

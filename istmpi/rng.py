@@ -15,6 +15,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 def key(*purpose: int | str) -> int:
     """Return a 64-bit key for a purpose such as ``key(seed, "deal", "hidden1", round)``."""
+    # With types, and a separator that no text has: no two purposes share a key.
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in purpose)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -31,12 +32,13 @@ def bits(stream: int, start: int, count: int) -> np.ndarray:
 def uniform(stream: int, start: int, count: int) -> np.ndarray:
     """Return uniform numbers in [0, 1), one for each position of `bits`: ``[count]`` float64,
     multiples of 2**-53."""
+    # A float64 holds 53 bits exactly.
     return (bits(stream, start, count) >> np.uint64(11)) * 2.0**-53
 
 
 def permutation(length: int, stream: int) -> np.ndarray:
     """Return a uniformly random order of ``0 .. length - 1``: ``[length]`` int64."""
-    return np.argsort(bits(stream, 0, length))  # no two are alike
+    return np.argsort(bits(stream, 0, length))  # no two are equal: the mixer is a bijection
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

@@ -148,6 +148,7 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
     """
     where = f"{source}: {name} = {shown(value)}"
     parts = value if isinstance(value, list | tuple) else (value,)
+    # Limits of msgspec end at 64 bits.
     if any(isinstance(part, int) and abs(part) > MOST for part in parts):
         raise ConfigError(f"{where} must lie between -2^64 and 2^64.")
     if any(isinstance(part, str) and not part.isprintable() for part in parts):
@@ -156,6 +157,7 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
         converted = msgspec.convert(value, hint)
     except msgspec.ValidationError:
         raise ConfigError(f"{where} {_demand(value, hint)}") from None
+    # NaN and infinity pass limits in msgspec.
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)):
         interval = range_of(hint)
         constraint = f"lie {interval}" if interval.startswith("in ") else "be finite"

@@ -32,7 +32,9 @@ class Receiver:
         # The pipe first: a handler alone would swallow a signal.
         signal.set_wakeup_fd(sending, warn_on_full_buffer=False)
         for number in SIGNALS:
+            # A handler must be set, or the signal's default ends the process.
             signal.signal(number, lambda *_: None)
+            # MPI and HDF5 do not expect a call that is interrupted.
             signal.siginterrupt(number, False)
         threading.Thread(target=self._receive, args=(receiving,), daemon=True).start()
 

@@ -246,7 +246,7 @@ class _Flags(Task):
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        scored = targets[:, 0] != OFF
+        scored = targets[:, 0] != OFF  # a node without a target has it in every label
         losses = _functional().binary_cross_entropy_with_logits(
             outputs, targets.clamp(min=0).to(outputs.dtype), reduction="none"
         )

@@ -66,6 +66,7 @@ class MeanOverRanks:
             ready = tensor.numel()
         self._tensors[name] = tensor
         self._ready[name] = ready
+        # The iterator stops at the first incomplete segment, and goes on from there next time.
         for segment in self._segments:
             if segment is None:  # the next one is incomplete
                 self._moving.begin()
@@ -181,6 +182,7 @@ class _Moving:
             self._runner.put(self._move_until_called_back)
 
     def finish(self) -> None:
+        # The caller waits from now on, so it goes on itself, without a second thread.
         self._called_back.set()
         self._runner.finish()
         backoff = Backoff()
@@ -255,6 +257,7 @@ class _Segment:
             chunk = chunks[(rank - step - 1) % ranks]
             yield self._pass_on(chunks[(rank - step) % ranks], arriving[: len(chunk)])
             chunk += arriving[: len(chunk)]
+        # Every chunk was added in the order of the ring, alike in each run (decision 15).
         chunks[rank] /= ranks
         for step in range(ranks - 1):
             yield self._pass_on(chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks])

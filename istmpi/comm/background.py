@@ -48,6 +48,7 @@ class BackgroundRunner:
                 return
             began = time.perf_counter()
             try:
+                # After a failure the next pieces would send what does not exist.
                 if not self._failure:
                     work()
             except BaseException as failure:  # `finish` raises it

@@ -35,7 +35,7 @@ class Backoff:
             self._idle += 1
         simulated = stand_in()
         if self._idle and simulated:
-            simulated.rest()
+            simulated.rest()  # virtual time: another simulated rank runs meanwhile
         elif self._idle > _SPIN_POLLS:
             now = time.perf_counter()
             if self._idle == _SPIN_POLLS + 1:

@@ -89,6 +89,7 @@ class Communicator:
         lengths = [count * part.dtype.itemsize for count in counts]
         starts = [*accumulate(lengths, initial=0)][:-1]
         result = np.empty(sum(counts), dtype=part.dtype)
+        # As bytes, so that MPI needs no datatype for each dtype.
         sent = np.ascontiguousarray(part).view(np.uint8)
         received = result.view(np.uint8)
         if received.nbytes <= LARGEST_CALL:
@@ -114,6 +115,7 @@ class Communicator:
 
     def allreduce_sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum over ranks, added in rank order so that two runs agree bit for bit."""
+        # MPI_Allreduce may add in another order in another run.
         gathered = self.allgatherv(values.ravel(), [values.size] * self.size)
         return gathered.reshape(self.size, *values.shape).sum(axis=0)
 
@@ -225,6 +227,7 @@ class Communicator:
                 raise UserError(
                     f"rank {failed[0]} made another call than rank {self.rank}; all must make the same."
                 )
+            # A wrong setting fails on all ranks alike: then its rank is no news.
             if len(failed) < self.size:
                 first.args = (f"rank {failed[0]}: {first}",)
             first.everywhere = True
@@ -234,6 +237,7 @@ class Communicator:
 
     def _finish(self, request: Any, call: str) -> None:
         self.whereabouts.arrive(self._name)
+        # Most requests are done at once: only a real wait is worth its bookkeeping.
         if not request.Test():
             with self.whereabouts.waits(call, self._name, self.ranks):
                 backoff = Backoff()
@@ -265,6 +269,7 @@ class Communicator:
             return
         everyone = self.mpi.Get_group()
         group = everyone.Incl(ranks)
+        # Create_group is collective over ``ranks`` alone, unlike Create and Split.
         some = self._with(self.mpi.Create_group(group), [self.ranks[rank] for rank in ranks])
         try:
             yield some
@@ -301,7 +306,7 @@ class Communicator:
         every 4 KiB."""
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
-            self._scratch.pop(name, None)
+            self._scratch.pop(name, None)  # first, so that never both are in memory
             buffer = self._scratch[name] = np.empty(nbytes, dtype=np.uint8)
         return buffer
 

@@ -76,6 +76,7 @@ def _initialise(MPI: Any) -> None:
     except (AttributeError, OSError):  # a library that shows its names to mpi4py alone
         MPI.Init_thread(level)
         return
+    # ctypes lets go of Python's lock during the call.
     if call(None, None, level, ctypes.byref(ctypes.c_int())):
         raise RuntimeError("MPI_Init_thread failed")
     for communicator in MPI.COMM_WORLD, MPI.COMM_SELF:

@@ -40,6 +40,7 @@ class StopGossip:
         self._received_from: set[int] = set()
 
     def notify(self, reason: str) -> None:
+        # Steps of powers of two reach all ranks in log2(P) hops.
         self._sent = [
             self._mpi.isend(reason, (self._rank + step) % self._size) for step in self._steps
         ]
@@ -57,6 +58,7 @@ class StopGossip:
         sent = self._communicator.allgather(bool(self._sent))
         for step in self._steps:
             source = (self._rank - step) % self._size
+            # A rank that learnt of the reason otherwise has a message left in MPI.
             if sent[source] and source not in self._received_from:
                 self._mpi.recv(source=source)
         for request in self._sent:

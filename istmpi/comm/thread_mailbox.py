@@ -23,6 +23,7 @@ class ThreadMailbox:
 
     def send(self, rank: int, *message: object) -> None:
         self._test_sends()
+        # A synchronous send ends once it is received: `close` relies on that.
         self._sent.append(self._mpi.issend(message, rank))
 
     def send_unless_last_is_under_way(self, rank: int, *message: object) -> None:

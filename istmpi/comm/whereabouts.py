@@ -70,6 +70,7 @@ class Whereabouts:
         return slept
 
     def _note_sleep(self, now: float) -> bool:
+        # Both threads ask: whichever runs first after a stop must not count the stopped time.
         slept = self._watched is not None and now - self._watched > _ASLEEP
         if slept:
             self.moved = self.awake_since = self._round_began = self._phase_began = now
@@ -90,6 +91,7 @@ class Whereabouts:
         before = self.phase
         self._note_sleep(now)
         took = now - self._phase_began
+        # "wait" is the time of other ranks' steps, which says nothing about this rank.
         if before not in (SETTING_UP, BETWEEN_ROUNDS, "wait") and took > self.slowest_phase[1]:
             self.slowest_phase = before, took
         self.phase = phase

@@ -62,8 +62,10 @@ class Run:
         if unusable.
         """
         path = Path(name_or_path)
+        # The folder of a run: its settings without its place, for a new run beside it.
         if is_file(path / SAVED_AS):
             return Run.load(str(path / SAVED_AS)).override({"output.folder": ""})
+        # A read from a pipe would wait for a writer.
         if exists(path) and not path.is_file() and not path.is_dir():
             raise ConfigError(f"run {path} is {kind_of(path)}; it must be a TOML file.")
         if not is_file(path):
@@ -100,6 +102,7 @@ class Run:
             # The other settings are those of another network.
             tree["model"] = {"dtype": self.model.dtype}
         _require_one_length(settings, source)
+        # The last of the two that is given says how long to train.
         if "train.rounds" in settings:
             tree["train"].pop("epochs", None)
         for dotted, value in settings.items():
@@ -175,7 +178,7 @@ class Run:
             return [(rounds, 0)]
         setting = f"train.resolution = {[list(pair) for pair in plan]}"
         fractions, sides = zip(*plan)
-        if abs(sum(fractions) - 1) > 1e-9:
+        if abs(sum(fractions) - 1) > 1e-9:  # 0.1 + 0.2 + 0.7 is not 1 in binary
             raise ConfigError(
                 f"{setting}: its fractions sum to {sum(fractions):.6g}; they must sum to 1."
             )
@@ -215,6 +218,7 @@ class Run:
                     f"method.finish = {finish!r} does not go with {other}, whose rounds are epochs. Leave it "
                     "out, or use local-sgd."
                 )
+        # At least one round of each method, as far as there are two rounds.
         last = min(math.ceil(rounds * percent / 100), rounds - 1)
         return [(first, rounds - last), (name, last)]
 
@@ -297,6 +301,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if dataclasses.is_dataclass(value):
         items = ((item.name, getattr(value, item.name)) for item in dataclasses.fields(value))
+        # TOML has no null: a setting that is None is left out.
         return {name: _plain(item) for name, item in items if item is not None}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
@@ -331,7 +336,7 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
             if section is OwnModel:
                 value = _separate_arguments(value)
             values[key] = _build(section, value, f"{name}.", source)
-        elif name == "model.arguments":
+        elif name == "model.arguments":  # the last key of its section, so the name is known
             values[key] = _usable_arguments(value, source, values["name"])
         else:
             values[key] = checked(value, section, name, source)

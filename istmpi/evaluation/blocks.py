@@ -47,6 +47,7 @@ class Blocks(nn.Module):
         for number in numbers:
             lengths = narrowed(deal.lengths, architecture.parameters, deal.held(number))
             subnet = architecture.without_values(None, lengths).eval()
+            # Empty parameters, which the caller fills.
             self.weights[number] = prepare(subnet, elsewhere=())
             self.subnets[str(number)] = subnet
 
@@ -133,6 +134,7 @@ class SharedBlocks:
 
     def _add_up(self, outputs: torch.Tensor) -> torch.Tensor:
         flat = (outputs * self._weight).reshape(-1).cpu()
+        # In parts, because a sum over ranks holds every rank's copy for a moment.
         for part in flat.split(STEP):
             part.copy_(torch.from_numpy(self._communicator.allreduce_sum(part.numpy())))
         return flat.view(outputs.shape).to(self.device)

@@ -163,6 +163,7 @@ class Evaluator:
         self.form = "merged"
         if not deal.units or form == "merged":
             return
+        # A deal that is kept for the whole run is built once.
         if self._blocks is None or self._blocks.deal.digest != deal.digest:
             self._blocks = SharedBlocks(
                 self._architecture, self._store, self._communicator, deal, self._merged.device
@@ -217,6 +218,7 @@ class Evaluator:
         sums = OwnSums(task, self._looks)
         self._looks = False
         for batch in self._own_batches(split, rows):
+            # A user's functions may build a graph that nobody needs.
             with torch.no_grad():
                 sums.add(self._outputs(batch), batch)
         self.network.finish()
@@ -300,6 +302,7 @@ class Evaluator:
             return
         rows = self._sample()
         ranks = self._communicator.size
+        # With fewer rows than ranks, a rank would have none: all pass the same rows.
         if self._spread and ranks <= len(rows) and not self._graph:
             rows = rows[self._communicator.rank :: ranks]
         batch = self._dataset.train.batch(rows).to(self.network.device, self._architecture.dtype)
@@ -310,7 +313,9 @@ class Evaluator:
         sample). Collective."""
         examples = self._dataset.splits[split]
         rows = self._sample() if split == "train" else self._scored(len(examples))
+        # The weights were released after the last score; their moments are still right.
         self.network.load_moments(self.network.moments)
+        # An empty first part, because a rank may have no batch.
         logits = [torch.zeros(0, self._dataset.outputs, dtype=torch.float64)]
         labels = [torch.zeros(0, dtype=torch.int64)]
         for batch in self._own_batches(examples, rows):

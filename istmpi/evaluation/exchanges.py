@@ -107,7 +107,7 @@ class OwnExamples:
         def bring(call: tuple[tuple[Any, ...], Mapping[str, Any]] | None) -> torch.Tensor | None:
             parts = []
             for owner, rows in enumerate(owned):
-                if not rows:
+                if not rows:  # more ranks than rows
                     continue
                 values = self._bring_rows(leaf, owner, rows)
                 if call:
@@ -175,6 +175,7 @@ class OwnExamples:
             numbers = [other for other in waiting if other is not None]
             if not numbers:
                 return None
+            # The earliest service of any waiting rank, so that no two ranks wait for each other.
             served = min(numbers)
             if served == number:
                 return self._services[served](inputs)

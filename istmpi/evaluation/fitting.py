@@ -127,7 +127,7 @@ def fit_temperature(
 
     count = sum_over_ranks(float(len(labels)))
     classes = logits.shape[1]
-    smoothing = 1 / (count + 2)
+    smoothing = 1 / (count + 2)  # Platt's, for as many classes as there are
     targets = torch.full_like(logits, smoothing / classes)
     targets[torch.arange(len(labels)), labels] += 1 - smoothing
     # The loss is convex in 1 / temperature, so its slope has one root.

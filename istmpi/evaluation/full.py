@@ -189,9 +189,11 @@ class FullNetwork:
         return self._batch_norms(self._load())
 
     def _load(self) -> _Built:
+        # Fitted factors are part of the built network.
         if self._built is None or self._built.scale != self._store.full_scale:
             self._built = self._build()
         for name, parameter in self._built.gathered.items():
+            # All ranks load in the same order, since each load is collective.
             parameter.data = self._here(self._store.whole(name, self._communicator))
         return self._built
 
@@ -213,6 +215,7 @@ class FullNetwork:
         gathered = prepare(module, self._sharded)
         if self.device != HOST:
             module.to(self.device)
+        # A pass through a large network may take longer than the hang watch's patience.
         for part in module.modules():
             part.register_forward_hook(lambda *_: self._communicator.whereabouts.heartbeat())
         if self._by_units:

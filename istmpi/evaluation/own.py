@@ -68,7 +68,7 @@ class OwnSums:
         ConfigError if nothing counts, and DivergedError if a value is not finite.
         """
         per_rank = communicator.allgather((self._fault, self._loss, self._score))
-        if not spread:
+        if not spread:  # all ranks have added up the same batches
             per_rank = per_rank[:1]
         faults, losses, scores = zip(*per_rank, strict=True)
         for fault in filter(None, faults):

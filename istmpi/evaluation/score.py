@@ -80,6 +80,7 @@ class PointTotals:
         return np.concatenate([[float(loss), batch.examples], np.reshape(points, -1)])
 
     def score(self, sums: np.ndarray, form: str) -> Score:
+        # As `add_up` joins them.
         total, examples, *points = sums.tolist()
         loss = total / examples
         means = [point / examples for point in points]
