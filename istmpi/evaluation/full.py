@@ -101,6 +101,12 @@ class FullNetwork:
         return self._built.module
 
     @property
+    def gathered(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that are whole on each rank while they are loaded."""
+        assert self._built is not None, "no weights were loaded"
+        return self._built.gathered
+
+    @property
     def same_examples(self) -> bool:
         """True if all ranks run the network together on the same examples; otherwise each rank runs
         its own."""

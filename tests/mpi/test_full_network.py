@@ -282,7 +282,7 @@ def test_an_evaluation_needs_no_more_than_what_training_leaves_free(comm, method
         assert evaluator.plan.gathered_bytes <= counter.peak
     else:
         assert weights <= counter.peak  # the counter sees what is gathered
-    assert not any(parameter.numel() for parameter in evaluator.network._gathered.values()), "all is given back"
+    assert not any(parameter.numel() for parameter in evaluator.network.gathered.values()), "all is given back"
 
 
 @pytest.mark.ranks(only=[1])
@@ -293,7 +293,7 @@ def test_a_pass_makes_at_least_what_is_planned_and_no_multiple_of_it(comm, looke
     run = own_run(evaluate__batch=400, evaluate__calibration_examples=300)
     full, x = FullNetwork(network, store, comm), examples(NETWORKS[case][1], 400, 0)
     full.calibrate(x[:300])
-    known = [*store.tensors.values(), *full._gathered.values()]
+    known = [*store.tensors.values(), *full.gathered.values()]
     with LiveBytes(known) as counter:
         full(x)
     assert 1 <= counter.peak / pass_bytes(run, network, 1) <= 2.5, counter.peak

@@ -161,7 +161,7 @@ def test_a_whole_graph_takes_the_memory_that_is_planned(comm, graph, model, monk
     full = FullNetwork(network, store, comm, plan.sharded, by_units=plan.by_units)
     full.load_moments({})
     inputs = training.dataset.test.batch(np.arange(1)).to("cpu", torch.float64).inputs
-    with LiveBytes([*store.tensors.values(), *full._gathered.values(), *inputs]) as counter:
+    with LiveBytes([*store.tensors.values(), *full.gathered.values(), *inputs]) as counter:
         full(*inputs)
     assert 0.8 <= counter.peak / whole_graph_bytes(network, comm.size) <= 1.2
 
