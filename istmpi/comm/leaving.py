@@ -135,7 +135,8 @@ def _end(everyone: Communicator) -> None:
     if not mpi.if_up():
         return
     backoff.in_waits = None
-    if not _wait_for_others(everyone):
+    questions: list[Any] = []  # to the end of this function, for MPI may still read them
+    if not _wait_for_others(everyone, questions):
         _end_others()
         return
     messages = everyone.mpi.gather(_message) or ()
@@ -155,15 +156,14 @@ def _call_all_at_the_end() -> None:
             call()
 
 
-def _wait_for_others(everyone: Communicator) -> bool:
+def _wait_for_others(everyone: Communicator, questions: list[Any]) -> bool:
     """Return True once all ranks have ended their scripts; False if this rank must end them.
 
     After `GRACE` seconds, a rank that failed ends the others. Any other rank asks whether they wait
-    for it.
+    for it; ``questions`` gets the requests of these messages.
     """
     all_here = everyone.mpi.Ibarrier()
     pause = backoff.Backoff()
-    questions: list[Any] = []
     deadline = time.monotonic() + GRACE
     while not all_here.Test():
         if time.monotonic() > deadline:
@@ -171,7 +171,8 @@ def _wait_for_others(everyone: Communicator) -> bool:
                 return False
             if not questions:
                 reached = {everyone.rank: [where.arrivals for where in _worlds]}
-                questions = [everyone.mpi.isend(reached, rank, _LEFT) for rank in everyone.ranks]
+                for rank in everyone.ranks:
+                    questions.append(everyone.mpi.isend(reached, rank, _LEFT))
             answer = everyone.mpi.improbe(tag=_WAITS)
             if answer:
                 _note(1, f"istmpi: {answer.recv()}")
