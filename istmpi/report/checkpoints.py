@@ -95,7 +95,10 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
     products = []
     for operator in facts["operators"]:
         calls = f"{operator['calls']} times " * (operator["calls"] > 1)
-        shape = calls + " x ".join(map(str, Pattern.parse(operator["shape"]).axes))
+        sizes = []
+        for axis in Pattern.parse(operator["shape"]).axes:
+            sizes.append(f"({axis})" if len(axis.segments) > 1 else str(axis))
+        shape = calls + " x ".join(sizes)
         names = (
             operator["module"] or "(its own forward)",
             operator["kind"],

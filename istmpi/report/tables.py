@@ -135,11 +135,12 @@ def _too_narrow(network: Architecture, held: Holdings) -> str:
     if held.ranks == 1 or not groups:
         return ""
     axes = [axis for parameter in network.parameters.values() for axis in parameter.pattern.axes]
+    segments = [segment for axis in axes for segment in axis.segments]
     lengths = network.lengths  # a unit of a multiplier is several channels
-    wide = {
-        group: min(axis.length(lengths) for axis in axes if group in axis.names) // lengths[group]
-        for group in groups
-    }
+    wide = {}
+    for group in groups:
+        positions = [segment.length(lengths) for segment in segments if group in segment.names]
+        wide[group] = min(positions) // lengths[group]
     fewest, name = min(
         (min(part.lengths[name] for part in held.parts) * wide[name], name) for name in groups
     )

@@ -1,6 +1,7 @@
 """What is found out about networks of users: which axes go with which widths, proved; and what is refused."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from istmpi.inspection.inference import infer
 from istmpi.inspection.orders import Growth, Run
 from istmpi.inspection.proof import Trial
 from istmpi.models.arguments import user_network
+from tests.networks import joined_nets
 
 FILE = Path(networks.__file__)
 SEVEN = "--shape", "7", "--outputs", "10", "--set"
@@ -334,6 +336,26 @@ def test_axes_that_are_not_the_networks_are_refused(axes, said):
     with pytest.raises(ConfigError, match=said) as refused:
         infer(with_axes(axes))
     assert "\n" not in str(refused.value)
+
+
+def test_declared_axes_may_be_sums():
+    def declared(text, **arguments):
+        own = user_network(f"{joined_nets.__file__}:WideAndDeep", FLAT, 10, arguments)
+        kind = type("Declared", (joined_nets.WideAndDeep,), {"AXES": {"last.weight": text}})
+        return infer(replace(own, load=lambda: (kind, own.source)))
+
+    assert str(declared("10 7 + hidden2").parameters["last.weight"]) == "10 7 + hidden2"
+    for text in ("10 hidden2 + 7", "10 3 + hidden2 + 4"):
+        problem = {of.width.name: of.problem for of in declared(text).findings}["hidden2"]
+        assert "exchanging its units as in AXES changes the outputs" in problem
+    with pytest.raises(ConfigError, match="but its axis 1 has 21 positions when hidden2 doubles"):
+        declared("10 (2 hidden2)", hidden2=7)
+
+
+def test_the_command_shows_sums(istmpi_command):
+    code, out, err = istmpi_command("model", f"{joined_nets.__file__}:WideAndDeep", "--shape", "7", "--outputs", "10")
+    assert (code, err) == (0, "")
+    assert re.search(r"last.weight +10 7 \+ hidden2 +10 x 21", out) and "1 x (hidden2 + 7) x 10" in out
 
 
 @pytest.mark.filterwarnings("error")
