@@ -1,10 +1,10 @@
-"""Independent Subnet Training for MPI machines. The names to import from here are the interface
-(docs/library.md).
+"""Independent Subnet Training for MPI machines.
 
-A unit is a neuron, a channel, a head or a block of layers; the units of a layer form a group. A
-round's deal gives each rank units of every group. The rank holds them: it trains them as its
-subnet. Each weight also has an owner, the rank that keeps it while no rank trains it. A pull brings
-weights from owners to holders, a push brings them back, a hop brings them to the next holders.
+The names to import from here are the interface (docs/library.md). A unit is a neuron, a channel, a
+head or a block of layers; the units of a layer form a group. A round's deal gives each rank units
+of every group. The rank holds them: it trains them as its subnet. Each weight also has an owner,
+the rank that keeps it while no rank trains it. A pull brings weights from owners to holders, a push
+brings them back, a hop brings them to the next holders.
 """
 
 from importlib import import_module

@@ -18,8 +18,10 @@ FORMS = "one number (the mean over a batch's rows), a pair (sum, count) or a dic
 
 @dataclass(frozen=True)
 class Amount:
-    """A mean over ``count`` things, or their sum: the rows of a batch, its tokens, or their
-    weights."""
+    """A mean over ``count`` things, or their sum.
+
+    Things are the rows of a batch, its tokens, or their weights.
+    """
 
     value: Any
     """A number, or a tensor of one number with its gradient."""

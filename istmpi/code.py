@@ -108,8 +108,10 @@ def raised_in(error: BaseException) -> str:
 
 
 def _module_of_file(path: Path, given: str) -> ModuleType:
-    """Import a file as a module that can import other files of its folder. Raises ConfigError if it
-    is missing."""
+    """Import a file as a module that can import other files of its folder.
+
+    Raises ConfigError if it is missing.
+    """
     if not path.is_file():
         raise ConfigError(f"{given}: {path} does not exist.")
     folder = str(path.resolve().parent)

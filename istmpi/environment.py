@@ -32,6 +32,8 @@ VARIABLES = {
 
 
 def read(name: str) -> str:
-    """Return a variable of the table, or its default if it is not set or empty; a ~ becomes the
-    home folder."""
+    """Return a variable of the table, or its default if it is not set or empty.
+
+    A ~ becomes the home folder.
+    """
     return os.path.expanduser(os.environ.get(name) or VARIABLES[name][1])

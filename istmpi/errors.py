@@ -101,8 +101,10 @@ def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
 
 
 def kind_of(path: Path) -> str:
-    """Name the kind of a path that is not a regular file, such as a pipe; the path is not
-    opened."""
+    """Name the kind of a path that is not a regular file, such as a pipe.
+
+    The path is not opened.
+    """
     if path.is_symlink() and not path.exists():
         return "a link to nothing"
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}

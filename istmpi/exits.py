@@ -55,7 +55,9 @@ def weighted_loss(
 
 def require_fitting(weights: Sequence[float], exits: int, network: str) -> None:
     """Raise ConfigError unless ``weights`` is empty, or has a weight for each exit, not all 0.
-    ``network``: a name."""
+
+    ``network``: a name.
+    """
     shown = f"train.exit_weights = {list(weights)}"
     if weights and len(weights) != exits:
         outputs = "1 output"

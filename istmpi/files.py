@@ -67,8 +67,10 @@ def named_at_last(beside: Path, path: Path) -> None:
 
 
 def require_files(folder: Path) -> None:
-    """Raise ConfigError if a run's folder, or its checkpoints, has a pipe, a device, or a folder in
-    a file's place."""
+    """Raise ConfigError for a path in a run's folder, or its checkpoints, that is no file.
+
+    It is a pipe, a device, or a folder in a file's place.
+    """
     for path in (folder, folder / "checkpoints"):
         if not path.is_dir():
             continue

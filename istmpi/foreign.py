@@ -80,14 +80,18 @@ def plain_value(value: Any) -> Any:
 
 
 def whole_number(text: str) -> int:
-    """Read a whole number from a file's text. Raises ValueError for other text, and for forms like
-    1_0."""
+    """Read a whole number from a file's text.
+
+    Raises ValueError for other text, and for forms like 1_0.
+    """
     return int(_require_ascii_digits(text))
 
 
 def number(text: str) -> float:
-    """Read a number from a file's text. Raises ValueError for other text, and for forms like
-    1_0."""
+    """Read a number from a file's text.
+
+    Raises ValueError for other text, and for forms like 1_0.
+    """
     return float(_require_ascii_digits(text))
 
 
@@ -100,8 +104,10 @@ def is_number(text: str) -> bool:
 
 
 def in_ascii_digits(text: str) -> bool:
-    """Return False for a text with ``_`` or characters beyond ASCII, which Python accepts in
-    numbers."""
+    """Return False for a text with ``_`` or characters beyond ASCII.
+
+    Python accepts them in numbers.
+    """
     return text.isascii() and "_" not in text
 
 
@@ -249,8 +255,10 @@ def is_file(path: Path) -> bool:
 
 
 def content(path: Path, most_bytes: int) -> bytes:
-    """Read a file. Raises ValueError if it is not a regular file or has more than ``most_bytes``
-    bytes."""
+    """Read a file.
+
+    Raises ValueError if it is not a regular file or has more than ``most_bytes`` bytes.
+    """
     # A read from a pipe would wait for a writer.
     if exists(path) and not path.is_file():
         raise ValueError(f"it is {kind_of(path)}, not a file")

@@ -104,11 +104,11 @@ def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -
 
 @contextmanager
 def new_file(path: Path, room: int) -> Iterator[h5py.File]:
-    """Create a file to fill. Raises OSError if the disk has no room for it, at once or at the end
-    of the context.
+    """Create a file to fill.
 
-    HDF5 writes its structures when the file is closed, and does not survive a full disk. Until
-    then, another file keeps ``room`` bytes for the structures.
+    Raises OSError if the disk has no room for it, at once or at the end of the context. HDF5 writes
+    its structures when the file is closed, and does not survive a full disk. Until then, another
+    file keeps ``room`` bytes for the structures.
     """
     # decision 41: the disk needs this room twice, until HDF5 has written its structures.
     keeper = path.with_suffix(".room.tmp")
@@ -279,8 +279,10 @@ def _target(value: Any) -> str:
 
 
 def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
-    """Return why a dataset's rows are not one block in a file of ``size`` bytes; None if they
-    are."""
+    """Return why a dataset's rows are not one block in a file of ``size`` bytes.
+
+    Return None if they are.
+    """
     layout = dataset.id.get_create_plist()
     if layout.get_external_count():
         return f"lies in another file ({layout.get_external(0)[0].decode(errors='replace')})"

@@ -33,12 +33,11 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class FolderLock:
-    """A lock on a folder until `release` or the end of this process. The constructor creates a
-    missing folder.
+    """A lock on a folder until `release` or the end of this process.
 
-    ``note`` gets a message if a run on another host has the lock: the constructor waits up to
-    `SECONDS_UNTIL_LEFT`. Raises ConfigError if another run holds the folder, or if the file cannot
-    be written.
+    The constructor creates a missing folder. ``note`` gets a message if a run on another host has
+    the lock: the constructor waits up to `SECONDS_UNTIL_LEFT`. Raises ConfigError if another run
+    holds the folder, or if the file cannot be written.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
@@ -165,8 +164,10 @@ def _this_process() -> dict[str, Any]:
 
 
 def _system() -> str:
-    """Return what tells this system's processes from others of the same number: the boot, and the
-    container; empty if unknown."""
+    """Return the boot and the container of this system; empty if unknown.
+
+    They tell its processes from those of other systems with the same number.
+    """
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -7,8 +7,10 @@ from istmpi.errors import DataError
 
 
 def optional(module: str, package: str, what: str, extra: str = "data") -> ModuleType:
-    """Import and return a module. Raises a DataError that names the extra to install if the import
-    fails."""
+    """Import and return a module.
+
+    Raises a DataError that names the extra to install if the import fails.
+    """
     try:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:  # soundfile is there without libsndfile: OSError

@@ -26,8 +26,10 @@ run."""
 
 
 def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the items with values other than None and NaN: a ``dict_factory`` for
-    `dataclasses.asdict`."""
+    """Return the items with values other than None and NaN.
+
+    It is a ``dict_factory`` for `dataclasses.asdict`.
+    """
     return {name: value for name, value in items if value is not None and value == value}
 
 
@@ -66,11 +68,10 @@ class RunFolder:
         return folder
 
     def require_usable(self, resume: bool) -> None:
-        """Raise ConfigError if the folder is not empty; with ``resume``, only if it holds files but
-        no run.
+        """Raise ConfigError if the folder is not empty.
 
-        Files of the lock and the job script do not count. A pipe, or a folder in a file's place, is
-        always refused.
+        With ``resume``, raise it only if the folder holds files but no run. Files of the lock and
+        the job script do not count. A pipe, or a folder in a file's place, is always refused.
         """
         path = self.path
         with preparing(path):

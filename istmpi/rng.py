@@ -21,8 +21,10 @@ def key(*purpose: int | str) -> int:
 
 
 def bits(stream: int, start: int, count: int) -> np.ndarray:
-    """Return 64 random bits for each of the positions ``start .. start + count - 1``: ``[count]``
-    uint64."""
+    """Return 64 random bits for each of the positions ``start .. start + count - 1``.
+
+    They are ``[count]`` uint64.
+    """
     position = np.arange(start, start + count, dtype=np.uint64)
     position *= np.uint64(_GOLDEN)
     position += np.uint64(stream & _MASK)
@@ -30,8 +32,10 @@ def bits(stream: int, start: int, count: int) -> np.ndarray:
 
 
 def uniform(stream: int, start: int, count: int) -> np.ndarray:
-    """Return uniform numbers in [0, 1), one for each position of `bits`: ``[count]`` float64,
-    multiples of 2**-53."""
+    """Return uniform numbers in [0, 1), one for each position of `bits`.
+
+    They are ``[count]`` float64, multiples of 2**-53.
+    """
     # A float64 holds 53 bits exactly.
     return (bits(stream, start, count) >> np.uint64(11)) * 2.0**-53
 

@@ -75,8 +75,11 @@ class Task(ABC):
     @staticmethod
     @abstractmethod
     def loss(outputs: torch.Tensor, targets: Any, reduction: str = "mean") -> torch.Tensor:
-        """Return the loss of a batch's outputs ``[b, outputs]``: the mean over its examples, or the
-        ``"sum"``. ``targets``: a tensor, or the task's own form."""
+        """Return the loss of a batch's outputs ``[b, outputs]``.
+
+        It is the mean over its examples, or the ``"sum"``. ``targets``: a tensor, or the task's own
+        form.
+        """
 
     @staticmethod
     @abstractmethod
@@ -97,8 +100,10 @@ class Task(ABC):
 
     @staticmethod
     def many_outputs(features: int, outputs: int) -> int:
-        """Return an example's number of outputs, if they limit the examples of a pass; 0 if the
-        network does."""
+        """Return an example's number of outputs, if they limit the examples of a pass.
+
+        Return 0 if the network does.
+        """
         return 0
 
 
@@ -141,10 +146,10 @@ class Regression(Task):
 
 
 class NextToken(Task):
-    """Cross-entropy in nats of each token given the tokens before: outputs ``[b, t, vocabulary]``,
-    targets ``[b, t]``.
+    """Cross-entropy in nats of each token given the tokens before.
 
-    An example is a window of tokens; its loss is the mean over tokens. The score is the perplexity.
+    Outputs are ``[b, t, vocabulary]``, targets ``[b, t]``. An example is a window of tokens; its
+    loss is the mean over tokens. The score is the perplexity.
     """
 
     score = "perplexity"
@@ -257,8 +262,10 @@ class _Flags(Task):
 
     @staticmethod
     def f1_points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-        """Return twice the number of true positives, and this plus the number of wrongly predicted
-        labels."""
+        """Return twice the number of true positives, and a second number.
+
+        It is the first and the number of wrongly predicted labels.
+        """
         positive = outputs > 0
         true = targets == 1
         scored = targets[:, :1] != OFF
@@ -348,11 +355,10 @@ class OwnTask(Task):
 
     @classmethod
     def no_means(cls, scored: list[tuple[Any, Any]]) -> str:
-        """Return a sentence on a function whose numbers depend on the size of a batch; empty if
-        there is none.
+        """Return a sentence on a function whose numbers depend on the size of a batch.
 
-        ``scored``: pairs (outputs, batch) of an evaluation's first batches. The last pair is
-        halved. If it has a single row, the two last pairs are joined.
+        It is empty if there is none. ``scored``: pairs (outputs, batch) of an evaluation's first
+        batches. The last pair is halved. If it has a single row, the two last pairs are joined.
         """
         return ""
 

@@ -58,8 +58,10 @@ class MeanOverRanks:
         self._moving = _Moving(self._communicator)
 
     def add(self, name: str, tensor: torch.Tensor, ready: int | None = None) -> None:
-        """Hand over a contiguous tensor or its first ``ready`` elements, which must stay untouched
-        until `finish`."""
+        """Hand over a contiguous tensor or its first ``ready`` elements.
+
+        It must stay untouched until `finish`.
+        """
         if self._communicator.size == 1:
             return
         if ready is None:
@@ -93,8 +95,10 @@ class MeanOverRanks:
         self._reset()
 
     def _segments_in_order(self) -> Iterator["_Segment | None"]:
-        """Yield the segments in the order in which they travel; None while the next segment is
-        incomplete."""
+        """Yield the segments in the order in which they travel.
+
+        Yield None while the next segment is incomplete.
+        """
         count = 0
         for names in self._buckets:
             while not self._can_begin(names):
@@ -110,8 +114,10 @@ class MeanOverRanks:
                 count += 1
 
     def _can_begin(self, names: Sequence[str]) -> bool:
-        """Return True if a bucket is complete, or travels in parts: a single tensor in host memory,
-        which needs no copy."""
+        """Return True if a bucket is complete, or travels in parts.
+
+        A single tensor in host memory travels in parts, for it needs no copy.
+        """
         if all(map(self._complete, names)):
             return True
         if len(names) > 1 or names[0] not in self._tensors:
@@ -140,8 +146,10 @@ class MeanOverRanks:
 
 
 class EncodedMean:
-    """Averages a flat float32 tensor in host memory over all ranks, in place; its messages are
-    encoded."""
+    """Averages a flat float32 tensor in host memory over all ranks, in place.
+
+    Its messages are encoded.
+    """
 
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._flat = flat
@@ -150,8 +158,10 @@ class EncodedMean:
         self._moving.begin()
 
     def finish(self) -> torch.Tensor:
-        """Wait for the mean, and return it. Values pass through the codec twice, even on a single
-        rank."""
+        """Wait for the mean, and return it.
+
+        Values pass through the codec twice, even on a single rank.
+        """
         self._moving.finish()
         return self._flat
 
@@ -212,8 +222,10 @@ class _Moving:
 
 
 class _Segment:
-    """A flat tensor on its way between P ranks: P-1 steps sum its chunks, and P-1 steps spread the
-    means."""
+    """A flat tensor on its way between P ranks.
+
+    P-1 steps sum its chunks, and P-1 steps spread the means.
+    """
 
     def __init__(
         self,
@@ -248,8 +260,10 @@ class _Segment:
         return True
 
     def _exchanges(self, chunks: list[Any]) -> Iterator[list]:
-        """Yield the requests of each step: the chunks go round the ring twice. They are arrays or
-        tensors, whose operators are the same."""
+        """Yield the requests of each step: the chunks go round the ring twice.
+
+        They are arrays or tensors, whose operators are the same.
+        """
         rank = self._communicator.rank
         ranks = self._communicator.size
         arriving = _empty_like(max(chunks, key=len))
@@ -265,8 +279,10 @@ class _Segment:
     def _encoded_exchanges(
         self, chunks: list[np.ndarray], codec: Codec, key: int
     ) -> Iterator[list]:
-        """Yield the requests of each step: encoded chunks go straight to their ranks, then means go
-        round the ring."""
+        """Yield the requests of each step.
+
+        Encoded chunks go straight to their ranks, then means go round the ring.
+        """
         rank = self._communicator.rank
         ranks = self._communicator.size
         lengths = [*map(len, chunks)]

@@ -39,11 +39,10 @@ watched = threading.Event()
 
 @contextmanager
 def expect_ranks() -> Iterator[None]:
-    """End this process, and thus the job, with exit code 2 if other ranks do not come during the
-    block.
+    """End the job with exit code 2 if other ranks do not come during the block.
 
-    Until a hang watch begins (`watched`), stopped ranks of this host are named. A rank that stays
-    stopped ends the job with exit code 76.
+    It ends with this process. Until a hang watch begins (`watched`), stopped ranks of this host are
+    named. A rank that stays stopped ends the job with exit code 76.
     """
     watch_launcher()
     if launched()[1] == 1:
@@ -128,8 +127,10 @@ def _name(rank: int, process: int) -> None:
 
 
 def _claim_to_tell() -> socket.socket | None:
-    """Claim the right to print for this host's waiting ranks, until this process ends; None if
-    another has it."""
+    """Claim the right to print for this host's waiting ranks, until this process ends.
+
+    Return None if another process has it.
+    """
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0istmpi {launcher_at_start()}")  # a name that is no file

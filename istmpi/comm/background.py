@@ -9,10 +9,10 @@ from istmpi.comm import mpi
 
 
 class BackgroundRunner:
-    """Runs pieces of work in order: in a thread if threads may call MPI, otherwise all of them in
-    `finish`.
+    """Runs pieces of work in order.
 
-    Until a piece is done, nothing else may use its communicator.
+    They run in a thread if threads may call MPI, otherwise all of them in `finish`. Until a piece
+    is done, nothing else may use its communicator.
     """
 
     def __init__(self, name: str):
@@ -30,8 +30,10 @@ class BackgroundRunner:
             self._thread.start()
 
     def finish(self) -> None:
-        """Wait until all pieces are done. Raises the error of the first piece that failed; later
-        ones are skipped."""
+        """Wait until all pieces are done.
+
+        Raises the error of the first piece that failed; later ones are skipped.
+        """
         self._pieces.put(None)
         if self._thread:
             self._thread.join()

@@ -19,16 +19,20 @@ in_waits: Callable[[], None] | None = None
 
 
 class Backoff:
-    """Pauses between polls, longer and longer. MPI libraries spin, which takes cores from ranks
-    that compute."""
+    """Pauses between polls, longer and longer.
+
+    MPI libraries spin, which takes cores from ranks that compute.
+    """
 
     def __init__(self) -> None:
         self._idle = 0
         self._since = 0.0
 
     def wait_unless(self, progress: bool) -> None:
-        """Pause after a poll without ``progress``: not after the first such polls, then longer and
-        longer."""
+        """Pause after a poll without ``progress``.
+
+        The first such polls have no pause; then pauses get longer and longer.
+        """
         if progress:
             self._idle = 0
         else:

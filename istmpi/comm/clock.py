@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 
 class Clock:
-    """Measures this rank's seconds in each phase: ``with clock("pull"): ...``. Outer phases exclude
-    inner phases."""
+    """Measures this rank's seconds in each phase: ``with clock("pull"): ...``.
+
+    Outer phases exclude inner phases.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -35,8 +37,10 @@ class Clock:
             self._running.pop()
 
     def since(self, earlier: Mapping[str, float]) -> dict[str, float]:
-        """Return each phase's seconds since ``earlier``, a copy of `seconds`, without phases that
-        took no time."""
+        """Return each phase's seconds since ``earlier``, a copy of `seconds`.
+
+        Phases that took no time are left out.
+        """
         spent = {
             phase: seconds - earlier.get(phase, 0.0) for phase, seconds in self.seconds.items()
         }

@@ -35,8 +35,10 @@ Places = np.ndarray | range
 
 
 class Scales:
-    """The scales of flat values. Run i has ``counts[i]`` values, and ``coded[i]`` is the exponent
-    byte of its scale."""
+    """The scales of flat values.
+
+    Run i has ``counts[i]`` values, and ``coded[i]`` is the exponent byte of its scale.
+    """
 
     def __init__(self, coded: np.ndarray, counts: np.ndarray):
         self.coded = coded
@@ -58,8 +60,10 @@ class Scales:
 
 @dataclass(frozen=True)
 class Wire:
-    """The coding of a transfer. ``kind`` is the setting method.wire, ``key`` the key of the random
-    roundings."""
+    """The coding of a transfer.
+
+    ``kind`` is the setting method.wire, ``key`` the key of the random roundings.
+    """
 
     kind: str
     key: int
@@ -84,11 +88,10 @@ class Codec(Protocol):
 
 
 class BlockForm(Codec, Protocol):
-    """A codec that the setting method.wire may name. A new codec is a class here, with a name in
-    `CODECS`.
+    """A codec that the setting method.wire may name.
 
-    Its `encode` also takes ``start``: the position of the first value. Scales are those of
-    `exponents`.
+    A new codec is a class here, with a name in `CODECS`. Its `encode` also takes ``start``: the
+    position of the first value. Scales are those of `exponents`.
     """
 
     itemsize: int

@@ -47,8 +47,10 @@ class Traffic:
 
 
 class Communicator:
-    """A group of ranks. Methods are collective, except for scratch memory, waits, sends, receives
-    and tests."""
+    """A group of ranks.
+
+    Methods are collective, except for scratch memory, waits, sends, receives and tests.
+    """
 
     def __init__(
         self,
@@ -57,8 +59,10 @@ class Communicator:
         ranks: Sequence[int] | None = None,
         whereabouts: Whereabouts | None = None,
     ):
-        """``ranks``: the group's ranks in the job, by default all. ``name``: unique, and the same
-        on these ranks."""
+        """``ranks``: the group's ranks in the job, by default all.
+
+        ``name``: unique, and the same on these ranks.
+        """
         self.mpi = mpi_communicator
         """The mpi4py communicator, for a library that takes one."""
         self.rank: int = mpi_communicator.Get_rank()
@@ -84,8 +88,10 @@ class Communicator:
         self.traffic.add(sum(nbytes) - nbytes[self.rank])
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
-        """Join all ranks' flat arrays of any one dtype in rank order. Rank r's array has
-        ``counts[r]`` elements."""
+        """Join all ranks' flat arrays of any one dtype in rank order.
+
+        Rank r's array has ``counts[r]`` elements.
+        """
         lengths = [count * part.dtype.itemsize for count in counts]
         starts = [*accumulate(lengths, initial=0)][:-1]
         result = np.empty(sum(counts), dtype=part.dtype)
@@ -122,8 +128,10 @@ class Communicator:
     # ---- messages between two ranks
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
-        """Begin to send ``values``, which must not change until `all_done`. `Traffic` does not
-        count their bytes."""
+        """Begin to send ``values``, which must not change until `all_done`.
+
+        `Traffic` does not count their bytes.
+        """
         return self.mpi.Isend([values, self._library.BYTE], peer, tag)
 
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
@@ -183,8 +191,10 @@ class Communicator:
         return max(self.allgather(value))
 
     def start_allreduce_max(self, value: int) -> Callable[[], int]:
-        """Begin to find the largest value of all ranks; return a function that waits for the
-        result."""
+        """Begin to find the largest value of all ranks.
+
+        Return a function that waits for the result.
+        """
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
 
@@ -202,12 +212,11 @@ class Communicator:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Run local work that every rank must complete. If ranks fail, all raise the error of the
-        lowest failing rank.
+        """Run local work that every rank must complete.
 
-        The message names that rank if another rank succeeded. Ranks agree only on an `IstmpiError`,
-        and on errors of too large an input, such as a lack of memory (`past_a_limit`). Any other
-        error ends the job.
+        If ranks fail, all raise the error of the lowest failing rank. The message names that rank
+        if another rank succeeded. Ranks agree only on an `IstmpiError`, and on errors of too large
+        an input, such as a lack of memory (`past_a_limit`). Any other error ends the job.
         """
         error: IstmpiError | None = None
         try:
@@ -262,8 +271,10 @@ class Communicator:
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
-        """Open a communicator of ``ranks``, in their order; None on other ranks. Traffic counts in
-        both groups."""
+        """Open a communicator of ``ranks``, in their order; None on other ranks.
+
+        Traffic counts in both groups.
+        """
         if self.rank not in ranks:
             yield None
             return
@@ -280,8 +291,10 @@ class Communicator:
 
     @contextmanager
     def on_this_host(self) -> Iterator["Communicator"]:
-        """Open a communicator of the ranks on this host. Entering and leaving the block are
-        collective."""
+        """Open a communicator of the ranks on this host.
+
+        Entering and leaving the block are collective.
+        """
         split = self.mpi.Split_type(self._library.COMM_TYPE_SHARED)
         neighbours = split.Get_group()
         everyone = self.mpi.Get_group()
@@ -302,8 +315,10 @@ class Communicator:
     # ---- memory
 
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
-        """Return a reused buffer of at least ``nbytes`` bytes: new memory costs a page fault for
-        every 4 KiB."""
+        """Return a reused buffer of at least ``nbytes`` bytes.
+
+        New memory would cost a page fault for every 4 KiB.
+        """
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
             self._scratch.pop(name, None)  # first, so that never both are in memory

@@ -160,11 +160,10 @@ def _why_late(answer: Sighting, limit: float) -> str:
 
 
 def find_stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
-    """Return the missing ranks that end the job: silent for one deadline (``limit``), or still for
-    two deadlines.
+    """Return the missing ranks that end the job.
 
-    After a request to stop (``hurry``), a silent rank ends the job at once, a still rank after one
-    deadline.
+    They are silent for one deadline (``limit``), or still for two deadlines. After a request to
+    stop (``hurry``), a silent rank ends the job at once, a still rank after one deadline.
     """
     if hurry:
         enough = {"silent": 0.0, "still": limit}
@@ -180,8 +179,11 @@ def find_stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[M
 def describe_missing(
     absent: Missing, waited: float, where: str, slowest: tuple[str, float], ends: float
 ) -> str:
-    """Return the line about one missing rank. ``slowest``: the slowest phase and its seconds;
-    ``ends``: the seconds of waiting after which the job ends, 0 if it does not."""
+    """Return the line about one missing rank.
+
+    ``slowest``: the slowest phase and its seconds; ``ends``: the seconds of waiting after which the
+    job ends, 0 if it does not.
+    """
     phase, seconds = slowest
     text = f"waiting for {absent.member} in {where} for {waited:.0f} s: {absent.condition}."
     if phase:

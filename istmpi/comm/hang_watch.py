@@ -1,8 +1,8 @@
-"""Watches ranks that wait for others: names a rank that does not come, and ends a job that is
-stuck.
+"""Watches ranks that wait for others.
 
-A thread on every rank looks at the waits of this rank and at its launcher. Where threads may call
-MPI, it also takes part in roll calls (`istmpi.comm.roll_call`).
+A rank that does not come is named, and a job that is stuck is ended. A thread on every rank looks
+at the waits of this rank and at its launcher. Where threads may call MPI, it also takes part in
+roll calls (`istmpi.comm.roll_call`).
 """
 
 import os
@@ -71,8 +71,10 @@ class HangWatch:
         watched.set()
 
     def follow_run(self, folder: Path, wished: Callable[[], str]) -> None:
-        """Set the run's folder, and a function that returns the reason of a requested stop or else
-        an empty text."""
+        """Set the run's folder, and the function ``wished``.
+
+        It returns the reason of a requested stop or else an empty text.
+        """
         self._job.folder = folder
         self._job.wished = wished
 
@@ -137,8 +139,10 @@ def _find_members(communicator: Communicator) -> list[Member]:
 
 
 def _may_call_rolls(communicator: Communicator, patience: float) -> bool:
-    """Return True if ranks are to be reported, and threads may call MPI on all of them. Collective,
-    if there are several ranks."""
+    """Return True if ranks are to be reported, and threads may call MPI on all of them.
+
+    Collective, if there are several ranks.
+    """
     if communicator.size == 1 or patience <= 0:
         return False
     return all(communicator.allgather(mpi.threads_may_call()))

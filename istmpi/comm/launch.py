@@ -90,8 +90,10 @@ def _command_line(words: Sequence[str] | None) -> str:
 
 
 def _list_by_rank(values: Iterable[str]) -> str:
-    """Return ``A on ranks 0, 2, 3; B on rank 1``: at most four values, each with up to four
-    ranks."""
+    """Return ``A on ranks 0, 2, 3; B on rank 1``.
+
+    There are at most four values, each with up to four ranks.
+    """
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         by_value.setdefault(value, []).append(rank)
@@ -111,11 +113,11 @@ def _join_first(texts: Iterable[str], separator: str) -> str:
 
 
 def handshake(seconds: float) -> list[tuple[int, int]]:
-    """Let every rank greet every other. Rank 0 gets the pairs (listener, speaker) whose greeting
-    did not come in time.
+    """Let every rank greet every other.
 
-    A handshake makes no collective calls, which one such pair would hang. With such a pair, the
-    other ranks do not return: they abort the job unless rank 0 ends it first.
+    Rank 0 gets the pairs (listener, speaker) whose greeting did not come in time. A handshake makes
+    no collective calls, which one such pair would hang. With such a pair, the other ranks do not
+    return: they abort the job unless rank 0 ends it first.
     """
     MPI = mpi.start()
     everyone = MPI.COMM_WORLD
@@ -160,8 +162,10 @@ def _receive(
 
 
 def current_rank() -> int:
-    """Return this process's rank: MPI's, or the launcher's if MPI sees a single rank or is not
-    up."""
+    """Return this process's rank.
+
+    It is MPI's, or the launcher's if MPI sees a single rank or is not up.
+    """
     MPI = mpi.if_up()
     if MPI and MPI.COMM_WORLD.Get_size() > 1:
         return MPI.COMM_WORLD.Get_rank()
@@ -170,9 +174,9 @@ def current_rank() -> int:
 
 
 def agree_on_error(error: IstmpiError) -> IstmpiError:
-    """Return the error to report: ``error`` or, if MPI was not up, the lowest failing rank's error
-    (then collective).
+    """Return the error to report.
 
+    It is ``error`` or, if MPI was not up, the lowest failing rank's error (then collective).
     ``everywhere`` is True in the result if all ranks have the error.
     """
     MPI = mpi.if_up()

@@ -19,8 +19,10 @@ have it, too."""
 
 
 def launched() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks, as the launcher set them; (0, 1) without
-    a launcher."""
+    """Return this process's rank and the number of ranks, as the launcher set them.
+
+    Return (0, 1) without a launcher.
+    """
     for rank, size, _ in LAUNCHERS.values():
         with suppress(KeyError, ValueError):
             return int(os.environ[rank]), int(os.environ[size])
@@ -28,8 +30,10 @@ def launched() -> tuple[int, int]:
 
 
 def on_this_host() -> tuple[list[int], int]:
-    """Return the ranks that run on this host, and how many started here; only this rank and 1 if
-    unknown."""
+    """Return the ranks that run on this host, and how many started here.
+
+    Return only this rank and 1 if they are unknown.
+    """
     for name, _, local in LAUNCHERS.values():
         if name in os.environ and os.environ.get(local, "").isdecimal():
             present = _processes(name)
@@ -40,8 +44,7 @@ def on_this_host() -> tuple[list[int], int]:
 
 
 def find_stopped_ranks() -> tuple[dict[int, int], int]:
-    """Return the process of each stopped rank on this host, and the lowest rank here that is not
-    stopped."""
+    """Return the process of each stopped rank here, and the lowest rank here that is not stopped."""
     name = rank_variable()
     processes: dict[int, int] = {}
     if name is not None:
@@ -56,8 +59,10 @@ def find_stopped_ranks() -> tuple[dict[int, int], int]:
 
 
 def find_launcher() -> tuple[int, str] | None:
-    """Return the launcher's process on this host, and its start time; None if there is none or it
-    is not visible."""
+    """Return the launcher's process on this host, and its start time.
+
+    Return None if there is none or it is not visible.
+    """
     name = rank_variable()
     if name is None:
         return None
@@ -87,8 +92,10 @@ def connection_is_closed() -> bool:
 
 
 def process_facts(process: int) -> tuple[str, str]:
-    """Return a process's state letter and its start time in clock ticks; two empty texts if there
-    is none."""
+    """Return a process's state letter and its start time in clock ticks.
+
+    Both are empty texts if there is no such process.
+    """
     try:
         state, *facts = _read_stat(process)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -97,8 +104,10 @@ def process_facts(process: int) -> tuple[str, str]:
 
 
 def terminal_columns() -> int | None:
-    """Return the width of the terminal to which mpirun on this host prints ranks' output; None if
-    there is none."""
+    """Return the width of the terminal to which mpirun on this host prints ranks' output.
+
+    Return None if there is none.
+    """
     for name, *_ in LAUNCHERS.values():
         if name in os.environ:
             with suppress(OSError, ValueError):
@@ -120,8 +129,10 @@ def _columns_of_output(process: int) -> int | None:
 
 
 def rank_variable() -> str | None:
-    """Return the name of the launcher's variable with this process's rank; None without a
-    launcher."""
+    """Return the name of the launcher's variable with this process's rank.
+
+    Return None without a launcher.
+    """
     for rank, size, _ in LAUNCHERS.values():
         if rank in os.environ and size in os.environ:
             return rank

@@ -40,8 +40,10 @@ at_the_end: list[WeakMethod] = []
 
 
 def final_barrier() -> None:
-    """Wait for all ranks, if MPI is up: a launcher ends the others at once when one rank exits with
-    an error."""
+    """Wait for all ranks, if MPI is up.
+
+    A launcher ends the others at once when one rank exits with an error.
+    """
     MPI = mpi.if_up()
     if MPI:
         MPI.COMM_WORLD.Barrier()
@@ -61,12 +63,11 @@ def end_stuck_job(error: StuckError) -> None:
 
 
 def end_with_this_script(communicator: Communicator) -> None:
-    """Let an exception or a nonzero sys.exit on one rank end all ranks of a user's own program from
-    now on.
+    """Let a failure of one rank end all ranks of a user's own program from now on.
 
-    If all ranks end within `GRACE` seconds, each rank keeps its exit code. An IstmpiError gives the
-    code of the command line, and its line is printed once. A rank that ends without an error ends
-    ranks that wait for it, with code 1.
+    A failure is an exception or a nonzero sys.exit. If all ranks end within `GRACE` seconds, each
+    rank keeps its exit code. An IstmpiError gives the code of the command line, and its line is
+    printed once. A rank that ends without an error ends ranks that wait for it, with code 1.
     """
     _worlds.append(communicator.whereabouts)
     if len(_worlds) > 1:
@@ -109,8 +110,10 @@ def _note(code: int, message: str = "") -> None:
 
 
 def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> None:
-    """Tell a rank that left its program that this rank waits for it. ``left``: the calls, by world
-    and group, that each such rank has reached, as far as is known."""
+    """Tell a rank that left its program that this rank waits for it.
+
+    ``left``: the calls, by world and group, that each such rank has reached, as far as is known.
+    """
     message = everyone.mpi.improbe(tag=_LEFT)
     while message:
         left |= message.recv()

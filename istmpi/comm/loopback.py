@@ -17,15 +17,19 @@ _OTHER_LAUNCHERS = ("PMI", "PALS_", "MPI_")
 
 
 def stay_on_loopback(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Choose the loopback for MPI if all ranks of the job are on this host. An interface that is
-    chosen stays."""
+    """Choose the loopback for MPI if all ranks of the job are on this host.
+
+    An interface that is chosen stays.
+    """
     if INTERFACES not in environment and all_on_this_host(environment) and _has_loopback():
         environment[INTERFACES] = "lo"
 
 
 def all_on_this_host(environment: MutableMapping[str, str]) -> bool:
-    """Return True if the launcher started all ranks on this host, or if there is no launcher and
-    thus one process."""
+    """Return True if the launcher started all ranks on this host.
+
+    Without a launcher there is one process, so it is True, too.
+    """
     for rank, size, local in LAUNCHERS.values():
         if rank in environment and size in environment:
             return environment.get(local) == environment[size]

@@ -30,8 +30,10 @@ def stand_in_here(library: Any) -> None:
 
 
 def start() -> Any:
-    """Start the MPI library if it is not up, and return mpi4py's MPI module. Raises LaunchError if
-    that fails."""
+    """Start the MPI library if it is not up, and return mpi4py's MPI module.
+
+    Raises LaunchError if that fails.
+    """
     try:
         with warnings.catch_warnings():
             # mpi4py warns of a foreign launcher in three lines; we refuse it in one.
@@ -53,8 +55,10 @@ def start() -> Any:
 
 
 def _refuse_foreign_launcher(MPI: Any) -> None:
-    """Raise LaunchError if Open MPI's launcher started a rank of MPICH. `world` detects other
-    mismatches."""
+    """Raise LaunchError if Open MPI's launcher started a rank of MPICH.
+
+    `world` detects other mismatches.
+    """
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
         raise LaunchError(
@@ -64,8 +68,10 @@ def _refuse_foreign_launcher(MPI: Any) -> None:
 
 
 def _initialise(MPI: Any) -> None:
-    """Call MPI_Init_thread without Python's lock, unlike mpi4py, so that other threads can name
-    missing ranks."""
+    """Call MPI_Init_thread without Python's lock, unlike mpi4py.
+
+    Other threads can then name missing ranks.
+    """
     from mpi4py import rc
 
     level = MPI.THREAD_SINGLE
@@ -117,8 +123,10 @@ def ranks_here() -> int:
 
 
 def lost_connection(error: BaseException) -> str:
-    """Return the message for an exception which means that a rank is gone; an empty text for any
-    other exception."""
+    """Return the message for an exception which means that a rank is gone.
+
+    Return an empty text for any other exception.
+    """
     MPI = if_up()
     if MPI is None or not isinstance(error, MPI.Exception):
         return ""

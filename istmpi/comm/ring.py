@@ -79,8 +79,10 @@ def sent_bytes(
 
 
 def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int]:
-    """Return the bytes that each rank sends for a segment of ``elements`` values; n values take
-    ``nbytes(n)`` bytes."""
+    """Return the bytes that each rank sends for a segment of ``elements`` values.
+
+    A number n of values takes ``nbytes(n)`` bytes.
+    """
     sizes = [nbytes(chunk.stop - chunk.start) for chunk in chunks(elements, ranks)]
     return [
         2 * sum(sizes) - size - after
@@ -91,8 +93,10 @@ def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int
 def once_round(
     elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT
 ) -> int:
-    """Return the bytes of all chunks of these tensors. In an all-reduce, all ranks send 2(P-1)
-    times as many."""
+    """Return the bytes of all chunks of these tensors.
+
+    In an all-reduce, all ranks send 2(P-1) times as many.
+    """
     return sum(
         once_round_of(length, ranks, partial(encoded_bytes, form=form, itemsize=itemsize))
         for form, length in _pieces(elements, itemsize, ranks, forms)
@@ -100,8 +104,10 @@ def once_round(
 
 
 def once_round_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> int:
-    """Return the bytes of all chunks of a segment of ``elements`` values; n values take
-    ``nbytes(n)`` bytes."""
+    """Return the bytes of all chunks of a segment of ``elements`` values.
+
+    A number n of values takes ``nbytes(n)`` bytes.
+    """
     shorter, longer = divmod(elements, ranks)
     return longer * nbytes(shorter + 1) + (ranks - longer) * nbytes(shorter)
 

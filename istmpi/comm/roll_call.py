@@ -79,8 +79,10 @@ class _Ending:
 
 
 class RollCall:
-    """This rank's part in all roll calls of a job. Only the hang watch's thread calls it, until it
-    ends; then `close` is collective."""
+    """This rank's part in all roll calls of a job.
+
+    Only the hang watch's thread calls it, until it ends; then `close` is collective.
+    """
 
     def __init__(
         self,
@@ -125,8 +127,10 @@ class RollCall:
         return self._roll is not None or self._ending is not None
 
     def forget(self) -> None:
-        """Drop the roll under way and all silences: this process was stopped, so it cannot judge
-        the others."""
+        """Drop the roll under way and all silences.
+
+        This process was stopped, so it cannot judge the others.
+        """
         self._roll = None
         self._silent_since.clear()
 
@@ -224,8 +228,10 @@ class RollCall:
 
     @property
     def _first_limit(self) -> float:
-        """The deadline until which waits are reported: shorter than `_limit` if a stop is
-        requested."""
+        """The deadline until which waits are reported.
+
+        It is shorter than `_limit` if a stop is requested.
+        """
         if self._job.wished():
             return min(self._limit, report.HASTE)
         return self._limit
@@ -351,6 +357,8 @@ class RollCall:
 
 
 def _begin_to_ask(limit: float) -> float:
-    """Return the seconds of a wait after which the roll is called, so that answers come before the
-    deadline ``limit``."""
+    """Return the seconds of a wait after which the roll is called.
+
+    Answers then come before the deadline ``limit``.
+    """
     return limit - min(_ANSWERS, limit / 2)

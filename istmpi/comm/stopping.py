@@ -99,17 +99,19 @@ class StopSign:
 
     @property
     def cure(self) -> str:
-        """The beginning of a sentence on how to continue; it names a stop file that must be removed
-        first."""
+        """The beginning of a sentence on how to continue.
+
+        It names a stop file that must be removed first.
+        """
         if self.reason.startswith(_FILE_REASON):
             return f"Remove {self._file} and run the same"
         return "Run the same"
 
     def wished(self) -> str:
-        """Return this rank's reason to stop, or an empty text; unread messages of other ranks do
-        not count.
+        """Return this rank's reason to stop, or an empty text.
 
-        Any thread may call it; it sends and receives no message.
+        Unread messages of other ranks do not count. Any thread may call it; it sends and receives
+        no message.
         """
         reason = self.reason or self._signal
         if not reason and self._rank == 0:
@@ -117,15 +119,19 @@ class StopSign:
         return reason
 
     def settle(self, reasons: list[str]) -> None:
-        """Adopt the first reason in all ranks' ``reasons``, and finish the messages that `asked`
-        began. Collective."""
+        """Adopt the first reason in all ranks' ``reasons``. Collective.
+
+        Finish the messages that `asked` began.
+        """
         self.reason = next(filter(None, reasons), "")
         if self.reason:
             self._gossip.settle()
 
     def listen(self) -> None:
-        """Treat signals to this process as requests to stop (`istmpi.signals.Receiver`). Call it in
-        the main thread."""
+        """Treat signals to this process as requests to stop (`istmpi.signals.Receiver`).
+
+        Call it in the main thread.
+        """
         receiver().listen(self._take)
 
     def _take(self, name: str) -> None:

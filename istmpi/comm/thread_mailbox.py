@@ -12,8 +12,10 @@ _BETWEEN_LOOKS = 1e-4
 
 
 class ThreadMailbox:
-    """Pickled messages over an MPI communicator that nothing else uses. Only one thread of each
-    rank may call it."""
+    """Pickled messages over an MPI communicator that nothing else uses.
+
+    Only one thread of each rank may call it.
+    """
 
     def __init__(self, communicator: Any):
         self._mpi = communicator
@@ -27,8 +29,10 @@ class ThreadMailbox:
         self._sent.append(self._mpi.issend(message, rank))
 
     def send_unless_last_is_under_way(self, rank: int, *message: object) -> None:
-        """Begin to send a message, unless the previous message of this method is still under
-        way."""
+        """Begin to send a message, unless the previous one is still under way.
+
+        The previous one is that of this method.
+        """
         if self._last is None or self._last.test()[0]:
             self._last = self._mpi.issend(message, rank)
 

@@ -22,8 +22,10 @@ _MANY_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Wait:
-    """A collective call in which this rank waits for other ranks or, ``for_itself``, for its own
-    work."""
+    """A collective call in which this rank waits for other ranks, or for its own work.
+
+    It waits for its own work if ``for_itself`` is True.
+    """
 
     call: str
     group: str
@@ -39,8 +41,10 @@ class Wait:
 
 
 class Whereabouts:
-    """Phase, round and waits of a rank, on all its communicators. The watch's thread reads the
-    fields at any moment."""
+    """Phase, round and waits of a rank, on all its communicators.
+
+    The watch's thread reads the fields at any moment.
+    """
 
     def __init__(self) -> None:
         self._trainer = threading.get_ident()

@@ -138,8 +138,10 @@ class Run:
         return self.override(implied)
 
     def _require_consistent(self, own_files: bool) -> None:
-        """Raise ConfigError if settings contradict each other. ``own_files``: each rank has its
-        own data."""
+        """Raise ConfigError if settings contradict each other.
+
+        ``own_files``: each rank has its own data.
+        """
         if own_files and self.data.placement not in ("shared", "local"):
             raise ConfigError(
                 f"data.placement = {self.data.placement!r} does not go with a file for each rank "
@@ -242,8 +244,7 @@ class Run:
         return stretches
 
     def last_rounds(self) -> set[int]:
-        """Return the numbers of rounds after which the method or the image size changes, or the run
-        ends."""
+        """Return the rounds after which the method or image size changes, or the run ends."""
         (_, rounds_of_first), *_ = self.phases()
         return {rounds_of_first, *(end for end, _ in self.sides())}
 
@@ -281,8 +282,7 @@ def shipped() -> list[str]:
 
 
 def type_of(setting: str, model: str = "mlp") -> Any:
-    """Return the type of a setting, given by its dotted name, for the network ``model``; None if
-    unknown."""
+    """Return the type of a setting, a dotted name, for the network ``model``; None if unknown."""
     section, _, key = setting.rpartition(".")
     sections = {"": Run, **types_of(Run), "model": _model_type(model)}
     kind = sections.get(section)
@@ -380,8 +380,7 @@ def _separate_arguments(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_in_sections(name: str) -> str:
-    """Return the full name of a setting that is given without its section; empty if there is
-    none."""
+    """Return the full name of a setting that is given without its section; empty if unknown."""
     for section in [*types_of(Run), "model"]:
         if type_of(f"{section}.{name}") is not None:
             return f"{section}.{name}"

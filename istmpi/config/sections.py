@@ -216,8 +216,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Comm:
-    """The exchange of weights, and the watch over ranks that wait for others; neither changes what
-    is learnt."""
+    """The exchange of weights, and the watch over ranks that wait for others.
+
+    Neither changes what is learnt.
+    """
 
     exchange: Annotated[
         Literal["alltoallv", "pieces"],

@@ -122,8 +122,10 @@ class Evaluator:
 
     @property
     def share(self) -> float:
-        """The share of a run's FLOPs that its evaluations take; 0 for a whole graph, whose FLOPs
-        are not counted."""
+        """The share of a run's FLOPs that its evaluations take.
+
+        It is 0 for a whole graph, whose FLOPs are not counted.
+        """
         if self._graph:
             return 0.0
         ranks = self._communicator.size
@@ -145,8 +147,10 @@ class Evaluator:
 
     @property
     def form_of_run(self) -> str:
-        """The form in which the run's network is scored: merged, blocks, or best (the better of
-        both)."""
+        """The form in which the run's network is scored.
+
+        It is merged, blocks, or best (the better of both).
+        """
         if self._run.evaluate.form:
             return self._run.evaluate.form
         if self._run.method.redeal or self._local:
@@ -154,10 +158,10 @@ class Evaluator:
         return "best"
 
     def arrange(self, deal: Partition, form: str) -> None:
-        """Score the network in ``form`` from now on; for best, in the form with the better score
-        now. Collective.
+        """Score the network in ``form`` from now on. Collective.
 
-        The form is merged if no units are dealt.
+        For best, it is the form with the better score now. The form is merged if no units are
+        dealt.
         """
         self.network = self._merged
         self.form = "merged"
@@ -180,8 +184,10 @@ class Evaluator:
         self.network = self._blocks if form == "blocks" else self._merged
 
     def _score_of_form(self, network: FullNetwork | SharedBlocks) -> float:
-        """Return the score of a form of the network on the validation split or, if there is none,
-        on the calibration sample. Collective."""
+        """Return the score of a form of the network. Collective.
+
+        It is on the validation split or, if there is none, on the calibration sample.
+        """
         self.network = network
         self.calibrate()
         validation = self._dataset.splits.get("validation")
@@ -194,8 +200,10 @@ class Evaluator:
         return self._communicator.broadcast_from_root(score.score)
 
     def measure(self, split: Split, rows: np.ndarray | None = None) -> Score:
-        """Return the score on ``rows`` of a split, by default the run's rows. Raises DivergedError
-        if not finite."""
+        """Return the score on ``rows`` of a split, by default the run's rows.
+
+        Raises DivergedError if not finite.
+        """
         if rows is None:
             rows = self._scored(len(split))
         task = self._task
@@ -213,8 +221,10 @@ class Evaluator:
         return totals.score(sums, self.form)
 
     def _measure_by_functions(self, task: type[OwnTask], split: Split, rows: np.ndarray) -> Score:
-        """Return the score by a user's functions. Raises ConfigError if nothing counts,
-        DivergedError if not finite."""
+        """Return the score by a user's functions.
+
+        Raises ConfigError if nothing counts, DivergedError if not finite.
+        """
         sums = OwnSums(task, self._looks)
         self._looks = False
         for batch in self._own_batches(split, rows):
@@ -295,8 +305,10 @@ class Evaluator:
         return values
 
     def calibrate(self) -> None:
-        """Load the stores' weights, and set moments of batch normalisations to the calibration
-        sample's. Collective."""
+        """Load the stores' weights, and calibrate batch normalisations. Collective.
+
+        Their moments become those of the calibration sample.
+        """
         if not self._calibrates:
             self.network.load_moments({})
             return
@@ -309,8 +321,10 @@ class Evaluator:
         self.network.calibrate(*batch.inputs)
 
     def fit_temperature(self, split: str) -> float:
-        """Fit a classifier's temperature on a split's scored examples ("train": the calibration
-        sample). Collective."""
+        """Fit a classifier's temperature on a split's scored examples. Collective.
+
+        ``train`` stands for the calibration sample.
+        """
         examples = self._dataset.splits[split]
         rows = self._sample() if split == "train" else self._scored(len(examples))
         # The weights were released after the last score; their moments are still right.
@@ -328,11 +342,10 @@ class Evaluator:
 
     def fit_scale(self) -> dict[str, float]:
         """Fit the factors of sums over units to the training loss at the stores' weights.
-        Collective.
 
-        The loss is over up to `FITTED_ON` calibration examples (on each rank, if data are local). A
-        rank has at least one example, or two with batch normalisations. Examples are repeated if
-        they are too few.
+        Collective. The loss is over up to `FITTED_ON` calibration examples (on each rank, if data
+        are local). A rank has at least one example, or two with batch normalisations. Examples are
+        repeated if they are too few.
         """
         rows = self._sample()
         first = 0

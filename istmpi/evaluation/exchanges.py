@@ -168,8 +168,10 @@ class OwnExamples:
         self._request(None, None)
 
     def _request(self, number: int | None, inputs: Any) -> Any:
-        """Return a service's result for inputs, once it is this service's turn; None if no rank
-        waits for a service any more."""
+        """Return a service's result for inputs, once it is this service's turn.
+
+        Return None if no rank waits for a service any more.
+        """
         while True:
             waiting = self._communicator.allgather(number)
             numbers = [other for other in waiting if other is not None]

@@ -108,8 +108,10 @@ class FullNetwork:
 
     @property
     def same_examples(self) -> bool:
-        """True if all ranks run the network together on the same examples; otherwise each rank runs
-        its own."""
+        """True if all ranks run the network together on the same examples.
+
+        Otherwise each rank runs its own.
+        """
         return bool(self._sharded) and not self._local_examples
 
     @property
@@ -137,11 +139,10 @@ class FullNetwork:
         self.calibrate_by(lambda: call(self.module, inputs))
 
     def calibrate_by(self, run: Callable[[], object]) -> None:
-        """Load the stores' weights, and set the normalisations' moments while ``run`` passes a
-        batch.
+        """Load the stores' weights, and calibrate while ``run`` passes a batch.
 
-        Collective. If `shares_examples`, moments are over all ranks' batches: in each layer, ranks
-        wait to add up their sums.
+        The normalisations' moments become those of the batch. Collective. If `shares_examples`,
+        moments are over all ranks' batches: in each layer, ranks wait to add up their sums.
         """
         built = self._load()
         layers = self._batch_norms(built)
@@ -177,7 +178,9 @@ class FullNetwork:
 
     def finish(self) -> None:
         """Serve the other ranks' calls until no rank waits, if ranks have different examples.
-        Collective."""
+
+        Collective.
+        """
         if self._built and self._built.exchange:
             self._built.exchange.finish()
 

@@ -44,8 +44,10 @@ class OwnSums:
         """A sentence about a function that is no mean over rows."""
 
     def add(self, outputs: Any, batch: Batch) -> None:
-        """Add the amounts of a batch. Raises ConfigError for an unusable value of a user's
-        function."""
+        """Add the amounts of a batch.
+
+        Raises ConfigError for an unusable value of a user's function.
+        """
         amounts = self._task.losses(outputs, batch)
         _add(self._loss, amounts)
         if self._task.scores:

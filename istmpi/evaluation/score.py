@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Score:
-    """A network's result on a split: mean loss, mean score (such as accuracy) and number of scored
-    examples."""
+    """A network's result on a split.
+
+    It has the mean loss, the mean score (such as accuracy) and the number of scored examples.
+    """
 
     loss: float
     """The loss as in training, of standardised targets if the run has them. NaN for a score of a
@@ -58,8 +60,10 @@ class Totals(Protocol):
 
 
 class PointTotals:
-    """The sums of a task whose score is a mean of `Task.points`: loss, examples, and the points of
-    each exit."""
+    """The sums of a task whose score is a mean of `Task.points`.
+
+    They are loss, examples, and the points of each exit.
+    """
 
     def __init__(
         self, task: type[Task], data: Dataset, exits: int, exit_weights: Sequence[float]
@@ -123,8 +127,11 @@ class RankingTotals:
         labels: range | None,
         communicator: Communicator,
     ) -> None:
-        """``kind``: the loss. ``labels``: the labels whose logits a pass on this rank returns, if
-        each rank returns some; None if it returns all."""
+        """``kind``: the loss.
+
+        ``labels``: the labels whose logits a pass on this rank returns, if each rank returns some;
+        None if it returns all.
+        """
         self._score_name = score_name
         self._kind = kind
         self._ranking = ranking

@@ -93,8 +93,10 @@ def _multiply_rows(leaf: Leaf, store: ParameterStore) -> Product:
 def _gather_inputs(
     product: Product, outputs: int, widths: list[int], factor: float, communicator: Communicator
 ) -> Product:
-    """Return ``product`` of inputs that are gathered from the ranks and scaled. ``widths``: inputs
-    of each rank."""
+    """Return ``product`` of inputs that are gathered from the ranks and scaled.
+
+    ``widths``: inputs of each rank.
+    """
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         result = h.new_empty(len(h), outputs)
@@ -116,8 +118,10 @@ def _gather_inputs(
 def _add_up_contributions(
     leaf: Leaf, units: range, factor: float, communicator: Communicator
 ) -> Product:
-    """Return a product with a whole weight that adds up the scaled contributions of each rank's
-    ``units``."""
+    """Return a product with a whole weight of each rank's ``units``.
+
+    It adds up the ranks' scaled contributions.
+    """
 
     def forward(h: torch.Tensor) -> torch.Tensor:
         # Read at each pass, because the weight is loaded anew before an evaluation.
