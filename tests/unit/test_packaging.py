@@ -108,11 +108,13 @@ def test_an_installed_package_has_all_files(tmp_path):
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", tmp_path]
     subprocess.run(command, cwd=ROOT, check=True, timeout=patient(120))
 
+    tools = {"__pycache__", ".ruff_cache", "ruff.toml"}
+
     def files(folder):
         return {
             path.relative_to(folder).as_posix(): path.stat().st_mode & 0o111
             for path in folder.rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts and path.name != "ruff.toml"
+            if path.is_file() and tools.isdisjoint(path.parts)
         }
 
     wanted = files(ROOT / "istmpi")
