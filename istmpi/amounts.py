@@ -92,7 +92,8 @@ def _count(value: Any, subject: str) -> float:
     count = float(_number(value, f"{subject}: its count"))
     if not isfinite(count) or count < 0:
         raise ConfigError(
-            f"{subject} returns a pair (sum, count) with the count {count:g}; it must be at least 0."
+            f"{subject} returns a pair (sum, count) with the count {count:g}; it must be at "
+            "least 0."
         )
     return count
 

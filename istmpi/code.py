@@ -31,7 +31,8 @@ def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
         raise
     except BaseException as error:  # a script without a main guard may also exit
         raise ConfigError(
-            f"{option} {name}: {path} cannot be imported: {short(error)}. Make it importable in Python."
+            f"{option} {name}: {path} cannot be imported: {short(error)}. Make it importable in "
+            "Python."
         ) from error
 
 

@@ -1,20 +1,19 @@
 """The errors that istmpi raises for its users, as one tree.
 
-IstmpiError                exit 1   something istmpi itself got wrong or could not foresee ├──
-UserError              exit 2   what the user gave cannot be used (also a ValueError) │   ├──
-ConfigError                 a run file, an option, an axis pattern, a deal that cannot be made │
-├── DataError                   a data file that is missing, damaged or of the wrong kind │   └──
-LaunchError                 mpirun, the MPI library and the ranks do not fit together ├──
-DivergedError          exit 3   the loss, a score or the network is no longer finite ├──
-SimulationError        exit 1   a simulated job failed, or one of its ranks was killed (exit 137)
-├── OutputError            exit 74  a result cannot be written ├── StoppedError           exit 75
-stopped early as asked, and saved; can be resumed └── StuckError             exit 76  a rank is
-stuck, or the launcher is gone; resume from a checkpoint
+    IstmpiError                exit 1   something istmpi itself got wrong or could not foresee
+    ├── UserError              exit 2   what the user gave cannot be used (also a ValueError)
+    │   ├── ConfigError                 a run file, an option, an axis pattern, a deal that cannot be made
+    │   ├── DataError                   a data file that is missing, damaged or of the wrong kind
+    │   └── LaunchError                 mpirun, the MPI library and the ranks do not fit together
+    ├── DivergedError          exit 3   the loss, a score or the network is no longer finite
+    ├── SimulationError        exit 1   a simulated job failed, or one of its ranks was killed (exit 137)
+    ├── OutputError            exit 74  a result cannot be written
+    ├── StoppedError           exit 75  stopped early as asked, and saved; can be resumed
+    └── StuckError             exit 76  a rank is stuck, or the launcher is gone; resume from a checkpoint
 
 A message names the subject, its value, the constraint and the cure, in one line:
 
-hidden2 has 8 units but the run has 16 ranks; every rank needs at least one. Use fewer ranks or
-widen hidden2.
+    hidden2 has 8 units but the run has 16 ranks; every rank needs at least one. Use fewer ranks or widen hidden2.
 """
 
 import difflib

@@ -170,8 +170,9 @@ def past_a_limit(error: BaseException) -> UserError | None:
     without_room = isinstance(error, RuntimeError) and _OF_MEMORY.search(str(error))
     if isinstance(error, MemoryError) or without_room:
         return UserError(
-            f"a rank needs more memory than it gets: {reason(error)}. Use more ranks, a smaller batch or network, or "
-            "more memory; istmpi train --dry-run predicts the memory of a rank."
+            f"a rank needs more memory than it gets: {reason(error)}. Use more ranks, a smaller "
+            "batch or network, or more memory; istmpi train --dry-run predicts the memory of a "
+            "rank."
         )
     if isinstance(error, _LIMITS):
         return UserError(
@@ -180,7 +181,8 @@ def past_a_limit(error: BaseException) -> UserError | None:
     # Other errors of the system, such as a full disk, are not the user's input.
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         return UserError(
-            f"{error.filename}: cannot be used ({error.strerror}). Give another name, or change its permissions."
+            f"{error.filename}: cannot be used ({error.strerror}). Give another name, or change "
+            "its permissions."
         )
     return None
 
@@ -214,8 +216,8 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
     end = IstmpiError(
-        f"{file}, line {line}, ends the program with {how} before its work is done. Return, or raise an error "
-        "with the reason."
+        f"{file}, line {line}, ends the program with {how} before its work is done. Return, or "
+        "raise an error with the reason."
     )
     end.exit_code = 1
     if isinstance(code, int) and code % 256:  # a system keeps eight bits of it

@@ -1,8 +1,8 @@
 """HDF5 files with checksums: the common part of checkpoints and prepared data sets.
 
-/                 attribute ``checksum``: the CRC-32 of what `seal` lists /checksums/PATH   [blocks]
-uint32: a CRC-32 for each block of rows of the dataset /PATH; of n rows block b has rows
-``n*b//blocks`` to ``n*(b+1)//blocks``
+    /                 attribute ``checksum``: the CRC-32 of what `seal` lists
+    /checksums/PATH   [blocks] uint32: a CRC-32 for each block of rows of the dataset /PATH; of n
+                      rows block b has rows ``n*b//blocks`` to ``n*(b+1)//blocks``
 
 Every dataset is contiguous, lies in the file itself and is reached by hard links. So a reader may
 map rows into memory, and reads nothing from other files. HDF5's own structures have checksums, too
@@ -91,13 +91,15 @@ def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -
     if version not in READABLE:
         readable = " and ".join(map(str, READABLE))
         raise DataError(
-            f"{path} has format version {shown(version)}; this istmpi reads versions {readable}. {cure}."
+            f"{path} has format version {shown(version)}; this istmpi reads versions {readable}. "
+            f"{cure}."
         )
     # Without this check, a changed version number would switch the check of attributes off.
     if (CHECKSUM in file.attrs) != (version > 1):
         has = "no attribute" if version == 1 else "an attribute"
         raise DataError(
-            f"{path} is damaged: its format version is {version}, which has {has} {CHECKSUM}. {cure}."
+            f"{path} is damaged: its format version is {version}, which has {has} {CHECKSUM}. "
+            f"{cure}."
         )
     return int(version)
 

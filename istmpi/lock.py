@@ -90,7 +90,8 @@ class FolderLock:
                 break
             if alive is None and not noted:
                 note(
-                    f"{self.path} belongs to {_name(holder)}; stale if not updated for {SECONDS_UNTIL_LEFT:g} s."
+                    f"{self.path} belongs to {_name(holder)}; stale if not updated for "
+                    f"{SECONDS_UNTIL_LEFT:g} s."
                 )
                 noted = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -212,8 +213,8 @@ def _continued_by_this_job(holder: dict[str, Any]) -> bool:
 
 def _refusal(path: Path, holder: dict[str, Any]) -> str:
     return (
-        f"--out {path.parent} is used by another run, {_name(holder)}. Wait until it ends, give another "
-        f"folder, or remove {path} if there is no such run."
+        f"--out {path.parent} is used by another run, {_name(holder)}. Wait until it ends, give "
+        f"another folder, or remove {path} if there is no such run."
     )
 
 

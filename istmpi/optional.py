@@ -14,5 +14,7 @@ def optional(module: str, package: str, what: str, extra: str = "data") -> Modul
     try:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:  # soundfile is there without libsndfile: OSError
-        message = f"{what} need {package}, which cannot be imported ({error}): pip install 'istmpi[{extra}]'"
-        raise DataError(message) from error
+        raise DataError(
+            f"{what} need {package}, which cannot be imported ({error}): pip install "
+            f"'istmpi[{extra}]'"
+        ) from error

@@ -83,7 +83,8 @@ class RunFolder:
                 if (path / METRICS).is_file():
                     cure = ", or --resume auto to continue it"
                 raise ConfigError(
-                    f"--out {path}: the folder is not empty{what}. Give another, or remove it{cure}."
+                    f"--out {path}: the folder is not empty{what}. Give another, or remove "
+                    f"it{cure}."
                 )
 
     def _holds_a_run(self) -> bool:
@@ -152,7 +153,10 @@ class RunFolder:
         return lines
 
     def has_summary(self, note: Callable[[str], None]) -> bool:
-        """Return True if the folder has a summary that can be read; ``note`` gets why one cannot."""
+        """Return True if the folder has a summary that can be read.
+
+        ``note`` gets the reason why a summary cannot be read.
+        """
         if not (self.path / SUMMARY).is_file():
             return False
         try:

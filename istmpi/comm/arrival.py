@@ -119,8 +119,9 @@ class _StoppedRanks:
 
 def _name(rank: int, process: int) -> None:
     print(
-        f"istmpi: waiting for rank {rank} on {socket.gethostname()} (process {process}): its process is "
-        f"stopped (kill -CONT {process} resumes it). The job ends after {LONGEST_WAIT:g} s if nothing changes.",
+        f"istmpi: waiting for rank {rank} on {socket.gethostname()} (process {process}): its "
+        f"process is stopped (kill -CONT {process} resumes it). The job ends after "
+        f"{LONGEST_WAIT:g} s if nothing changes.",
         file=sys.stderr,
         flush=True,
     )
@@ -185,7 +186,10 @@ class LauncherWatch:
 
 @cache
 def launcher_at_start() -> tuple[int, str] | None:
-    """Return `find_launcher` of the first call: a process that has lost its launcher has another parent."""
+    """Return the result of the first call of `find_launcher`.
+
+    A process that has lost its launcher has another parent.
+    """
     return find_launcher()
 
 

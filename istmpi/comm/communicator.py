@@ -234,7 +234,8 @@ class Communicator:
             if not isinstance(first, IstmpiError):
                 # The ranks are at different calls, and the other call's value came here.
                 raise UserError(
-                    f"rank {failed[0]} made another call than rank {self.rank}; all must make the same."
+                    f"rank {failed[0]} made another call than rank {self.rank}; all must make the "
+                    "same."
                 )
             # A wrong setting fails on all ranks alike: then its rank is no news.
             if len(failed) < self.size:

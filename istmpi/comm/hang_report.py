@@ -194,7 +194,10 @@ def describe_missing(
 
 
 def describe_slow_call(where: str, waited: float) -> str:
-    return f"all ranks respond, but have been sending or writing for {waited:.0f} s in {where}. Check network and disk."
+    return (
+        f"all ranks respond, but have been sending or writing for {waited:.0f} s in {where}. Check "
+        "network and disk."
+    )
 
 
 def describe_wait(

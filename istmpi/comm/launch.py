@@ -25,7 +25,10 @@ _SHOWN = 4
 
 
 def announce(words: Sequence[str]) -> None:
-    """Note the console script's arguments, which `world` compares, and watch this rank's launcher."""
+    """Note the console script's arguments, and watch this rank's launcher.
+
+    `world` compares the arguments of all ranks.
+    """
     global _command
     _command = list(words)
     watch_launcher()
@@ -44,7 +47,8 @@ def world() -> Communicator:
         announced = launched()[1]
         if everyone.Get_size() == 1 and announced > 1:
             raise LaunchError(
-                f"{announced} ranks were started, but {mpi.library()} sees only one: {mpi.NOT_TOGETHER}"
+                f"{announced} ranks were started, but {mpi.library()} sees only one: "
+                f"{mpi.NOT_TOGETHER}"
             )
         if not _agreed:
             _agree(everyone)

@@ -44,7 +44,7 @@ def on_this_host() -> tuple[list[int], int]:
 
 
 def find_stopped_ranks() -> tuple[dict[int, int], int]:
-    """Return the process of each stopped rank here, and the lowest rank here that is not stopped."""
+    """Return each stopped rank's process here, and the lowest rank here that is not stopped."""
     name = rank_variable()
     processes: dict[int, int] = {}
     if name is not None:

@@ -49,7 +49,8 @@ def start() -> Any:
             _initialise(MPI)
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"no MPI library can be loaded ({error}). Install one (pip install 'istmpi[mpich]') or load its module."
+            f"no MPI library can be loaded ({error}). Install one (pip install 'istmpi[mpich]') or "
+            "load its module."
         ) from None
     return MPI
 
@@ -62,8 +63,8 @@ def _refuse_foreign_launcher(MPI: Any) -> None:
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks and "PMI_RANK" not in os.environ and MPI.Get_library_version().startswith("MPICH"):
         raise LaunchError(
-            f"{ranks} ranks were started by Open MPI's launcher, but mpi4py uses MPICH: {NOT_TOGETHER} Or "
-            "install an mpi4py for Open MPI."
+            f"{ranks} ranks were started by Open MPI's launcher, but mpi4py uses MPICH: "
+            f"{NOT_TOGETHER} Or install an mpi4py for Open MPI."
         )
 
 
@@ -136,7 +137,10 @@ def lost_connection(error: BaseException) -> str:
         return ""
     *_, reason = error.Get_error_string().strip().splitlines()  # the end of a chain of calls
     reason = reason.strip()
-    return f"a rank is gone: its connection broke ({reason}). See its error message, or the launcher's."
+    return (
+        f"a rank is gone: its connection broke ({reason}). See its error message, or the "
+        "launcher's."
+    )
 
 
 _CONNECTION_ERRORS = (

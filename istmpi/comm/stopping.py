@@ -169,8 +169,8 @@ def end_of_job() -> float:
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         raise ConfigError(
-            "--stop-before-walltime needs the job's end: this is not a SLURM job, and SLURM_JOB_END_TIME "
-            "(Unix time) is not set. Set it, or leave the option out."
+            "--stop-before-walltime needs the job's end: this is not a SLURM job, and "
+            "SLURM_JOB_END_TIME (Unix time) is not set. Set it, or leave the option out."
         )
     return _ask_slurm(job)
 
@@ -188,19 +188,19 @@ def _parse_end(text: str) -> float:
 
 def _ask_slurm(job: str) -> float:
     query = ["squeue", "--noheader", "--jobs", job, "--Format", "EndTime"]
+    end = None
     try:
-        answer = subprocess.run(
-            query, capture_output=True, text=True, check=True, timeout=60
-        ).stdout.strip()
-        if answer.upper() in NO_END:
-            raise ConfigError(
-                f"--stop-before-walltime: job {job} has no time limit ({answer}). Submit it with --time, or leave the "
-                "option out."
-            )
-        return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
-    except ConfigError:
-        raise
+        process = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
+        answer = process.stdout.strip()
+        if answer.upper() not in NO_END:
+            end = time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"--stop-before-walltime: {' '.join(query)} does not report the job's end ({error})."
         ) from None
+    if end is None:
+        raise ConfigError(
+            f"--stop-before-walltime: job {job} has no time limit ({answer}). Submit it with "
+            "--time, or leave the option out."
+        )
+    return end

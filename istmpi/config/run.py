@@ -154,7 +154,8 @@ class Run:
             )
         if self.model.batch_statistics and self.train.batch < 2:
             raise ConfigError(
-                f"train.batch = 1 with {self.model.batch_statistics}: batch statistics need at least 2 examples."
+                f"train.batch = 1 with {self.model.batch_statistics}: batch statistics need at "
+                "least 2 examples."
             )
         self.sides()
         if self.train.resolution and not isinstance(self.model, OwnModel):
