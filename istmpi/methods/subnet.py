@@ -2,12 +2,14 @@
 communication."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from istmpi import rng
+from istmpi.code import calling
 from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
 from istmpi.methods.job import Job
@@ -99,7 +101,8 @@ class Subnet:
         if self._sparse and not job.run.optimizer.momentum:
             for layer in label_layers(self.network):
                 layer.rate, layer.decay = rate, job.run.optimizer.weight_decay
-        self.optimizer.zero_grad(set_to_none=True)
+        with self._calling("zero_grad"):
+            self.optimizer.zero_grad(set_to_none=True)
 
     def end_step(self, number: int, rate: float) -> None:
         if self.clip:
@@ -111,7 +114,13 @@ class Subnet:
                 group["lr"] = rate
         if self._sparse_rows:
             self._sparse_rows.step(rate)
-        self._move()
+        with self._calling("step"):
+            self._move()
+
+    def _calling(self, method: str) -> AbstractContextManager[None]:
+        """Return a context in which a method of a user's optimizer runs: its errors name it."""
+        is_own = bool(self._job.optimizer) or ":" in self.spec.name
+        return calling(f"{self.spec.name}: {method}") if is_own else nullcontext()
 
     def settle(self) -> None:
         """Apply the postponed updates of embeddings' rows that the last steps did not read."""

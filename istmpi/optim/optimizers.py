@@ -165,7 +165,8 @@ def probed(name: str, make: Callable[..., "torch.optim.Optimizer"]) -> Optimizer
             ) from error
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"{name} is {type(optimizer).__name__}, not a torch.optim.Optimizer.")
-        if {id(each) for group in optimizer.param_groups for each in group["params"]}.isdisjoint(
+        groups = getattr(optimizer, "param_groups", ())  # a class may not call super().__init__
+        if {id(each) for group in groups for each in group["params"]}.isdisjoint(
             map(id, parameters)
         ):
             raise ConfigError(

@@ -6,10 +6,13 @@ import sys
 import pytest
 import torch
 from patience import patient
+from small import small_run
 
 from istmpi.config import Optimizer
 from istmpi.errors import ConfigError
 from istmpi.optim.optimizers import OPTIMIZERS, optimizer_spec
+from istmpi.simulated import simulate
+from istmpi.training.loop import Training
 
 SETTINGS = [
     Optimizer("sgd", 0.1),
@@ -93,3 +96,25 @@ def test_an_unknown_optimizer_is_refused_with_the_nearest():
         with pytest.raises(ConfigError, match="optimizer.eps = 0.01 is for adam and adamw, not "):
             optimizer_spec(Optimizer(name, 0.1, eps=0.01))
     assert list(OPTIMIZERS) == ["sgd", "adam", "adamw"]
+
+
+@pytest.mark.parametrize(
+    "body, problem",
+    [
+        ("def __init__(self, parameters, lr): pass", "does not have the parameters it was given"),
+        ("def __init__(self, parameters, lr): raise Own('x')", "mine.py:Mine cannot be created: Own: x"),
+        ("def step(self): raise Own('x')", "mine.py:Mine cannot step with gradients alone: Own: x"),
+        (
+            "def zero_grad(self, set_to_none=True): raise Own('x')",
+            "mine.py:Mine: zero_grad fails: Own: x. It is raised",
+        ),
+    ],
+)
+def test_an_optimizer_of_ones_own_that_fails_is_named(tmp_path, body, problem):
+    """``Own`` derives from BaseException, which no ``except Exception`` catches."""
+    (tmp_path / "mine.py").write_text(
+        f"import torch\nclass Own(BaseException): pass\nclass Mine(torch.optim.SGD):\n    {body}\n"
+    )
+    run = small_run(optimizer__name=f"{tmp_path}/mine.py:Mine", train__rounds=1)
+    with pytest.raises(ConfigError, match=problem):
+        simulate(lambda comm: list(Training(run, comm).rounds()), 1).require()
