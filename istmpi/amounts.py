@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from istmpi.code import shown
 from istmpi.errors import ConfigError
 
 FORMS = "one number (the mean over a batch's rows), a pair (sum, count) or a dict of these"
@@ -62,7 +63,7 @@ def amounts_in(returned: Any, rows: int, subject: str) -> dict[str, Amount]:
     for name, value in named.items():
         if not isinstance(name, str) or (not name and isinstance(returned, Mapping)):
             raise ConfigError(
-                f"{subject} returns a dict with the key {name!r:.40}; its keys must be names."
+                f"{subject} returns a dict with the key {shown(name)}; its keys must be names."
             )
         place = f"{subject}: {name}" if name else subject
         if type(value) is tuple and len(value) == 2:
@@ -79,11 +80,11 @@ def _number(value: Any, subject: str) -> Any:
     Raises ConfigError for all other values.
     """
     with suppress(Exception):  # a user's object may raise anything
-        if isinstance(value, int | float):
-            float(value)  # OverflowError for huge integers
-            return value
-        without_value = getattr(value, "is_meta", False)
-        if value.shape == () and not without_value and "complex" not in str(value.dtype):
+        if not hasattr(value, "is_meta"):  # no tensor
+            if isinstance(value, int | float) or value.shape == ():
+                float(value)  # it fails for huge integers and arrays of text
+                return value
+        if value.shape == () and not value.is_meta and not value.is_complex():
             return value
     raise ConfigError(f"{subject} returns {_describe(value)}; it must return {FORMS}.")
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 from istmpi.errors import ConfigError, IstmpiError
+from istmpi.foreign import printable
+
+SHOWN = 60
 
 
 def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
@@ -90,10 +93,19 @@ def short(error: BaseException) -> str:
         words = str(error)
     except Exception:  # the exception is a user's object, too
         return type(error).__name__
-    text = " ".join(words.split())[:200].rstrip(".")
+    text = printable(" ".join(words.split()))[:200].rstrip(".")
     if not text:
         return type(error).__name__
     return f"{type(error).__name__}: {text}"
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a user's object in one line; its type if it cannot be shown."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        return f"a value of type {type(value).__name__}"
+    return printable(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 def raised_in(error: BaseException) -> str:

@@ -161,7 +161,8 @@ class Shards:
         self._own = _cloned(self._slots)
 
     def _note_start(self, targets: Tensors, arriving: Tensors) -> None:
-        """Keep the values of the round's start that the outer step, a change or a rollback needs."""
+        """Keep the values of the round's start that the outer step, a change or a rollback
+        needs."""
         common = {
             name: targets[name] for name in self._names(targets) if self.route.is_common(name)
         }

@@ -11,6 +11,7 @@ import numpy as np
 from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.errors import ConfigError, DivergedError
+from istmpi.foreign import MOST
 from istmpi.trees import all_finite
 from istmpi.units import counted
 
@@ -83,6 +84,11 @@ class OwnSums:
             means = {"": loss}
             if self._task.scores:
                 means = _divide_sums("score", scores)
+        for value in (loss, *means.values()):
+            if abs(value) > MOST:
+                raise ConfigError(
+                    f"a loss or score is {value:g}; a record holds at most {MOST:g}. Scale it."
+                )
         first = self._task.score
         if first not in means:  # a score without a name of its own
             first = next(iter(means))

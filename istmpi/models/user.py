@@ -256,12 +256,25 @@ class UserNetwork:
                 cure += "columns[offsets[i]:offsets[i + 1]]"
             raise self.refused(f"its forward fails {given}: {short(error)}. {cure}.") from error
         if self.example is not None:
-            if numbers := [x.reshape(1, -1) for x in tensors_of(returned) if x.is_floating_point()]:
-                return torch.cat(numbers, dim=1)
-            kind = type(returned).__name__
-            raise self.refused(f"its forward returns {kind}, without floating-point tensors.")
+            return self._flat(returned)
         self._require_outputs(returned, inputs)
         return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
+
+    def _flat(self, returned: Any) -> torch.Tensor:
+        """Return all floating-point outputs of an own task as a single row. Raises ConfigError if
+        there are none."""
+        import torch
+
+        with calling(f"{self.name}: forward's result"):
+            tensors = [x for x in tensors_of(returned) if x.is_floating_point()]
+            if any(x.is_meta or x.layout != torch.strided for x in tensors):
+                raise self.refused(
+                    "its forward returns a tensor without values. Return plain tensors."
+                )
+            if tensors:
+                return torch.cat([x.reshape(1, -1) for x in tensors], dim=1)
+        kind = type(returned).__name__
+        raise self.refused(f"its forward returns {kind}, without floating-point tensors.")
 
     def exits_of(self, outputs: torch.Tensor) -> int:
         return 1 if self.example is not None else outputs.shape[1] // self.numbers

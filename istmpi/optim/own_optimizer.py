@@ -3,12 +3,15 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import nn
 
+from istmpi.code import calling
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.foreign import is_figure
 from istmpi.optim.optimizers import probed
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -37,6 +40,20 @@ class OwnOptimizer:
                     else f"an instance of {type(function).__name__}"
                 )
                 raise ConfigError(f"{name} is {shown}; it must be a function that returns one.")
+        if not isinstance(groups, Mapping):
+            raise ConfigError(
+                f"groups is a {type(groups).__name__}; it must be a dict of patterns and options."
+            )
+        for pattern, options in groups.items():
+            if not isinstance(pattern, str) or not isinstance(options, Mapping):
+                raise ConfigError(
+                    f"groups: {shown(pattern)} = {shown(options)} must be a pattern of names and a dict of options."
+                )
+            for option in {"lr", "weight_decay"} & options.keys():
+                if not is_figure(options[option], 0.0):
+                    raise ConfigError(
+                        f"groups: {pattern!r} has {option} = {shown(options[option])}; it must be at least 0."
+                    )
         self._make, self._groups, self._schedule = make, groups, schedule
         self.spec = probed("optimizer", make)
         self.scores: dict[int, float] = {}
@@ -131,10 +148,11 @@ class _Pilot:
         self.follows_scores = isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
     def _scheduled(self) -> Any:
-        scheduler = self._new(self._optimizer) if self._new else None
-        if scheduler is not None and not isinstance(
-            scheduler, torch.optim.lr_scheduler.LRScheduler
-        ):
+        if not self._new:
+            return None
+        with calling("schedule"):
+            scheduler = self._new(self._optimizer)
+        if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
             raise ConfigError(
                 f"schedule returns {type(scheduler).__name__}, not a torch.optim.lr_scheduler."
             )
@@ -155,9 +173,15 @@ class _Pilot:
             self._schedule, self._step, self._followed = self._scheduled(), 0, []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that the optimizer never steps
-            for score in scores[len(self._followed) :]:
-                self._schedule.step(score)
-            for _ in range(0 if self.follows_scores else step - self._step):
-                self._schedule.step()
+            with calling("schedule: step"):
+                for score in scores[len(self._followed) :]:
+                    self._schedule.step(score)
+                for _ in range(0 if self.follows_scores else step - self._step):
+                    self._schedule.step()
+        for group in self._optimizer.param_groups:
+            if "lr" in group and not isfinite(group["lr"]):
+                raise ConfigError(
+                    f"schedule gives the learning rate {group['lr']} at local step {step + 1}."
+                )
         self._step, self._followed = step, scores
         return self._optimizer.param_groups

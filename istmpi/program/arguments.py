@@ -105,6 +105,10 @@ def inputs_of(example: Any) -> tuple[Any, ...]:
         inputs: tuple[Any, ...] = (Named(example),)
     else:
         inputs = example if type(example) is tuple else (example,)
+    if any(tensor.is_meta for tensor in tensors_of(inputs)):
+        raise ConfigError(
+            "example has a tensor on the device meta, without values. Give tensors with values."
+        )
     if next(tensors_of(inputs), None) is None:
         raise ConfigError(
             f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of them."

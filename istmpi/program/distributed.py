@@ -15,6 +15,7 @@ from torch import nn
 
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.writers import choose
+from istmpi.code import shown
 from istmpi.comm import Communicator, world
 from istmpi.comm.leaving import at_the_end
 from istmpi.comm.stopping import StopSign
@@ -88,6 +89,10 @@ class Distributed:
                     "groups and schedule go with an optimizer that is a function of parameters."
                 )
             batch = batch or examples_in(inputs)
+            if not isinstance(examples, int) or examples < 1:
+                raise ConfigError(
+                    f"examples = {shown(examples)} must be a whole number of at least 1."
+                )
             self.run = run_of(network, arguments, method, made or optimizer, batch, settings)
         shape = tuple(next(tensors_of(inputs)).shape[1:])
         rows, name = Rows(examples, inputs), self.run.model.name
@@ -193,11 +198,10 @@ class Distributed:
                 yield self._round
             except GeneratorExit:
                 self._in_rounds, self._left = False, self._round.fate
-                self._round.discard()
                 user = inspect.currentframe().f_back
-                if breaks(user) or breaks(
-                    user and user.f_back
-                ):  # this generator's own caller may stand between
+                # This generator's own caller may stand between.
+                if breaks(user) or breaks(user and user.f_back):
+                    self._round.discard()
                     self._note_if_left()
                 raise
             except BaseException:
@@ -272,6 +276,15 @@ class Distributed:
             raise ConfigError(
                 "evaluate is called inside a round. Call it after `for batch in round.take(...)`."
             )
+        for argument, value, kind in (
+            ("name", name, str),
+            ("higher_is_better", higher_is_better, bool),
+            ("same_loader", same_loader, bool),
+        ):
+            if not isinstance(value, kind):
+                raise ConfigError(
+                    f"evaluate: {argument} = {shown(value)} must be a {kind.__name__}."
+                )
         self._together("evaluate")
         means = self._scoring.means(score, loader, calibrate, same_loader)
         named, done = (

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from istmpi.code import shown
 from istmpi.errors import ConfigError
 from istmpi.program.streams import Stream, examples_in
 from istmpi.training.loop import Training
@@ -127,6 +128,11 @@ class Round:
         if each rank has its own data set. `istmpi.program.streams.Stream` says which batches a rank
         gets.
         """
+        for argument, value, least in (("accumulate", accumulate, 1), ("ahead", ahead, 0)):
+            if not isinstance(value, int) or value < least:
+                raise self._error(
+                    f"{argument} = {shown(value)} must be a whole number of at least {least}"
+                )
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
                 f"accumulate = {accumulate} does not go with {self._method.spec.name}, which counts in epochs."
@@ -304,6 +310,8 @@ class Round:
             )
 
     def _look_at(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._method is None:
+            return
         if not self._method.shards.route.keeps_all:
             self._require_under_way()
         require_on(self._method.job.device, f"round {self.number}: round.module is", inputs, named)
@@ -337,6 +345,8 @@ class Round:
             raise self._error(
                 f"the loss is {shape}; it must be a tensor of one number. Take the mean over the batch"
             )
+        if loss.is_complex():
+            raise self._error("the loss is complex; it must be a real number")
         if not loss.requires_grad:
             raise self._error(
                 "the loss has no gradient. Compute it from round.module, without torch.no_grad or detach"

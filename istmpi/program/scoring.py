@@ -10,9 +10,11 @@ from torch import nn
 
 from istmpi import rng
 from istmpi.amounts import amounts_in
+from istmpi.code import calling
 from istmpi.data.callable.split import drawing
 from istmpi.devices import HOST
 from istmpi.errors import ConfigError, DivergedError
+from istmpi.foreign import MOST
 from istmpi.program.round import require_on
 from istmpi.program.streams import examples_in, own_batches
 from istmpi.training.loop import Training
@@ -57,7 +59,8 @@ class Scoring:
             )
             with torch.no_grad():
                 for batch in own_batches(loader, *share, training.run.train.seed):
-                    returned = score(full.module, self._here(batch))
+                    with calling("the score"):
+                        returned = score(full.module, self._here(batch))
                     amounts = amounts_in(returned, examples_in(batch), "the score")
                     values = {
                         name: np.array([each.total, each.count]) for name, each in amounts.items()
@@ -111,6 +114,12 @@ class Scoring:
                     )
         self.examples = int(totals[names[0]][1])
         means = {key: float(total / count) for key, (total, count) in totals.items()}
+        if large := {key: value for key, value in means.items() if MOST < abs(value) < np.inf}:
+            error = ConfigError(
+                f"the score is {large.get('', large)}; a record holds at most {MOST:g}. Scale it."
+            )
+            error.everywhere = True
+            raise error
         if not np.isfinite([*means.values()]).all():
             error = DivergedError(
                 f"the score of the full network is not finite {self._training.position}: {means.get('', means)}."

@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from istmpi import rng
+from istmpi.code import calling
 from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches, place
@@ -86,12 +87,12 @@ class Stream:
         self._iterator: Iterator[Any] | None = None
         self._batches: Batches | None = None
         if draws_at_random(loader):
-            if not len(loader.dataset):
+            self._split = _Collated.of(loader)
+            if not len(self._split):
                 raise DataError("the loader's data set is empty; it needs at least one example.")
             rows = place(
-                "local" if local else "sharded", np.zeros(len(loader.dataset)), rank, ranks, seed
+                "local" if local else "sharded", np.zeros(len(self._split)), rank, ranks, seed
             )
-            self._split = _Collated.of(loader)
             self._batches = Batches(self._split, rows, loader.batch_size, seed, rank)
             if type(loader.sampler) is SequentialSampler:
                 note("shuffle=False is ignored: each rank draws at random from its part.")
@@ -120,7 +121,10 @@ class Stream:
 
     @property
     def state(self) -> Any:
-        return self._loader.state_dict() if self.stateful else None
+        if not self.stateful:
+            return None
+        with calling(f"the loader, {type(self._loader).__name__}: state_dict", DataError):
+            return self._loader.state_dict()
 
     @property
     def examples(self) -> int | None:
@@ -140,20 +144,27 @@ class Stream:
         return (self._batches.of_pass(*in_pass) if in_pass else self._batches.at(step)).targets
 
     def _next(self) -> Any:
-        for fresh in (False, True):
-            if self._iterator is None or fresh:
-                for sampler in (
-                    getattr(self._loader, name, None) for name in ("sampler", "batch_sampler")
-                ):
-                    if hasattr(sampler, "set_epoch"):
-                        sampler.set_epoch(self._epoch)
-                self._iterator = iter(self._loader)
-                self._epoch += 1
-            for batch in self._iterator:
-                return batch
+        with calling(_iteration_of(self._loader), DataError):
+            for fresh in (False, True):
+                if self._iterator is None or fresh:
+                    self._begin_epoch()
+                for batch in self._iterator:
+                    return batch
         raise DataError(
             f"the loader, {type(self._loader).__name__}, has no batch on rank {self._rank}."
         )
+
+    def _begin_epoch(self) -> None:
+        for sampler in (getattr(self._loader, name, None) for name in ("sampler", "batch_sampler")):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self._epoch)
+        self._iterator = iter(self._loader)
+        self._epoch += 1
+
+
+def _iteration_of(loader: Any) -> str:
+    """Name the iteration over a user's loader, for messages."""
+    return f"the iteration over the loader, {type(loader).__name__},"
 
 
 class Streams:
@@ -193,7 +204,8 @@ class Streams:
                 if self._folder and fingerprint:
                     self._require_as_before([*fingerprint, communicator.size if local else 0])
             if stream.stateful and len(self._streams) < len(self._states):
-                loader.load_state_dict(self._states[len(self._streams)])
+                with calling(f"the loader, {type(loader).__name__}: load_state_dict", DataError):
+                    loader.load_state_dict(self._states[len(self._streams)])
             self._streams[key] = stream
             if fingerprint is None and not local and communicator.size > 1:
                 self._new.append((type(loader).__name__, stream))
@@ -315,7 +327,8 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
         split = _Collated.of(loader)
         with drawing() as draw:
             draw(rng.key(seed, "order"))
-            batches = list(loader.batch_sampler)
+            with calling(_iteration_of(loader), DataError):
+                batches = list(loader.batch_sampler)
         if isinstance(loader.sampler, DistributedSampler):  # it has only a part of the examples
             rows = np.arange(len(loader.dataset))
             batches = np.split(rows, range(loader.batch_size, len(rows), loader.batch_size))
@@ -327,8 +340,9 @@ def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iter
         for number in count():
             with drawing() as draw:  # an order at random is the same on all ranks
                 draw(rng.key(seed, "items", number))
-                batches = iter(loader) if batches is end else batches
-                batch = next(batches, end)
+                with calling(_iteration_of(loader), DataError):
+                    batches = iter(loader) if batches is end else batches
+                    batch = next(batches, end)
             if batch is end:
                 return
             if number % ranks == rank:

@@ -57,7 +57,7 @@ METHODS = [
 
 
 def distributed(comm, network=networks.Convolutional, **settings):
-    return istmpi.Distributed(network, ARGUMENTS, comm, example=EXAMPLE, **SETTINGS | settings)
+    return istmpi.Distributed(network, ARGUMENTS, comm, **{"example": EXAMPLE} | SETTINGS | settings)
 
 
 def loss_of(module, batch):
@@ -218,6 +218,60 @@ def test_a_break_discards_its_round_before_its_end_and_is_reported_once(comm, sh
     )
     found = [each for each in watch.notes if "left its loop" in each]
     assert comm.rank or (len(found) == (place != "error") and all(each.startswith(note) for each in found))
+
+
+def boom(*_, **__):
+    raise RuntimeError("boom")
+
+
+def schedule_that(rate):
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+
+
+LOADER = [EXAMPLE] * 9
+CALLS = {
+    "a number": ({}, {"loader": 5}, "the iteration over the loader, int, fails: TypeError"),
+    "iteration": ({}, {"loader": type("L", (), {"__iter__": boom})()}, "the iteration over the loader, L, fails: Runt"),
+    "accumulate": ({}, {"accumulate": 0}, "round 1: accumulate = 0 must be a whole number of at least 1"),
+    "ahead": ({}, {"ahead": "x"}, "round 1: ahead = 'x' must be a whole number of at least 0"),
+    "schedule": ({"schedule": boom}, {}, "schedule fails: RuntimeError: boom. It is raised in"),
+    "no schedule": ({"schedule": lambda optimizer: None}, {}, "schedule returns NoneType, not a torch.optim.lr_sche"),
+    "step": ({"schedule": schedule_that(lambda step: step and boom())}, {}, "schedule: step fails: RuntimeError: boom"),
+    "rate": (
+        {"schedule": schedule_that(lambda step: math.nan)},
+        {},
+        "schedule gives the learning rate nan at",
+    ),
+    "score": ({}, {"score": boom}, "the score fails: RuntimeError: boom. It is raised in"),
+    "no score": ({}, {"score": 5}, "the score fails: TypeError: 'int' object is not callable"),
+    "large score": ({}, {"score": lambda *_: 1e38}, "the score is 1e+38; a record holds at most 1e+30"),
+    "name": ({}, {"name": 5}, "evaluate: name = 5 must be a str"),
+    "direction": ({}, {"higher_is_better": "no"}, "evaluate: higher_is_better = 'no' must be a bool"),
+    "to evaluate": ({}, {"evaluated": 5}, "the iteration over the loader, int, fails: TypeError"),
+}
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("case", CALLS)
+def test_an_object_that_fails_in_a_program_is_named(comm, shared_tmp, case):
+    """Whatever a loader, a schedule or a score does when istmpi calls it, one line names it and its method."""
+    settings, given, message = CALLS[case]
+    settings = {"optimizer": own, **settings} if settings else {}
+    job = istmpi.Distributed(
+        networks.TwoTowers, {"features": 5}, comm, example=pair(6), **SETTINGS | {"dtype": "float32"} | settings
+    )
+    take = {name: given[name] for name in ("accumulate", "ahead") if name in given}
+    evaluate = {name: given[name] for name in ("name", "higher_is_better") if name in given}
+
+    def train():
+        for round in job.rounds(2, folder=shared_tmp / "run", watch=Watch(), signals=False):
+            for _ in round.take(given.get("loader", LOADER), **take):
+                round.step(round.module(*pair(6)).square().mean())
+            job.evaluate(given.get("score", lambda *_: 0.5), given.get("evaluated", LOADER), **evaluate)
+
+    with pytest.raises((ConfigError, DataError), match=re.escape(message)) as refused:
+        train()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
@@ -664,6 +718,7 @@ def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp):
     assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
     _, rates = rates_of(7, shared_tmp / "elsewhere", shared_tmp / "halves")
     assert rates == {7: expected[6]}
+    comm.barrier()
     if comm.rank == 0:
         (shared_tmp / "halves" / "metrics.jsonl").unlink()
     comm.barrier()
@@ -988,6 +1043,12 @@ def test_the_record_has_all_scores_of_a_round_also_one_behind_the_last(comm, sha
         ({"optimizer": own, "momentum": 0.9}, "momentum goes with an optimizer by name. Set it in the function"),
         ({"optimizer": own, "groups": {"*.bias": {"weight_deca": 0.0}}}, "has weight_deca; did you mean weight_decay"),
         ({"optimizer": own, "schedule": "cosin"}, "schedule is 'cosin'; it must be a function"),
+        ({"optimizer": own, "groups": ["*.bias"]}, "groups is a list; it must be a dict of patterns and options"),
+        ({"optimizer": own, "groups": {"*.bias": 5}}, "must be a pattern of names and a dict of options"),
+        ({"optimizer": own, "groups": {"*.bias": {"lr": -1.0}}}, "has lr = -1.0; it must be at least 0"),
+        ({"optimizer": own, "groups": {"*.bias": {"lr": "x"}}}, "has lr = 'x'; it must be at least 0"),
+        ({"examples": "x"}, "examples = 'x' must be a whole number of at least 1"),
+        ({"example": torch.empty(4, 1, 8, 8, device="meta")}, "example has a tensor on the device meta"),
         ({"optimizer": own([torch.zeros(1)])}, "optimizer is an instance of RMSprop; it must be a function"),
         ({"network": networks.TwoTowers(5)}, "the network is an instance of TwoTowers. Give the class"),
         ({"optimizer": torch.optim.LBFGS}, "optimizer cannot step with gradients alone"),

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any
 
-from istmpi.code import calling
+from istmpi.code import calling, shown
 from istmpi.errors import DataError
 from istmpi.foreign import printable
+
+MOST = 10**7
+"""The most classes that a number may stand for."""
 
 
 def class_names(dataset: Any, name: str) -> tuple[str, ...]:
@@ -35,7 +38,7 @@ def _names(classes: Any, name: str) -> tuple[str, ...]:
     if hasattr(classes, "tolist"):  # an array, a tensor, or an index of pandas
         classes = classes.tolist()
     if hasattr(type(classes), "__index__"):
-        if index(classes) < 0:
+        if not 0 <= index(classes) <= MOST:
             raise _refused(classes, name)
         return tuple(map(str, range(index(classes))))
     if not isinstance(classes, Sequence) or isinstance(classes, str | bytes | bytearray | Mapping):
@@ -47,8 +50,7 @@ def _names(classes: Any, name: str) -> tuple[str, ...]:
 
 
 def _refused(classes: Any, name: str) -> DataError:
-    shown = printable(f"{classes!r:.60}")
     return DataError(
-        f"{name} has classes = {shown}, of type {type(classes).__name__}. Give a list of names in the order of their "
-        "numbers, or the number of classes."
+        f"{name} has classes = {shown(classes)}, of type {type(classes).__name__}. Give a list of names in the order "
+        "of their numbers, or the number of classes."
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from istmpi.code import shown
 from istmpi.errors import DataError
 from istmpi.trees import tensors_of
 from istmpi.units import counted
@@ -93,7 +94,7 @@ def require_tensors(inputs: tuple[Any, ...], batch: Any, name: str) -> None:
     for named in (each for each in inputs if isinstance(each, Mapping)):
         if numbers := [key for key in named if not isinstance(key, str)]:
             raise DataError(
-                f"{name} has inputs with the key {numbers[0]!r:.40}. Keys must be names of arguments of forward."
+                f"{name} has inputs with the key {shown(numbers[0])}. Keys must be names of arguments of forward."
             )
     tensors = [*tensors_of(inputs)]
     if not tensors:

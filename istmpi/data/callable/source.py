@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.code import calling, module_of
+from istmpi.code import calling, module_of, shown
 from istmpi.comm.mpi import ranks_here
 from istmpi.data.callable.classes import class_names
 from istmpi.data.dataset import SPLITS, Dataset, Split
@@ -122,7 +122,7 @@ def _opened(
             )
         if not callable(collate):
             raise DataError(
-                f"{name} has collate = {collate!r:.60}; it must be a function of a list of examples."
+                f"{name} has collate = {shown(collate)}; it must be a function of a list of examples."
             )
         splits[split] = OwnSplit(dataset, name, collate, takes)
         if not len(splits[split]):

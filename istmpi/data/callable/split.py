@@ -58,7 +58,13 @@ class OwnSplit(Split):
                 self.count = len(self.dataset)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        rows, batch = indices, self.collated(indices, key)
+        batch = self.collated(indices, key)
+        with calling(f"{self.name}: the collated batch", DataError):
+            return self._as_batch(batch, len(indices))
+
+    def _as_batch(self, batch: Any, rows: int) -> Batch:
+        """Return a collated batch of ``rows`` examples as a `Batch`. Raises DataError if it has
+        another form."""
         if isinstance(batch, Mapping):
             named = {
                 key: value
@@ -88,10 +94,10 @@ class OwnSplit(Split):
                 raise DataError(
                     f"{self.name} has examples that are dicts, and the first training examples are tensors."
                 )
-            self.form.require(inputs, batch[1], len(rows), self.name)
-            target = batch[1].long() if self.form.classes else batch[1].reshape(len(rows), -1)
-            return Batch((inputs.reshape(len(rows), *self.shape),), target, len(rows))
-        return Batch(arguments, batch, len(rows))
+            self.form.require(inputs, batch[1], rows, self.name)
+            target = batch[1].long() if self.form.classes else batch[1].reshape(rows, -1)
+            return Batch((inputs.reshape(rows, *self.shape),), target, rows)
+        return Batch(arguments, batch, rows)
 
     def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
         rows = np.asarray(self.places(indices)).tolist()

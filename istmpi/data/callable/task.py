@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from istmpi.amounts import Amount, amounts_in
-from istmpi.code import calling
+from istmpi.code import calling, shown
 from istmpi.data.batch import Batch
 from istmpi.data.callable.form import kind_of
 from istmpi.data.callable.halves import halves_of, joined_rows
@@ -72,7 +72,7 @@ def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
             continue
         if not callable(function):
             raise ConfigError(
-                f"{place}: {name} = {function!r:.60} must be a function of (outputs, batch)."
+                f"{place}: {name} = {shown(function)} must be a function of (outputs, batch)."
             )
         try:
             inspect.signature(function).bind(None, None)
@@ -125,10 +125,10 @@ def _score_facts(holder: Any, place: str, has_score: bool) -> tuple[str, bool]:
     """
     name = getattr(holder, "score_name", "score" if has_score else "loss")
     if not isinstance(name, str) or not name.strip():
-        raise ConfigError(f"{place}: score_name = {name!r:.60} must be a text.")
+        raise ConfigError(f"{place}: score_name = {shown(name)} must be a text.")
     higher = getattr(holder, "higher_is_better", has_score and higher_is_better(name))
     if not isinstance(higher, bool):
-        raise ConfigError(f"{place}: higher_is_better = {higher!r:.60} must be True or False.")
+        raise ConfigError(f"{place}: higher_is_better = {shown(higher)} must be True or False.")
     return printable(name), higher
 
 
