@@ -187,7 +187,7 @@ def past_a_limit(error: BaseException) -> UserError | None:
     return None
 
 
-def left(error: BaseException) -> IstmpiError | None:
+def exit_error(error: BaseException) -> IstmpiError | None:
     """Return an error that names the foreign code that ended the program by ``error``.
 
     Return None for istmpi's own code.
@@ -205,11 +205,11 @@ def left(error: BaseException) -> IstmpiError | None:
     if not frames:
         return None
     last = frames[-1]
-    return left_at(last.filename, last.lineno, how, code)
+    return exit_error_at(last.filename, last.lineno, how, code)
 
 
-def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
-    """Return the error of `left` for a line of a file; None for istmpi's files.
+def exit_error_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
+    """Return the error of `exit_error` for a line of a file; None for istmpi's files.
 
     ``how``: the exception's text.
     """
@@ -226,7 +226,7 @@ def left_at(file: str, line: int | None, how: str, code: object) -> IstmpiError 
 
 
 @contextmanager
-def staying(*others: type[BaseException]) -> Iterator[None]:
+def forbid_exit(*others: type[BaseException]) -> Iterator[None]:
     """A context for foreign code that must not end the program: an attempt becomes an IstmpiError.
 
     An attempt is SystemExit, any of the ``others``, or a KeyboardInterrupt that Ctrl-C cannot have
@@ -238,7 +238,7 @@ def staying(*others: type[BaseException]) -> Iterator[None]:
         # Ctrl-C raises only under Python's own handler; istmpi's requests a stop instead.
         handler = signal.getsignal(signal.SIGINT)
         pressed = isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler
-        end = None if pressed else left(error)
+        end = None if pressed else exit_error(error)
         if end is None:
             raise
         raise end from error

@@ -18,7 +18,7 @@ import click
 
 from istmpi import __version__, comm
 from istmpi.errors import ConfigError, IstmpiError, OutputError, UserError, did_you_mean
-from istmpi.foreign import left, left_at, one_line, past_a_limit, staying
+from istmpi.foreign import exit_error, exit_error_at, forbid_exit, one_line, past_a_limit
 from istmpi.signals import SIGNALS
 
 FOLDER = Path(__file__).parent / "commands"
@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parent / "commands"
 def _command(name: str) -> click.Command:
     command = importlib.import_module(f"istmpi.cli.commands.{name}").command
     if command.callback:
-        command.callback = staying(click.exceptions.Exit, click.exceptions.Abort, EOFError)(
+        command.callback = forbid_exit(click.exceptions.Exit, click.exceptions.Abort, EOFError)(
             command.callback
         )
     return command
@@ -138,7 +138,9 @@ def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int
 
     def exit(status: int) -> NoReturn:
         caller = sys._getframe(1)
-        end = left_at(caller.f_code.co_filename, caller.f_lineno, f"os._exit ({status})", status)
+        end = exit_error_at(
+            caller.f_code.co_filename, caller.f_lineno, f"os._exit ({status})", status
+        )
         if end and os.getpid() == process:
             of_rank = f"rank {comm.current_rank()}: " if comm.launched()[1] > 1 else ""
             _say(f"istmpi: {of_rank}{one_line(end)}")
@@ -206,7 +208,7 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     except IstmpiError as error:
         return _report(error)
     except SystemExit as error:
-        if end := left(error):
+        if end := exit_error(error):
             return _report(end)
         return error.code or 1, False
     except KeyboardInterrupt:

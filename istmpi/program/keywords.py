@@ -8,8 +8,10 @@ from typing import Any, Literal, TypedDict
 
 
 class Keywords(TypedDict, total=False):
-    """Settings of a run, such as ``local_steps``; ``method_local_steps`` is the same setting with
-    its section."""
+    """Settings of a run, such as ``local_steps``.
+
+    ``method_local_steps`` is the same setting with its section.
+    """
 
     best: bool
     betas: Sequence[float] | None

@@ -21,7 +21,7 @@ from istmpi.checkpoint.state import (
 from istmpi.engine.slots import kinds_of
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Score
-from istmpi.foreign import staying
+from istmpi.foreign import forbid_exit
 from istmpi.methods import spec_of
 from istmpi.methods.base import driven
 from istmpi.training.prepared import Prepared
@@ -46,7 +46,7 @@ class Training(Prepared):
         scores. Raises DivergedError on every rank if a loss, a weight or an evaluation is not
         finite.
         """
-        with staying():
+        with forbid_exit():
             if self.overdue:
                 self.overdue = False
                 yield self._scored()

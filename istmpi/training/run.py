@@ -21,7 +21,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.callable.source import is_function
 from istmpi.errors import DataError, DivergedError
-from istmpi.foreign import staying
+from istmpi.foreign import forbid_exit
 from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder, home
 from istmpi.training.loop import Training
@@ -30,7 +30,7 @@ from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
 
 
-@staying()
+@forbid_exit()
 def run_training(
     run: Run,
     communicator: Communicator,
