@@ -51,6 +51,17 @@ def test_every_decision_that_code_names_has_a_page():
         assert {*named} <= pages, path
 
 
+def test_every_month_of_the_log_has_a_file_and_a_line_in_its_index():
+    index = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+    months = [path.stem for path in sorted((ROOT / "docs" / "log").glob("*.md"))]
+    assert sorted(re.findall(r"\]\(log/([\d-]+)\.md\)", index)) == months
+    assert not re.findall(r"^## ", index, re.M), "entries go to the month's file"
+    for month in months:
+        text = (ROOT / "docs" / "log" / f"{month}.md").read_text(encoding="utf-8")
+        dates = re.findall(r"^## (\S+): ", text, re.M)
+        assert dates == sorted(dates) and {date[:7] for date in dates} == {month}, month
+
+
 def test_the_site_builds_whole_and_without_a_warning(tmp_path):
     pytest.importorskip("mkdocstrings", reason="needs istmpi[docs]")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", ROOT / "bin/mkdocs.yml"]
