@@ -50,6 +50,7 @@ def weighted_loss(
     losses = [loss(outputs, targets, **how) for outputs in outputs_of(returned)]
     if weights:
         losses = [weight * value for weight, value in zip(weights, losses, strict=True)]
+    # `sum` would begin with 0, which adds a node to the graph of gradients.
     return reduce(add, losses)
 
 

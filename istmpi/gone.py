@@ -43,6 +43,7 @@ def drop_gone(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
         value = _value(tree, name)
         if value is not None and is_gone(name, value, source):
             gone.add(name)
+    # Only a file of those versions has it: another run without the value means something else.
     if "comm.survive" in gone:
         for name, default in LEFT_OPEN.items():
             if _value(tree, name) == default:

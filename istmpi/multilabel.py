@@ -165,12 +165,7 @@ class Ranking:
         totals = together(torch.from_numpy(numbers[:, :, 0]), self._loss).numpy()
         positive = numbers[:, :, 1].sum(axis=0)
         _, shares = weights_of(targets, self._loss)
-        values = np.concatenate(numbers[:, :, 2 : 2 + TOP], axis=1)
-        labels = np.concatenate(numbers[:, :, 2 + TOP :], axis=1)
-        # Among equal logits the lower label comes first; unused places come last.
-        in_order = np.where(np.isfinite(labels), labels, np.inf)
-        order = np.lexsort((in_order, -values), axis=1)[:, :TOP]
-        best = np.take_along_axis(labels, order, axis=1)
+        best = _best_labels(numbers)
         is_label = np.isfinite(best)
         ranked = np.where(is_label, best, 0).astype(np.int64)
         examples = targets.rows.numpy()
@@ -194,6 +189,19 @@ class Ranking:
         return precisions | {
             f"PSP@{k}": float(gain / max(all, 1e-300)) for k, gain, all in zip(AT, gains, largest)
         }
+
+
+def _best_labels(numbers: np.ndarray) -> np.ndarray:
+    """Return each example's `TOP` labels over all parts, ``[b, TOP]``: -inf in unused places.
+
+    ``numbers``: the stacked results of `parts_of`, ``[parts, b, 2 + 2 * TOP]``.
+    """
+    values = np.concatenate(numbers[:, :, 2 : 2 + TOP], axis=1)
+    labels = np.concatenate(numbers[:, :, 2 + TOP :], axis=1)
+    # Among equal logits the lower label comes first; unused places come last.
+    in_order = np.where(np.isfinite(labels), labels, np.inf)
+    order = np.lexsort((in_order, -values), axis=1)[:, :TOP]
+    return np.take_along_axis(labels, order, axis=1)
 
 
 def inverse_propensities(counts: np.ndarray, rows: int, a: float, b: float) -> np.ndarray:

@@ -192,7 +192,7 @@ def _expected(name: str) -> bool:
 
 def _find_free(path: Path) -> Path:
     free = path
-    numbers = count(2)
+    numbers = count(2)  # runs/NAME, runs/NAME-2, runs/NAME-3, ...
     while free.exists():
         free = path.with_name(f"{path.name}-{next(numbers)}")
     return free

@@ -49,6 +49,7 @@ def also(**limits: Any) -> Meta:
     return Meta(extra=limits)
 
 
+# Cached: every command asks for the types of 150 settings, some of them many times.
 @cache
 def types_of(section: type) -> dict[str, Any]:
     return get_type_hints(section, include_extras=True)
@@ -108,6 +109,7 @@ def range_of(hint: Any) -> str:
 
 def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
     """Return the JSON Schema (draft 7, as editors of TOML read it) of a setting's values."""
+    # msgspec makes a schema of a later draft, which editors of TOML do not read.
     schema = {"description": help_of(hint), **_draft_7(msgspec.json.schema(hint))}
     _, limits, _ = _bare(hint)
     names = choices_of(hint)
@@ -188,6 +190,7 @@ def converted(value: Any, hint: Any, name: str) -> Any:
         value = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {error}") from None
+    # NaN is neither above nor below a limit, so msgspec lets it pass.
     if isinstance(value, float) and math.isnan(value) and get_origin(hint) is Annotated:
         raise ConfigError(f"{name} is not a number")
     return value
@@ -261,6 +264,7 @@ def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
             else:
                 limits |= _limits_of(note)
         return kind, limits, help
+    # TYPE | None: None stands for a setting that is not given.
     if get_origin(hint) in (Union, types.UnionType):
         return _bare(get_args(hint)[0])
     return hint, {}, ""

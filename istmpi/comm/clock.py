@@ -47,6 +47,7 @@ class Clock:
         return {phase: seconds for phase, seconds in spent.items() if seconds > 0}
 
     def _lap(self) -> None:
+        # The time since the last change belongs to the innermost phase alone.
         now = time.perf_counter()
         if self._running:
             self.seconds[self._running[-1]] += now - self._since

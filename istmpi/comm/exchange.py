@@ -58,6 +58,7 @@ def exchange_in_pieces(group: Peers, send: Staged, receive: Staged) -> None:
     # Each rank begins with its next rank, so that no two ranks send to the same one at first.
     after = [(rank + step) % group.size for step in range(1, group.size)]
     before = [(rank - step) % group.size for step in range(1, group.size)]
+    # All receives are posted at once: a message that is expected needs no buffer of MPI.
     receiving = [
         _Arriving(group.start_receive(piece, peer, TAG), len(piece))
         for peer, piece in _pieces(receive, before)
@@ -76,6 +77,7 @@ def exchange_in_pieces(group: Peers, send: Staged, receive: Staged) -> None:
                     arrived_bytes += arriving.nbytes
             receiving = [item for item in receiving if not group.all_done([item.request])]
             sending = [request for request in sending if not group.all_done([request])]
+        # The line's rate is measured as the exchange goes on: hosts differ.
         rate = arrived_bytes / max(time.perf_counter() - began, SHORTEST)
         at_once = max(PIECES_AT_ONCE, rate * AHEAD_SECONDS / PIECE_BYTES)
         while unsent and len(sending) < at_once:

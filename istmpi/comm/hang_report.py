@@ -242,6 +242,7 @@ def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
         except OSError as error:
             failed[:] = [error.strerror or str(error)]
 
+    # In a thread, because a disk that hangs may be what the job waits for.
     writer = threading.Thread(target=write, name="stacks", daemon=True)
     writer.start()
     writer.join(_SECONDS_TO_WRITE)

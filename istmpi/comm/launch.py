@@ -45,6 +45,7 @@ def world() -> Communicator:
     with expect_ranks():
         everyone = mpi.start().COMM_WORLD
         announced = launched()[1]
+        # A library of another kind than the launcher makes each process a job of its own.
         if everyone.Get_size() == 1 and announced > 1:
             raise LaunchError(
                 f"{announced} ranks were started, but {mpi.library()} sees only one: "

@@ -84,6 +84,7 @@ def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int
     A number n of values takes ``nbytes(n)`` bytes.
     """
     sizes = [nbytes(chunk.stop - chunk.start) for chunk in chunks(elements, ranks)]
+    # Once without its own chunk, once without its successor's.
     return [
         2 * sum(sizes) - size - after
         for size, after in zip(sizes, [*sizes[1:], sizes[0]], strict=True)
@@ -108,6 +109,7 @@ def once_round_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> in
 
     A number n of values takes ``nbytes(n)`` bytes.
     """
+    # Closed form of the sum over `chunks`, whose lengths differ by at most one.
     shorter, longer = divmod(elements, ranks)
     return longer * nbytes(shorter + 1) + (ranks - longer) * nbytes(shorter)
 

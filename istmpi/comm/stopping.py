@@ -123,6 +123,7 @@ class StopSign:
 
         Finish the messages that `asked` began.
         """
+        # All ranks must give the same reason, although each may have its own.
         self.reason = next(filter(None, reasons), "")
         if self.reason:
             self._gossip.settle()

@@ -47,6 +47,7 @@ class Whereabouts:
     """
 
     def __init__(self) -> None:
+        # Waits of other threads, which save or send in the background, hold up no training.
         self._trainer = threading.get_ident()
         self.arrivals: dict[str, int] = {}
         self.waiting: dict[str, Wait] = {}
@@ -153,6 +154,7 @@ class Whereabouts:
             yield
         finally:
             del self.waiting[group]
+            # The end of a wait is progress, although other ranks made it.
             self.moved = time.monotonic()
 
 

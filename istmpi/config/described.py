@@ -52,6 +52,7 @@ def every_setting() -> Iterator[Setting]:
         for name in sorted(names, key=lambda name: names[name] in owners):
             hint = types_of(kind)[name]
             yield Setting(names[name], hint, getattr(value, name), owners.get(names[name], ""))
+        # The section of mlp has its settings as fields; other networks' are found from their code.
         if section == "model":
             for network in NETWORKS:
                 for name, hint, default in arguments_of(network):
