@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from istmpi.models.norms import Calibrated
     from istmpi.models.user import UserNetwork
 
-Lengths, Scale = Mapping[str, int], Mapping[str, float]
+Lengths = Mapping[str, int]
+Scale = Mapping[str, float]
 
 
 class Architecture:

@@ -55,11 +55,16 @@ def multiply(
             pairs = segments(key, groups)
             now = positions(pairs)
             if not is_constant(pairs):
-                made[key] = lambda key=key, groups=groups: positions(segments(key, groups))
+                made[key] = partial(current, key, groups)
             elif not isinstance(now, float) or now != 1:
-                # torch.compile follows a constant, not a look-up
-                made[key] = lambda constant=now: constant
+                made[key] = constantly(now)
         return made
+
+    def current(key: Any, groups: Groups) -> Any:
+        return positions(segments(key, groups))
+
+    def constantly(constant: Any) -> Callable[[], Any]:
+        return lambda: constant  # torch.compile follows a constant, not a look-up
 
     def weight_factor(name: str, function: Callable[[], Any]) -> Any:
         joined = places.joined.get(name)

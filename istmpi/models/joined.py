@@ -98,10 +98,12 @@ def positions(pairs: Sequence[tuple[Any, int]]) -> Any:
     return torch.cat(values)
 
 
-def multiply_along(x: Any, factor: Any, axis: int) -> Any:
+def multiply_along(x: Any, factor: Any, axis: int | None) -> Any:
     """Multiply a tensor by a number, or along an axis by a vector, which a convolution's groups
     repeat."""
     if getattr(factor, "ndim", 0) == 0:
         return x * factor
+    if axis is None:
+        raise AssertionError("a factor for each position needs the axis")
     factor = factor.repeat(x.shape[axis] // len(factor)).to(x.device, x.dtype)
     return x * factor.view([-1 if place == axis % x.ndim else 1 for place in range(x.ndim)])

@@ -59,7 +59,8 @@ class Leaf:
 
     def whole(self, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
         """Call the layer's own forward with the parameters ``values``."""
-        parameters = self.module._parameters
+        # A layer's forward takes any tensor for a parameter.
+        parameters: dict[str, Any] = self.module._parameters
         kept = dict(parameters)
         parameters.update(values)
         try:
@@ -72,7 +73,8 @@ class Leaf:
     ) -> Callable[..., torch.Tensor]:
         """Return a forward function that gets parameters from ``make(name, shape)``, some rows at a
         time."""
-        shapes = {key: tuple(self.module._parameters[key].shape) for key in self.names}
+        parameters: dict[str, Any] = self.module._parameters  # placeholders are no parameters
+        shapes = {key: tuple(parameters[key].shape) for key in self.names}
         length = shapes["weight"][0]
         step = max(BLOCK // prod(shapes["weight"][1:]), 1)
 
@@ -89,7 +91,7 @@ class Leaf:
 
         return forward
 
-    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
         return sum(parts[1:], start=parts[0]) if self.of_inputs else torch.cat(parts, dim=self.axis)
 
     def replace(self, forward: Callable[..., torch.Tensor]) -> None:
@@ -113,12 +115,14 @@ def _added_up(
 ) -> torch.Tensor:
 
     def bags(input: torch.Tensor, table: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        options = {
-            "mode": "sum",
-            "per_sample_weights": weights,
-            "include_last_offset": module.include_last_offset,
-        }
-        return functional.embedding_bag(input, table, offsets, **options)
+        return functional.embedding_bag(
+            input,
+            table,
+            offsets,
+            mode="sum",
+            per_sample_weights=weights,
+            include_last_offset=module.include_last_offset,
+        )
 
     counted = torch.ones_like(input, dtype=weight.dtype)
     if module.padding_idx is not None:
@@ -244,14 +248,17 @@ def without_values() -> Iterator[None]:
         if parameter is None or parameter.is_meta or not parameter.requires_grad:
             return parameter
         if parameter not in replaced:
-            layout = parameter.shape, parameter.stride()
             values = torch.empty_strided(
-                *layout, dtype=parameter.dtype, device=torch.device("meta")
+                parameter.shape,
+                parameter.stride(),
+                dtype=parameter.dtype,
+                device=torch.device("meta"),
             )
             replaced[parameter] = nn.Parameter(values, parameter.requires_grad)
         return replaced[parameter]
 
-    handle = register_module_parameter_registration_hook(register)
+    # PyTorch's type of the hook has no result, but its documentation does.
+    handle = register_module_parameter_registration_hook(register)  # type: ignore[arg-type]
     try:
         with _Unfilled():
             yield
@@ -265,9 +272,8 @@ def shaped(build: Callable[[], nn.Module]) -> nn.Module:
     try:
         with torch.device("meta"), without_values():
             return build()
-    except (
-        ConfigError
-    ):  # from_pretrained of transformers refuses to read weights onto the meta device
+    except ConfigError:
+        # from_pretrained of transformers refuses to read weights onto the meta device.
         with without_values():
             return build()
 
@@ -290,24 +296,27 @@ def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Para
     """Replace the parameters in ``elsewhere`` by `Elsewhere`. Return the others, empty, for the
     caller to fill."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    made: dict[str, torch.Tensor] = {}
+    placeholders: dict[str, Elsewhere] = {}
+    empty: dict[str, nn.Parameter] = {}
     for module in list(network.modules()):
-        for key, parameter in list(module._parameters.items()):
+        parameters: dict[str, Any] = module._parameters  # a placeholder is no nn.Parameter
+        for key, parameter in list(parameters.items()):
             if parameter is None:
                 continue
             name = names[id(parameter)]
             if name in elsewhere:
-                module._parameters[key] = made.setdefault(name, Elsewhere.of(parameter, name))
+                if name not in placeholders:
+                    placeholders[name] = Elsewhere.of(parameter, name)
+                parameters[key] = placeholders[name]
             elif parameter.is_meta:
-                if name not in made:
-                    made[name] = nn.Parameter(
-                        torch.empty(0, dtype=parameter.dtype, device="cpu"), False
-                    )
-                setattr(module, key, made[name])  # a recurrent layer also has them in a list
+                if name not in empty:
+                    values = torch.empty(0, dtype=parameter.dtype, device="cpu")
+                    empty[name] = nn.Parameter(values, requires_grad=False)
+                setattr(module, key, empty[name])  # a recurrent layer also has them in a list
             else:
-                made[name] = parameter.requires_grad_(False)
+                empty[name] = parameter.requires_grad_(False)
                 parameter.data = parameter.data.new_empty(0)
-    return {name: parameter for name, parameter in made.items() if name not in elsewhere}
+    return empty
 
 
 def draw_values(

@@ -65,15 +65,19 @@ class Linear(nn.Linear):
         """
         self._awaited -= 1
         weight = self.weight
-        begin = weight.grad is None
-        if begin:
+        gradient = weight.grad
+        begin = gradient is None
+        if gradient is None:
             if self._memory is None:
                 self._memory = torch.empty_like(weight)
-            weight.grad = self._memory
-        final = self.made if not self._awaited else None
+            gradient = self._memory
+            weight.grad = gradient
+        final = None
+        if not self._awaited:
+            final = self.made
 
         def add(rows: slice, of_products: torch.Tensor, x: torch.Tensor) -> None:
-            block = weight.grad[rows]
+            block = gradient[rows]
             torch.addmm(block, of_products.T, x, beta=not begin, out=block)
             if final:
                 final(rows.start * weight.shape[1] + block.numel())
@@ -137,7 +141,8 @@ class LabelBlocks(Linear):
         super().__init__(inputs, labels)
         self.block = block
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor | Deferred:
+    # Only the losses of this module read a `Deferred`.
+    def forward(self, x: torch.Tensor) -> torch.Tensor | Deferred:  # type: ignore[override]
         if (
             self.deferred
             and torch.is_grad_enabled()
@@ -152,10 +157,10 @@ class LabelBlocks(Linear):
         return (slice(start, min(start + step, labels)) for start in range(0, labels, step))
 
     def take_step(self, rows: slice, of_products: torch.Tensor, x: torch.Tensor) -> None:
+        """Take the step of plain SGD for the rows of a block."""
         block = self.weight.data[rows]
-        torch.addmm(
-            block, of_products.T, x, beta=1 - self.rate * self.decay, alpha=-self.rate, out=block
-        )
+        rate = self.rate or 0.0
+        torch.addmm(block, of_products.T, x, beta=1 - rate * self.decay, alpha=-rate, out=block)
 
     def logits(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
         return torch.addmm(self.bias[rows], x, self.weight[rows].T)

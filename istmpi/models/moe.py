@@ -28,7 +28,7 @@ class MoE(Transformer):
     addition to the stream that a step drops.
     """
 
-    DEALT = ("experts",)
+    DEALT: tuple[str, ...] = ("experts",)
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from istmpi.trees import call
 Moments = tuple[torch.Tensor, torch.Tensor]
 
 
-class Calibrated:
+class Calibrated(nn.Module):
     """A normalisation of every unit of ``[batch, units, ...]`` over the batch, or by ``moments``
     once they are set.
 
@@ -28,16 +28,18 @@ class Calibrated:
 
     num_features: int
     """The number of units."""
+    eps: float
     moments: Moments | None = None
     """Mean and variance of every unit, ``[units]`` each."""
     each = False
     """True if every example is normalised by itself while there are no moments."""
 
 
-class BatchNorm(Calibrated, nn.Module):
+class BatchNorm(Calibrated):
     def __init__(self, units: int, affine: bool, dtype: torch.dtype | None = None):
         super().__init__()
-        self.num_features, self.eps = units, EPSILON
+        self.num_features = units
+        self.eps = EPSILON
         self.weight = nn.Parameter(torch.ones(units, dtype=dtype)) if affine else None
         self.bias = nn.Parameter(torch.zeros(units, dtype=dtype)) if affine else None
 
@@ -52,9 +54,15 @@ class _OfAnotherClass(Calibrated):
     """A normalisation of a class that is not in `BATCH_NORMS`. Its running statistics hold the
     moments."""
 
+    running_mean: torch.Tensor | None
+    running_var: torch.Tensor | None
+    track_running_stats: bool
+
     @property
     def moments(self) -> Moments | None:
-        return None if self.running_mean is None else (self.running_mean, self.running_var)
+        if self.running_mean is None or self.running_var is None:
+            return None
+        return self.running_mean, self.running_var
 
     @moments.setter
     def moments(self, moments: Moments | None) -> None:
@@ -63,7 +71,7 @@ class _OfAnotherClass(Calibrated):
 
 
 @cache
-def _calibrated(kind: type[nn.Module]) -> type[nn.Module]:
+def _calibrated(kind: type[nn.Module]) -> type[Calibrated]:
     return type(kind.__name__, (_OfAnotherClass, kind), {"each": issubclass(kind, INSTANCE_NORMS)})
 
 
@@ -77,12 +85,19 @@ def convert_batch_norms(network: nn.Module) -> None:
     for module in network.modules():
         if type(module) in BATCH_NORMS:
             module._buffers.clear()
-            module.__class__ = BatchNorm
+            _change_class(module, BatchNorm)
         elif isinstance(module, BATCH_NORMS) or (
             isinstance(module, INSTANCE_NORMS) and module.track_running_stats
         ):
-            module.__class__ = _calibrated(type(module))
-            module.moments = module.num_batches_tracked = None
+            kind: Any = type(module)
+            _change_class(module, _calibrated(kind))
+            module.num_batches_tracked = None
+
+
+def _change_class(module: Any, kind: type[Calibrated]) -> None:
+    """Turn a module into another class in place; it has no moments at first."""
+    module.__class__ = kind
+    module.moments = None
 
 
 def built(

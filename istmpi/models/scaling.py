@@ -206,7 +206,9 @@ class Calls(TorchFunctionMode):
         super().__init__()
         self.current: Call | None = None
         self.turn = 0
-        self._network, self._modules, self._known = network, modules, Provenance()
+        self._network = network
+        self._modules = modules
+        self._known = Provenance()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -216,14 +218,15 @@ class Calls(TorchFunctionMode):
         self._known.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        call, operands = call_of(name, args, kwargs), ()
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        call = call_of(name, args, kwargs)
+        operands: Sequence[Any] = ()
         if call:
-            call, operands = (
-                call.placed(self._modules[-1], self._known.parameters(call.operands)),
-                call.operands,
-            )
-        self.current, self.turn = call, self.turn + 1
+            operands = call.operands
+            call = call.placed(self._modules[-1], self._known.parameters(operands))
+        self.current = call
+        self.turn += 1
         outputs = self.compute(func, args, kwargs, operands)
         self.current = None
         self._known.follow(name, [*args, *kwargs.values()], list(tensors_in(outputs)))
@@ -246,31 +249,34 @@ class Scaled(Calls):
     def compute(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[Any]
     ) -> Any:
-        call, factor = self.current, 1.0
-        if call:
-            # In an export some lengths are symbols, so only lengths of the same call may be
-            # compared.
-            here = (
-                factor
-                for *place, inner, factor in self._factors
-                if place == [*call.place] and inner == call.inner
-            )
-            factor = next(here, 1.0)
+        call = self.current
+        if call is None:
+            return func(*args, **kwargs)
+        factor = self._factor(call)
         if isinstance(factor, float) and factor == 1:
             return func(*args, **kwargs)
         if call.operand == OUTPUT:
             outputs = func(*args, **kwargs)
-            return (
-                outputs + log(factor)
-                if call.function == "logsumexp"
-                else outputs * factor**call.power
-            )
-        scaled, args = multiply_along(operands[0], factor, call.axis), [*args]
+            if call.function == "logsumexp":
+                return outputs + log(factor)
+            return outputs * factor**call.power
+        scaled = multiply_along(operands[0], factor, call.axis)
         if call.operand >= len(args):
             return func(*args, **{**kwargs, "input": scaled})
-        listed = call.function == "einsum" and isinstance(args[1], list | tuple)
-        args[call.operand] = [scaled, *args[1][1:]] if listed else scaled
-        return func(*args, **kwargs)
+        changed = [*args]
+        if call.function == "einsum" and isinstance(args[1], list | tuple):
+            changed[call.operand] = [scaled, *args[1][1:]]
+        else:
+            changed[call.operand] = scaled
+        return func(*changed, **kwargs)
+
+    def _factor(self, call: Call) -> Any:
+        for *place, inner, factor in self._factors:
+            # In an export some lengths are symbols, so only lengths of the same call may be
+            # compared.
+            if place == [*call.place] and inner == call.inner:
+                return factor
+        return 1.0
 
 
 def input_multiplied(

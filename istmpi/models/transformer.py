@@ -25,7 +25,7 @@ class Transformer(nn.Module):
     of each layer's addition to the stream that a step drops.
     """
 
-    DEALT = ("heads", "hidden")
+    DEALT: tuple[str, ...] = ("heads", "hidden")
 
     def __init__(
         self,
