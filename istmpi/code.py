@@ -120,13 +120,13 @@ def raised_in(error: BaseException) -> str:
     return ""
 
 
-def _module_of_file(path: Path, given: str) -> ModuleType:
+def _module_of_file(path: Path, subject: str) -> ModuleType:
     """Import a file as a module that can import other files of its folder.
 
     Raises ConfigError if it is missing.
     """
     if not path.is_file():
-        raise ConfigError(f"{given}: {path} does not exist.")
+        raise ConfigError(f"{subject}: {path} does not exist.")
     folder = str(path.resolve().parent)
     # At the end, so that no file of the user hides a library.
     if folder not in sys.path:

@@ -41,13 +41,13 @@ def weighted_loss(
     returned: Outputs,
     targets: torch.Tensor,
     weights: Sequence[float],
-    **how: str,
+    **options: str,
 ) -> torch.Tensor:
-    """Return the sum over exits of weight times ``loss``, which is called with ``how``.
+    """Return the sum over exits of weight times ``loss``, which is called with ``options``.
 
     Without ``weights``, each weight is 1.
     """
-    losses = [loss(outputs, targets, **how) for outputs in outputs_of(returned)]
+    losses = [loss(outputs, targets, **options) for outputs in outputs_of(returned)]
     if weights:
         losses = [weight * value for weight, value in zip(weights, losses, strict=True)]
     # `sum` would begin with 0, which adds a node to the graph of gradients.

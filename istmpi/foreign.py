@@ -193,9 +193,9 @@ def exit_error(error: BaseException) -> IstmpiError | None:
     Return None for istmpi's own code.
     """
     code = getattr(error, "code", getattr(error, "exit_code", 1))
-    how = type(error).__name__
+    ending = type(error).__name__
     if str(error):
-        how = f"{how} ({error})"
+        ending = f"{ending} ({error})"
     # The last frame is in exit or quit itself: the one before called it.
     frames = [
         frame
@@ -205,24 +205,24 @@ def exit_error(error: BaseException) -> IstmpiError | None:
     if not frames:
         return None
     last = frames[-1]
-    return exit_error_at(last.filename, last.lineno, how, code)
+    return exit_error_at(last.filename, last.lineno, ending, code)
 
 
-def exit_error_at(file: str, line: int | None, how: str, code: object) -> IstmpiError | None:
+def exit_error_at(file: str, line: int | None, ending: str, code: object) -> IstmpiError | None:
     """Return the error of `exit_error` for a line of a file; None for istmpi's files.
 
-    ``how``: the exception's text.
+    ``ending``: the exception, or the call that ends the program, as text.
     """
     if Path(file).is_relative_to(Path(__file__).parent):
         return None
-    end = IstmpiError(
-        f"{file}, line {line}, ends the program with {how} before its work is done. Return, or "
+    error = IstmpiError(
+        f"{file}, line {line}, ends the program with {ending} before its work is done. Return, or "
         "raise an error with the reason."
     )
-    end.exit_code = 1
+    error.exit_code = 1
     if isinstance(code, int) and code % 256:  # a system keeps eight bits of it
-        end.exit_code = code
-    return end
+        error.exit_code = code
+    return error
 
 
 @contextmanager

@@ -185,10 +185,11 @@ class Ranking:
     @staticmethod
     def scores(sums: np.ndarray) -> dict[str, float]:
         hits, gains, largest = (sums[2 + number :: 3] for number in range(3))
-        precisions = {f"P@{k}": float(hit / k / sums[1]) for k, hit in zip(AT, hits)}
-        return precisions | {
-            f"PSP@{k}": float(gain / max(all, 1e-300)) for k, gain, all in zip(AT, gains, largest)
-        }
+        scores = {f"P@{k}": float(hit / k / sums[1]) for k, hit in zip(AT, hits)}
+        for k, gain, most_gain in zip(AT, gains, largest):
+            # Without a true label in the whole split, the best ranking gains nothing.
+            scores[f"PSP@{k}"] = float(gain / max(most_gain, 1e-300))
+        return scores
 
 
 def _best_labels(numbers: np.ndarray) -> np.ndarray:

@@ -43,13 +43,12 @@ class RunFolder:
 
     @staticmethod
     def of(given: str, name: str, resume: str = "") -> "RunFolder":
-        """Return a run's folder without creating it: ``given``, or the first free of runs/NAME,
-        runs/NAME-2, ...
+        """Return a run's folder without creating it.
 
-        With ``resume`` the folder may be an earlier run's: ``given``, runs/NAME for ``auto``, or
-        the folder of the checkpoint ``resume``. Raises DataError if the checkpoint does not exist.
-        Raises ConfigError as `require_usable` does and, without ``resume``, if another run uses the
-        folder.
+        It is ``given``, or the first free of runs/NAME, runs/NAME-2, ... With ``resume`` the folder
+        may be an earlier run's: ``given``, runs/NAME for ``auto``, or the folder of the checkpoint
+        ``resume``. Raises DataError if the checkpoint does not exist. Raises ConfigError as
+        `require_usable` does and, without ``resume``, if another run uses the folder.
         """
         if resume not in ("", "auto") and not Path(resume).exists():
             raise DataError(f"--resume {resume} does not exist.")
@@ -172,6 +171,7 @@ class RunFolder:
 
 
 def home(given: str, name: str) -> Path:
+    """Return a run's folder: ``given``, else NAME in the folder of runs."""
     if given:
         return Path(given)
     return Path(read("ISTMPI_RUNS")) / name

@@ -48,22 +48,22 @@ def expect_ranks() -> Iterator[None]:
     if launched()[1] == 1:
         yield
         return
-    here = threading.Event()
-    threading.Thread(target=_watch, args=(here,), daemon=True).start()
+    all_came = threading.Event()
+    threading.Thread(target=_watch, args=(all_came,), daemon=True).start()
     try:
         yield
     finally:
-        here.set()
+        all_came.set()
 
 
-def _watch(here: threading.Event) -> None:
+def _watch(all_came: threading.Event) -> None:
     rank, ranks = launched()
     began = complete = time.monotonic()
     stopped = _StoppedRanks(rank)
     while not watched.wait(_LOOK_EVERY):
         now = time.monotonic()
         stopped.look(now)
-        if here.is_set():
+        if all_came.is_set():
             continue
         present, started = on_this_host()
         if len(present) >= started:
@@ -78,7 +78,7 @@ def _watch(here: threading.Event) -> None:
         else:
             continue
         claim = _claim_to_tell()
-        if here.is_set():  # the last rank came at this moment
+        if all_came.is_set():  # the last rank came at this moment
             continue
         if claim:
             _tell(rank, problem, until=now + 2 * GONE_AFTER)

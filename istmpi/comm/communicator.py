@@ -307,11 +307,11 @@ class Communicator:
                 handle.Free()
 
     def _with(self, mpi_communicator: Any, ranks: Sequence[int], name: str = "") -> "Communicator":
-        other = Communicator(
+        group = Communicator(
             mpi_communicator, name or f"{self._name}:{list(ranks)}", ranks, self.whereabouts
         )
-        other.in_pieces = self.in_pieces
-        return other
+        group.in_pieces = self.in_pieces
+        return group
 
     # ---- memory
 
