@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
         page = "campaign-own-data" if names == ["own data"] else "campaign-bad-input"
         report(page, "Bad input", rows, f"{notes}{libraries()}.", folder=options.results)
     for key, cases in sorted(findings.items(), key=lambda item: -len(item[1])):
-        print(f"{len(cases):5} x {key}   (--seed {options.seed} --case {cases[0]})")
+        print(f"{len(cases):5} x {key}   (--seed {options.seed} --case {', '.join(cases[:20])})")
     return int(bool(findings))
 
 

@@ -123,7 +123,8 @@ class Communicator:
         """Return the sum over ranks, added in rank order so that two runs agree bit for bit."""
         # MPI_Allreduce may add in another order in another run.
         gathered = self.allgatherv(values.ravel(), [values.size] * self.size)
-        return gathered.reshape(self.size, *values.shape).sum(axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):  # callers name what is not finite
+            return gathered.reshape(self.size, *values.shape).sum(axis=0)
 
     # ---- messages between two ranks
 
