@@ -23,7 +23,7 @@ class PyIstmpi(PythonPackage):
 
     with default_args(type=("build", "run")):
         depends_on("py-numpy@1.26:")
-        depends_on("py-torch@2.4:2")
+        depends_on("py-torch@2.7:2")
         depends_on("py-mpi4py@4:")
         depends_on("py-h5py@3.10:")
         depends_on("py-click@8.1:")
