@@ -45,6 +45,7 @@ class Backoff:
             if self._idle == _SPIN_POLLS + 1:
                 self._since = now
             waited = now - self._since
+            # decision 19: a wait inside MPI would spin on a core that another rank needs.
             if waited < YIELDING:
                 os.sched_yield()
             else:

@@ -231,6 +231,7 @@ def exponents(largest: np.ndarray) -> np.ndarray:
     """
     mantissa, exponent = np.frexp(largest.astype(np.float32))
     exponent = exponent - 7 + (mantissa > _LARGEST / 128)
+    # decision 18: with powers of two, values that were decoded are encoded exactly.
     coded = np.clip(exponent + _BIAS, 1, _NO_NUMBER - 1).astype(np.uint8)
     return np.where(np.isfinite(largest), coded, _NO_NUMBER).astype(np.uint8)
 

@@ -219,6 +219,7 @@ class Communicator:
         if another rank succeeded. Ranks agree only on an `IstmpiError`, and on errors of too large
         an input, such as a lack of memory (`past_a_limit`). Any other error ends the job.
         """
+        # decision 21: a rank that fails alone would leave the others in a call that never ends.
         error: IstmpiError | None = None
         try:
             yield

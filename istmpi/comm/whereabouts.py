@@ -49,6 +49,7 @@ class Whereabouts:
     def __init__(self) -> None:
         # Waits of other threads, which save or send in the background, hold up no training.
         self._trainer = threading.get_ident()
+        # decision 20: counts, because a message for each call would slow down what works.
         self.arrivals: dict[str, int] = {}
         self.waiting: dict[str, Wait] = {}
         self._bytes = 0

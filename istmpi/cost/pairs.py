@@ -32,6 +32,7 @@ def pair_bytes(
     ``exclude``: a deal. Elements of dealt parameters that any rank holds in this deal do not move.
     ``shared``: False leaves out what all ranks have of parameters that are dealt out in part.
     """
+    # decision 49: exact counts come from spans of blocks, and no index is listed.
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     for name, _, parameter in pieces_to_move(parameters, (source, target, exclude), shared):
         elements = np.ones_like(total)

@@ -56,6 +56,7 @@ class Scheduler:
 
     def at(self, when: float, action: Callable[[Any], None] | None, subject: Any = None) -> None:
         self._number += 1
+        # decision 50: one task runs at a time, so a seed decides the order of all events.
         heapq.heappush(self._list, (when, self._number, action, subject))
 
     def wake(self, task: Task, seconds: float) -> None:
