@@ -18,7 +18,7 @@ import click
 
 from istmpi import __version__, comm
 from istmpi.errors import ConfigError, IstmpiError, OutputError, UserError, did_you_mean
-from istmpi.foreign import exit_error, exit_error_at, forbid_exit, one_line, past_a_limit
+from istmpi.foreign import exit_error, forbid_exit, one_line, past_a_limit
 from istmpi.signals import SIGNALS
 
 FOLDER = Path(__file__).parent / "commands"
@@ -117,7 +117,6 @@ def main(
     program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False),
 ) -> NoReturn:
     comm.announce(sys.argv[1:])
-    os._exit = _never_done(os.getpid(), os._exit)
     _open_streams()
     if comm.launched()[0] and _needs_no_ranks():
         _to_nowhere(sys.stdout.fileno())
@@ -130,25 +129,6 @@ def main(
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
-
-
-def _never_done(process: int, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """Return a replacement of ``os._exit``. If foreign code calls it, this process never ends as a
-    success."""
-
-    def exit(status: int) -> NoReturn:
-        caller = sys._getframe(1)
-        end = exit_error_at(
-            caller.f_code.co_filename, caller.f_lineno, f"os._exit ({status})", status
-        )
-        if end and os.getpid() == process:
-            of_rank = f"rank {comm.current_rank()}: " if comm.launched()[1] > 1 else ""
-            _say(f"istmpi: {of_rank}{one_line(end)}")
-            time.sleep(comm.PASSED_ON)
-            status = end.exit_code
-        leave(status)
-
-    return exit
 
 
 class _Output(io.FileIO):

@@ -1,13 +1,12 @@
 """The end of a job: orderly if all ranks know of it, otherwise by force, for others may wait."""
 
 import atexit
-import builtins
 import os
 import sys
 import time
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakMethod
 
 from istmpi.comm import backoff, mpi
@@ -65,15 +64,14 @@ def end_stuck_job(error: StuckError) -> None:
 def end_with_this_script(communicator: Communicator) -> None:
     """Let a failure of one rank end all ranks of a user's own program from now on.
 
-    A failure is an exception or a nonzero sys.exit. If all ranks end within `GRACE` seconds, each
-    rank keeps its exit code. An IstmpiError gives the code of the command line, and its line is
-    printed once. A rank that ends without an error ends ranks that wait for it, with code 1.
+    If all ranks end within `GRACE` seconds, each rank keeps its exit code. An IstmpiError gives the
+    code of the command line, and its line is printed once. A rank that ends without an exception,
+    for example by sys.exit, ends ranks that wait for it, with code 1.
     """
     _worlds.append(communicator.whereabouts)
     if len(_worlds) > 1:
         return
     excepthook = sys.excepthook
-    leave = sys.exit
 
     def failed(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -86,18 +84,7 @@ def end_with_this_script(communicator: Communicator) -> None:
         _note(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
         excepthook(kind, error, trace)
 
-    def exit(status: Any = None, /) -> NoReturn:
-        if isinstance(status, int):
-            _note(status)
-        else:  # as Python's own: 0 for None, 1 for any other object, which it prints
-            _note(0 if status is None else 1)
-        leave(status)
-
     sys.excepthook = failed
-    sys.exit = exit
-    # mypy knows the two as objects of site.Quitter, which are functions to a program.
-    builtins.exit = exit  # type: ignore[assignment]
-    builtins.quit = exit  # type: ignore[assignment]
     everyone = communicator.duplicate()
     backoff.in_waits = partial(_answer, everyone, {})
     atexit.register(_end, everyone)

@@ -57,7 +57,6 @@ WAYS = {
     "an interrupt": ("if failing: raise KeyboardInterrupt", ""),
     "sys.exit as if all were done": ("if failing: sys.exit(0)", "ends the program with SystemExit (0)"),
     "SystemExit without a code": ("if failing: raise SystemExit", "ends the program with SystemExit"),
-    "os._exit as if all were done": ("if failing: os._exit(0)", "ends the program with os._exit (0)"),
     "a code of which no bit arrives": ("if failing: sys.exit(256)", "ends the program with SystemExit (256)"),
 }
 
@@ -150,7 +149,7 @@ def test_a_rank_that_misses_another_says_so_and_leaves_the_word_to_the_launcher(
 
 SCRIPT_WAYS = {
     "raises": ("if failing: raise RuntimeError('the last rank is out')", 1),
-    "sys.exit with a number": ("if failing: sys.exit(5)", 5),
+    "sys.exit with a number": ("if failing: sys.exit(5)", 1),
     "leaves with a number after the others": ("if failing: time.sleep(1); sys.exit(5)\nsys.exit()", 5),
     "all leave with a number": ("sys.exit(7)", 7),
     "well": ("try: sys.exit(3)\nexcept SystemExit: pass", 0),
