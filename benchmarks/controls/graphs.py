@@ -140,12 +140,12 @@ def carry_out(cell: Path, settings: dict[str, str], ranks: int) -> str:
     """Train with some settings, write the cell's file, and say it."""
     from istmpi.cli.run_options import resolve
     from istmpi.simulated import Faults
-    from istmpi.simulated.schedules import simulated_training
+    from istmpi.simulated.schedules import simulate_training
 
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         assignments = tuple(f"{name}={value}" for name, value in settings.items())
-        simulated_training(resolve("digits", assignments, {"out": f"{folder}/run"}), ranks, Faults()).require()
+        simulate_training(resolve("digits", assignments, {"out": f"{folder}/run"}), ranks, Faults()).require()
         last = json.loads(Path(folder, "run", "summary.json").read_text())["last"]
     keep_cell(cell, cell.stem, began, {"accuracy": last["score"]["score"], "bytes": last["bytes"]})
     return f"{cell.stem} {last['score']['score']:.4f}"

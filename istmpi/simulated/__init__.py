@@ -1,5 +1,7 @@
-"""A cluster in one process: P ranks take turns, on a simulated MPI library. No launcher, no MPI, no
-waiting."""
+"""A cluster in one process: P ranks take turns, on a simulated MPI library.
+
+It needs no launcher and no MPI, and waits for nothing.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,12 +23,13 @@ class Outcome:
     """The program's result on each rank; None if the program did not return."""
     errors: Sequence[IstmpiError | None]
     ended: BaseException | None
+    ended_by: int | None
+    """The rank whose exception ended the job; None if no rank's program raised it."""
     happened: Sequence[str]
     dead: frozenset[int]
     calls: Sequence[int]
     messages: Counter[str]
-    """Counts: ``messages``, also of collective calls, and ``bytes`` of messages between two
-    ranks."""
+    """Counts: ``messages``, also of collective calls, and ``bytes`` of messages between ranks."""
     switches: int
     seconds: float
     trace: int
@@ -42,6 +45,33 @@ class Outcome:
 UNDISTURBED = Faults()
 
 
+class _Programs:
+    """The program on each rank, and the results and errors that it left."""
+
+    def __init__(self, program: Callable[[Communicator], Any], network: Network):
+        self._program = program
+        self._network = network
+        self._job = Job(network)
+        ranks = len(network.scheduler.tasks)
+        self._world = Context(network, range(ranks))
+        self.results: list[Any] = [None] * ranks
+        self.errors: list[IstmpiError | None] = [None] * ranks
+
+    def run(self, task: Task) -> None:
+        """Run the program on a task's rank, in the task's thread."""
+        library = SimulatedMPI(self._job, self._world, task.rank)
+        stand_in_here(library)
+        try:
+            self.results[task.rank] = self._program(Communicator(library.COMM_WORLD))
+        except Ended:
+            raise
+        except BaseException as error:  # any other exception is a result of the job
+            if isinstance(error, IstmpiError) and error.everywhere:
+                self.errors[task.rank] = error
+            else:
+                self._network.scheduler.end(error, task.rank)
+
+
 def simulate(
     program: Callable[[Communicator], Any], ranks: int, faults: Faults = UNDISTURBED
 ) -> Outcome:
@@ -51,34 +81,19 @@ def simulate(
     `IstmpiError` that is marked as raised on all ranks (``everywhere``).
     """
     network = Network(ranks, faults)
-    job, world = Job(network), Context(network, range(ranks))
-    results, errors = [None] * ranks, [None] * ranks
-
-    def live(task: Task) -> None:
-        library = SimulatedMPI(job, world, task.rank)
-        stand_in_here(library)
-        try:
-            results[task.rank] = program(Communicator(library.COMM_WORLD))
-        except Ended:
-            raise
-        except BaseException as error:
-            if isinstance(error, IstmpiError) and error.everywhere:
-                errors[task.rank] = error
-            else:
-                error.simulated_rank = task.rank
-                network.scheduler.end(error)
-
+    programs = _Programs(program, network)
     scheduler = network.scheduler
-    scheduler.run(live)
-    calls = [task.calls for task in scheduler.tasks]
-    end = scheduler.verdict, network.happened, frozenset(network.dead)
+    scheduler.run(programs.run)
     return Outcome(
-        results,
-        errors,
-        *end,
-        calls,
-        network.messages,
-        scheduler.switches,
-        scheduler.now,
-        network.trace,
+        results=programs.results,
+        errors=programs.errors,
+        ended=scheduler.verdict,
+        ended_by=scheduler.ended_by,
+        happened=network.happened,
+        dead=frozenset(network.dead),
+        calls=[task.calls for task in scheduler.tasks],
+        messages=network.messages,
+        switches=scheduler.switches,
+        seconds=scheduler.now,
+        trace=network.trace,
     )

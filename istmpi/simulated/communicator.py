@@ -11,7 +11,16 @@ import numpy as np
 from istmpi.errors import SimulationError
 from istmpi.simulated.collectives import Collectives
 from istmpi.simulated.messages import Mail
-from istmpi.simulated.network import ANY_SOURCE, ANY_TAG, Context, Group, Network, Request, Status
+from istmpi.simulated.network import (
+    ANY_SOURCE,
+    ANY_TAG,
+    Context,
+    Group,
+    Network,
+    Operation,
+    Request,
+    Status,
+)
 
 IN_PLACE = object()
 
@@ -19,17 +28,24 @@ IN_PLACE = object()
 class Job:
     def __init__(self, network: Network):
         self.network = network
-        self.mail, self.collectives = Mail(network), Collectives(network)
+        self.mail = Mail(network)
+        self.collectives = Collectives(network)
 
 
 class SimulatedCommunicator:
-    """A stand-in for mpi4py's ``Intracomm`` on one rank. ``members[r]`` is the world rank of its
-    rank r."""
+    """A stand-in for mpi4py's ``Intracomm`` on one rank.
+
+    ``members[r]`` is the world rank of its rank r.
+    """
 
     def __init__(self, job: Job, context: Context, me: int):
-        self._job, self._network, self._context, self._me = job, job.network, context, me
+        self._job = job
+        self._network = job.network
+        self._context = context
+        self._me = me
         self.members = context.members
-        self.rank, self.size = self.members.index(me), len(self.members)
+        self.rank = self.members.index(me)
+        self.size = len(self.members)
 
     def Get_rank(self) -> int:
         return self.rank
@@ -45,119 +61,119 @@ class SimulatedCommunicator:
 
     # ---- collective calls
 
-    def _collective(
+    def _begin_collective(
         self,
         name: str,
         brought: Any,
         needs: Sequence[int] | None,
         leave: Callable[[list[Any]], Any] = lambda _: None,
-    ) -> Request:
-        """Begin a collective call. ``needs``: the ranks whose values this rank needs; None for
-        all."""
+    ) -> Operation:
+        """Begin a collective call; ``leave`` gets the values in the order of ranks.
+
+        ``needs``: the ranks whose values this rank needs; None for all.
+        """
         self._network.call(self._me, name)
-        needed = self.members if needs is None else [self.members[rank] for rank in needs]
+        needed: Sequence[int] = self.members
+        if needs is not None:
+            needed = [self.members[rank] for rank in needs]
+
+        def leave_in_order(by_member: dict[int, Any]) -> Any:
+            return leave([by_member.get(member) for member in self.members])
+
         return self._job.collectives.enter(
-            self._context,
-            self._me,
-            name,
-            brought,
-            needed,
-            lambda by_member: leave([by_member.get(member) for member in self.members]),
+            self._context, self._me, name, brought, needed, leave_in_order
         )
 
-    def _result(self, request: Request) -> Any:
+    def _wait_for(self, request: Operation) -> Any:
         self._network.wait(request)
         request.null = True
         return request.value
 
-    def Ibarrier(self) -> Request:
-        return self._collective("Barrier", None, None)
+    def Ibarrier(self) -> Operation:
+        return self._begin_collective("Barrier", None, None)
 
-    def Ialltoallv(self, send: Sequence[Any], receive: Sequence[Any]) -> Request:
+    def Ialltoallv(self, send: Sequence[Any], receive: Sequence[Any]) -> Operation:
         def leave(brought: list[Any]) -> None:
             parts = [part[self.rank] if part else b"" for part in brought]
-            for rank, (target, part) in enumerate(zip(_parts(receive), parts, strict=True)):
+            for rank, (target, part) in enumerate(zip(_split(receive), parts, strict=True)):
                 if len(target):
-                    target[:] = _exactly(part, len(target), f"Alltoallv from rank {rank}")
+                    target[:] = _require_length(part, len(target), f"Alltoallv from rank {rank}")
 
+        parts = [bytes(part) for part in _split(send)]
         needs = [rank for rank, count in enumerate(receive[1]) if count]
-        return self._collective("Alltoallv", [*map(bytes, _parts(send))], needs, leave)
+        return self._begin_collective("Alltoallv", parts, needs, leave)
 
-    def Iallgatherv(self, send: Any, receive: Sequence[Any]) -> Request:
+    def Iallgatherv(self, send: Any, receive: Sequence[Any]) -> Operation:
         return self._gather("Allgatherv", send, receive)
 
-    def Iallgather(self, send: Any, receive: Any) -> Request:
+    def Iallgather(self, send: Any, receive: Any) -> Operation:
         return self._gather("Allgather", send, receive)
 
-    def Igatherv(self, send: Any, receive: Any, root: int = 0) -> Request:
+    def Igatherv(self, send: Any, receive: Any, root: int = 0) -> Operation:
         return self._gather("Gatherv", send, receive, root)
 
-    def _gather(self, name: str, send: Any, receive: Any, root: int | None = None) -> Request:
-        receives = root in (None, self.rank)
+    def _gather(self, name: str, send: Any, receive: Any, root: int | None = None) -> Operation:
+        """Begin a gather, to all ranks if ``root`` is None."""
 
         def leave(brought: list[bytes]) -> None:
-            if not receives:
-                return
             if name.endswith("v"):
-                for target, part in zip(_parts(receive), brought, strict=True):
-                    target[:] = _exactly(part, len(target), name)
+                for target, part in zip(_split(receive), brought, strict=True):
+                    target[:] = _require_length(part, len(target), name)
             else:
-                target = bytes_of(receive)
-                target[:] = _exactly(b"".join(brought), len(target), name)
+                target = view_bytes(receive)
+                target[:] = _require_length(b"".join(brought), len(target), name)
 
-        words = name if root is None else f"{name} at {root}"
-        return self._collective(words, bytes(bytes_of(send)), None if receives else [], leave)
+        part = bytes(view_bytes(send))
+        if root is None:
+            return self._begin_collective(name, part, None, leave)
+        if root == self.rank:
+            return self._begin_collective(f"{name} at {root}", part, None, leave)
+        # A rank that only sends needs no other rank, and has no result.
+        return self._begin_collective(f"{name} at {root}", part, [])
 
-    def Ibcast(self, buffer: Any, root: int = 0) -> Request:
-        values = bytes_of(buffer)
+    def Ibcast(self, buffer: Any, root: int = 0) -> Operation:
+        values = view_bytes(buffer)
 
         def leave(brought: list[bytes]) -> None:
             if self.rank != root:
-                values[:] = _exactly(brought[root], len(values), "Bcast")
+                values[:] = _require_length(brought[root], len(values), "Bcast")
 
-        return self._collective(
-            f"Bcast of {root}", bytes(values) if self.rank == root else None, [root], leave
-        )
+        brought = bytes(values) if self.rank == root else None
+        return self._begin_collective(f"Bcast of {root}", brought, [root], leave)
 
     def Iallreduce(
         self, send: Any, receive: np.ndarray, op: Callable[[Any, Any], Any] = np.add
-    ) -> Request:
+    ) -> Operation:
         def leave(brought: list[np.ndarray]) -> None:
             result = brought[0]
             for values in brought[1:]:
                 result = op(result, values)
             receive[...] = result
 
-        return self._collective(
-            "Allreduce", (receive if send is IN_PLACE else send).copy(), None, leave
-        )
+        values = receive if send is IN_PLACE else send
+        # A copy, because an all-reduce in place overwrites the memory that other ranks still read.
+        return self._begin_collective("Allreduce", values.copy(), None, leave)
 
     def Barrier(self) -> None:
-        self._result(self.Ibarrier())
+        self._wait_for(self.Ibarrier())
 
     # ---- messages
 
-    def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Request:
+    def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Operation:
         self._network.call(self._me, "Isend")
-        return self._job.mail.send(
-            self._context, self._me, self.members[dest], tag, bytes_of(buffer)
-        )
+        return self._send(view_bytes(buffer), dest, tag)
 
-    def Irecv(self, buffer: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+    def Irecv(self, buffer: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Operation:
         self._network.call(self._me, "Irecv")
-        return self._job.mail.receive(
-            self._context, self._me, self._world(source), tag, bytes_of(buffer)
-        )
+        return self._receive(view_bytes(buffer), source, tag)
 
-    def isend(self, value: Any, dest: int, tag: int = 0) -> Request:
+    def isend(self, value: Any, dest: int, tag: int = 0) -> Operation:
         self._network.call(self._me, "isend")
-        return self._job.mail.send(
-            self._context, self._me, self.members[dest], tag, pickle.dumps(value)
-        )
+        return self._send(pickle.dumps(value), dest, tag)
 
-    def irecv(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+    def irecv(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Operation:
         self._network.call(self._me, "irecv")
-        return self._job.mail.receive(self._context, self._me, self._world(source), tag, None)
+        return self._receive(None, source, tag)
 
     def recv(self, source: int = ANY_SOURCE) -> Any:
         return self.irecv(source).wait()
@@ -166,88 +182,107 @@ class SimulatedCommunicator:
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> bool:
         self._network.poll(self._me, "Iprobe")
-        message = self._job.mail.box(self._context, self._me).first(self._world(source), tag)
-        if message and status is not None:
-            status.source, status.tag = self.members.index(message.source), message.tag
+        box = self._job.mail.box(self._context, self._me)
+        message = box.find_first(self._world_rank(source), tag)
+        if message is not None and status is not None:
+            status.source = self.members.index(message.source)
+            status.tag = message.tag
         return message is not None
 
-    def _world(self, rank: int) -> int:
+    def _send(self, values: np.ndarray | bytes, dest: int, tag: int) -> Operation:
+        return self._job.mail.send(self._context, self._me, self.members[dest], tag, values)
+
+    def _receive(self, into: np.ndarray | None, source: int, tag: int) -> Operation:
+        world_rank = self._world_rank(source)
+        return self._job.mail.receive(self._context, self._me, world_rank, tag, into)
+
+    def _world_rank(self, rank: int) -> int:
         return rank if rank == ANY_SOURCE else self.members[rank]
 
     # ---- other communicators
 
-    def _new(self, name: str, color: int = 0) -> SimulatedCommunicator:
-        by_rank = self._result(self._collective(name, (color, {}), None, lambda by_rank: by_rank))
-        made = by_rank[0][1]
-        if color not in made:  # the first rank that leaves makes the context for all
-            members = [
-                member
-                for member, (its, _) in zip(self.members, by_rank, strict=True)
-                if its == color
-            ]
-            made[color] = Context(self._network, members)
-        return SimulatedCommunicator(self._job, made[color], self._me)
+    def _divide(self, name: str, color: int = 0) -> SimulatedCommunicator:
+        """Return a communicator of the ranks that give the same color."""
+        request = self._begin_collective(name, (color, {}), None, lambda by_rank: by_rank)
+        by_rank = self._wait_for(request)
+        contexts = by_rank[0][1]
+        if color not in contexts:  # the first rank that leaves makes the context for all
+            members = []
+            for member, (color_of_member, _) in zip(self.members, by_rank, strict=True):
+                if color_of_member == color:
+                    members.append(member)
+            contexts[color] = Context(self._network, members)
+        return SimulatedCommunicator(self._job, contexts[color], self._me)
 
     def Dup(self) -> SimulatedCommunicator:
-        return self._new("Dup")
+        return self._divide("Dup")
 
     def Split_type(self, split_type: object) -> SimulatedCommunicator:
-        return self._new("Split_type")
+        return self._divide("Split_type")
 
     def Split(self, color: int = 0) -> SimulatedCommunicator:
-        return self._new("Split", color)
+        return self._divide("Split", color)
 
     def Create_group(self, group: Group) -> SimulatedCommunicator:
         self._network.call(self._me, "Create_group")
         members = group.members
         request = self._job.collectives.enter(
-            self._context,
-            self._me,
-            f"Create_group of {members}",
-            [],
-            members,
-            lambda by: by[members[0]],
-            members,
+            context=self._context,
+            rank=self._me,
+            name=f"Create_group of {members}",
+            brought=[],
+            needs=members,
+            leave=lambda by_member: by_member[members[0]],
+            among=members,
         )
-        made = self._result(request)
-        if not made:
-            made.append(Context(self._network, members))
-        return SimulatedCommunicator(self._job, made[0], self._me)
+        contexts = self._wait_for(request)
+        if not contexts:  # the first rank that leaves makes the context for all
+            contexts.append(Context(self._network, members))
+        return SimulatedCommunicator(self._job, contexts[0], self._me)
 
 
 # ---- buffers as mpi4py takes them: an array or other memory, or a list that begins with one
 
 
-def bytes_of(buffer: Any) -> np.ndarray:
+def view_bytes(buffer: Any) -> np.ndarray:
+    """Return a buffer's memory as bytes, not copied."""
     memory = buffer[0] if isinstance(buffer, list | tuple) else buffer
-    values = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, dtype=np.uint8)
-    assert values.flags.c_contiguous, "MPI needs contiguous memory"
-    return values.reshape(-1).view(np.uint8)
+    if not isinstance(memory, np.ndarray):
+        memory = np.frombuffer(memory, dtype=np.uint8)
+    assert memory.flags.c_contiguous, "MPI needs contiguous memory"
+    return memory.reshape(-1).view(np.uint8)
 
 
-def _parts(buffer: Sequence[Any]) -> Iterator[np.ndarray]:
-    values = bytes_of(buffer)
-    return (
-        values[start : start + count] for count, start in zip(buffer[1], buffer[2], strict=True)
-    )
+def _split(buffer: Sequence[Any]) -> Iterator[np.ndarray]:
+    """Yield each rank's part of a buffer ``[memory, counts, displacements, type]``."""
+    values = view_bytes(buffer)
+    for count, start in zip(buffer[1], buffer[2], strict=True):
+        yield values[start : start + count]
 
 
-def _exactly(values: bytes, nbytes: int, call: str) -> np.ndarray:
+def _require_length(values: bytes, nbytes: int, call: str) -> np.ndarray:
+    """Return values as an array of bytes; raise SimulationError if they are not ``nbytes``."""
     if len(values) != nbytes:
         raise SimulationError(f"{call}: {len(values)} bytes were sent where {nbytes} were expected")
     return np.frombuffer(values, dtype=np.uint8)
 
 
 class SimulatedMPI:
-    BYTE, COMM_TYPE_SHARED = "BYTE", "COMM_TYPE_SHARED"
-    IN_PLACE, MAX = IN_PLACE, np.maximum
+    """A stand-in for mpi4py's module ``MPI`` on one rank."""
+
+    BYTE = "BYTE"
+    COMM_TYPE_SHARED = "COMM_TYPE_SHARED"
+    IN_PLACE = IN_PLACE
+    MAX = np.maximum
     THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
-    Request, Status = Request, Status
+    Request = Request
+    Status = Status
     REQUEST_NULL = Request()
     Exception = ()
 
     def __init__(self, job: Job, world: Context, rank: int):
-        self._network, self._rank = job.network, rank
+        self._network = job.network
+        self._rank = rank
         self.COMM_WORLD = SimulatedCommunicator(job, world, rank)
 
     def Query_thread(self) -> int:

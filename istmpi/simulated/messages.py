@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from istmpi.errors import SimulationError
-from istmpi.simulated.network import ANY_SOURCE, ANY_TAG, Context, Network, Request
+from istmpi.simulated.network import ANY_SOURCE, ANY_TAG, Context, Network, Operation
 
 
 @dataclass(eq=False)
@@ -21,7 +21,8 @@ class Message:
     number: int
     """The message's number among the messages from its sender to its receiver."""
     values: np.ndarray | bytes
-    sent: Request
+    """A copy (bytes), or the sender's memory, which the sender keeps until its send has ended."""
+    sent: Operation
     lost: bool = False
 
 
@@ -30,25 +31,32 @@ class Receive:
     source: int
     tag: int
     into: np.ndarray | None
-    request: Request
+    """The memory for the values; None for a pickled value."""
+    request: Operation
 
 
 @dataclass
 class Box:
+    """The messages to a rank in a communicator, and its receives."""
+
     posted: list[Receive] = field(default_factory=list)
     arrived: list[Message] = field(default_factory=list)
     flying: list[Message] = field(default_factory=list)
 
-    def first(self, source: int, tag: int) -> Message | None:
+    def find_first(self, source: int, tag: int) -> Message | None:
+        """Return the arrived message that a receive gets; None if there is none yet."""
         for message in self.arrived:
-            if source in (ANY_SOURCE, message.source) and tag in (ANY_TAG, message.tag):
-                if tag != ANY_TAG or message.number == min(
-                    other.number
-                    for other in (*self.flying, *self.arrived)
-                    if other.source == message.source
-                ):
-                    return message
+            source_fits = source in (ANY_SOURCE, message.source)
+            if not source_fits or tag not in (ANY_TAG, message.tag):
+                continue
+            # A receive with any tag must not overtake: it waits for the sender's first message.
+            if tag != ANY_TAG or message.number == self._first_number(message.source):
+                return message
         return None
+
+    def _first_number(self, source: int) -> int:
+        messages = (*self.flying, *self.arrived)
+        return min(message.number for message in messages if message.source == source)
 
 
 class Mail:
@@ -57,6 +65,7 @@ class Mail:
         self._boxes: dict[tuple[int, int], Box] = {}
         self._numbers: dict[tuple[int, int, int], int] = {}
         self._latest: dict[tuple[int, int, int, int], float] = {}
+        """The latest arrival from a rank to another with a tag."""
         network.on_kill.append(self._lose)
 
     def box(self, context: Context, rank: int) -> Box:
@@ -64,27 +73,30 @@ class Mail:
 
     def send(
         self, context: Context, source: int, destination: int, tag: int, values: np.ndarray | bytes
-    ) -> Request:
-        network, nbytes, ends = self._network, len(values), (context.number, source, destination)
-        request = Request(network, source, f"a send with tag {tag}")
+    ) -> Operation:
+        network = self._network
+        nbytes = len(values)
+        request = Operation(network, source, f"a send with tag {tag}")
         request.needs = lambda: {destination}
         network.messages.update(messages=1, bytes=nbytes)
-        number = self._numbers[ends] = self._numbers.get(ends, 0) + 1
-        message = Message(source, destination, tag, number, values, request)
-        if network.timing.eager(nbytes):
+        ends = (context.number, source, destination)
+        number = self._numbers.get(ends, 0) + 1
+        self._numbers[ends] = number
+        message = Message(source, destination, tag, number, values, sent=request)
+        if network.timing.is_eager(nbytes):
             message.values = bytes(values)
             request.finish()
         self.box(context, destination).flying.append(message)
-        stream = *ends, tag
-        arrives = max(
-            network.scheduler.now + network.timing.message(nbytes), self._latest.get(stream, 0.0)
-        )
-        self._latest[stream] = arrives
-        network.scheduler.at(arrives, self._deliver, (context, message))
-        return network.begun(request)
+        # Messages of one stream must not overtake each other.
+        stream = (*ends, tag)
+        arrival = network.scheduler.now + network.timing.message_seconds(nbytes)
+        arrival = max(arrival, self._latest.get(stream, 0.0))
+        self._latest[stream] = arrival
+        network.scheduler.at(arrival, self._deliver, (context, message))
+        return network.begin(request)
 
-    def _deliver(self, what: tuple[Context, Message]) -> None:
-        context, message = what
+    def _deliver(self, event: tuple[Context, Message]) -> None:
+        context, message = event
         box = self.box(context, message.destination)
         box.flying.remove(message)
         if message.lost or message.destination in self._network.dead:
@@ -95,54 +107,60 @@ class Mail:
 
     def receive(
         self, context: Context, rank: int, source: int, tag: int, into: np.ndarray | None
-    ) -> Request:
-        network, box = self._network, self.box(context, rank)
-        request = Request(
-            network, rank, f"a receive with {'any tag' if tag == ANY_TAG else f'tag {tag}'}"
-        )
+    ) -> Operation:
+        box = self.box(context, rank)
+        words = "any tag" if tag == ANY_TAG else f"tag {tag}"
+        request = Operation(self._network, rank, f"a receive with {words}")
         receive = Receive(source, tag, into, request)
         box.posted.append(receive)
-        request.undo = lambda: box.posted.remove(receive) if receive in box.posted else None
-        request.needs = lambda: self._needs(context, box, receive)
-        self._match(box)
-        return network.begun(request)
 
-    def _needs(self, context: Context, box: Box, receive: Receive) -> set[int]:
+        def undo() -> None:
+            if receive in box.posted:
+                box.posted.remove(receive)
+
+        request.undo = undo
+        request.needs = lambda: self._find_needed(context, box, receive)
+        self._match(box)
+        return self._network.begin(request)
+
+    def _find_needed(self, context: Context, box: Box, receive: Receive) -> set[int]:
+        """Return the ranks that must still send something for a receive to end."""
+        sources = {receive.source}
+        if receive.source == ANY_SOURCE:
+            sources = set(context.members) - {receive.request.rank}
         under_way = {message.source for message in box.flying if not message.lost}
-        sources = (
-            set(context.members) - {receive.request.rank}
-            if receive.source == ANY_SOURCE
-            else {receive.source}
-        )
         return sources - under_way
 
     def _match(self, box: Box) -> None:
         for receive in list(box.posted):
-            if message := box.first(receive.source, receive.tag):
+            message = box.find_first(receive.source, receive.tag)
+            if message is not None:
                 box.posted.remove(receive)
                 self._hand_over(box, message, receive)
 
     def _hand_over(self, box: Box, message: Message, receive: Receive) -> None:
+        scheduler = self._network.scheduler
         box.arrived.remove(message)
-        request, nbytes = receive.request, len(message.values)
+        nbytes = len(message.values)
         if receive.into is None:
-            request.value = pickle.loads(message.values)
+            receive.request.value = pickle.loads(bytes(message.values))
         elif nbytes <= len(receive.into):
             receive.into[:nbytes] = np.frombuffer(message.values, dtype=np.uint8)
         else:
-            ends = f"rank {message.source} sent {nbytes} bytes with tag {message.tag} where rank {message.destination}"
-            self._network.scheduler.end(
-                SimulationError(f"{ends} receives at most {len(receive.into)}")
+            error = (
+                f"rank {message.source} sent {nbytes} bytes with tag {message.tag} where rank "
+                f"{message.destination} receives at most {len(receive.into)}"
             )
-        request.finish()
+            scheduler.end(SimulationError(error))
+        receive.request.finish()
         if not message.sent.done:
-            self._network.scheduler.after(
-                self._network.timing.message(), lambda _: message.sent.finish()
-            )
+            seconds = self._network.timing.message_seconds()
+            scheduler.after(seconds, lambda _: message.sent.finish())
 
     def _lose(self, killed: int) -> None:
+        """Lose a killed rank's messages: all that lie in its memory, and others at random."""
         for box in self._boxes.values():
-            lost = self._network.timing.lost()
+            lost = self._network.timing.is_lost()
             for message in box.flying:
                 if message.source == killed:
                     message.lost = lost or not isinstance(message.values, bytes)

@@ -14,15 +14,17 @@ from istmpi.simulated.faults import Faults, Timing
 from istmpi.simulated.scheduler import FIRST_REST, Ended, Scheduler, Task
 from istmpi.units import in_seconds
 
-ANY_SOURCE, ANY_TAG = -1, -1
+ANY_SOURCE = -1
+ANY_TAG = -1
 KILLED = 137
 """The exit code of a job whose rank was killed, as with real launchers."""
 _HIDDEN = tuple(str(Path(__file__).parents[1] / room) for room in ("comm", "simulated"))
+"""Folders whose lines do not say where a program waits."""
 
 
 class Network:
     def __init__(self, ranks: int, faults: Faults):
-        self.scheduler = Scheduler(ranks, self.standstill)
+        self.scheduler = Scheduler(ranks, self.explain_standstill)
         self.timing = Timing(faults)
         self.messages: Counter[str] = Counter()
         self.trace = 0
@@ -30,7 +32,8 @@ class Network:
         self.dead: set[int] = set()
         self.on_kill: list[Callable[[int], None]] = []
         self._contexts = 0
-        self._pending: list[dict[Request, None]] = [{} for _ in range(ranks)]
+        # Dictionaries, not sets: a set's order would depend on addresses, not on the seed.
+        self._pending: list[dict[Operation, None]] = [{} for _ in range(ranks)]
         self._stops = {(stop.rank, stop.call): stop.seconds for stop in faults.stops}
         self._kills = {kill.rank: kill for kill in faults.kills}
 
@@ -46,29 +49,33 @@ class Network:
         self.poll(rank, name)
 
     def poll(self, rank: int, name: str) -> None:
-        """Begin a call that only polls, which unlike `call` does not shorten the rank's next
-        rest."""
-        task = self._task(rank)
-        task.calls, task.call = task.calls + 1, name
+        """Begin a call that only polls: unlike `call`, it does not shorten the next rest."""
+        task = self._require_running(rank)
+        task.calls += 1
+        task.call = name
         self.trace = zlib.crc32(f"{rank} {name} {self.scheduler.now!r}".encode(), self.trace)
-        seconds = self.timing.call(rank)
-        if stopped := self._stops.get((rank, task.calls)):
+        seconds = self.timing.call_seconds(rank)
+        stop = self._stops.get((rank, task.calls))
+        if stop:
             self.happened.append(
-                f"rank {rank} stopped for {in_seconds(stopped)} in {name}, its call {task.calls}"
+                f"rank {rank} stopped for {in_seconds(stop)} in {name}, its call {task.calls}"
             )
-            seconds += stopped
+            seconds += stop
         kill = self._kills.get(rank)
+        # A kill after the operation is posted comes in `begin`; if its call posted nothing, here.
         if kill and task.calls >= kill.call + kill.posted:
             self._kill(task)
         self.scheduler.spend(task, seconds)
 
-    def _task(self, rank: int) -> Task:
+    def _require_running(self, rank: int) -> Task:
+        """Return a rank's task; raise Ended, which ends its thread, if it is dead."""
         task = self.scheduler.tasks[rank]
         if self.scheduler.ending or task.dead:
             raise Ended
         return task
 
-    def begun(self, request: Request) -> Request:
+    def begin(self, request: Operation) -> Operation:
+        """Record an operation that a rank has posted, and return it."""
         task = self.scheduler.tasks[request.rank]
         if not request.done:
             self._pending[request.rank][request] = None
@@ -77,31 +84,34 @@ class Network:
             self._kill(task)
         return request
 
-    def wait(self, request: Request) -> None:
+    def wait(self, request: Operation) -> None:
         task = self.scheduler.tasks[request.rank]
+        # A loop, because other events also wake the task.
         while not request.done:
             task.awaited = request
             self.scheduler.pause(task)
         task.awaited = None
 
     def rest(self, rank: int) -> None:
-        self.scheduler.rest_of(self._task(rank))
+        self.scheduler.rest(self._require_running(rank))
 
     # ---- what comes to a rank
 
     def stir(self, rank: int) -> None:
+        """Wake a rank that rests between two polls, for something has come for it."""
         task = self.scheduler.tasks[rank]
         task.rest = FIRST_REST
         if task.resting:
             task.resting = False
-            self.scheduler.wake(task, self.timing.call(rank))
+            self.scheduler.wake(task, self.timing.call_seconds(rank))
 
-    def ended(self, request: Request) -> None:
+    def end(self, request: Operation) -> None:
+        """Take a finished operation from the list of pending ones, and wake its rank."""
         self._pending[request.rank].pop(request, None)
         task = self.scheduler.tasks[request.rank]
         if task.awaited is request:
             task.awaited = None
-            self.scheduler.wake(task, self.timing.call(request.rank))
+            self.scheduler.wake(task, self.timing.call_seconds(request.rank))
         self.stir(request.rank)
 
     def _kill(self, task: Task) -> None:
@@ -114,31 +124,37 @@ class Network:
             lose(task.rank)
         end = SimulationError(f"{self.happened[-1]}; the launcher ends the job.")
         end.exit_code = KILLED
-        self.scheduler.after(self.timing.noticing(), self.scheduler.end, end)
+        self.scheduler.after(self.timing.notice_seconds(), self.scheduler.end, end)
+        # decision 50: the thread stays, for unwinding would run what a killed process never runs.
         self.scheduler.pause(task)
 
-    def standstill(self) -> SimulationError | None:
-        left = self.scheduler.left()
-        if not left:
+    # ---- the words of a deadlock
+
+    def explain_standstill(self) -> SimulationError | None:
+        """Return the error of a job whose ranks all wait; None if all ranks have ended."""
+        waiting = self.scheduler.list_unfinished()
+        if not waiting:
             return None
-        waits = "; ".join(map(self._wait_of, left[:8])) + "; ..." * (len(left) > 8)
+        waits = "; ".join(map(self._describe_wait, waiting[:8]))
+        if len(waiting) > 8:
+            waits += "; ..."
         return SimulationError(f"deadlock, the ranks wait for each other: {waits}")
 
-    def _wait_of(self, task: Task) -> str:
+    def _describe_wait(self, task: Task) -> str:
         operations = [task.awaited] if task.awaited else list(self._pending[task.rank])
-        waits = []
-        for operation in operations[:2]:
-            others = sorted(operation.needs())
-            ended = [other for other in others if self.scheduler.tasks[other].done]
-            names = (
-                f" for rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
-                if others
-                else ""
-            )
-            waits.append(
-                operation.words + names + " (which has ended)" * (bool(ended) and ended == others)
-            )
+        waits = [self._describe(operation) for operation in operations[:2]]
         return f"rank {task.rank} in {' and '.join(waits) or task.call}{_place(task)}"
+
+    def _describe(self, operation: Operation) -> str:
+        words = operation.words
+        ranks = sorted(operation.needs())
+        if not ranks:
+            return words
+        noun = "rank" if len(ranks) == 1 else "ranks"
+        words += f" for {noun} {', '.join(map(str, ranks))}"
+        if all(self.scheduler.tasks[rank].done for rank in ranks):
+            words += " (which has ended)"
+        return words
 
 
 class Context:
@@ -148,16 +164,20 @@ class Context:
 
 
 def _place(task: Task) -> str:
-    frame = sys._current_frames().get(task.thread.ident) if task.thread else None
-    while frame and (
-        frame.f_code.co_filename.startswith(_HIDDEN) or "threading" in frame.f_code.co_filename
-    ):
+    """Return the file, line and function in which a task's program waits."""
+    if task.thread is None or task.thread.ident is None:
+        return ""
+    frame = sys._current_frames().get(task.thread.ident)
+    while frame and _is_hidden(frame.f_code.co_filename):
         frame = frame.f_back
-    return (
-        f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno}, {frame.f_code.co_name})"
-        if frame
-        else ""
-    )
+    if frame is None:
+        return ""
+    code = frame.f_code
+    return f" ({Path(code.co_filename).name}:{frame.f_lineno}, {code.co_name})"
+
+
+def _is_hidden(file: str) -> bool:
+    return file.startswith(_HIDDEN) or "threading" in file
 
 
 # ---- by mpi4py's names
@@ -168,20 +188,57 @@ class Status:
 
 
 class Request:
-    """An operation that a rank has begun. Without a network it is MPI's null request."""
+    """MPI's null request, which has ended; the base of `Operation`."""
 
-    def __init__(self, network: Network | None = None, rank: int = -1, words: str = ""):
-        self.network, self.rank, self.words = network, rank, words
-        self.done = self.null = network is None
+    null = True
+
+    def Test(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Request) and (self is other or (self.null and other.null))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @staticmethod
+    def Testsome(requests: Sequence[Request]) -> list[int] | None:
+        active: dict[int, Operation] = {}
+        for number, request in enumerate(requests):
+            if isinstance(request, Operation) and not request.null:
+                active[number] = request
+        if not active:
+            return None
+        first = next(iter(active.values()))
+        first.network.poll(first.rank, "Testsome")
+        done = [number for number, request in active.items() if request.done]
+        for number in done:
+            active[number].null = True
+        return done
+
+
+class Operation(Request):
+    """An operation that a rank has begun. It becomes a null request once its rank saw its end."""
+
+    def __init__(self, network: Network, rank: int, words: str):
+        self.network = network
+        self.rank = rank
+        self.words = words
+        self.done = False
+        self.null = False
         self.value: Any = None
         self.needs: Callable[[], set[int]] = set
         """A function that returns the world ranks without which the operation cannot end."""
         self.undo: Callable[[], None] = lambda: None
+        """A function that withdraws the operation of a killed rank."""
 
     def finish(self) -> None:
         if not self.done:
             self.done = True
-            self.network.ended(self)
+            self.network.end(self)
 
     def Test(self) -> bool:
         if not self.null:
@@ -195,23 +252,6 @@ class Request:
             self.network.wait(self)
             self.null = True
         return self.value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Request) and (self is other or (self.null and other.null))
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    @staticmethod
-    def Testsome(requests: Sequence[Request]) -> list[int] | None:
-        active = [number for number, request in enumerate(requests) if not request.null]
-        if not active:
-            return None
-        requests[active[0]].network.poll(requests[active[0]].rank, "Testsome")
-        done = [number for number in active if requests[number].done]
-        for number in done:
-            requests[number].null = True
-        return done
 
 
 class Group:

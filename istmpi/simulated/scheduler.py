@@ -1,5 +1,6 @@
-"""The scheduler of simulated ranks, which are threads: one runs until it calls MPI, then the next.
-Time is virtual.
+"""The scheduler of simulated ranks, which are threads, in virtual time.
+
+One runs until it calls MPI, then the next (decision 50).
 
 One list has all future events by their times, and the running thread carries them out. The order
 therefore follows from the times alone. Ranks that still wait when the list is empty are in a
@@ -27,26 +28,36 @@ class Task:
         self.rank = rank
         self.calls = 0
         self.call = ""
-        self.done = self.dead = self.resting = False
+        self.done = False
+        self.dead = False
+        self.resting = False
         self.awaited: Any = None
         self.thread: threading.Thread | None = None
+        # The thread runs while it has the baton; it acquires the lock to wait for its turn.
         self.baton = threading.Lock()
         self.baton.acquire()
         self.ticket = 0
+        """The number of the task's valid turn; turns with earlier numbers are cancelled."""
         self.rest = FIRST_REST
 
 
 class Scheduler:
-    def __init__(self, ranks: int, standstill: Callable[[], BaseException | None]):
-        """``standstill`` is called if no event is left. It returns the error, or None if all ranks
-        have ended."""
-        self.standstill = standstill
+    def __init__(self, ranks: int, explain_standstill: Callable[[], BaseException | None]):
+        """``explain_standstill`` is called if no event is left.
+
+        It returns the error, or None if all ranks have ended.
+        """
+        self._explain_standstill = explain_standstill
         self.tasks = [Task(rank) for rank in range(ranks)]
         self.now = 0.0
         self.switches = 0
         self.ending = False
         self.verdict: BaseException | None = None
+        self.ended_by: int | None = None
         self._list: list[tuple[float, int, Callable[[Any], None] | None, Any]] = []
+        """A heap of events: time, number, action and its subject. Without an action, an event is
+        the turn of a task with a ticket."""
+        # Numbers decide between events of one time, so that the order never rests on addresses.
         self._number = 0
         self._over = threading.Lock()
         self._over.acquire()
@@ -64,20 +75,24 @@ class Scheduler:
         task.ticket += 1
         self.at(self.now + seconds, None, (task, task.ticket))
 
-    def end(self, verdict: BaseException) -> None:
-        self.verdict = self.verdict or verdict
+    def end(self, verdict: BaseException, rank: int | None = None) -> None:
+        """End the job with an error, which a rank's program may have raised; the first counts."""
+        if self.verdict is None:
+            self.verdict = verdict
+            self.ended_by = rank
 
     # ---- for the task that has the baton
 
     def spend(self, task: Task, seconds: float) -> None:
         when = self.now + seconds
+        # Most calls end here: no other thread has a turn before this one, so none must wake.
         if self.verdict is None and (not self._list or self._list[0][0] > when):
             self.now = when
             return
         self.wake(task, seconds)
         self.pause(task)
 
-    def rest_of(self, task: Task) -> None:
+    def rest(self, task: Task) -> None:
         task.resting = True
         task.ticket += 1
         if task.rest < LONGEST_REST:
@@ -87,9 +102,10 @@ class Scheduler:
         task.resting = False
 
     def pause(self, task: Task) -> None:
-        following = self._following()
+        following = self._run_events()
         if following is task:
             return
+        # All threads share torch's generator; each rank must find it as it left it.
         state = _global_random()
         self._hand_to(following)
         task.baton.acquire()
@@ -97,23 +113,26 @@ class Scheduler:
             raise Ended
         _set_global_random(state)
 
-    def _following(self) -> Task | None:
-        """Do all events before the next task's turn, and return that task; None if the job is
-        over."""
+    def _run_events(self) -> Task | None:
+        """Run all events before the next turn, and return its task; None if the job is over."""
         while self._list and self.verdict is None:
             when, _, action, subject = heapq.heappop(self._list)
             if action is not None:
                 self.now = when
                 action(subject)
-            elif subject[0].ticket == subject[1]:
+                continue
+            task, ticket = subject
+            if task.ticket == ticket:
                 self.now = when
-                return subject[0]
-        self.verdict = self.verdict or self.standstill()
+                return task
+        if self.verdict is None:
+            self.verdict = self._explain_standstill()
         return None
 
     def _hand_to(self, task: Task | None) -> None:
         self.switches += 1
-        (task.baton if task else self._over).release()
+        baton = task.baton if task else self._over
+        baton.release()
 
     # ---- for the thread that runs all
 
@@ -126,7 +145,7 @@ class Scheduler:
             self.wake(task, 0.0)
         before = _global_random()
         try:
-            self._hand_to(self._following())
+            self._hand_to(self._run_events())
             self._wait_for_the_end()
         finally:
             self._unwind()
@@ -135,9 +154,8 @@ class Scheduler:
     def _wait_for_the_end(self) -> None:
         try:
             self._over.acquire()
-        except (
-            BaseException
-        ) as interruption:  # from a signal in the main thread: acts at the running rank's next call
+        except BaseException as interruption:
+            # A signal in the main thread; it acts at the running rank's next call.
             self.end(interruption)
             self._over.acquire()
             raise
@@ -160,18 +178,23 @@ class Scheduler:
                 pass
         task.done = True
         if not self.ending:
-            self._hand_to(self._following())
+            self._hand_to(self._run_events())
 
-    def left(self) -> Sequence[Task]:
+    def list_unfinished(self) -> Sequence[Task]:
         return [task for task in self.tasks if not (task.done or task.dead)]
 
 
 def _global_random() -> Any:
+    # A program without torch must not wait for its import.
     torch = sys.modules.get("torch")
     return torch.get_rng_state() if torch else None
 
 
 def _set_global_random(state: Any) -> None:
+    """Set torch's generator to a state, or to that of a new process if it is None."""
     torch = sys.modules.get("torch")
-    if torch:
-        torch.set_rng_state(torch.Generator().get_state() if state is None else state)
+    if torch is None:
+        return
+    if state is None:
+        state = torch.Generator().get_state()
+    torch.set_rng_state(state)

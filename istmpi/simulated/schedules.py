@@ -30,10 +30,10 @@ from istmpi.training.run import run_training
 from istmpi.training.watch import Summary, Watch
 
 
-def simulated_training(
+def simulate_training(
     run: Run, ranks: int, faults: Faults, watch: Watch | None = None, resume: str = ""
 ) -> Outcome:
-    run, watch = usable(run), watch or Watch()
+    run = require_direct(run)
 
     def program(communicator: Communicator) -> Summary | None:
         return run_training(run, communicator, watch, resume)
@@ -41,45 +41,54 @@ def simulated_training(
     return simulate(program, ranks, faults)
 
 
-def usable(run: Run) -> Run:
+def require_direct(run: Run) -> Run:
+    """Return a run whose checkpoints need no MPI library; raise ConfigError if it asks for one."""
     if run.checkpoint.writer == "mpio":
         raise ConfigError(
-            "checkpoint.writer = 'mpio' needs an MPI library, which simulated ranks lack. Use direct, which "
-            "writes the same file."
+            "checkpoint.writer = 'mpio' needs an MPI library, which simulated ranks lack. "
+            "Use direct, which writes the same file."
         )
     return run.override({"checkpoint.writer": "direct"})
 
 
 @dataclass(frozen=True)
 class Reached:
+    """The result of a run, which no schedule may change."""
+
     weights: str
     loss: float
     score: float
     bytes: int
 
     def differences(self, other: Reached, but: Sequence[str] = ()) -> str:
-        names = [name for name in ("weights", "loss", "score", "bytes") if name not in but]
-        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
-        return ", ".join(
-            f"{name} {value}, not {expected}"
-            for name, expected, value in pairs
-            if value != expected
-        )
+        """List in words how another result differs, apart from the values ``but``."""
+        differences = []
+        for name in ("weights", "loss", "score", "bytes"):
+            expected = getattr(self, name)
+            value = getattr(other, name)
+            if name not in but and value != expected:
+                differences.append(f"{name} {value}, not {expected}")
+        return ", ".join(differences)
 
 
-def trained(run: Run, communicator: Communicator) -> Reached:
+def train(run: Run, communicator: Communicator) -> Reached:
     """Train a run without files, and return its result. Collective."""
     training = Training(run, communicator, StopSign(communicator))
     for progress in training.rounds():
         last = progress
     training.method.publish()
-    parameters, tensors = training.architecture.parameters, training.store.tensors
-    rows = {
-        name: tensors[name].contiguous().view(torch.uint8).numpy().tobytes() for name in parameters
-    }
+    rows = {}
+    for name in training.architecture.parameters:
+        tensor = training.store.tensors[name]
+        # Viewed as bytes, because NumPy has no bfloat16.
+        rows[name] = tensor.contiguous().view(torch.uint8).numpy().tobytes()
     per_rank = communicator.gather_to_root(rows)
-    whole = {name: b"".join(each[name] for each in per_rank) for name in rows} if per_rank else {}
+    whole = {}
+    if per_rank:
+        for name in rows:
+            whole[name] = b"".join(rows_of_rank[name] for rows_of_rank in per_rank)
     weights = communicator.broadcast_from_root(_digest(whole))
+    assert last.score is not None, "the last round is always evaluated"
     return Reached(weights, last.loss, last.score.score, last.bytes)
 
 
@@ -100,99 +109,117 @@ class Schedule:
 
     @property
     def kinds(self) -> list[str]:
+        """The kinds of faults that came about."""
         first = self.outcomes[0]
-        stopped = any("stopped" in fault for fault in first.happened)
-        came = {DELAYS: True, STOPS: stopped, SLOW: bool(self.faults.slow), KILLS: bool(first.dead)}
-        return [kind for kind, came_about in came.items() if came_about]
+        kinds = [DELAYS]
+        if any("stopped" in fault for fault in first.happened):
+            kinds.append(STOPS)
+        if self.faults.slow:
+            kinds.append(SLOW)
+        if first.dead:
+            kinds.append(KILLS)
+        return kinds
 
 
 class Schedules:
     def __init__(self, run: Run, ranks: int, kinds: Sequence[str] = KINDS):
         if run.method.shares == "auto":
             raise ConfigError(
-                "method.shares = 'auto' follows measured times, which schedules do not repeat. Give numbers, "
-                "or leave shares out."
+                "method.shares = 'auto' follows measured times, which schedules do not repeat. "
+                "Give numbers, or leave shares out."
             )
-        self._run, self._ranks, self._kinds = usable(run), ranks, kinds
+        self._run = require_direct(run)
+        self._ranks = ranks
+        self._kinds = kinds
 
     @cached_property
     def _undisturbed(self) -> Outcome:
-        outcome = self._outcome(self._in_memory, Faults())
+        outcome = self._simulate(self._train, Faults())
         outcome.require()
         return outcome
 
     @cached_property
     def calls(self) -> Sequence[int]:
-        with _in_a_folder(self._run) as run:
-            return self._outcome(
-                lambda communicator: run_training(run, communicator), Faults()
-            ).calls
+        """The number of each rank's calls in an undisturbed run that writes its folder."""
+        with _open_folder(self._run) as run:
+
+            def program(communicator: Communicator) -> object:
+                return run_training(run, communicator)
+
+            return self._simulate(program, Faults()).calls
 
     @property
     def reached(self) -> Reached:
         return self._undisturbed.results[0]
 
-    def _in_memory(self, communicator: Communicator) -> Reached:
-        return trained(self._run, communicator)
+    def _train(self, communicator: Communicator) -> Reached:
+        return train(self._run, communicator)
 
-    def _outcome(self, program: Callable[[Communicator], object], faults: Faults) -> Outcome:
+    def _simulate(self, program: Callable[[Communicator], object], faults: Faults) -> Outcome:
         return simulate(program, self._ranks, faults)
 
     def run(self, seeds: Sequence[int]) -> Iterator[Schedule]:
         for seed in seeds:
-            faults = Faults.drawn(seed, self._ranks, self._kinds, self._undisturbed.calls)
+            faults = Faults.draw(seed, self._ranks, self._kinds, self._undisturbed.calls)
             if faults.kills:
-                yield self.killed(seed, Faults.drawn(seed, self._ranks, self._kinds, self.calls))
+                # A run that writes its folder makes more calls, so the place is drawn among these.
+                faults = Faults.draw(seed, self._ranks, self._kinds, self.calls)
+                yield self.run_killed(seed, faults)
             else:
-                outcome = self._outcome(self._in_memory, faults)
-                yield Schedule(
-                    seed, faults, [outcome], _wrong(outcome) or self._compared(outcome.results)
-                )
+                outcome = self._simulate(self._train, faults)
+                finding = _describe_error(outcome) or self._compare(outcome.results)
+                yield Schedule(seed, faults, [outcome], finding)
 
-    def _compared(self, results: Sequence[Reached], but: Sequence[str] = ()) -> str:
+    def _compare(self, results: Sequence[Reached], but: Sequence[str] = ()) -> str:
+        """Return in words how results differ from the undisturbed run's; empty if they agree."""
         counts = Counter(self.reached.differences(reached, but) for reached in results)
         return "; ".join(f"{words} on {count} ranks" for words, count in counts.items() if words)
 
-    def killed(self, seed: int, faults: Faults) -> Schedule:
+    def run_killed(self, seed: int, faults: Faults) -> Schedule:
         """Run a job in a folder until it loses a rank, and then the job that resumes it."""
-        with _in_a_folder(self._run) as run:
+        with _open_folder(self._run) as run:
 
             def program(communicator: Communicator) -> object:
                 return run_training(run, communicator, resume="auto")
 
-            outcomes = [self._outcome(program, faults)]
-            first = outcomes[0]
-            if first.dead and getattr(first.ended, "exit_code", None) != KILLED:
-                return Schedule(
-                    seed,
-                    faults,
-                    outcomes,
-                    _wrong(first) or f"ended without a report of {first.happened}",
-                )
+            first = self._simulate(program, faults)
+            outcomes = [first]
             if first.dead:
-                outcomes.append(self._outcome(program, Faults(seed)))
-            return Schedule(seed, faults, outcomes, _wrong(outcomes[-1]) or self._in_folder(run))
+                if getattr(first.ended, "exit_code", None) != KILLED:
+                    unreported = f"ended without a report of {first.happened}"
+                    finding = _describe_error(first) or unreported
+                    return Schedule(seed, faults, outcomes, finding)
+                outcomes.append(self._simulate(program, Faults(seed)))
+            finding = _describe_error(outcomes[-1]) or self._compare_folder(run)
+            return Schedule(seed, faults, outcomes, finding)
 
-    def _in_folder(self, run: Run) -> str:
+    def _compare_folder(self, run: Run) -> str:
         with open_checkpoint(Path(run.output.folder) / NETWORK) as checkpoint:
-            parameters = checkpoint.architecture.parameters
-            tensors = {name: checkpoint.tensors[name].rows().tobytes() for name in parameters}
-            reached = Reached(_digest(tensors), checkpoint.header.loss, 0.0, 0)
-        return self._compared([reached], ("score", "bytes"))
+            tensors = {}
+            for name in checkpoint.architecture.parameters:
+                tensors[name] = checkpoint.tensors[name].rows().tobytes()
+            # A file has no score and no bytes; they are not compared.
+            reached = Reached(_digest(tensors), checkpoint.header.loss, score=0.0, bytes=0)
+        return self._compare([reached], ("score", "bytes"))
 
 
-def _wrong(outcome: Outcome) -> str:
-    for error in (outcome.ended, *outcome.errors):
+def _describe_error(outcome: Outcome) -> str:
+    """Return the words of a job's first error; empty if it ended without one."""
+    if outcome.ended is not None:
+        kind = type(outcome.ended).__name__
+        if outcome.ended_by is not None:
+            kind += f" on rank {outcome.ended_by}"
+        return one_line(f"{kind}: {outcome.ended}")
+    for error in outcome.errors:
         if error is not None:
-            where = getattr(error, "simulated_rank", None)
-            return one_line(
-                f"{type(error).__name__}{'' if where is None else f' on rank {where}'}: {error}"
-            )
+            return one_line(f"{type(error).__name__}: {error}")
     return ""
 
 
 @contextmanager
-def _in_a_folder(run: Run) -> Iterator[Run]:
+def _open_folder(run: Run) -> Iterator[Run]:
+    """Yield the run with a new folder and a checkpoint after each round; remove the folder."""
+    # Errors of removal are ignored: a killed rank's thread may still hold a file open.
     with tempfile.TemporaryDirectory(
         prefix="istmpi-schedule-", ignore_cleanup_errors=True
     ) as folder:

@@ -6,7 +6,7 @@ from small import small_run
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.record import RunFolder
 from istmpi.simulated import Faults, simulate
-from istmpi.simulated.schedules import simulated_training, trained
+from istmpi.simulated.schedules import simulate_training, train
 from istmpi.training.run import run_training
 
 pytestmark = pytest.mark.real
@@ -27,10 +27,10 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_simulated_cluster_computes_and_sends_what_a_real_one_does(comm, name):
-    real = comm.allgather(trained(RUNS[name], comm))
+    real = comm.allgather(train(RUNS[name], comm))
     if comm.rank == 0:
-        for faults in (Faults(), Faults.drawn(len(name), comm.size, ["stops", "slow"], 200)):
-            assert simulate(lambda its: trained(RUNS[name], its), comm.size, faults).require() == real
+        for faults in (Faults(), Faults.draw(len(name), comm.size, ["stops", "slow"], 200)):
+            assert simulate(lambda its: train(RUNS[name], its), comm.size, faults).require() == real
 
 
 def test_a_simulated_run_leaves_the_files_that_a_real_one_leaves(comm, shared_tmp):
@@ -38,7 +38,7 @@ def test_a_simulated_run_leaves_the_files_that_a_real_one_leaves(comm, shared_tm
     real, simulated = ({"output.folder": str(shared_tmp / name)} for name in ("real", "simulated"))
     run_training(run.override(real), comm)
     if comm.rank == 0:
-        simulated_training(run.override(simulated), comm.size, Faults(3)).require()
+        simulate_training(run.override(simulated), comm.size, Faults(3)).require()
         for name in ("network.h5", "checkpoints/round-00000002.h5"):
             with (
                 open_checkpoint(shared_tmp / "real" / name) as one,

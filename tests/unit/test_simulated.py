@@ -292,7 +292,7 @@ def test_a_wish_to_stop_reaches_all_in_every_order():
 
 
 def test_faults_are_drawn_of_all_kinds_and_told():
-    told = " ".join(str(Faults.drawn(seed, 4)) for seed in range(40))
+    told = " ".join(str(Faults.draw(seed, 4)) for seed in range(40))
     assert all(word in told for word in ("delayed", "stopped for", "slowed", "killed at its call"))
     assert str(Faults()) == "none"
-    assert not any(Faults.drawn(seed, 4, ["stops", "slow"]).kills for seed in range(40))
+    assert not any(Faults.draw(seed, 4, ["stops", "slow"]).kills for seed in range(40))

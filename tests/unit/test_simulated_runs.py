@@ -16,7 +16,7 @@ from istmpi.errors import ConfigError
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.simulated import KINDS, Faults, Kill, simulate
 from istmpi.simulated import schedules as simulation
-from istmpi.simulated.schedules import Reached, Schedules, simulated_training
+from istmpi.simulated.schedules import Reached, Schedules, simulate_training
 
 SHORT = {"train__rounds": 2, "method__local_steps": 2}
 
@@ -29,7 +29,7 @@ def test_the_recorded_bits_and_messages_come_out_when_ranks_stop_and_are_slow(ca
     number = list(MLP).index(case)
     run = run_of(MLP[case], 3, tmp_path)
     expected = RECORDED["runs"]["3 ranks"][case]
-    faults = Faults.drawn(number, 3, ["stops", "slow"], 300)
+    faults = Faults.draw(number, 3, ["stops", "slow"], 300)
     for outcome in simulate(lambda comm: replayed(comm, run), 3, faults).require():
         compared = expected if RECORDED["arithmetic"] == arithmetic() else ("messages", "bytes")
         assert {name: outcome[name] for name in compared} == {name: expected[name] for name in compared}
@@ -71,7 +71,7 @@ def test_a_schedule_that_breaks_the_law_is_a_finding(monkeypatch):
             return Reached("", 0.0, 0.0, 0)
         return Reached(str([comm.mpi.recv() for _ in range(comm.size - 1)]), 0.0, 0.0, 0)
 
-    monkeypatch.setattr(simulation, "trained", racing)
+    monkeypatch.setattr(simulation, "train", racing)
     found = [schedule.finding for schedule in Schedules(small_run(), 4, ()).run(range(20))]
     orders = [finding for finding in found if ", not [1, 2, 3] on 1 ranks" in finding]
     assert orders and len(orders) < len(found)
@@ -91,7 +91,7 @@ def test_a_run_killed_at_any_call_and_resumed_comes_to_the_same_weights():
     kills = [Kill(rank, call) for rank in range(3) for call in range(5 + rank, schedules.calls[rank], 151)]
     for number, kill in enumerate(kills):
         posted = replace(kill, posted=bool(number % 2))
-        schedule = schedules.killed(number, replace(Faults(number), kills=[posted]))
+        schedule = schedules.run_killed(number, replace(Faults(number), kills=[posted]))
         assert schedule.outcomes[0].dead == {kill.rank}
         found.append(schedule.finding)
     assert len(found) >= 6 and not any(found)
@@ -99,7 +99,7 @@ def test_a_run_killed_at_any_call_and_resumed_comes_to_the_same_weights():
 
 def test_parallel_hdf5_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="^checkpoint.writer = 'mpio' needs an MPI library, .* Use direct"):
-        simulated_training(Run().override({"checkpoint.writer": "mpio"}), 2, Faults())
+        simulate_training(Run().override({"checkpoint.writer": "mpio"}), 2, Faults())
 
 
 def test_shares_that_follow_the_clock_are_refused_for_schedules():
@@ -127,7 +127,7 @@ def test_the_command_trains_without_mpi_and_says_that_it_is_simulated(tmp_path):
 def test_a_lost_rank_ends_the_command_as_it_ends_mpirun(istmpi_command, tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(train__rounds=6, **{"method__local_steps": 2, "checkpoint__every": 1}).toml())
-    seed = next(seed for seed in range(99) for kill in Faults.drawn(seed, 3).kills if 100 < kill.call < 200)
+    seed = next(seed for seed in range(99) for kill in Faults.draw(seed, 3).kills if 100 < kill.call < 200)
     command = ("simulate", run, "--ranks", 3, "--out", tmp_path / "out")
     code, out, err = istmpi_command(*command, "--faults", seed)
     assert code == 137 and "; came about: rank " in out
@@ -151,7 +151,7 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_pa
     run = small_run(output__folder=str(folder.path))
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "write", lambda *of: 1 / 0 if of[1] == SUMMARY else write(*of))
-        assert isinstance(simulated_training(run, 2, Faults()).ended, ZeroDivisionError)
+        assert isinstance(simulate_training(run, 2, Faults()).ended, ZeroDivisionError)
     files = [folder.path / "network.h5", folder.path / "metrics.jsonl"]
     before = [file.read_bytes() for file in files]
     assert not (folder.path / SUMMARY).exists()
@@ -159,7 +159,7 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_pa
     for ranks in 1, 2:
         ear, left = Listening(), folder.path / f".progress.png.{ranks}-0a.tmp"
         left.touch()
-        simulated_training(run, ranks, Faults(), ear, "auto").require()
+        simulate_training(run, ranks, Faults(), ear, "auto").require()
         assert not left.exists()
         assert any("nothing left to train" in said for said in ear.said) == (ranks == 2)
         assert any("summary.json cannot be read" in said for said in ear.said) == (ranks == 1)

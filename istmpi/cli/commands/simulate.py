@@ -72,11 +72,11 @@ def command(
 
     from istmpi.cli.display import TrainingDisplay
     from istmpi.simulated import Faults
-    from istmpi.simulated.schedules import simulated_training
+    from istmpi.simulated.schedules import simulate_training
 
-    befalls = Faults() if faults is None else Faults.drawn(faults, ranks)
+    befalls = Faults() if faults is None else Faults.draw(faults, ranks)
     with TrainingDisplay(shown) as display:
-        outcome = simulated_training(resolved, ranks, befalls, display, resume)
+        outcome = simulate_training(resolved, ranks, befalls, display, resume)
     tell(
         f"simulated  {sum(outcome.calls):,} MPI calls, {outcome.messages['messages']:,} messages, "
         f"{outcome.switches:,} switches, {in_seconds(outcome.seconds)} of virtual time"
