@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi import __version__, comm
+from istmpi.comm import Communicator
 from istmpi.doctor import mpi, network, storage
 from istmpi.doctor.finding import STATES, Finding, red
 from istmpi.doctor.watchdog import limit
@@ -36,50 +37,66 @@ class Report:
 
 
 def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
-    """Run all checks on all ranks. Return the report (None except on rank 0), and True if ranks can
-    still meet.
+    """Run all checks on all ranks.
 
-    If ranks do not hear each other within ``patience`` seconds, the report ends there: the caller
-    gets False and must end the job by force. A rank that hangs in MPI ends the job itself and says
-    where.
+    Return the report (None except on rank 0), and True if ranks can still meet. If ranks do not
+    hear each other within ``patience`` seconds, the report ends there: the caller gets False and
+    must end the job by force. A rank that hangs in MPI ends the job itself and says where.
     """
     rank, ranks = comm.launched()
     try:
+        # Each limit is longer than the next check's own, so that the check can report first.
         with limit(rank, "starting MPI", 2 * patience):
             comm.start()
-        if silent := comm.handshake(patience):
-            return Report([network.ring(silent)], ranks, [], machine()), False
+        silent = comm.handshake(patience)
+        if silent:
+            return Report([network.describe_ring(silent)], ranks, [], machine()), False
         with limit(rank, "meeting the other ranks", 2 * patience):
             communicator = comm.world()
     except LaunchError as error:
-        return (
-            Report([red("launcher", str(error))], 1, [], machine()) if rank == 0 else None
-        ), True
+        if rank != 0:
+            return None, True
+        return Report([red("launcher", str(error))], 1, [], machine()), True
+    findings = _check(communicator, folder, 6 * patience)
+    hosts = communicator.hosts()
+    if communicator.rank != 0:
+        return None, True
+    return Report(findings, communicator.size, hosts, machine()), True
+
+
+def _check(communicator: Communicator, folder: Path, seconds: float) -> list[Finding]:
+    """Run the checks of ranks that hear each other, each in at most ``seconds``. Collective."""
     checks = {
-        "querying the MPI library": lambda: mpi.library(communicator),
-        "comparing hosts and cores": lambda: mpi.cores(communicator),
-        "listing network interfaces": lambda: network.interfaces(communicator),
-        "looking for GPUs": lambda: mpi.devices(communicator),
-        f"writing to {folder}": lambda: storage.write_test(communicator, folder),
+        "querying the MPI library": lambda: mpi.check_library(communicator),
+        "comparing hosts and cores": lambda: mpi.check_cores(communicator),
+        "listing network interfaces": lambda: network.check_interfaces(communicator),
+        "looking for GPUs": lambda: mpi.check_devices(communicator),
+        f"writing to {folder}": lambda: storage.check_folder(communicator, folder),
     }
-    findings = [network.ring([])] * (communicator.size > 1)
+    findings = []
+    if communicator.size > 1:
+        findings.append(network.describe_ring([]))
     for doing, check in checks.items():
-        with limit(rank, doing, 6 * patience):
+        with limit(communicator.rank, doing, seconds):
             findings += check()
-    size, hosts = communicator.size, communicator.hosts()
-    return (Report(findings, size, hosts, machine()) if communicator.rank == 0 else None), True
+    return findings
 
 
 def machine() -> dict[str, Any]:
-    """Return versions, loaded modules, and environment variables of jobs, MPI, threads and GPUs,
-    without secrets."""
+    """Return versions, loaded modules and environment variables, without secrets.
+
+    The variables are those of jobs, MPI, threads and GPUs.
+    """
     packages = {package.metadata["Name"]: package.version for package in metadata.distributions()}
-    settings = {name: value for name, value in sorted(os.environ.items()) if _SETTINGS.match(name)}
+    settings = {}
+    for name, value in sorted(os.environ.items()):
+        if _SETTINGS.match(name) and not _SECRET.search(name):
+            settings[name] = value
     return {
         "istmpi": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": dict(sorted(packages.items())),
         "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
-        "settings": {name: value for name, value in settings.items() if not _SECRET.search(name)},
+        "settings": settings,
     }

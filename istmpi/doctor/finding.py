@@ -17,4 +17,6 @@ class Finding:
     cure: str = ""
 
 
-green, yellow, red = (partial(Finding, state) for state in STATES)
+green = partial(Finding, "green")
+yellow = partial(Finding, "yellow")
+red = partial(Finding, "red")

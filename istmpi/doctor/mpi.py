@@ -3,8 +3,8 @@
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,7 +15,18 @@ from istmpi.doctor.finding import Finding, green, red, yellow
 from istmpi.units import counted
 
 
-def library(communicator: Communicator) -> list[Finding]:
+class RankFacts(NamedTuple):
+    """A rank's host, and what it may use there."""
+
+    host: str
+    cores: list[int]
+    """The cores that the rank may use."""
+    host_cores: int
+    threads: int
+
+
+def check_library(communicator: Communicator) -> list[Finding]:
+    """Compare the ranks' MPI libraries and thread levels. Collective."""
     per_rank = communicator.allgather((comm.library(), comm.thread_level()))
     names = sorted({name for name, _ in per_rank})
     level = min((level for _, level in per_rank), key=comm.THREAD_LEVELS.index)
@@ -26,18 +37,14 @@ def library(communicator: Communicator) -> list[Finding]:
             "Install the same library on all hosts.",
         )
     elif communicator.size == 1:
-        finding = green(
-            "MPI", f"{names[0]}; a single rank (mpirun -n P istmpi doctor checks P ranks)"
-        )
+        fact = f"{names[0]}; a single rank (mpirun -n P istmpi doctor checks P ranks)"
+        finding = green("MPI", fact)
     else:
-        finding = green(
-            "MPI", f"{names[0]}, matching the launcher: {communicator.size} ranks see each other"
-        )
+        fact = f"{names[0]}, matching the launcher: {communicator.size} ranks see each other"
+        finding = green("MPI", fact)
     if level == "multiple":
-        return [
-            finding,
-            green("threads", "any thread may call MPI: checkpoints are written in the background"),
-        ]
+        fact = "any thread may call MPI: checkpoints are written in the background"
+        return [finding, green("threads", fact)]
     fact = (
         f"the library offers thread level {level}: checkpoints cannot be written in the background"
     )
@@ -45,70 +52,88 @@ def library(communicator: Communicator) -> list[Finding]:
     return [finding, yellow("threads", fact, cure)]
 
 
-def cores(communicator: Communicator) -> list[Finding]:
+def check_cores(communicator: Communicator) -> list[Finding]:
+    """Check that ranks are spread evenly and share no core. Collective."""
     with communicator.on_this_host() as local:
-        here = socket.gethostname(), usable_cores(), os.cpu_count() or 1, fair_threads(local)
-    return list(spread(communicator.allgather(here)))
+        facts = RankFacts(
+            host=socket.gethostname(),
+            cores=usable_cores(),
+            host_cores=os.cpu_count() or 1,
+            threads=fair_threads(local),
+        )
+    # Plain tuples travel between ranks, as all other values.
+    per_rank = [RankFacts._make(values) for values in communicator.allgather(tuple(facts))]
+    return [judge_spread(per_rank), judge_cores(per_rank)]
 
 
-def spread(per_rank: list[tuple[str, list[int], int, int]]) -> Iterator[Finding]:
-    """Yield the findings on ranks and cores. ``per_rank``: host, usable cores, cores of the host,
-    and threads."""
-    ranks_on = Counter(host for host, *_ in per_rank)
-    shown = ", ".join(
-        f"{host} ({count})" if count > 1 else host for host, count in list(ranks_on.items())[:4]
-    )
-    fact = f"{len(per_rank)} on {counted(len(ranks_on), 'host')}: {shown}{', ...' * (len(ranks_on) > 4)}"
-    cure = "Start the same number of ranks on each host: the slowest sets the pace."
-    uneven = len(set(ranks_on.values())) > 1
-    yield yellow("ranks", f"{fact}; unevenly spread", cure) if uneven else green("ranks", fact)
+def judge_spread(per_rank: list[RankFacts]) -> Finding:
+    """Return the finding on the number of ranks of each host."""
+    ranks_on = Counter(facts.host for facts in per_rank)
+    hosts = []
+    for host, count in list(ranks_on.items())[:4]:
+        hosts.append(f"{host} ({count})" if count > 1 else host)
+    if len(ranks_on) > 4:
+        hosts.append("...")
+    fact = f"{len(per_rank)} on {counted(len(ranks_on), 'host')}: {', '.join(hosts)}"
+    if len(set(ranks_on.values())) > 1:
+        cure = "Start the same number of ranks on each host: the slowest sets the pace."
+        return yellow("ranks", f"{fact}; unevenly spread", cure)
+    return green("ranks", fact)
 
-    crowded, idle = [], []
-    for host, count in ranks_on.items():
-        used = {core for its_host, cores, *_ in per_rank if its_host == host for core in cores}
-        total = next(total for its_host, _, total, _ in per_rank if its_host == host)
-        if count > len(used):
-            crowded.append(f"{count} ranks share {counted(len(used), 'core')} of {host}")
-        elif 2 * len(used) <= total:
-            idle.append(f"{host} has {total} cores, but its ranks may use only {len(used)}")
-    threads = sorted({threads for *_, threads in per_rank})
-    fact = f"{' or '.join(map(str, threads))} thread{'s' * (threads != [1])} a rank"
-    cure = "Bind ranks to all of a host's cores: bin/istmpi-run, mpirun --bind-to none, or srun --cpus-per-task=CORES."
+
+def judge_cores(per_rank: list[RankFacts]) -> Finding:
+    """Return the finding on the cores of each host: shared by ranks, or not used by any."""
+    crowded = []
+    idle = []
+    for host, count in Counter(facts.host for facts in per_rank).items():
+        on_host = [facts for facts in per_rank if facts.host == host]
+        used = len(set().union(*(facts.cores for facts in on_host)))
+        total = on_host[0].host_cores
+        if count > used:
+            crowded.append(f"{count} ranks share {counted(used, 'core')} of {host}")
+        elif 2 * used <= total:
+            idle.append(f"{host} has {total} cores, but its ranks may use only {used}")
+    threads = sorted({facts.threads for facts in per_rank})
+    noun = "thread" if threads == [1] else "threads"
+    fact = f"{' or '.join(map(str, threads))} {noun} a rank"
     if crowded:
         cure = "Start at most one rank for each core."
-    problems = crowded or idle
-    yield (
-        yellow("cores", f"{fact}; {'; '.join(problems[:4])}", cure)
-        if problems
-        else green("cores", fact)
-    )
+        return yellow("cores", f"{fact}; {'; '.join(crowded[:4])}", cure)
+    if idle:
+        cure = (
+            "Bind ranks to all of a host's cores: bin/istmpi-run, mpirun --bind-to none, or "
+            "srun --cpus-per-task=CORES."
+        )
+        return yellow("cores", f"{fact}; {'; '.join(idle[:4])}", cure)
+    return green("cores", fact)
 
 
-def devices(communicator: Communicator) -> list[Finding]:
+def check_devices(communicator: Communicator) -> list[Finding]:
+    """Check that each rank has a GPU of its own, or none has one. Collective."""
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     driver = Path("/proc/driver/nvidia/version").exists()
     with communicator.on_this_host() as local:
         per_rank = communicator.allgather((names, local.size, driver))
-    equipped = [rank for rank in per_rank if rank[0]]
+    equipped = [(names, size) for names, size, _ in per_rank if names]
     if not equipped:
-        if any(driver for *_, driver in per_rank):
-            cure = "Install a CUDA build of PyTorch, or check CUDA_VISIBLE_DEVICES."
-            return [
-                yellow(
-                    "GPU",
-                    f"the hosts have NVIDIA GPUs that PyTorch {torch.__version__} cannot use",
-                    cure,
-                )
-            ]
-        return [green("GPU", "none; ranks use the CPU")]
-    kinds = ", ".join(sorted({name for names, *_ in equipped for name in names}))
+        return [_judge_without_device(any(driver for _, _, driver in per_rank))]
+    kinds = ", ".join(sorted({name for names, _ in equipped for name in names}))
     if len(equipped) < len(per_rank):
         cure = (
             "Start ranks only on hosts with a GPU, or train all on the CPU: --set train.device=cpu."
         )
         return [yellow("GPU", f"{kinds}, on {len(equipped)} of {len(per_rank)} ranks only", cure)]
-    if shared := [(size, len(names)) for names, size, _ in per_rank if size > len(names)]:
+    shared = [(size, len(names)) for names, size in equipped if size > len(names)]
+    if shared:
         size, count = max(shared)
         fact = f"{kinds}; up to {size} ranks of a host share {counted(count, 'device')}"
         return [yellow("GPU", fact, "Start one rank for each device.")]
     return [green("GPU", f"{kinds}: a device for each rank")]
+
+
+def _judge_without_device(driver: bool) -> Finding:
+    if driver:
+        fact = f"the hosts have NVIDIA GPUs that PyTorch {torch.__version__} cannot use"
+        cure = "Install a CUDA build of PyTorch, or check CUDA_VISIBLE_DEVICES."
+        return yellow("GPU", fact, cure)
+    return green("GPU", "none; ranks use the CPU")

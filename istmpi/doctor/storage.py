@@ -13,79 +13,84 @@ from istmpi.units import size
 TEST_BYTES = 2**26
 
 
-def write_test(communicator: Communicator, folder: Path) -> list[Finding]:
+def check_folder(communicator: Communicator, folder: Path) -> list[Finding]:
     """Let all ranks write their parts of one file, sync it, and read a neighbour's part.
-    Collective; leaves no file."""
-    scratch, problem = "", ""
+
+    Collective; leaves no file.
+    """
+    scratch = ""
+    problem = ""
     if communicator.rank == 0:
         try:
             scratch = tempfile.mkdtemp(prefix=".istmpi-doctor-", dir=folder)
             (Path(scratch) / "parts").touch()
         except OSError as error:
-            problem = error.strerror
+            problem = error.strerror or str(error)
     scratch, problem = communicator.broadcast_from_root((scratch, problem))
     try:
         if problem:
-            return [
-                red(
-                    "folder",
-                    f"{folder} cannot be written ({problem})",
-                    "Give another folder: --folder FOLDER.",
-                )
-            ]
-        return [_test(communicator, folder, Path(scratch) / "parts")]
+            fact = f"{folder} cannot be written ({problem})"
+            return [red("folder", fact, "Give another folder: --folder FOLDER.")]
+        return [_check_file(communicator, folder, Path(scratch) / "parts")]
     finally:
+        # No rank may still read when rank 0 removes the file.
         communicator.barrier()
         if communicator.rank == 0 and scratch:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _test(communicator: Communicator, folder: Path, path: Path) -> Finding:
-    rank, ranks = communicator.rank, communicator.size
-    part = max(TEST_BYTES // ranks, 4096)
-    if unseen := _ranks_where(communicator, not path.exists()):
+def _check_file(communicator: Communicator, folder: Path, path: Path) -> Finding:
+    unseen = _find_ranks(communicator, not path.exists())
+    if unseen:
         hosts = communicator.hosts()
-        fact = f"{folder} is not shared: rank {unseen[0]} on {hosts[unseen[0]]} does not see what {hosts[0]} wrote"
+        fact = (
+            f"{folder} is not shared: rank {unseen[0]} on {hosts[unseen[0]]} "
+            f"does not see what {hosts[0]} wrote"
+        )
         cure = "Give a folder that all hosts mount: --folder FOLDER, and --out FOLDER for training."
         return red("folder", fact, cure)
-    start, problem = time.perf_counter(), ""
+    part = max(TEST_BYTES // communicator.size, 4096)
+    start = time.perf_counter()
+    problem = ""
     try:
-        _write(path, rank * part, bytes([rank % 251]) * part)
+        _write(path, communicator.rank * part, _part(communicator.rank, part))
     except OSError as error:
         problem = error.strerror or str(error)
     per_rank = communicator.allgather((problem, time.perf_counter() - start))
-    for number, (problem, _) in enumerate(per_rank):
+    for rank, (problem, _) in enumerate(per_rank):
         if problem:
-            fact = f"{folder}: rank {number} cannot write ({problem})"
+            fact = f"{folder}: rank {rank} cannot write ({problem})"
             return red("folder", fact, "Free space, or give another folder.")
-    neighbour = (rank + 1) % ranks
+    neighbour = (communicator.rank + 1) % communicator.size
     with path.open("rb") as file:
         file.seek(neighbour * part)
-        changed = file.read(part) != bytes([neighbour % 251]) * part
-    if wrong := _ranks_where(communicator, changed):
+        changed = file.read(part) != _part(neighbour, part)
+    wrong = _find_ranks(communicator, changed)
+    if wrong:
         fact = f"{folder}: rank {wrong[0]} cannot read what its neighbour wrote and synced"
-        return red(
-            "folder",
-            fact,
-            "Give a folder on a file system that shows hosts each other's writes after fsync.",
-        )
-    rate, space = (
-        part * ranks / max(seconds for _, seconds in per_rank),
-        shutil.disk_usage(folder).free,
-    )
-    return green(
-        "folder",
-        f"{folder}: {size(rate)}/s written and synced by all ranks at once, {size(space)} free",
-    )
+        cure = "Give a folder on a file system that shows hosts each other's writes after fsync."
+        return red("folder", fact, cure)
+    rate = part * communicator.size / max(seconds for _, seconds in per_rank)
+    space = shutil.disk_usage(folder).free
+    fact = f"{size(rate)}/s written and synced by all ranks at once, {size(space)} free"
+    return green("folder", f"{folder}: {fact}")
+
+
+def _part(rank: int, nbytes: int) -> bytes:
+    """Return what a rank writes: its number, modulo a prime, so that neighbours differ."""
+    return bytes([rank % 251]) * nbytes
 
 
 def _write(path: Path, offset: int, values: bytes) -> None:
+    # Without a buffer, so that the bytes are written here and not when the file is closed.
     with path.open("r+b", buffering=0) as file:
         file.seek(offset)
         while values:
-            values = values[file.write(values) :]
+            written = file.write(values)
+            values = values[written:]
         os.fsync(file.fileno())
 
 
-def _ranks_where(communicator: Communicator, fact: bool) -> list[int]:
-    return [rank for rank, true in enumerate(communicator.allgather(fact)) if true]
+def _find_ranks(communicator: Communicator, fact: bool) -> list[int]:
+    """Return the ranks on which a fact is true. Collective."""
+    return [rank for rank, holds in enumerate(communicator.allgather(fact)) if holds]

@@ -1,5 +1,7 @@
-"""Loggers (``--log``) send a run's records to other programs. A new logger needs a file and a line
-in LOGGERS."""
+"""Loggers (``--log``) send a run's records to other programs.
+
+A new logger needs a file and a line in LOGGERS.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ LOGGERS = {
     "wandb": "WeightsAndBiases",
     "mlflow": "MLflow",
 }
+"""The class of each logger, in the module with the logger's name."""
 
 
 def require_installed(names: Sequence[str]) -> None:
@@ -29,7 +32,9 @@ def require_installed(names: Sequence[str]) -> None:
 
 
 def open_loggers(names: Sequence[str]) -> dict[str, Watch]:
-    return {
-        name: getattr(import_module(f"istmpi.loggers.{name}"), LOGGERS[name])()
-        for name in dict.fromkeys(names)
-    }
+    loggers = {}
+    for name in dict.fromkeys(names):
+        # Imported only now: a logger's library may be missing, and takes seconds to import.
+        module = import_module(f"istmpi.loggers.{name}")
+        loggers[name] = getattr(module, LOGGERS[name])()
+    return loggers

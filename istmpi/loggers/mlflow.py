@@ -16,8 +16,10 @@ AT_ONCE = 1000
 
 
 class MLflow(Logger):
-    """A step is a round. A resumed run continues its MLflow run; rounds that MLflow already has are
-    not sent again."""
+    """A step is a round.
+
+    A resumed run continues its MLflow run; rounds that MLflow already has are not sent again.
+    """
 
     name = "mlflow"
 
@@ -25,35 +27,42 @@ class MLflow(Logger):
         self._mlflow = optional("mlflow", "mlflow", "runs with --log mlflow", "mlflow")
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
-        self._client = client = self._mlflow.MlflowClient()
-        name = self._known_as(folder)
+        self._client = self._mlflow.MlflowClient()
+        name = self._read_name(folder)
         if name:
-            self._id, self._told = (
-                name,
-                max((m.step for m in client.get_metric_history(name, "loss")), default=0),
-            )
-            client.update_run(self._id, status="RUNNING")
+            self._id = name
+            metrics = self._client.get_metric_history(name, "loss")
+            self._last_round = max((metric.step for metric in metrics), default=0)
+            self._client.update_run(name, status="RUNNING")
             return
-        title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "istmpi")
-        experiment = client.get_experiment_by_name(title)
-        number = experiment.experiment_id if experiment else client.create_experiment(title)
-        self._id, self._told = client.create_run(number, run_name=folder.path.name).info.run_id, 0
-        self._be_known_as(folder, self._id)
-        for key, value in (training.run.flat() | {"ranks": training.communicator.size}).items():
-            client.log_param(self._id, key, value)
+        self._last_round = 0
+        experiment = self._require_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "istmpi"))
+        self._id = self._client.create_run(experiment, run_name=folder.path.name).info.run_id
+        self._write_name(folder, self._id)
+        settings = training.run.flat() | {"ranks": training.communicator.size}
+        for key, value in settings.items():
+            self._client.log_param(self._id, key, value)
+
+    def _require_experiment(self, title: str) -> str:
+        """Return the number of an experiment, which is created if there is none."""
+        experiment = self._client.get_experiment_by_name(title)
+        if experiment:
+            return experiment.experiment_id
+        return self._client.create_experiment(title)
 
     def progressed(self, progress: Progress) -> None:
-        if progress.round <= self._told:
+        if progress.round <= self._last_round:
             return
-        time, step = int(1000 * progress.time), progress.round
-        metrics = [
-            self._mlflow.entities.Metric(
-                re.sub(r"[^\w\-. :/]", "_", name), float(value), time, step
+        milliseconds = int(1000 * progress.time)
+        metrics = []
+        for name, value in figures(progress).items():
+            allowed = re.sub(r"[^\w\-. :/]", "_", name)  # MLflow refuses other characters
+            metrics.append(
+                self._mlflow.entities.Metric(allowed, float(value), milliseconds, progress.round)
             )
-            for name, value in figures(progress).items()
-        ]
         for start in range(0, len(metrics), AT_ONCE):
             self._client.log_batch(self._id, metrics[start : start + AT_ONCE])
 
     def closed(self, error: IstmpiError | None) -> None:
-        self._client.set_terminated(self._id, "FINISHED" if error is None else "FAILED")
+        status = "FINISHED" if error is None else "FAILED"
+        self._client.set_terminated(self._id, status)

@@ -1,5 +1,4 @@
-"""Writes a run's records as TensorBoard events, in the folder ``tensorboard`` of the run's
-folder."""
+"""Writes a run's records as TensorBoard events, in ``tensorboard`` in the run's folder."""
 
 from istmpi.checkpoint.saver import Saver
 from istmpi.errors import IstmpiError
@@ -11,8 +10,10 @@ from istmpi.training.progress import Progress
 
 
 class TensorBoard(Logger):
-    """A step is a round. TensorBoard drops the records of rounds that a later job of the run
-    repeats."""
+    """A step is a round.
+
+    TensorBoard drops the records of rounds that a later job of the run repeats.
+    """
 
     name = "tensorboard"
 
@@ -25,6 +26,7 @@ class TensorBoard(Logger):
         done = training.rounds_done
         path = str(folder.path / "tensorboard")
         self._writer = self._module.SummaryWriter(path, purge_step=done + 1)
+        # A line that begins with four spaces is code in TensorBoard's Markdown.
         settings = "".join(f"    {line}\n" for line in training.run.toml().splitlines())
         self._writer.add_text("run.toml", settings, done)
 

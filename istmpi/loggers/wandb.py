@@ -12,8 +12,10 @@ from istmpi.training.progress import Progress
 
 
 class WeightsAndBiases(Logger):
-    """The library's files are in the folder ``wandb`` of the run's folder. A resumed run continues
-    the same log."""
+    """The library's files are in the folder ``wandb`` of the run's folder.
+
+    A resumed run continues the same log.
+    """
 
     name = "wandb"
 
@@ -21,17 +23,17 @@ class WeightsAndBiases(Logger):
         self._wandb = optional("wandb", "wandb", "runs with --log wandb", "wandb")
 
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
-        run, name = training.run, self._known_as(folder)
+        name = self._read_name(folder)
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "istmpi"),
             name=os.environ.get("WANDB_NAME", folder.path.name),
             id=name or None,
             resume="allow",
             dir=str(folder.path),
-            config=run.flat() | {"ranks": training.communicator.size},
+            config=training.run.flat() | {"ranks": training.communicator.size},
             settings=self._wandb.Settings(console="off"),  # the terminal is the display's
         )
-        self._be_known_as(folder, self._run.id)
+        self._write_name(folder, self._run.id)
         for metric in ("*", "phases/*", "by_rank/*"):
             self._run.define_metric(metric, step_metric="round")
 
@@ -39,4 +41,5 @@ class WeightsAndBiases(Logger):
         self._run.log({"round": progress.round, **figures(progress)})
 
     def closed(self, error: IstmpiError | None) -> None:
-        self._run.finish(exit_code=0 if error is None else 1)
+        exit_code = 0 if error is None else 1
+        self._run.finish(exit_code=exit_code)

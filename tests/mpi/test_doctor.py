@@ -13,7 +13,7 @@ def states(findings):
 
 
 def test_a_healthy_job(comm, shared_tmp):
-    findings = [*mpi.library(comm), *storage.write_test(comm, shared_tmp)]
+    findings = [*mpi.check_library(comm), *storage.check_folder(comm, shared_tmp)]
     assert states(findings) == {
         "MPI": "green",
         "threads": "green" if thread_level() == THREAD_LEVELS[-1] else "yellow",
@@ -29,7 +29,7 @@ def test_a_folder_of_each_host_is_told_from_a_shared_one(comm, shared_tmp, monke
     folder = shared_tmp
     if comm.rank == comm.size - 1:
         monkeypatch.setattr(storage.Path, "exists", lambda path: False)
-    (found,) = storage.write_test(comm, folder)
+    (found,) = storage.check_folder(comm, folder)
     assert found.state == "red"
     assert f"is not shared: rank {comm.size - 1} on " in found.fact
 
@@ -40,5 +40,5 @@ def test_a_folder_without_room_is_red(comm, shared_tmp, monkeypatch):
 
     if comm.rank == 0:
         monkeypatch.setattr(storage, "_write", full)
-    (found,) = storage.write_test(comm, shared_tmp)
+    (found,) = storage.check_folder(comm, shared_tmp)
     assert found.state == "red" and "rank 0 cannot write (No space left on device)" in found.fact

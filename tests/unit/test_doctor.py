@@ -12,7 +12,7 @@ import pytest
 from patience import patient
 
 from istmpi.doctor import machine, mpi, network
-from istmpi.doctor.watchdog import unanswered
+from istmpi.doctor.watchdog import find_unanswered
 
 
 def doctor(*arguments, **settings):
@@ -75,7 +75,8 @@ def test_a_launcher_of_another_mpi_is_named(tmp_path):
     ],
 )
 def test_cores(per_rank, name, state, fact):
-    (found,) = (finding for finding in mpi.spread(per_rank) if finding.name == name)
+    judge = {"cores": mpi.judge_cores, "ranks": mpi.judge_spread}[name]
+    found = judge([mpi.RankFacts(*values) for values in per_rank])
     assert found.state == state and fact in found.fact
     assert bool(found.cure) == (state != "green")
 
@@ -94,14 +95,14 @@ ETH, OTHER, BRIDGE = "eth0 (10.0.0.1)", "eth0 (10.0.0.2)", "docker0 (172.17.0.1)
     ],
 )  # fmt: skip
 def test_interfaces(by_host, chosen, state, fact):
-    found = network.judged(by_host, chosen)
+    found = network.judge_interfaces(by_host, chosen)
     assert found.state == state and fact in found.fact
 
 
 def test_a_silent_pair_is_named():
-    found = network.ring([(2, 5)])
+    found = network.describe_ring([(2, 5)])
     assert found.state == "red" and "rank 2 receives nothing from rank 5" in found.fact
-    many = network.ring([(0, rank) for rank in range(1, 20)])
+    many = network.describe_ring([(0, rank) for rank in range(1, 20)])
     assert "and 11 more pairs" in many.fact
 
 
@@ -115,8 +116,8 @@ def test_a_connection_without_an_answer_is_seen():
             client = stack.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(server.getsockname())
-        assert unanswered(os.getpid()) == ["127.0.0.1"]
-    assert unanswered(os.getpid()) == []
+        assert find_unanswered(os.getpid()) == ["127.0.0.1"]
+    assert find_unanswered(os.getpid()) == []
 
 
 def test_a_hang_is_ended_with_its_place():
