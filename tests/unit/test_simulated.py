@@ -260,7 +260,7 @@ def test_an_error_of_one_rank_ends_all_and_one_of_all_does_not():
         comm.barrier()
 
     outcome = simulate(broken, 3)
-    assert isinstance(outcome.ended, ValueError) and outcome.ended.simulated_rank == 1
+    assert isinstance(outcome.ended, ValueError) and outcome.ended_by == 1
 
     def agreed(comm):
         with comm.agreed():
