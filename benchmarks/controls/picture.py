@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from istmpi.report.styles import STYLES, Style, looking_alike
+from istmpi.report.styles import STYLES, Style, use_look
 
 LINES = {"narrow": "--", "tenth": "--", "never": ":"}
 """The lines of variants, by a word of their names."""
@@ -12,7 +12,7 @@ LINES = {"narrow": "--", "tenth": "--", "never": ":"}
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Mapping]]], path: Path) -> None:
     """Draw the means of records' curves by panel and method; a star is the last score of subnets side by side."""
-    with looking_alike():
+    with use_look():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(4.2 * len(panels), 4), layout="constrained")
@@ -35,7 +35,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Mapping]]], path: Pat
 
 def draw_times(known: Mapping[str, Mapping[str, Sequence[Mapping]]], title: str, path: Path) -> None:
     """Draw the records by line rate, one panel each, and method: means of accuracies, medians of seconds."""
-    with looking_alike():
+    with use_look():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6 * len(known), 5), layout="constrained")

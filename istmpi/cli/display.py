@@ -149,7 +149,7 @@ class TrainingDisplay(Watch):
 
     def already_finished(self, folder: RunFolder) -> None:
         self._print_summary(folder.path)
-        self._to_draw = folder.path if plots.missing(folder.path) else None
+        self._to_draw = folder.path if plots.needs_drawing(folder.path) else None
 
     def _print_summary(self, folder: Path) -> None:
         if self._showing.as_json:

@@ -6,50 +6,79 @@ from typing import Any
 from rich.table import Table
 
 from istmpi.engine.axes import Pattern
-from istmpi.report.tables import plain, table_of
+from istmpi.report.tables import make_table, plain
 from istmpi.units import counted, duration, number, size
 
 SHOWN_CLASSES = 12
 
 
 def listing(entries: Iterable[Mapping[str, Any]]) -> Table:
-    def row(entry: Mapping[str, Any]) -> Iterator[object]:
-        yield entry["file"]
-        yield "" if entry["round"] is None else f"{entry['round']} of {entry['rounds']}"
-        yield from (
-            "" if entry[key] is None else entry[key] for key in ("local_steps", "ranks", "method")
-        )
-        yield from (size(entry["bytes"]), entry["modified"], entry["problem"] or "readable")
-
-    columns = "file", "round", "local steps", "ranks", "method", "size", "written", "contents"
-    return table_of(columns, map(row, entries))
+    """Return the table of checkpoint files; a file that cannot be read has None for its facts."""
+    rows = []
+    for entry in entries:
+        position = ""
+        if entry["round"] is not None:
+            position = f"{entry['round']} of {entry['rounds']}"
+        row = [entry["file"], position]
+        for key in ("local_steps", "ranks", "method"):
+            row.append("" if entry[key] is None else entry[key])
+        row += [size(entry["bytes"]), entry["modified"], entry["problem"] or "readable"]
+        rows.append(row)
+    columns = ("file", "round", "local steps", "ranks", "method", "size", "written", "contents")
+    return make_table(columns, rows)
 
 
 def facts(contents: Mapping[str, Any]) -> Table:
-    header, run = contents["header"], contents["header"]["run"]
-    data, method = header["data"], run["method"]
-    shape, names = " x ".join(map(str, data["shape"])), contents["classes"]
-    calibrated = "yes" if contents["calibrated"] else "no: predictions need --calibrate-on"
-    if header["temperature"] != 1:
-        calibrated += f"; outputs divided by a temperature of {header['temperature']:.4g}"
-    table = Table.grid(padding=(0, 2))
-    for name, value in {
-        "run": f"{run['name']}, method {method['name']}, seed {run['train']['seed']}",
+    header = contents["header"]
+    run = header["run"]
+    lines = {
+        "run": f"{run['name']}, method {run['method']['name']}, seed {run['train']['seed']}",
         "network": _network(run["model"], header["network"]),
         "position": f"{header['round']} of {run['train']['rounds']} rounds",
         "loss": f"{header['loss']:.4f}",
-        "so far": f"{number(header['examples'])} examples, {duration(header['seconds'])}, {size(header['bytes'])} sent",
-        "saved by": f"{counted(header['ranks'], 'rank')}; "
-        + ", ".join(f"{name} {version}" for name, version in header["versions"].items()),
-        "data": f"{data['source']}, kind {data['kind']}, {data['task']}, examples {shape}",
-        "classes": f"{len(names)}: {_first(names[:SHOWN_CLASSES], len(names))}"
-        if names
-        else f"none, {data['outputs']} numbers",
-        "calibrated": calibrated,
+        "so far": _describe_cost(header),
+        "saved by": _describe_writer(header),
+        "data": _describe_data(header["data"]),
+        "classes": _describe_classes(contents["classes"], header["data"]),
+        "calibrated": _describe_calibration(contents),
         "format": f"{contents['format']}, version {contents['version']}",
-    }.items():
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in lines.items():
         table.add_row(plain(name, "bold"), plain(value))
     return table
+
+
+def _describe_cost(header: Mapping[str, Any]) -> str:
+    examples = number(header["examples"])
+    return f"{examples} examples, {duration(header['seconds'])}, {size(header['bytes'])} sent"
+
+
+def _describe_writer(header: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    return f"{counted(header['ranks'], 'rank')}; {versions}"
+
+
+def _describe_data(data: Mapping[str, Any]) -> str:
+    shape = " x ".join(map(str, data["shape"]))
+    return f"{data['source']}, kind {data['kind']}, {data['task']}, examples {shape}"
+
+
+def _describe_classes(names: Sequence[str], data: Mapping[str, Any]) -> str:
+    if not names:
+        return f"none, {data['outputs']} numbers"
+    first = ", ".join(map(str, names[:SHOWN_CLASSES]))
+    if len(names) > SHOWN_CLASSES:
+        first += ", ..."
+    return f"{len(names)}: {first}"
+
+
+def _describe_calibration(contents: Mapping[str, Any]) -> str:
+    temperature = contents["header"]["temperature"]
+    words = "yes" if contents["calibrated"] else "no: predictions need --calibrate-on"
+    if temperature != 1:
+        words += f"; outputs divided by a temperature of {temperature:.4g}"
+    return words
 
 
 def _network(model: Mapping[str, Any], table: Mapping[str, Any]) -> str:
@@ -60,81 +89,81 @@ def _network(model: Mapping[str, Any], table: Mapping[str, Any]) -> str:
 
 
 def tensors(title: str, tensors: Sequence[Mapping[str, Any]]) -> Table:
-    rows = [
-        (
-            tensor["name"],
-            tensor["axes"],
-            " x ".join(map(str, tensor["shape"])),
-            tensor["dtype"],
-            size(tensor["bytes"]),
-        )
-        for tensor in tensors
-    ]
+    rows = []
+    for tensor in tensors:
+        shape = " x ".join(map(str, tensor["shape"]))
+        rows.append((tensor["name"], tensor["axes"], shape, tensor["dtype"], size(tensor["bytes"])))
     if len(rows) > 1:
         rows.append(("all", "", "", "", size(sum(tensor["bytes"] for tensor in tensors))))
-    return table_of((title, "axes", "shape", "dtype", "bytes"), rows)
-
-
-def _first(values: Sequence[object], count: int) -> str:
-    return f"{', '.join(map(str, values))}{', ...' * (count > len(values))}"
+    return make_table((title, "axes", "shape", "dtype", "bytes"), rows)
 
 
 def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Table]:
-    """Yield the tables of `istmpi model`: widths, parameters, products, and the weights that ranks
-    would hold."""
+    """Yield the tables of `istmpi model`.
+
+    They have widths, parameters, products, and the weights that ranks would hold.
+    """
     widths = [(width["name"], width["length"], _verdict(width)) for width in facts["widths"]]
-    none = ("none", "", "no: its constructor has no integers above 0")
-    yield table_of(("width", "units", "can be dealt out"), widths or [none])
+    if not widths:
+        widths = [("none", "", "no: its constructor has no integers above 0")]
+    yield make_table(("width", "units", "can be dealt out"), widths)
 
-    names = (
-        (tensor["name"], tensor["axes"], " x ".join(map(str, shapes[tensor["name"]])))
-        for tensor in facts["parameters"]
-    )
-    yield table_of(("parameter", "axes", "shape"), names)
+    parameters = []
+    for tensor in facts["parameters"]:
+        shape = " x ".join(map(str, shapes[tensor["name"]]))
+        parameters.append((tensor["name"], tensor["axes"], shape))
+    yield make_table(("parameter", "axes", "shape"), parameters)
+    yield _list_products(facts["operators"])
+    yield _list_portions(facts)
 
-    products = []
-    for operator in facts["operators"]:
-        calls = f"{operator['calls']} times " * (operator["calls"] > 1)
+
+def _list_products(operators: Sequence[Mapping[str, Any]]) -> Table:
+    rows = []
+    for operator in operators:
         sizes = []
         for axis in Pattern.parse(operator["shape"]).axes:
             sizes.append(f"({axis})" if len(axis.segments) > 1 else str(axis))
-        shape = calls + " x ".join(sizes)
-        names = (
-            operator["module"] or "(its own forward)",
-            operator["kind"],
-            operator["parameter"] or "none",
+        shape = " x ".join(sizes)
+        if operator["calls"] > 1:
+            shape = f"{operator['calls']} times {shape}"
+        rows.append(
+            (
+                operator["module"] or "(its own forward)",
+                operator["kind"],
+                operator["parameter"] or "none",
+                shape,
+                number(operator["flops"]),
+                number(operator["backward_flops"]),
+            )
         )
-        products.append(
-            (*names, shape, *(number(operator[key]) for key in ("flops", "backward_flops")))
-        )
-    totals = (
-        sum(operator[key] for operator in facts["operators"]) for key in ("flops", "backward_flops")
-    )
-    products.append(("all", "", "", "", *map(number, totals)))
-    columns = "product", "kind", "weight", "rows x inner x columns", "FLOPs forward", "backward"
-    yield table_of(columns, products)
+    forward = sum(operator["flops"] for operator in operators)
+    backward = sum(operator["backward_flops"] for operator in operators)
+    rows.append(("all", "", "", "", number(forward), number(backward)))
+    columns = ("product", "kind", "weight", "rows x inner x columns", "FLOPs forward", "backward")
+    return make_table(columns, rows)
 
-    fewest, narrowest = min(
-        ((its["length"], its["name"]) for its in facts["widths"] if its["by_default"]),
-        default=(0, ""),
-    )
-    elements, flops, replicated = facts["elements"], facts["flops"], facts["replicated"]
-    portions = [(1, number(elements), "100%", number(flops), "100%")]
+
+def _list_portions(facts: Mapping[str, Any]) -> Table:
+    """Return the table of the weights and FLOPs of a rank, by the number of ranks."""
+    elements = facts["elements"]
+    flops = facts["flops"]
+    dealt = [(width["length"], width["name"]) for width in facts["widths"] if width["by_default"]]
+    fewest, narrowest = min(dealt, default=(0, ""))
+    rows: list[tuple[object, ...]] = [(1, number(elements), "100%", number(flops), "100%")]
     for ranks, held in facts["held"].items():
         if held is None:
-            portions.append(
-                (ranks, f"too many ranks: {narrowest} has {counted(fewest, 'unit')}", "", "", "")
-            )
-        else:
-            its = facts["flops_of_held"][ranks]
-            share, of_flops = f"{held / elements:.1%}", f"{its / max(flops, 1):.1%}"
-            portions.append((ranks, number(held), share, number(its), of_flops))
-    portions.append(
-        ("any", f"{number(replicated)} on every rank", f"{replicated / elements:.1%}", "", "")
-    )
-    yield table_of(
-        ("ranks", "weights each trains", "of all", "FLOPs to train an example", "of all"), portions
-    )
+            problem = f"too many ranks: {narrowest} has {counted(fewest, 'unit')}"
+            rows.append((ranks, problem, "", "", ""))
+            continue
+        flops_of_held = facts["flops_of_held"][ranks]
+        share = f"{held / elements:.1%}"
+        share_of_flops = f"{flops_of_held / max(flops, 1):.1%}"
+        rows.append((ranks, number(held), share, number(flops_of_held), share_of_flops))
+    replicated = facts["replicated"]
+    share = f"{replicated / elements:.1%}"
+    rows.append(("any", f"{number(replicated)} on every rank", share, "", ""))
+    columns = ("ranks", "weights each trains", "of all", "FLOPs to train an example", "of all")
+    return make_table(columns, rows)
 
 
 def _verdict(width: Mapping[str, Any]) -> str:
@@ -145,5 +174,8 @@ def _verdict(width: Mapping[str, Any]) -> str:
     verdict = "yes"
     if width["blocks"]:
         verdict += f": whole blocks, {', '.join(width['blocks'])}"
-    verdict += ", but not by default" * (not width["by_default"])
-    return verdict + f": a residual addition joins {width['residual']}" * bool(width["residual"])
+    if not width["by_default"]:
+        verdict += ", but not by default"
+    if width["residual"]:
+        verdict += f": a residual addition joins {width['residual']}"
+    return verdict

@@ -15,29 +15,33 @@ from istmpi.tasks import higher_is_better
 NOT_REACHED = math.inf
 
 MORE_ERROR = (0.5, 0.25, 0.0)
-"""The additional error of each default target, as a share of the error of the best score that all
-runs reach."""
+"""The additional error of each default target.
+
+It is a share of the error of the best score that all runs reach.
+"""
 
 FIGURES = ("seconds", "bytes", "examples")
 
 OFF_THE_CLOCK = ("evaluate", "save")
 
 
-def in_order(phases: Iterable[str]) -> list[str]:
-    names, order = list(dict.fromkeys(phases)), list(PHASES)
-    return sorted(
-        names,
-        key=lambda name: (
-            name in OFF_THE_CLOCK,
-            order.index(name) if name in PHASES else len(order),
-        ),
-    )
+def sort_phases(phases: Iterable[str]) -> list[str]:
+    """Return phases without repeats: those of a round in its order, then others, then evaluations."""
+    order = list(PHASES)
+
+    def key(name: str) -> tuple[bool, int]:
+        place = order.index(name) if name in PHASES else len(order)
+        return name in OFF_THE_CLOCK, place
+
+    return sorted(dict.fromkeys(phases), key=key)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over a group's runs: one value per run, infinite if the run did not reach the
-    target."""
+    """A figure over a group's runs: one value per run.
+
+    It is infinite for a run that did not reach the target.
+    """
 
     values: tuple[float, ...]
 
@@ -51,8 +55,8 @@ class Spread:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        there = [value for value in self.values if math.isfinite(value)]
-        return (min(there), max(there)) if there else None
+        finite = [value for value in self.values if math.isfinite(value)]
+        return (min(finite), max(finite)) if finite else None
 
 
 @dataclass(frozen=True)
@@ -82,29 +86,36 @@ class Comparison:
 
     @property
     def splits(self) -> tuple[str, str]:
-        """The splits of the scores in training and of the final scores, in words; empty if all are
-        test scores."""
+        """The splits of the scores in training and of the final scores, in words.
+
+        Both are empty if all are test scores.
+        """
         validated = any(curve.test is not None for group in self.groups for curve in group.curves)
-        return (" on the validation split", " on the test split") if validated else ("", "")
+        if not validated:
+            return "", ""
+        return " on the validation split", " on the test split"
 
     def to_target(self, group: Group, figure: str, target: float) -> Spread:
-        points = (reached(curve.points, target, self.higher_is_better) for curve in group.curves)
-        return Spread(tuple(getattr(point, figure) if point else NOT_REACHED for point in points))
+        values = []
+        for curve in group.curves:
+            point = find_reached(curve.points, target, self.higher_is_better)
+            values.append(getattr(point, figure) if point else NOT_REACHED)
+        return Spread(tuple(values))
 
     def to_end(self, group: Group, figure: str) -> Spread:
-        return Spread(
-            tuple(getattr(curve.points[-1], figure) for curve in group.curves if curve.points)
-        )
+        ends = [curve.points[-1] for curve in group.curves if curve.points]
+        return Spread(tuple(getattr(point, figure) for point in ends))
 
     def final(self, group: Group) -> Spread:
-        """Return the last score of each run, not smoothed; on the test split if the run was scored
-        there."""
-        ends = (
-            curve.points[-1].score if curve.test is None else curve.test
-            for curve in group.curves
-            if curve.points
-        )
-        return Spread(tuple(ends))
+        """Return the last score of each run, not smoothed.
+
+        It is on the test split if the run was scored there.
+        """
+        scores = []
+        for curve in group.curves:
+            if curve.points:
+                scores.append(curve.points[-1].score if curve.test is None else curve.test)
+        return Spread(tuple(scores))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
         """Return the ratio of a group's figure to the best group's figure.
@@ -113,27 +124,27 @@ class Comparison:
         common. None if the group's median run did not reach the target, or if the ratio is
         infinite.
         """
-        spreads = {each.name: self.to_target(each, figure, target) for each in self.groups}
-        best = min(self.groups, key=lambda each: spreads[each.name].median)
-        if math.isinf(spreads[group.name].median):
+        spread = self.to_target(group, figure, target)
+        if math.isinf(spread.median):
             return None
-        here, other = (_by_seed(each, spreads[each.name]) for each in (group, best))
-        ratios = [
-            _ratio(here[seed], other[seed])
-            for seed in here
-            if math.isfinite(other.get(seed, NOT_REACHED))
-        ]
-        ratio = (
-            median(ratios)
-            if ratios
-            else _ratio(spreads[group.name].median, spreads[best.name].median)
-        )
+        best = min(self.groups, key=lambda rival: self.to_target(rival, figure, target).median)
+        spread_of_best = self.to_target(best, figure, target)
+        values = _by_seed(group, spread)
+        values_of_best = _by_seed(best, spread_of_best)
+        # Runs with one seed see the same batches, so their ratios are less noisy.
+        ratios = []
+        for seed, value in values.items():
+            value_of_best = values_of_best.get(seed, NOT_REACHED)
+            if math.isfinite(value_of_best):
+                ratios.append(_ratio(value, value_of_best))
+        ratio = median(ratios) if ratios else _ratio(spread.median, spread_of_best.median)
         return ratio if math.isfinite(ratio) else None
 
     def phases(self, group: Group) -> dict[str, float]:
-        there = [curve.phases for curve in group.curves if curve.phases]
-        names = dict.fromkeys(name for phases in there for name in phases)
-        return {name: sum(phases.get(name, 0.0) for phases in there) / len(there) for name in names}
+        """Return the seconds of each phase, as means over the group's runs that have phases."""
+        runs = [curve.phases for curve in group.curves if curve.phases]
+        names = dict.fromkeys(name for phases in runs for name in phases)
+        return {name: sum(phases.get(name, 0.0) for phases in runs) / len(runs) for name in names}
 
     def rows(self) -> list[dict[str, Any]]:
         rows = []
@@ -142,9 +153,10 @@ class Comparison:
                 row: dict[str, Any] = {
                     "method": group.name,
                     "ranks": _only({curve.ranks_in_turn for curve in group.curves}),
+                    "target": target,
+                    "repeats": len(group.curves),
+                    "reached": self.to_target(group, "seconds", target).reached,
                 }
-                row |= {"target": target, "repeats": len(group.curves)}
-                row["reached"] = self.to_target(group, "seconds", target).reached
                 for figure in FIGURES:
                     row |= _columns(figure, self.to_target(group, figure, target))
                     row[f"{figure}_ratio"] = self.ratio(group, figure, target)
@@ -153,43 +165,50 @@ class Comparison:
 
 
 def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
+    """Return the places of the best medians; no place if none is finite, or if all are equal."""
     medians = [spread.median for spread in spreads]
-    there = list(filter(math.isfinite, medians))
-    if not there or len(set(medians)) < 2:
+    finite = list(filter(math.isfinite, medians))
+    if not finite or len(set(medians)) < 2:
         return frozenset()
-    top = max(there) if higher else min(there)
+    top = max(finite) if higher else min(finite)
     return frozenset(place for place, value in enumerate(medians) if value == top)
 
 
 def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Comparison:
-    """Group runs by method and settings, to compare them at ``targets`` (default:
-    `default_targets`).
+    """Group runs by method and settings, to compare them at ``targets``.
 
-    Raises DataError for runs that cannot be compared, and ConfigError for a target that the score
-    cannot have.
+    Without targets, these are `default_targets`. Raises DataError for runs that cannot be compared,
+    and ConfigError for a target that the score cannot have.
     """
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
         raise DataError(
             f"runs with different scores cannot be compared: {', '.join(sorted(names))}."
         )
-    if len(data := _data(curves)) > 1:
+    data = _data(curves)
+    if len(data) > 1:
         raise DataError(
-            f"runs on different data cannot be compared: {', '.join(data)}. Give runs on the same data."
+            f"runs on different data cannot be compared: {', '.join(data)}. "
+            "Give runs on the same data."
         )
     score_name = _only(names) or "accuracy"
     check_targets(targets, score_name)
     higher = higher_is_better(score_name)
-    groups: dict[str, list[Curve]] = {}
-    for curve, name in zip(curves, full_names(curves)):
-        groups.setdefault(name, []).append(curve)
-    short = labels([members[0] for members in groups.values()])
-    made = (
-        Group(name, tuple(sorted(members, key=lambda curve: curve.seed)), label)
-        for (name, members), label in zip(groups.items(), short)
-    )
     chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
-    return Comparison(tuple(made), tuple(chosen), score_name, "".join(data))
+    return Comparison(tuple(_group(curves)), tuple(chosen), score_name, "".join(data))
+
+
+def _group(curves: Sequence[Curve]) -> list[Group]:
+    """Return the groups of runs with equal names, in the order of their first runs."""
+    members: dict[str, list[Curve]] = {}
+    for curve, name in zip(curves, full_names(curves)):
+        members.setdefault(name, []).append(curve)
+    short = labels([runs[0] for runs in members.values()])
+    groups = []
+    for name, label in zip(members, short):
+        in_order = sorted(members[name], key=lambda curve: curve.seed)
+        groups.append(Group(name, tuple(in_order), label))
+    return groups
 
 
 def _data(curves: Sequence[Curve]) -> list[str]:
@@ -198,63 +217,73 @@ def _data(curves: Sequence[Curve]) -> list[str]:
     Data without a name count as the named data set, if there is only one.
     """
     names = [PurePath(str(curve.settings.get("data.source", ""))).name for curve in curves]
-    contents = {
-        name: {curve.data for curve, its in zip(curves, names) if its == name and curve.data}
-        for name in names
-    }
-    several = {
-        f"{name} {curve.data}" if name and curve.data and len(contents[name]) > 1 else name
-        for curve, name in zip(curves, names)
-    }
+    fingerprints: dict[str, set[str]] = {}
+    for curve, name in zip(curves, names):
+        if curve.data:
+            fingerprints.setdefault(name, set()).add(curve.data)
+    several = set()
+    for curve, name in zip(curves, names):
+        ambiguous = name and curve.data and len(fingerprints[name]) > 1
+        several.add(f"{name} {curve.data}" if ambiguous else name)
     named = sorted(several - {""})
-    return named + ["unnamed data"] * ("" in several and len(named) != 1)
+    if "" in several and len(named) != 1:
+        named.append("unnamed data")
+    return named
 
 
 def check_targets(targets: Sequence[float], score_name: str) -> None:
     for target in targets:
         if not 0 < target < math.inf or (score_name == "accuracy" and target > 1):
-            limit = " and at most 1" * (score_name == "accuracy")
+            limit = " and at most 1" if score_name == "accuracy" else ""
             raise ConfigError(
-                f"--targets {target:g}: a target of the {score_name} must be above 0{limit}, such as 0.75."
+                f"--targets {target:g}: a target of the {score_name} must be above 0{limit}, "
+                "such as 0.75."
             )
 
 
-def smoothed(scores: Sequence[float]) -> list[float]:
-    """Return the median of each score and its two neighbours; the first and the last score stay as
-    they are."""
+def smooth(scores: Sequence[float]) -> list[float]:
+    """Return the median of each score and its two neighbours; the ends stay as they are."""
     inner = [median(scores[place - 1 : place + 2]) for place in range(1, len(scores) - 1)]
     return [*scores[:1], *inner, *scores[1:][-1:]]
 
 
-def reached(points: Sequence[Point], target: float, higher_is_better: bool = True) -> Point | None:
-    for point, score in zip(points, smoothed([point.score for point in points])):
-        if score >= target if higher_is_better else score <= target:
+def find_reached(
+    points: Sequence[Point], target: float, higher_is_better: bool = True
+) -> Point | None:
+    """Return the first point whose smoothed score reaches a target; None if no point does."""
+    for point, score in zip(points, smooth([point.score for point in points])):
+        reached = score >= target if higher_is_better else score <= target
+        if reached:
             return point
     return None
 
 
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
-    """Return the scores with 50%, 25% and 0% more error than the best score that all runs reach, to
-    three digits.
+    """Return the scores with 50%, 25% and 0% more error than the best score that all runs reach.
 
-    Unfinished runs count only if no run is finished.
+    They have three digits. Unfinished runs count only if no run is finished.
     """
-    there = [curve for curve in curves if curve.points]
-    there = [curve for curve in there if not curve.problem] or there
-    scores = [smoothed([point.score for point in curve.points]) for curve in there]
-    if not scores:
+    scored = [curve for curve in curves if curve.points]
+    counted = [curve for curve in scored if not curve.problem] or scored
+    if not counted:
         return []
+    scores = [smooth([point.score for point in curve.points]) for curve in counted]
+    targets = []
     if higher_is_better:
         top = min(map(max, scores))
         error = max(1 - top, 0.0)
-        targets = [math.floor(1000 * (top - more * error) + 1e-9) / 1000 for more in MORE_ERROR]
+        for more in MORE_ERROR:
+            # Rounded down, so that all runs reach it; 1e-9 is for 0.57 * 1000 = 569.99...
+            targets.append(math.floor(1000 * (top - more * error) + 1e-9) / 1000)
     else:
         top = max(map(min, scores))
-        targets = [_rounded_up(top + more * top) for more in MORE_ERROR]
+        for more in MORE_ERROR:
+            targets.append(_round_up(top + more * top))
     return [target for target in dict.fromkeys(targets) if target > 0]
 
 
-def _rounded_up(value: float) -> float:
+def _round_up(value: float) -> float:
+    """Round up to three digits."""
     if not value:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -265,11 +294,13 @@ def _by_seed(group: Group, spread: Spread) -> dict[int, float]:
     values: dict[int, list[float]] = {}
     for curve, value in zip(group.curves, spread.values):
         values.setdefault(curve.seed, []).append(value)
-    return {seed: median(each) for seed, each in values.items()}
+    return {seed: median(values_of_seed) for seed, values_of_seed in values.items()}
 
 
 def _ratio(value: float, other: float) -> float:
-    return value / other if other else math.inf if value else 1.0
+    if other:
+        return value / other
+    return math.inf if value else 1.0
 
 
 def _only(values: set[Any]) -> Any:
@@ -278,8 +309,11 @@ def _only(values: set[Any]) -> Any:
 
 def _columns(name: str, spread: Spread) -> dict[str, float | None]:
     low, high = spread.range or (None, None)
-    middle = spread.median if math.isfinite(spread.median) else None
-    return {f"{name}_median": middle, f"{name}_lowest": low, f"{name}_highest": high}
+    return {
+        f"{name}_median": spread.median if math.isfinite(spread.median) else None,
+        f"{name}_lowest": low,
+        f"{name}_highest": high,
+    }
 
 
 WITHOUT_MEANING = (
@@ -295,49 +329,59 @@ WITHOUT_MEANING = (
 
 
 def facts(curve: Curve) -> dict[str, Any]:
-    settings = {
-        key: value for key, value in curve.settings.items() if not key.startswith(WITHOUT_MEANING)
-    }
-    return settings | ({"ranks": curve.ranks_in_turn} if curve.ranks_in_turn else {})
+    """Return the settings of a run, and its ranks, which may separate it from other runs."""
+    facts = {}
+    for key, value in curve.settings.items():
+        if not key.startswith(WITHOUT_MEANING):
+            facts[key] = value
+    if curve.ranks_in_turn:
+        facts["ranks"] = curve.ranks_in_turn
+    return facts
 
 
 def full_names(curves: Sequence[Curve]) -> list[str]:
     keys = differing([facts(curve) for curve in curves])
-    return [_named(curve, keys, "{}, {}") for curve in curves]
+    return [_name(curve, keys, "{}, {}") for curve in curves]
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
-    """Return short names of groups, given a run of each: the method, with settings if groups share
-    the method."""
-    made = []
+    """Return short names of groups, given a run of each.
+
+    A name is the method, with settings if groups share the method.
+    """
+    labels = []
     for curve in curves:
         rivals = [facts(other) for other in curves if other.method == curve.method]
-        made.append(_named(curve, differing(rivals, all_of_them=True), "{} ({})"))
-    return made
+        labels.append(_name(curve, differing(rivals, all_of_them=True), "{} ({})"))
+    return labels
 
 
 def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) -> list[str]:
-    """Return the keys whose values differ between settings. A missing key differs only with
-    ``all_of_them``."""
-    keys = dict.fromkeys(key for its in settings for key in its)
-    return [
-        key
-        for key in keys
-        if len({repr(its.get(key)) for its in settings if all_of_them or key in its}) > 1
-    ]
+    """Return the keys whose values differ between settings.
+
+    A missing key differs only with ``all_of_them``.
+    """
+    keys = []
+    for key in dict.fromkeys(key for run in settings for key in run):
+        # Lists cannot be in a set, but their texts can.
+        values = {repr(run.get(key)) for run in settings if all_of_them or key in run}
+        if len(values) > 1:
+            keys.append(key)
+    return keys
 
 
 def text(value: Any) -> str:
     if value is None or value == "":
         return "none"
-    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return "-".join(map(str, value))
+    return str(value)
 
 
-def _named(curve: Curve, keys: Sequence[str], form: str) -> str:
+def _name(curve: Curve, keys: Sequence[str], form: str) -> str:
     values = facts(curve)
-    words = [
-        f"{key.rpartition('.')[2].replace('_', ' ')} {text(values[key])}"
-        for key in keys
-        if key in values
-    ]
+    words = []
+    for key in keys:
+        if key in values:
+            words.append(f"{key.rpartition('.')[2].replace('_', ' ')} {text(values[key])}")
     return form.format(curve.method, ", ".join(words)) if words else curve.method

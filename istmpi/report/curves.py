@@ -28,9 +28,9 @@ class Point:
     round: int
     seconds: float
     """The training time, without evaluations."""
-    bytes: int
-    """The bytes sent by all ranks, without evaluations."""
-    examples: int
+    bytes: float
+    """The bytes sent by all ranks, without evaluations; another program may give a fraction."""
+    examples: float
     score: float
     """The score on the validation split if the run uses one, else on the test split."""
 
@@ -53,8 +53,10 @@ class Curve:
     test: float | None = None
     """The last score on the test split if the points are on the validation split; else None."""
     jobs: tuple[tuple[int, float], ...] = ()
-    """The ranks of each part of a resumed run, and the bytes that they sent; empty if the ranks did
-    not change."""
+    """The ranks of each part of a resumed run, and the bytes that they sent.
+
+    Empty if the ranks did not change.
+    """
 
     @property
     def ranks_in_turn(self) -> int | str | None:
@@ -62,43 +64,49 @@ class Curve:
 
     @property
     def sent_by_a_rank(self) -> float:
-        return sum(
-            sent / ranks for ranks, sent in self.jobs or [(self.ranks, self.points[-1].bytes)]
-        )
+        """The bytes that a rank sent, as the mean over ranks; the curve has a number of ranks."""
+        jobs = self.jobs
+        if not jobs:
+            assert self.ranks is not None, "the curve does not say how many ranks there were"
+            jobs = ((self.ranks, self.points[-1].bytes),)
+        return sum(sent / ranks for ranks, sent in jobs)
 
     def save(self, path: Path) -> None:
+        tree = {"format": FORMAT, "version": VERSION, **asdict(self)}
         with appearing(path) as file:
-            file.write(
-                json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode() + b"\n"
-            )
+            file.write(json.dumps(tree).encode() + b"\n")
 
 
 def read_curves(
     paths: Iterable[Path], left_out: Callable[[str], None] | None = None
 ) -> list[Curve]:
-    """Read the curves of runs. A path is a run's folder, a folder of such folders, or a file like
-    ``curve.json``.
+    """Read the curves of runs.
 
-    Raises DataError for an unreadable run. ``left_out`` gets the message instead if the run is in a
-    folder of runs, and another run can be read.
+    A path is a run's folder, a folder of such folders, or a file like ``curve.json``. Raises
+    DataError for an unreadable run. ``left_out`` gets the message instead if the run is in a folder
+    of runs, and another run can be read.
     """
-    curves, problems = [], []
-    for given, run in ((path, run) for path in paths for run in _found(path)):
-        try:
-            curves.append(_curve(run))
-        except UserError as error:
-            problem = str(error) if str(run) in str(error) else f"{run}: {error}"
-            if run == given or not left_out:
-                raise DataError(problem) from error
-            problems.append(problem)
-    if problems and not (left_out and curves):
+    curves = []
+    problems = []
+    for path in paths:
+        for run in _find_runs(path):
+            try:
+                curves.append(_read(run))
+            except UserError as error:
+                problem = str(error) if str(run) in str(error) else f"{run}: {error}"
+                if run == path or not left_out:
+                    raise DataError(problem) from error
+                problems.append(problem)
+    if not problems:
+        return curves
+    if left_out is None or not curves:
         raise DataError(problems[0])
     for problem in problems:
         left_out(problem)
     return curves
 
 
-def _found(path: Path) -> list[Path]:
+def _find_runs(path: Path) -> list[Path]:
     if path.is_file() or _is_run(path):
         return [path]
     if not path.exists():
@@ -116,18 +124,20 @@ def _found(path: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / FILE).is_file() or all(
-        (folder / name).is_file() for name in (METRICS, SETTINGS)
-    )
+    if (folder / FILE).is_file():
+        return True
+    return (folder / METRICS).is_file() and (folder / SETTINGS).is_file()
 
 
-def _curve(path: Path) -> Curve:
+def _read(path: Path) -> Curve:
     file = path if path.is_file() else path / FILE
-    return _load(file) if file.is_file() else _of_run(path)
+    return _read_file(file) if file.is_file() else _read_folder(path)
 
 
-def _of_run(folder: Path) -> Curve:
-    run, record = Run.load(str(folder / SETTINGS)), RunFolder(folder)
+def _read_folder(folder: Path) -> Curve:
+    """Return the curve of a run of istmpi from the records in its folder."""
+    run = Run.load(str(folder / SETTINGS))
+    record = RunFolder(folder)
     lines = record.lines()
     summary = record.summary() if (folder / SUMMARY).is_file() else None
     failure = None
@@ -135,94 +145,134 @@ def _of_run(folder: Path) -> Curve:
         failure = Fields.read(
             folder / FAILURE, f"{folder / FAILURE} is not a record of a failed run", CURE
         )
-    done, rounds = lines[-1].whole("round") if lines else 0, run.train.rounds
-    problem = ""
-    if failure:
-        problem = f"failed: {failure.text('error')}"
-    elif not summary and done < rounds:
-        problem = f"not finished: {done} of {rounds} rounds"
-    key = "validation_score" if any("validation_score" in line for line in lines) else "score"
+    validated = any("validation_score" in line for line in lines)
+    key = "validation_score" if validated else "score"
     scored = [line for line in lines if key in line]
-    tested = [line for line in lines if "score" in line] if key != "score" else []
-    records = [*filter(None, [summary]), *lines[-1:], *filter(None, [failure])]
+    test = None
+    if validated:
+        tested = [line for line in lines if "score" in line]
+        test = tested[-1].figure("score") if tested else None
+    # The later of two records knows better; a run that failed at its start has only the failure.
+    records = [record for record in (summary, *lines[-1:], failure) if record]
     return Curve(
-        run.method.name,
-        _points([(line, line.figure(key)) for line in scored], str(folder)),
-        run.train.seed,
-        next((record.whole("ranks", 1) for record in records if "ranks" in record), None),
-        next((record.text("score_name") for record in records if "score_name" in record), ""),
-        run.name,
-        _phases(summary.figures("seconds", 0), lines) if summary and "seconds" in summary else {},
-        run.flat(),
-        problem,
+        method=run.method.name,
+        points=_points([(line, line.figure(key)) for line in scored], str(folder)),
+        seed=run.train.seed,
+        ranks=next((record.whole("ranks", 1) for record in records if "ranks" in record), None),
+        score_name=next(
+            (record.text("score_name") for record in records if "score_name" in record), ""
+        ),
+        name=run.name,
+        phases=_sum_phases(summary, lines),
+        settings=run.flat(),
+        problem=_describe_problem(run, lines, summary, failure),
         source=printable(str(folder)),
         data=printable(summary.text("data")) if summary and "data" in summary else "",
-        test=tested[-1].figure("score") if tested else None,
-        jobs=_jobs(lines[: lines.index(scored[-1]) + 1] if scored else ()),
+        test=test,
+        jobs=_divide_into_jobs(lines[: lines.index(scored[-1]) + 1] if scored else ()),
     )
 
 
-def _phases(last_job: Mapping[str, float], lines: Sequence[Fields]) -> dict[str, float]:
+def _describe_problem(
+    run: Run, lines: Sequence[Fields], summary: Fields | None, failure: Fields | None
+) -> str:
+    if failure:
+        return f"failed: {failure.text('error')}"
+    done = lines[-1].whole("round") if lines else 0
+    if not summary and done < run.train.rounds:
+        return f"not finished: {done} of {run.train.rounds} rounds"
+    return ""
+
+
+def _sum_phases(summary: Fields | None, lines: Sequence[Fields]) -> dict[str, float]:
     """Return the seconds by phase of all jobs; of times outside rounds, only those of the last."""
-    phases = dict.fromkeys(PHASES, 0.0) | last_job
+    if summary is None or "seconds" not in summary:
+        return {}
+    phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    phases.update(summary.figures("seconds", 0))
     for name, spent in phases.items():
         key = f"{name.replace('-', '_')}_seconds"
         phases[name] = max(spent, sum(line.figure(key) for line in lines if key in line))
     return {name: spent for name, spent in phases.items() if spent}
 
 
-def _jobs(lines: Iterable[Fields]) -> tuple[tuple[int, float], ...]:
-    """Return ranks and bytes of each part of a run with an unchanged number of ranks; nothing for a
-    single part."""
+def _divide_into_jobs(lines: Iterable[Fields]) -> tuple[tuple[int, float], ...]:
+    """Return ranks and bytes of each part of a run with an unchanged number of ranks.
+
+    Nothing for a single part.
+    """
     counted = (line for line in lines if "ranks" in line)
-    by_ranks = groupby(counted, lambda line: line.whole("ranks", 1))
-    parts = [(ranks, [*group][-1].figure("bytes", 0)) for ranks, group in by_ranks]
-    return tuple(
-        (ranks, end - start)
-        for (ranks, end), (_, start) in zip(parts, [(0, 0), *parts])
-        if parts[1:]
-    )
+    ends = []
+    for ranks, group in groupby(counted, lambda line: line.whole("ranks", 1)):
+        *_, last = group
+        ends.append((ranks, last.figure("bytes", 0)))
+    if len(ends) < 2:
+        return ()
+    # A line counts the bytes of the run, also those of earlier jobs.
+    jobs = []
+    start: float = 0
+    for ranks, end in ends:
+        jobs.append((ranks, end - start))
+        start = end
+    return tuple(jobs)
 
 
-def _load(path: Path) -> Curve:
+def _read_file(path: Path) -> Curve:
+    """Return the curve in a ``curve.json``, which may be another program's."""
     tree = Fields.read(path, printable(str(path)), f"Write it as {FORMAT}, version {VERSION}.")
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         if tree.value(key) != expected:
             raise tree.refused(key, tree.value(key), f"must be {expected!r}")
     keys = {field.name for field in fields(Curve)} | {"format", "version"}
-    if unknown := [key for key in tree if key not in keys]:
-        raise tree.refused(printable(unknown[0]), tree.value(unknown[0]), "is not a key of a curve")
-    texts = {
-        key: tree.text(key)
-        for key in ("method", "score_name", "name", "problem", "source", "data")
-        if key in tree
-    }
-    if not texts.get("method"):
+    for key in tree:
+        if key not in keys:
+            raise tree.refused(printable(key), tree.value(key), "is not a key of a curve")
+    texts = {}
+    for key in ("method", "score_name", "name", "problem", "source", "data"):
+        texts[key] = tree.text(key) if key in tree else ""
+    if not texts["method"]:
         raise tree.refused("method", tree.value("method"), "must name the method")
-    settings = tree.inner("settings") if "settings" in tree else {}
+    settings = {}
+    if "settings" in tree:
+        inner = tree.inner("settings")
+        settings = {printable(key): plain_value(inner.value(key)) for key in inner}
+    test = None
+    if "test" in tree and tree.value("test") is not None:
+        test = tree.figure("test")
+    scored = [(point, point.figure("score")) for point in tree.inners("points")]
     return Curve(
-        **{**texts, "source": texts.get("source") or printable(str(path))},
-        points=_points(
-            [(point, point.figure("score")) for point in tree.inners("points")], str(path)
-        ),
+        method=texts["method"],
+        points=_points(scored, str(path)),
         seed=tree.whole("seed") if "seed" in tree else 0,
         ranks=tree.whole("ranks", 1),
+        score_name=texts["score_name"],
+        name=texts["name"],
         phases=tree.figures("phases", 0) if "phases" in tree else {},
-        test=tree.figure("test") if "test" in tree and tree.value("test") is not None else None,
-        settings={printable(key): plain_value(settings.value(key)) for key in settings},
+        settings=settings,
+        problem=texts["problem"],
+        source=texts["source"] or printable(str(path)),
+        data=texts["data"],
+        test=test,
     )
 
 
 def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point, ...]:
-    costs = ("seconds", "bytes", "examples")
-    points = [
-        Point(point.whole("round"), *(point.figure(name, 0) for name in costs), score)
-        for point, score in scored
-    ]
-    for point, next in zip(points, points[1:]):
-        if any(getattr(next, name) < getattr(point, name) for name in ("round", *costs)):
-            raise DataError(
-                f"{source}: the point of round {next.round} falls below that of round {point.round}; rounds, "
-                "seconds, bytes and examples must not decrease."
-            )
+    """Return points from their fields and scores; raise DataError if a cost falls."""
+    points = []
+    for fields_of_point, score in scored:
+        point = Point(
+            round=fields_of_point.whole("round"),
+            seconds=fields_of_point.figure("seconds", 0),
+            bytes=fields_of_point.figure("bytes", 0),
+            examples=fields_of_point.figure("examples", 0),
+            score=score,
+        )
+        points.append(point)
+    for point, following in zip(points, points[1:]):
+        for name in ("round", "seconds", "bytes", "examples"):
+            if getattr(following, name) < getattr(point, name):
+                raise DataError(
+                    f"{source}: the point of round {following.round} falls below that of round "
+                    f"{point.round}; rounds, seconds, bytes and examples must not decrease."
+                )
     return tuple(points)

@@ -1,5 +1,4 @@
-"""A comparison as one HTML file: verdict, tables, embedded pictures, and the settings that
-differ."""
+"""A comparison as one HTML file: verdict, tables, pictures, and the settings that differ."""
 
 import platform
 import shlex
@@ -36,86 +35,92 @@ figure {{ margin: 0 }} svg {{ display: block; width: 100%; height: auto; max-wid
 """
 
 
-def made() -> str:
+def describe_origin() -> str:
+    """Return the sentence on who made a page, when and how."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     moment = datetime.now().astimezone()
     where = f"{moment:%Y-%m-%d %H:%M %z} by istmpi {__version__} on {platform.node()}: {command}"
     return f"Made on {printable(where)}"
 
 
-def page(comparison: Comparison, pictures: Mapping[str, str] | None, title: str, made: str) -> str:
-    """Return the text of the file. ``pictures``: <svg> elements by title; None if matplotlib is not
-    installed."""
+def page(
+    comparison: Comparison, pictures: Mapping[str, str] | None, title: str, origin: str
+) -> str:
+    """Return the text of the file.
+
+    ``pictures``: <svg> elements by title; None if matplotlib is not installed.
+    """
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
 <style>{STYLE}</style></head><body>
 <h1>{escape(title)}</h1>
-{_body(comparison, pictures)}<p class="made">{escape(made)}</p>
+{_body(comparison, pictures)}<p class="made">{escape(origin)}</p>
 </body></html>
 """
 
 
-def _body(comparison: Comparison, drawn: Mapping[str, str] | None) -> str:
+def _body(comparison: Comparison, pictures: Mapping[str, str] | None) -> str:
     first, *others = map(_table, sheets(comparison))
-    pictures = "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>\n"
-    if drawn is not None:
-        figures = "\n".join(f"<figure>{svg}</figure>" for svg in drawn.values())
-        pictures = f'<div class="pictures">\n{figures}\n</div>\n'
-        pictures += '<p class="more">Dotted lines: the scores to reach.</p>\n'
-    runs = [
-        (
-            group.name,
-            str(curve.seed),
-            str(len(curve.points)),
-            curve.problem or "finished",
-            curve.source,
-        )
-        for group in comparison.groups
-        for curve in group.curves
-    ]
-    table = _texts(("method", "seed", "evaluations", "state", "folder"), runs)
+    lines = "".join(f"<li>{escape(line)}</li>" for line in notes(comparison))
     return (
-        f'<p class="verdict">{escape(verdict(comparison))}</p>\n{first}{pictures}{"".join(others)}'
-        f"<h3>How to read this</h3>\n<ul>{''.join(f'<li>{escape(line)}</li>' for line in notes(comparison))}</ul>\n"
-        f"<details><summary>The runs</summary>\n{table}</details>\n"
+        f'<p class="verdict">{escape(verdict(comparison))}</p>\n'
+        f"{first}{_pictures(pictures)}{''.join(others)}"
+        f"<h3>How to read this</h3>\n<ul>{lines}</ul>\n"
+        f"<details><summary>The runs</summary>\n{_runs(comparison)}</details>\n"
     )
 
 
-def _table(sheet: Sheet) -> str:
-    marks = sheet.best or [frozenset()] * len(sheet.rows)
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(
-            f"<td{_BEST if place in best else ''}>{_cell(cell)}</td>"
-            for place, cell in enumerate(cells)
-        )
-        + "</tr>"
-        for (name, cells), best in zip(sheet.rows, marks)
+def _pictures(pictures: Mapping[str, str] | None) -> str:
+    if pictures is None:
+        return "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>\n"
+    figures = "\n".join(f"<figure>{svg}</figure>" for svg in pictures.values())
+    return (
+        f'<div class="pictures">\n{figures}\n</div>\n'
+        '<p class="more">Dotted lines: the scores to reach.</p>\n'
     )
-    return f"<h3>{escape(sheet.title)}</h3>{_framed((sheet.corner, *sheet.columns), body)}"
+
+
+def _runs(comparison: Comparison) -> str:
+    rows = []
+    for group in comparison.groups:
+        for curve in group.curves:
+            state = curve.problem or "finished"
+            texts = (group.name, str(curve.seed), str(len(curve.points)), state, curve.source)
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in texts)
+            rows.append(f"<tr>{cells}</tr>")
+    columns = ("method", "seed", "evaluations", "state", "folder")
+    return _frame(columns, "".join(rows), ' class="texts"')
 
 
 _BEST = ' class="best" title="the best of its row"'
 
 
+def _table(sheet: Sheet) -> str:
+    best_of_rows = sheet.best or [frozenset()] * len(sheet.rows)
+    body = ""
+    for (name, cells), best in zip(sheet.rows, best_of_rows):
+        body += f'<tr><th scope="row">{escape(name)}</th>'
+        for place, cell in enumerate(cells):
+            mark = _BEST if place in best else ""
+            body += f"<td{mark}>{_cell(cell)}</td>"
+        body += "</tr>"
+    return f"<h3>{escape(sheet.title)}</h3>{_frame((sheet.corner, *sheet.columns), body)}"
+
+
 def _cell(text: str) -> str:
+    """Return a cell's elements: values are parted by two spaces, further lines are remarks."""
     first, *more = text.split("\n")
-    parts = (f'<span class="value">{escape(part)}</span>' for part in first.split("  "))
-    return " ".join(parts) + "".join(f'<span class="more">{escape(line)}</span>' for line in more)
+    values = (f'<span class="value">{escape(part)}</span>' for part in first.split("  "))
+    remarks = (f'<span class="more">{escape(line)}</span>' for line in more)
+    return " ".join(values) + "".join(remarks)
 
 
-def _texts(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return _framed(head, body, ' class="texts"')
-
-
-def _framed(head: Iterable[str], body: str, kind: str = "") -> str:
+def _frame(head: Iterable[str], body: str, kind: str = "") -> str:
     columns = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    # With a tabindex, a table that is wider than the window can be scrolled by keys.
     return (
-        f'<div class="wide" tabindex="0"><table{kind}><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>'
-        "</div>\n"
+        f'<div class="wide" tabindex="0"><table{kind}><thead><tr>{columns}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>\n"
     )

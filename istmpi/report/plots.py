@@ -1,9 +1,13 @@
-"""Draws a run from the record in its folder, comparisons, and predicted costs. ImportError without
-matplotlib."""
+"""Draws a run from the record in its folder, comparisons, and predicted costs.
+
+Raises ImportError without matplotlib.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import nan
 from pathlib import Path
 from textwrap import fill
@@ -13,7 +17,7 @@ from istmpi.config import Run
 from istmpi.foreign import Fields
 from istmpi.methods import spec_of
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
-from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, in_order
+from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group, sort_phases
 from istmpi.report.styles import (
     BLUE,
     GRID,
@@ -23,13 +27,13 @@ from istmpi.report.styles import (
     PHASES,
     REST,
     Style,
-    looking_alike,
     name,
     plain,
     require_drawable,
     save,
     styles,
     svg,
+    use_look,
 )
 from istmpi.units import BYTES, SECONDS, axis_unit, counted
 
@@ -43,178 +47,225 @@ PICTURE = "progress.png"
 
 
 def draw(folder: Path) -> Path:
-    """Draw ``progress.png`` into a run's folder: score and loss, and the learning rate if it
-    changes.
+    """Draw ``progress.png`` into a run's folder.
 
-    Raises DataError for a bad record, OutputError if the file cannot be written.
+    It has score and loss, and the learning rate if it changes. Raises DataError for a bad record,
+    OutputError if the file cannot be written.
     """
     record = RunFolder(folder)
-    summary, lines = record.summary(), record.lines()
-    title, method = folder.name, ""
+    summary = record.summary()
+    lines = record.lines()
+    title = folder.name
+    method = ""
     if (folder / SETTINGS).is_file():
         run = Run.load(str(folder / SETTINGS))
         method = run.method.name
         title = f"{run.name}: {method}"
     title += f" on {counted(summary.whole('ranks', 1), 'rank')}"
-    with looking_alike():
-        _progress(lines, summary.text("score_name"), title, method, folder / PICTURE)
+    with use_look():
+        figure = _progress(lines, summary.text("score_name"), method)
+        figure.suptitle(plain(title))
+        save(figure, folder / PICTURE, title, follow=False)
     return folder / PICTURE
 
 
-def missing(folder: Path) -> bool:
+def needs_drawing(folder: Path) -> bool:
+    """Return True if a run's picture is missing or older than its summary."""
     picture = folder / PICTURE
-    return (
-        not picture.exists() or picture.stat().st_mtime_ns < (folder / SUMMARY).stat().st_mtime_ns
-    )
+    if not picture.exists():
+        return True
+    return picture.stat().st_mtime_ns < (folder / SUMMARY).stat().st_mtime_ns
 
 
-def _progress(
-    lines: Sequence[Fields], score_name: str, title: str, method: str, path: Path
-) -> None:
+def _progress(lines: Sequence[Fields], score_name: str, method: str) -> Figure:
     from matplotlib.figure import Figure
 
-    split = "validation" if any("validation_score" in line for line in lines) else "test"
-    keys = (
-        ("validation_score", "validation_loss") if split == "validation" else ("score", "test_loss")
-    )
-    scored = [line for line in lines if keys[0] in line]
-    scores, errors = (
-        [line.figure(name) if name in line else nan for line in scored] for name in keys
-    )
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
-    changing = (
-        len(rates) == len(lines) and len(set(rates)) > 1
-    )  # earlier versions of istmpi recorded none
-    heights = [2.4, 2.4, 1.2][: 2 + changing]
+    # Earlier versions of istmpi recorded no rates.
+    changing = len(rates) == len(lines) and len(set(rates)) > 1
+    heights = [2.4, 2.4, 1.2] if changing else [2.4, 2.4]
     figure = Figure(figsize=(5.6, sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True)
-    deals = bool(method) and spec_of(method).deals
-    colour = styles([method])[method].colour if method else BLUE
     unit, factor = axis_unit(lines[-1].figure("seconds") if lines else 0, SECONDS)
-    everywhere, where = (
-        [line.figure("seconds") / factor for line in some] for some in (lines, scored)
-    )
-    axes[0].plot(where, scores, "o-", color=colour)
-    label = "training" + ", subnets" * deals
-    axes[1].plot(everywhere, [line.figure("loss") for line in lines], "--", color=GRID, label=label)
-    axes[1].plot(where, errors, "o-", color=colour, label=f"{split}, whole network")
-    axes[1].legend()
-    for axis in axes[2:]:
-        axis.step([0, *everywhere], [rates[0], *rates], color=INK, where="pre")
-        axis.set_ylim(bottom=0)
-    for axis, text in zip(axes, (plain(f"{split} {score_name}"), "loss", "learning rate")):
-        axis.set_ylabel(text)
+    times = [line.figure("seconds") / factor for line in lines]
+    _progress_of_scores(axes, lines, times, method, score_name)
+    if changing:
+        axes[2].step([0, *times], [rates[0], *rates], color=INK, where="pre")
+        axes[2].set_ylim(bottom=0)
+        axes[2].set_ylabel("learning rate")
+    for axis in axes:
         axis.tick_params(labelbottom=True)
     axes[-1].set_xlabel(f"training time ({unit}), {counted(len(lines), 'round')}")
-    figure.suptitle(plain(title))
-    save(figure, path, title, follow=False)
+    return figure
+
+
+def _progress_of_scores(
+    axes: Sequence[Axes],
+    lines: Sequence[Fields],
+    times: Sequence[float],
+    method: str,
+    score_name: str,
+) -> None:
+    """Draw scores into the first panel and losses into the second."""
+    validated = any("validation_score" in line for line in lines)
+    split = "validation" if validated else "test"
+    score = "validation_score" if validated else "score"
+    loss = "validation_loss" if validated else "test_loss"
+    scored = [(time, line) for time, line in zip(times, lines) if score in line]
+    times_of_scores = [time for time, _ in scored]
+    scores = [line.figure(score) for _, line in scored]
+    losses = [line.figure(loss) if loss in line else nan for _, line in scored]
+    colour = styles([method])[method].colour if method else BLUE
+    label = "training, subnets" if method and spec_of(method).deals else "training"
+    axes[0].plot(times_of_scores, scores, "o-", color=colour)
+    axes[0].set_ylabel(plain(f"{split} {score_name}"))
+    training = [line.figure("loss") for line in lines]
+    axes[1].plot(times, training, "--", color=GRID, label=label)
+    axes[1].plot(times_of_scores, losses, "o-", color=colour, label=f"{split}, whole network")
+    axes[1].set_ylabel("loss")
+    axes[1].legend()
 
 
 # ---- a comparison
 
-WIDTH, HEIGHT = 4.8, 3.5
+WIDTH = 4.8
+HEIGHT = 3.5
 """The size of a panel in inches. Its letters are readable on a phone."""
 BAR = 0.35
-COSTS = {"seconds": ("training time", SECONDS), "bytes": ("bytes sent by all ranks", BYTES)}
+COSTS: dict[str, tuple[str, Mapping[str, float]]] = {
+    "seconds": ("training time", SECONDS),
+    "bytes": ("bytes sent by all ranks", BYTES),
+}
 SPLIT = "Time by phase"
 
 
 def pictures(comparison: Comparison) -> dict[str, str]:
-    """Return reproducible <svg> elements by title: the score against time and bytes, and the time
-    by phase."""
-    scored = _scored(comparison)
-    titles = {
-        cost: f"{scored[0].upper()}{scored[1:]} against {words}"
-        for cost, (words, _) in COSTS.items()
-    }
+    """Return reproducible <svg> elements by title.
+
+    They show the score against time and bytes, and the time by phase.
+    """
+    score = _score_name(comparison)
+    drawings: dict[str, Callable[[Axes], None]] = {}
+    for cost, (words, _) in COSTS.items():
+        title = f"{score[0].upper()}{score[1:]} against {words}"
+        drawings[title] = partial(_draw_curves, comparison=comparison, cost=cost, title=title)
     if any(comparison.phases(group) for group in comparison.groups):
-        titles["phases"] = SPLIT
-    drawings = {}
-    for number, (cost, title) in enumerate(titles.items()):
-        with looking_alike():
+        drawings[SPLIT] = partial(_draw_phases, comparison=comparison)
+    pictures = {}
+    for number, (title, draw_into) in enumerate(drawings.items()):
+        height = HEIGHT
+        if title == SPLIT:
+            height = max(HEIGHT, 1.6 + BAR * len(comparison.groups))
+        with use_look():
             from matplotlib.figure import Figure
 
-            height = max(HEIGHT, 1.6 + BAR * len(comparison.groups)) if cost == "phases" else HEIGHT
-            drawn = Figure(figsize=(WIDTH, height), layout="constrained")
-            axis = drawn.subplots()
-            _bars(axis, comparison) if cost == "phases" else _lines(axis, comparison, cost, title)
-        drawings[title] = svg(drawn, title, str(number))
-    return drawings
+            figure = Figure(figsize=(WIDTH, height), layout="constrained")
+            draw_into(figure.subplots())
+        pictures[title] = svg(figure, title, str(number))
+    return pictures
 
 
-def _styles_of(comparison: Comparison) -> dict[str, Style]:
-    by_method, looks = styles(group.method for group in comparison.groups), {}
-    for method, style in by_method.items():
-        lines = [style.line, *(line for line in LINES if line != style.line)]
-        for number, group in enumerate(
-            group for group in comparison.groups if group.method == method
-        ):
-            looks[group.name] = Style(style.colour, style.marker, lines[number % len(lines)])
-    return looks
-
-
-def _scored(comparison: Comparison) -> str:
-    return f"{'validation' if comparison.splits[0] else 'test'} {comparison.score_name}"
-
-
-def _lines(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
-    looks, everywhere = _styles_of(comparison), []
-    ends = [end for group in comparison.groups for end in comparison.to_end(group, cost).values]
-    words, units = COSTS[cost]
-    unit, factor = axis_unit(max(ends, default=0), units)
+def _choose_styles(comparison: Comparison) -> dict[str, Style]:
+    """Return a style for each group: its method's, with another line for each group of a method."""
+    by_method = styles(group.method for group in comparison.groups)
+    used: Counter[str] = Counter()
+    chosen = {}
     for group in comparison.groups:
-        look, runs = looks[group.name], [curve.points for curve in group.curves if curve.points]
-        for number, points in enumerate(runs):
-            costs = [getattr(point, cost) / factor for point in points]
-            everywhere += costs
-            step = max(len(points) // 8, 1)
-            axis.plot(
-                costs,
-                [point.score for point in points],
-                color=look.colour,
-                linestyle=look.line,
-                marker=look.marker,
-                markevery=((len(points) - 1) % step, step),
-                markeredgecolor=PAPER,
-                markeredgewidth=0.4,
-                alpha=1 if len(runs) == 1 else 0.6,
-                label=None if number else name(group.label),
-            )
+        style = by_method[group.method]
+        lines = [style.line, *(line for line in LINES if line != style.line)]
+        line = lines[used[group.method] % len(lines)]
+        chosen[group.name] = Style(style.colour, style.marker, line)
+        used[group.method] += 1
+    return chosen
+
+
+def _score_name(comparison: Comparison) -> str:
+    split = "validation" if comparison.splits[0] else "test"
+    return f"{split} {comparison.score_name}"
+
+
+def _draw_curves(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
+    chosen = _choose_styles(comparison)
+    words, units = COSTS[cost]
+    ends: list[float] = []
+    for group in comparison.groups:
+        ends += comparison.to_end(group, cost).values
+    unit, factor = axis_unit(max(ends, default=0), units)
+    drawn: list[float] = []
+    for group in comparison.groups:
+        drawn += _draw_group(axis, group, chosen[group.name], cost, factor)
     for target in comparison.targets:
         axis.axhline(target, color=GRID, linewidth=0.9, linestyle=":")
-    if everywhere:
+    if drawn:
         axis.legend()
-        if 0 < 50 * min(everywhere) < max(everywhere):
+        # Costs that are far apart, as those of IST and data parallel, need a logarithmic axis.
+        if 0 < 50 * min(drawn) < max(drawn):
             axis.set_xscale("log")
             axis.xaxis.set_major_formatter("{x:g}")
             axis.xaxis.set_minor_formatter("")
     axis.margins(x=0.08, y=0.1)
-    axis.set(title=plain(title), ylabel=plain(_scored(comparison)), xlabel=f"{words} ({unit})")
+    axis.set(title=plain(title), ylabel=plain(_score_name(comparison)), xlabel=f"{words} ({unit})")
 
 
-def _bars(axis: Axes, comparison: Comparison) -> None:
+def _draw_group(axis: Axes, group: Group, style: Style, cost: str, factor: float) -> list[float]:
+    """Draw a line for each run of a group, and return the costs that were drawn."""
+    runs = [curve.points for curve in group.curves if curve.points]
+    drawn: list[float] = []
+    for number, points in enumerate(runs):
+        costs = [getattr(point, cost) / factor for point in points]
+        drawn += costs
+        # Some eight markers a line, and one of them at its end.
+        step = max(len(points) // 8, 1)
+        axis.plot(
+            costs,
+            [point.score for point in points],
+            color=style.colour,
+            linestyle=style.line,
+            marker=style.marker,
+            markevery=((len(points) - 1) % step, step),
+            markeredgecolor=PAPER,
+            markeredgewidth=0.4,
+            alpha=1 if len(runs) == 1 else 0.6,
+            label=name(group.label) if number == 0 else None,
+        )
+    return drawn
+
+
+def _draw_phases(axis: Axes, comparison: Comparison) -> None:
     by_group = [comparison.phases(group) for group in comparison.groups]
-    phases = [
-        phase
-        for phase in in_order(name for phases in by_group for name in phases)
-        if phase not in OFF_THE_CLOCK
-    ]
+    phases = []
+    for phase in sort_phases(phase for spent in by_group for phase in spent):
+        if phase not in OFF_THE_CLOCK:
+            phases.append(phase)
     totals = [sum(spent.get(phase, 0.0) for phase in phases) for spent in by_group]
     unit, factor = axis_unit(max(totals, default=0), SECONDS)
-    others = (phase for phase in phases if phase not in PHASES)
-    colours = PHASES | {phase: REST[number % len(REST)] for number, phase in enumerate(others)}
-    places, starts = range(len(by_group)), [0.0] * len(by_group)
+    others = [phase for phase in phases if phase not in PHASES]
+    colours = dict(PHASES)
+    for number, phase in enumerate(others):
+        colours[phase] = REST[number % len(REST)]
+    places = range(len(by_group))
+    starts = [0.0] * len(by_group)
     for phase in phases:
         lengths = [spent.get(phase, 0.0) / factor for spent in by_group]
-        look = {"color": colours[phase], "edgecolor": INK, "linewidth": 0.6}
-        axis.barh(places, lengths, 0.7, starts, label=plain(phase), **look)
+        axis.barh(
+            places,
+            lengths,
+            0.7,
+            starts,
+            label=plain(phase),
+            color=colours[phase],
+            edgecolor=INK,
+            linewidth=0.6,
+        )
         starts = [start + length for start, length in zip(starts, lengths)]
     if phases:
         axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=min(len(phases), 4))
     axis.set_yticks(places, [name(group.label) for group in comparison.groups])
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
-    axis.set_title(SPLIT, pad=8 + 13 * -(-len(phases) // 4))
+    # The legend's rows, of four phases each, are between the title and the bars.
+    rows = -(-len(phases) // 4)
+    axis.set_title(SPLIT, pad=8 + 13 * rows)
     axis.set_xlabel(f"training time ({unit}), mean over ranks and repeats")
 
 
@@ -235,50 +286,53 @@ PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
 
 
 def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw traffic, computation, time, speed-up and memory of methods by number of ranks into a
-    file.
+    """Draw traffic, computation, time, speed-up and memory by number of ranks into a file.
 
     Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written.
     """
     require_drawable(path)
-    save(figure_of_costs(rows, title), path, title)
+    save(make_cost_figure(rows, title), path, title)
 
 
-def figure_of_costs(rows: Sequence[Row], title: str) -> Figure:
-    with looking_alike():
+def make_cost_figure(rows: Sequence[Row], title: str) -> Figure:
+    with use_look():
         from matplotlib.figure import Figure
 
-        drawn = Figure(figsize=(8, 11), layout="constrained")
-        counts, looks = (
-            sorted({row["ranks"] for row in rows}),
-            styles(row["method"] for row in rows),
-        )
-        *axes, spare = drawn.subplots(3, 2).flat
+        figure = Figure(figsize=(8, 11), layout="constrained")
+        chosen = styles(row["method"] for row in rows)
+        *axes, spare = figure.subplots(3, 2).flat
         spare.remove()
         for axis, (name, unit, value) in zip(axes, PANELS, strict=True):
-            for method, look in looks.items():
-                points = [
-                    (row["ranks"], value(row) or nan) for row in rows if row["method"] == method
-                ]
-                # The logarithmic axis has no place for zero.
-                axis.plot(
-                    *zip(*points),
-                    color=look.colour,
-                    marker=look.marker,
-                    linestyle=look.line,
-                    markersize=5,
-                    fillstyle="none",
-                    label=method,
-                )
-            if name == SPEED_UP:
-                axis.plot(counts, counts, color=GRID, linewidth=0.8, label="linear speed-up")
-            axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")
-            axis.set_xticks(counts if len(counts) <= 8 else counts[::2], minor=False)
-            axis.xaxis.set_major_formatter("{x:,.0f}")
-            axis.yaxis.set_major_formatter(
-                lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"
-            )
-            axis.minorticks_off()
-            axis.legend()
-        drawn.suptitle(fill(plain(title), 80))
-    return drawn
+            for method, style in chosen.items():
+                rows_of_method = [row for row in rows if row["method"] == method]
+                _draw_costs(axis, rows_of_method, value, method, style)
+            _finish_costs(axis, sorted({row["ranks"] for row in rows}), name, unit)
+        figure.suptitle(fill(plain(title), 80))
+    return figure
+
+
+def _draw_costs(
+    axis: Axes, rows: Sequence[Row], value: Callable[[Row], float], method: str, style: Style
+) -> None:
+    axis.plot(
+        [row["ranks"] for row in rows],
+        # The logarithmic axis has no place for zero.
+        [value(row) or nan for row in rows],
+        color=style.colour,
+        marker=style.marker,
+        linestyle=style.line,
+        markersize=5,
+        fillstyle="none",
+        label=method,
+    )
+
+
+def _finish_costs(axis: Axes, counts: Sequence[int], name: str, unit: str) -> None:
+    if name == SPEED_UP:
+        axis.plot(counts, counts, color=GRID, linewidth=0.8, label="linear speed-up")
+    axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")
+    axis.set_xticks(counts if len(counts) <= 8 else counts[::2], minor=False)
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    axis.minorticks_off()
+    axis.legend()

@@ -1,8 +1,8 @@
 """A comparison as tables of plain text, for the console and HTML, and as a verdict in sentences."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from istmpi.report.comparison import (
     FIGURES,
@@ -12,7 +12,7 @@ from istmpi.report.comparison import (
     Spread,
     differing,
     facts,
-    in_order,
+    sort_phases,
     text,
 )
 from istmpi.report.comparison import best as best_of
@@ -41,186 +41,243 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
-    groups = comparison.groups
-    columns = tuple(group.label for group in groups)
-    made = []
-    for figure in FIGURES:
-        title, write = TITLES[figure]
-        rows, best = [], []
-        for target in comparison.targets:
-            spreads = [comparison.to_target(group, figure, target) for group in groups]
-            ratios = [comparison.ratio(group, figure, target) for group in groups]
-            cells = (_reached(*each, write) for each in zip(spreads, ratios))
-            rows.append((f"{target:g}", tuple(cells)))
-            best.append(best_of(spreads))
-        made.append(
-            Sheet(
-                f"{title} to a score",
-                f"{comparison.score_name} reached{comparison.splits[0]}",
-                columns,
-                tuple(rows),
-                tuple(best),
-            )
-        )
-    made.append(_ends(comparison, columns))
-    settings_of = [facts(group.curves[0]) for group in groups]
-    settings = (
-        (key, tuple(text(each[key]) if key in each else "" for each in settings_of))
-        for key in differing(settings_of)
+    columns = tuple(group.label for group in comparison.groups)
+    sheets = [_list_targets(comparison, figure, columns) for figure in FIGURES]
+    sheets.append(_list_ends(comparison, columns))
+    tables = {
+        "Time by phase": _phases(comparison),
+        "Settings that differ": _settings(comparison),
+    }
+    for title, rows in tables.items():
+        if rows:
+            sheets.append(Sheet(title, "", columns, rows))
+    return sheets
+
+
+def _list_targets(comparison: Comparison, figure: str, columns: tuple[str, ...]) -> Sheet:
+    """Return the table of what each group spent to reach each target."""
+    title, write = TITLES[figure]
+    rows = []
+    best = []
+    for target in comparison.targets:
+        spreads = []
+        cells = []
+        for group in comparison.groups:
+            spread = comparison.to_target(group, figure, target)
+            spreads.append(spread)
+            cells.append(_reached(spread, comparison.ratio(group, figure, target), write))
+        rows.append((f"{target:g}", tuple(cells)))
+        best.append(best_of(spreads))
+    return Sheet(
+        title=f"{title} to a score",
+        corner=f"{comparison.score_name} reached{comparison.splits[0]}",
+        columns=columns,
+        rows=tuple(rows),
+        best=tuple(best),
     )
-    more = {"Time by phase": _phases(comparison), "Settings that differ": tuple(settings)}
-    return made + [Sheet(title, "", columns, rows) for title, rows in more.items() if rows]
+
+
+def _settings(comparison: Comparison) -> Rows:
+    by_group = [facts(group.curves[0]) for group in comparison.groups]
+    rows = []
+    for key in differing(by_group):
+        cells = [text(settings[key]) if key in settings else "" for settings in by_group]
+        rows.append((key, tuple(cells)))
+    return tuple(rows)
 
 
 def notes(comparison: Comparison) -> list[str]:
     lines = [
-        "A score counts as reached at the first evaluation where the median of it and its two neighbours "
-        "reaches it; the figures are from that evaluation. Evaluation time does not count."
+        "A score counts as reached at the first evaluation where the median of it and its two "
+        "neighbours reaches it; the figures are from that evaluation. Evaluation time does not "
+        "count."
     ]
     if any(len(group.curves) > 1 for group in comparison.groups):
         lines.append(
-            "Figures are medians over repeats, with lowest and highest below. A run that did not reach a "
-            "score counts as slower than those that did. x: ratio to the best method's figure, the median "
-            "over common seeds. Runs with the same seed count as a single run, their median."
+            "Figures are medians over repeats, with lowest and highest below. A run that did not "
+            "reach a score counts as slower than those that did. x: ratio to the best method's "
+            "figure, the median over common seeds. Runs with the same seed count as a single run, "
+            "their median."
         )
     else:
         lines.append(
-            "x: ratio to the best method's figure. Each method ran once; repeats would show the noise."
+            "x: ratio to the best method's figure. Each method ran once; repeats would show the "
+            "noise."
         )
     for group in comparison.groups:
-        lines += [
-            f"{group.label}, seed {curve.seed}: {curve.problem}"
-            for curve in group.curves
-            if curve.problem
-        ]
+        for curve in group.curves:
+            if curve.problem:
+                lines.append(f"{group.label}, seed {curve.seed}: {curve.problem}")
     return lines
 
 
 def _reached(spread: Spread, ratio: float | None, write: Callable[[float], str]) -> str:
     if math.isinf(spread.median):
-        few = f"\n{spread.reached} of {len(spread.values)} did" * (spread.reached > 0)
-        return f"not reached{few}"
-    more = "" if ratio is None else f"  {times(ratio)}"
-    return f"{write(spread.median)}{more}{_range(spread, write, len(spread.values))}"
+        if spread.reached == 0:
+            return "not reached"
+        return f"not reached\n{spread.reached} of {len(spread.values)} did"
+    cell = write(spread.median)
+    if ratio is not None:
+        cell += f"  {times(ratio)}"
+    return cell + _range(spread, write, len(spread.values))
 
 
 def times(ratio: float) -> str:
-    return (
-        f"{ratio:.2f}x" if ratio < 9.95 else f"{ratio:.1f}x" if ratio < 99.5 else f"{ratio:,.0f}x"
-    )
+    if ratio < 9.95:
+        return f"{ratio:.2f}x"
+    if ratio < 99.5:
+        return f"{ratio:.1f}x"
+    return f"{ratio:,.0f}x"
 
 
 def _range(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
+    """Return a cell's second line: the lowest and the highest figure, and how many runs have it."""
     if repeats < 2 or spread.range is None:
         return ""
+    remarks = []
     low, high = map(write, spread.range)
-    lines = [f"{low} to {high}"] * (low != high) + [f"{spread.reached} of {repeats}"] * (
-        spread.reached < repeats
-    )
-    return f"\n{', '.join(lines)}" if lines else ""
+    if low != high:
+        remarks.append(f"{low} to {high}")
+    if spread.reached < repeats:
+        remarks.append(f"{spread.reached} of {repeats}")
+    return f"\n{', '.join(remarks)}" if remarks else ""
 
 
-def _ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
-    groups = comparison.groups
-    ends = [
-        [(curve, curve.points[-1]) for curve in group.curves if curve.points] for group in groups
-    ]
-    rounds = [[point.round for _, point in its] for its in ends]
-    speed = [
-        Spread(tuple(point.examples / point.seconds for _, point in its if point.seconds))
-        for its in ends
-    ]
-    sent = [Spread(tuple(curve.sent_by_a_rank for curve, _ in its if curve.ranks)) for its in ends]
-    final = [comparison.final(group) for group in groups]
-    alike = len({spread for each in rounds for spread in each}) == 1
-    nothing: frozenset[int] = frozenset()
+@dataclass
+class _Ends:
+    """The rows of final figures."""
 
-    def cells(spreads: Sequence[Spread], write: Callable[[float], str]) -> list[str]:
-        repeats = (len(group.curves) for group in groups)
-        return [
-            f"{write(spread.median)}{_range(spread, write, count)}" if spread.values else ""
-            for spread, count in zip(spreads, repeats)
-        ]
+    comparison: Comparison
+    rows: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    best: list[frozenset[int]] = field(default_factory=list)
 
-    def ended(figure: str) -> tuple[list[str], frozenset[int]]:
-        spreads = [comparison.to_end(group, figure) for group in groups]
-        return cells(spreads, TITLES[figure][1]), best_of(spreads) if alike else nothing
+    def add_texts(self, name: str, texts: Iterable[str]) -> None:
+        self.rows.append((name, tuple(texts)))
+        self.best.append(frozenset())
 
-    rows = {
-        f"final {comparison.score_name}{comparison.splits[1]}": (
-            cells(final, "{:.4f}".format),
-            best_of(final, comparison.higher_is_better),
-        ),
-        "rounds": (map(_each, rounds), nothing),
-        "ranks": (
-            [
-                _each([curve.ranks_in_turn for curve in group.curves if curve.ranks_in_turn])
-                for group in groups
-            ],
-            nothing,
-        ),
-        "training time": ended("seconds"),
-        "examples a second": (cells(speed, number), best_of(speed, higher=True)),
-        "sent by all ranks": ended("bytes"),
-        "sent by a rank": (cells(sent, size), nothing),
-    }
-    made = tuple((name, tuple(texts)) for name, (texts, _) in rows.items())
-    return Sheet("Final figures", "", columns, made, tuple(best for _, best in rows.values()))
+    def add(
+        self,
+        name: str,
+        spreads: Sequence[Spread],
+        write: Callable[[float], str],
+        best: frozenset[int] = frozenset(),
+    ) -> None:
+        cells = []
+        for group, spread in zip(self.comparison.groups, spreads):
+            cell = ""
+            if spread.values:
+                cell = write(spread.median) + _range(spread, write, len(group.curves))
+            cells.append(cell)
+        self.rows.append((name, tuple(cells)))
+        self.best.append(best)
+
+    def add_end(self, name: str, figure: str, comparable: bool) -> None:
+        """Add a row of costs; the lowest is the best only among runs of equal length."""
+        spreads = [self.comparison.to_end(group, figure) for group in self.comparison.groups]
+        best = best_of(spreads) if comparable else frozenset()
+        self.add(name, spreads, TITLES[figure][1], best)
 
 
-def _each(values: Sequence[object]) -> str:
+def _list_ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
+    """Return the table of final figures."""
+    rounds = []
+    ranks = []
+    speeds = []
+    sent = []
+    for group in comparison.groups:
+        curves = [curve for curve in group.curves if curve.points]
+        ends = [curve.points[-1] for curve in curves]
+        rounds.append([point.round for point in ends])
+        ranks.append([curve.ranks_in_turn for curve in group.curves if curve.ranks_in_turn])
+        speeds.append(
+            Spread(tuple(point.examples / point.seconds for point in ends if point.seconds))
+        )
+        sent.append(Spread(tuple(curve.sent_by_a_rank for curve in curves if curve.ranks)))
+    comparable = len({count for counts in rounds for count in counts}) == 1
+    final = [comparison.final(group) for group in comparison.groups]
+
+    rows = _Ends(comparison)
+    best_scores = best_of(final, comparison.higher_is_better)
+    name = f"final {comparison.score_name}{comparison.splits[1]}"
+    rows.add(name, final, "{:.4f}".format, best_scores)
+    rows.add_texts("rounds", map(_join_distinct, rounds))
+    rows.add_texts("ranks", map(_join_distinct, ranks))
+    rows.add_end("training time", "seconds", comparable)
+    rows.add("examples a second", speeds, number, best_of(speeds, higher=True))
+    rows.add_end("sent by all ranks", "bytes", comparable)
+    rows.add("sent by a rank", sent, size)
+    return Sheet("Final figures", "", columns, tuple(rows.rows), tuple(rows.best))
+
+
+def _join_distinct(values: Sequence[object]) -> str:
     return " or ".join(map(str, dict.fromkeys(values)))
 
 
 def _phases(comparison: Comparison) -> Rows:
     by_group = [comparison.phases(group) for group in comparison.groups]
-    totals = [
-        sum(spent for name, spent in phases.items() if name not in OFF_THE_CLOCK)
-        for phases in by_group
-    ]
     rows = []
-    for name in in_order(name for phases in by_group for name in phases):
-        off = name in OFF_THE_CLOCK
-        cells = tuple(
-            f"{in_seconds(phases[name])}{f'  {phases[name] / total:.0%}' if total and not off else ''}"
-            if name in phases
-            else ""
-            for phases, total in zip(by_group, totals)
-        )
-        rows.append((f"{name} (not counted)" if off else name, cells))
+    for name in sort_phases(name for phases in by_group for name in phases):
+        counts = name not in OFF_THE_CLOCK
+        cells = []
+        for phases in by_group:
+            cell = ""
+            if name in phases:
+                cell = in_seconds(phases[name])
+                total = sum(spent for key, spent in phases.items() if key not in OFF_THE_CLOCK)
+                if counts and total:
+                    cell += f"  {phases[name] / total:.0%}"
+            cells.append(cell)
+        rows.append((name if counts else f"{name} (not counted)", tuple(cells)))
     return tuple(rows)
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence for each evaluated group, fastest first, then warnings. The target is the
-    hardest reached."""
+    """Return a sentence for each evaluated group, fastest first, then warnings.
+
+    The target is the hardest reached.
+    """
     groups = [group for group in comparison.groups if any(curve.points for curve in group.curves)]
     if not groups:
         return "The runs have no evaluation to compare yet."
-
-    def seconds(group: Group, target: float) -> float:
-        return comparison.to_target(group, "seconds", target).median
-
-    target = comparison.targets[0] if comparison.targets else math.nan
-    for harder in comparison.targets:
-        if any(math.isfinite(seconds(group, harder)) for group in groups):
-            target = harder
-    article = "an" if comparison.score_name[:1] in "aeiou" else "a"
-    during, at_end = comparison.splits
-    goal, sentences = f"{article} {comparison.score_name} of {target:g}{during}", []
-    for group in sorted(groups, key=lambda group: seconds(group, target)):
-        reached = f"never reached {goal}, and " * bool(comparison.targets)
-        if math.isfinite(spent := seconds(group, target)):
-            sent = size(comparison.to_target(group, "bytes", target).median)
-            reached = f"reached {goal} after {in_seconds(spent)} of training and {sent} sent by all ranks, and "
-        sentences.append(
-            f"{group.label} {reached}ended at {comparison.final(group).median:.4g}{at_end}."
-        )
+    target = _hardest_reached(comparison, groups)
+    in_order = sorted(groups, key=lambda group: _seconds(comparison, group, target))
+    sentences = [_sentence(comparison, group, target) for group in in_order]
     if all(len(group.curves) == 1 for group in groups) and len(groups) > 1:
         sentences.append("Each method ran once, so noise does not show.")
-    failed = [
-        group.label for group in comparison.groups if any(curve.problem for curve in group.curves)
-    ]
+    failed = []
+    for group in comparison.groups:
+        if any(curve.problem for curve in group.curves):
+            failed.append(group.label)
     if failed:
         sentences.append(f"Some runs of {', '.join(failed)} did not finish.")
     return " ".join(sentences)
+
+
+def _seconds(comparison: Comparison, group: Group, target: float) -> float:
+    return comparison.to_target(group, "seconds", target).median
+
+
+def _hardest_reached(comparison: Comparison, groups: Sequence[Group]) -> float:
+    """Return the hardest target that a group reached; the easiest if none; NaN without targets."""
+    hardest = comparison.targets[0] if comparison.targets else math.nan
+    for target in comparison.targets:
+        if any(math.isfinite(_seconds(comparison, group, target)) for group in groups):
+            hardest = target
+    return hardest
+
+
+def _sentence(comparison: Comparison, group: Group, target: float) -> str:
+    during, at_end = comparison.splits
+    end = f"ended at {comparison.final(group).median:.4g}{at_end}."
+    article = "an" if comparison.score_name[:1] in "aeiou" else "a"
+    goal = f"{article} {comparison.score_name} of {target:g}{during}"
+    seconds = _seconds(comparison, group, target)
+    if math.isfinite(seconds):
+        sent = size(comparison.to_target(group, "bytes", target).median)
+        return (
+            f"{group.label} reached {goal} after {in_seconds(seconds)} of training and {sent} "
+            f"sent by all ranks, and {end}"
+        )
+    if comparison.targets:
+        return f"{group.label} never reached {goal}, and {end}"
+    return f"{group.label} {end}"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from istmpi.errors import ConfigError
 from istmpi.files import appearing
@@ -20,14 +20,24 @@ from istmpi.files import appearing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, PAPER, GRID = "#1b1b1b", "#ffffff", "#7f7f7f"
+INK = "#1b1b1b"
+PAPER = "#ffffff"
+GRID = "#7f7f7f"
 
-BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-SKY, VERMILLION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+VERMILLION = "#D55E00"
+YELLOW = "#F0E442"
 """The palette of Okabe and Ito, for all kinds of colour blindness."""
-BROWN, WINE, ASH, RUST, MOSS = "#786048", "#a84878", "#b9aca8", "#b8330b", "#92b874"
-"""Further colours, as far as possible from the palette and each other, also for the
-colour-blind."""
+BROWN = "#786048"
+WINE = "#a84878"
+ASH = "#b9aca8"
+RUST = "#b8330b"
+MOSS = "#92b874"
+"""Further colours, as far as possible from each other and the palette, also for the colour-blind."""
 
 
 @dataclass(frozen=True)
@@ -70,52 +80,65 @@ PHASES = {
     "all-reduce": "#beaf6b",
     "other": "#4a536c",
 }
-"""The colours of phases, in the order of a round: shades of cividis, with neighbours that differ
-clearly."""
+"""The colours of phases, in the order of a round.
+
+They are shades of cividis; neighbours differ clearly.
+"""
 REST = ("#f7f7f7", "#252525", "#bdbdbd")
+"""The colours of phases that other programs record."""
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:
-    """Return a style for each method. Methods that are not in `STYLES` get unused colours, while
-    there are any."""
+    """Return a style for each method.
+
+    Methods that are not in `STYLES` get unused colours, while there are any.
+    """
     names = list(dict.fromkeys(names))
     chosen = {name: STYLES[name] for name in names if name in STYLES}
     taken = {style.colour for style in chosen.values()}
-    spare = [
-        colour
-        for colour in (YELLOW, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLUE)
-        if colour not in taken
-    ]
+    palette = (YELLOW, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLUE)
+    spare = [colour for colour in palette if colour not in taken] or [GRID]
     unknown = [name for name in names if name not in STYLES]
-    return chosen | {
-        name: Style(
-            (spare or [GRID])[place % max(len(spare), 1)],
-            UNKNOWN_MARKERS[place % len(UNKNOWN_MARKERS)],
-        )
-        for place, name in enumerate(unknown)
-    }
+    for place, name in enumerate(unknown):
+        marker = UNKNOWN_MARKERS[place % len(UNKNOWN_MARKERS)]
+        chosen[name] = Style(spare[place % len(spare)], marker)
+    return chosen
 
 
 FORMATS = (".png", ".svg", ".pdf")
 
 LONGEST = 200
+"""The most characters of a text in a picture."""
 WIDEST = 26
+"""The most characters in a line of a legend."""
 
-LOOK = {
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), PAPER),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    **{
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": GRID,
-        "grid.alpha": 0.3,
-        "axes.titleweight": "bold",
-    },
-    **{"font.size": 9.5, "axes.titlesize": 10, "figure.titlesize": 11, "legend.fontsize": 8.5},
-    **{"lines.linewidth": 1.6, "lines.markersize": 4.5, "svg.fonttype": "none"},
+LOOK: dict[str, Any] = {
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.alpha": 0.3,
+    "axes.titleweight": "bold",
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "figure.titlesize": 11,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "none",
 }
+"""Settings of matplotlib."""
 
 
 def plain(text: str) -> str:
@@ -125,16 +148,20 @@ def plain(text: str) -> str:
 
 
 def name(text: str) -> str:
+    """Return a text in the lines of a legend."""
     return textwrap.fill(plain(text), WIDEST)
 
 
 @contextmanager
-def looking_alike() -> Iterator[None]:
-    """A ``with`` block with istmpi's settings of matplotlib, not the user's. Raises ImportError
-    without matplotlib."""
+def use_look() -> Iterator[None]:
+    """Use istmpi's settings of matplotlib, not the user's, in a ``with`` block.
+
+    Raises ImportError without matplotlib.
+    """
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
+        # Of letters that the font lacks, and of layouts that are too small: the picture is made.
         warnings.simplefilter("ignore", UserWarning)
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(LOOK)
@@ -147,27 +174,35 @@ def require_drawable(path: Path) -> None:
 
 
 def svg(figure: "Figure", title: str, salt: str = "") -> str:
-    """Return a picture as an <svg> element, as reproducible text. Each picture of a page needs its
-    own ``salt``."""
+    """Return a picture as an <svg> element, as reproducible text.
+
+    Each picture of a page needs its own ``salt``, from which matplotlib makes the elements' ids.
+    """
     import matplotlib
 
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with looking_alike():
+    with use_look():
         matplotlib.rcParams["svg.hashsalt"] = f"istmpi {salt}"
         figure.savefig(file, format="svg", metadata=nothing)
     text = file.getvalue()
+    # The names of groups, such as axes_1, would be in a page more than once.
     text = re.sub(r'<g id="[^"]*">', "<g>", text[text.index("<svg") :])
     head, _, rest = text.partition(">")
-    return f'{head} role="img" aria-labelledby="title{salt}">\n<title id="title{salt}">{escape(title)}</title>{rest}'
+    return (
+        f'{head} role="img" aria-labelledby="title{salt}">\n'
+        f'<title id="title{salt}">{escape(title)}</title>{rest}'
+    )
 
 
 def save(figure: "Figure", path: Path, title: str, follow: bool = True) -> None:
-    """Write a figure, complete or not at all, in the format of the file's ending. Raises
-    OutputError if that fails."""
+    """Write a figure, complete or not at all, in the format of the file's ending.
+
+    Raises OutputError if that fails.
+    """
     with appearing(path, follow) as file:
         if path.suffix == ".svg":
             file.write(svg(figure, title).encode())
             return
-        with looking_alike():
+        with use_look():
             figure.savefig(file, dpi=130, format=path.suffix[1:], metadata={"Title": title})

@@ -25,7 +25,7 @@ CHANGING = (
 )
 
 
-def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+def make_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
     """Return a table without lines. Values have any type; rich does not read them as markup."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
@@ -83,7 +83,7 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         ("memory: buffers, activations, copies", *memory("buffers", "activations", "copies")),
         ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, ranks))),
     )
-    console.print(table_of(("", "each rank", "all ranks", "one process"), rows))
+    console.print(make_table(("", "each rank", "all ranks", "one process"), rows))
     if isinstance(run.method.shares, str):
         console.print(CHANGING)
     for phase in phases:
@@ -241,7 +241,7 @@ def cluster(console: Console, cluster: Cluster) -> None:
         ("deal", latency(cluster.deal_seconds), "", ""),
     ]
     console.print(headed(cluster.name, f", {cluster.source}"))
-    console.print(table_of(("", "latency", "rate", "median error of the fit"), rows))
+    console.print(make_table(("", "latency", "rate", "median error of the fit"), rows))
 
 
 def comparison(console: Console, compared: Comparison) -> None:

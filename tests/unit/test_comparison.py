@@ -14,7 +14,7 @@ from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError
 from istmpi.multilabel import Labels
 from istmpi.record import FAILURE, RunFolder
-from istmpi.report.comparison import NOT_REACHED, Spread, best, compare, default_targets, reached, smoothed
+from istmpi.report.comparison import NOT_REACHED, Spread, best, compare, default_targets, find_reached, smooth
 from istmpi.report.curves import read_curves
 from istmpi.report.sheets import notes, sheets, verdict
 from istmpi.tasks import TASKS, higher_is_better
@@ -27,24 +27,24 @@ SLOW = [0.2, 0.4, 0.6, 0.8]
 
 
 def test_a_score_is_smoothed_with_its_two_neighbours():
-    assert smoothed([0.1, 0.9, 0.2, 0.3, 0.4]) == [0.1, 0.2, 0.3, 0.3, 0.4]
-    assert smoothed([]) == [] and smoothed([0.5]) == [0.5] and smoothed([0.5, 0.4]) == [0.5, 0.4]
+    assert smooth([0.1, 0.9, 0.2, 0.3, 0.4]) == [0.1, 0.2, 0.3, 0.3, 0.4]
+    assert smooth([]) == [] and smooth([0.5]) == [0.5] and smooth([0.5, 0.4]) == [0.5, 0.4]
     scores = np.random.default_rng(0).random(50).tolist()
     naive = [median(scores[max(i - 1, 0) : i + 2]) if 0 < i < 49 else scores[i] for i in range(50)]
-    assert smoothed(scores) == naive
+    assert smooth(scores) == naive
 
 
 def test_one_lucky_evaluation_reaches_nothing():
     lucky = curve("ist", [0.1, 0.9, 0.2, 0.3, 0.6, 0.7])
-    assert reached(lucky.points, 0.5).round == 5
-    assert reached(lucky.points, 0.8) is None
-    assert reached(lucky.points, 0.7).round == 6, "the last evaluation counts as it is"
+    assert find_reached(lucky.points, 0.5).round == 5
+    assert find_reached(lucky.points, 0.8) is None
+    assert find_reached(lucky.points, 0.7).round == 6, "the last evaluation counts as it is"
 
 
 def test_an_error_is_reached_from_above():
     points = curve("ist", [0.9, 0.5, 0.4, 0.3]).points
-    assert reached(points, 0.5, higher_is_better=False).round == 2
-    assert reached(points, 0.1, higher_is_better=False) is None
+    assert find_reached(points, 0.5, higher_is_better=False).round == 2
+    assert find_reached(points, 0.1, higher_is_better=False) is None
     found = compare([curve("ist", [0.9, 0.5, 0.4], score_name="mean absolute error")], [0.4, 0.9])
     assert found.targets == (0.9, 0.4), "the easiest first"
 
@@ -71,7 +71,7 @@ def test_without_targets_the_best_that_all_reach_and_a_little_less():
     lucky = curve("local-sgd", [0.2, 0.8, 0.4, 0.4567])
     assert default_targets([curve("ist", FAST), lucky])[-1] == 0.456, "smoothed, and rounded down"
     for made in (curve("ist", FAST), lucky):
-        assert reached(made.points, 0.456)
+        assert find_reached(made.points, 0.456)
 
 
 def test_a_run_that_failed_sets_no_target():

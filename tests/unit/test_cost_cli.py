@@ -70,7 +70,7 @@ def test_a_plot_is_written(tmp_path, format):
 def test_the_picture_shows_figure_2():
     """The plotted series, read back."""
     pytest.importorskip("matplotlib")
-    from istmpi.report.plots import figure_of_costs
+    from istmpi.report.plots import make_cost_figure
 
     scenario = Scenario(
         Run().override(FIGURE_2),
@@ -79,7 +79,7 @@ def test_the_picture_shows_figure_2():
         10**6,
         shared_batch=True,
     )
-    drawn = figure_of_costs(survey(scenario, ["data-parallel-broadcast", "ist"], RANKS), "title")
+    drawn = make_cost_figure(survey(scenario, ["data-parallel-broadcast", "ist"], RANKS), "title")
     series = [{line.get_label(): line for line in axis.get_lines()} for axis in drawn.axes]
     for lines in series:
         assert lines["ist"].get_xdata().tolist() == RANKS

@@ -87,7 +87,7 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
     from istmpi.cost import cost
     from istmpi.cost.cluster import load, network
     from istmpi.cost.time import round_time
-    from istmpi.report.comparison import compare, reached
+    from istmpi.report.comparison import compare, find_reached
     from istmpi.report.curves import read_curves
 
     curves = sorted(read_curves([folder]), key=lambda curve: METHODS.index(curve.method))
@@ -100,7 +100,7 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
         )
         return
     target = targets[-1]
-    rounds = [reached(curve.points, target).round for curve in curves]
+    rounds = [find_reached(curve.points, target).round for curve in curves]
     plans = [described(Run.load(str(Path(curve.source) / SETTINGS)), None) for curve in curves]
     costs = [cost(plan.run, plan.architecture, ranks) for plan in plans]
     times = table("link", *(curve.method for curve in curves))

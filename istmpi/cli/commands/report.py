@@ -84,7 +84,7 @@ def tree_of(comparison: Comparison) -> dict[str, Any]:
 
 def write_page(comparison: Comparison, title: str, path: Path) -> None:
     from istmpi.files import appearing
-    from istmpi.report.html import made, page
+    from istmpi.report.html import describe_origin, page
 
     try:
         from istmpi.report.plots import pictures
@@ -93,5 +93,5 @@ def write_page(comparison: Comparison, title: str, path: Path) -> None:
     except ImportError:
         drawn = None
     with appearing(path) as file:
-        file.write(page(comparison, drawn, title, made()).encode())
+        file.write(page(comparison, drawn, title, describe_origin()).encode())
     say(f"written: {path}", err=True)
