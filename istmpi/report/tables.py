@@ -36,8 +36,10 @@ def make_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Tabl
 
 
 def plain(value: object, style: str = "") -> Text:
-    """Return a value as one line that is what it says: no markup, and no character that a terminal
-    obeys."""
+    """Return a value as one line that is what it says.
+
+    It has no markup, and no character that a terminal obeys.
+    """
     return Text(printable(str(value)), style)
 
 
@@ -50,60 +52,80 @@ def headed(head: object, text: object) -> Text:
 
 
 def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str, Any]) -> None:
-    phases, ranks = figures["phases"], figures["ranks"]
+    phases = figures["phases"]
+    ranks = counted(figures["ranks"], "rank")
     dealt = ", ".join(figures["dealt_out"]) or "nothing"
-    console.print(
-        headed(run.name, f": {phases[0]['method']} on {counted(ranks, 'rank')}, {dealt} dealt out")
-    )
-    shapes = Table(box=None, pad_edge=False)
-    for title in "parameter", "axes", "network", "largest subnet":
-        shapes.add_column(title, overflow="fold")
-    for each in figures["parameters"]:
-        sizes = (" x ".join(map(str, each[key])) for key in ("network", "largest_subnet"))
-        shapes.add_row(*map(plain, (each["name"], each["axes"], *sizes)))
-    console.print(shapes)
-
-    def memory(*kinds: str) -> tuple[str, str, str]:
-        its, alone = (
-            size(sum(figures[whose][kind] for kind in kinds))
-            for whose in ("memory_of_largest_rank", "memory_of_one_process")
-        )
-        return its, "", alone
-
-    of_whom, sent = ("largest_rank", "all_ranks", "one_process"), phases[0]["round_bytes"]
-    rows = (
-        ("weights trained", *(number(figures["weights"][whose]) for whose in of_whom)),
-        (
-            "FLOPs a local step",
-            *(number(figures["flops_per_local_step"][whose]) for whose in of_whom),
-        ),
-        ("bytes sent a round", size(sent / ranks), size(sent), size(0)),
-        ("memory: process, owned rows", memory("process", "owned")[0]),
-        ("memory: network, gradients, optimizer", *memory("network", "gradients", "optimizer")),
-        ("memory: buffers, activations, copies", *memory("buffers", "activations", "copies")),
-        ("memory: a pass of an evaluation, at least", size(pass_bytes(run, network, ranks))),
-    )
-    console.print(make_table(("", "each rank", "all ranks", "one process"), rows))
+    console.print(headed(run.name, f": {phases[0]['method']} on {ranks}, {dealt} dealt out"))
+    console.print(_list_parameters(figures))
+    console.print(_list_costs(run, network, figures))
     if isinstance(run.method.shares, str):
         console.print(CHANGING)
     for phase in phases:
-        method = f" of {phase['method']}" if len({each["method"] for each in phases}) > 1 else ""
-        if phases[0]["side"] and len(phases) > 1:
-            flops = number(phase["flops_per_local_step"])
-            method += f" on images of {phase['side']} x {phase['side']} ({flops}FLOP a local step)"
-        console.print(
-            f"{counted(phase['rounds'], 'round')}{method} with {phase['local_steps']} local steps: "
-            f"{number(phase['examples'])} examples, {size(phase['sent_bytes'])} sent by all ranks"
-        )
+        console.print(_describe_phase(phase, phases))
     if figures["sent_bytes"] is not None:
-        console.print(
-            f"this run's seed: {figures['sent_bytes']:,} bytes sent by all ranks, without evaluations"
-        )
+        sent = f"{figures['sent_bytes']:,} bytes sent by all ranks"
+        console.print(f"this run's seed: {sent}, without evaluations")
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
     console.print(f"learning rate {schedules.in_words(run.optimizer, steps)}")
-    for remark in (inexact(network) if network.inexact else "", figures["warning"]):
-        if remark:
-            console.print(plain(remark), soft_wrap=True)
+    if network.inexact:
+        console.print(plain(inexact(network)), soft_wrap=True)
+    if figures["warning"]:
+        console.print(plain(figures["warning"]), soft_wrap=True)
+
+
+def _list_parameters(figures: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("parameter", "axes", "network", "largest subnet"):
+        table.add_column(title, overflow="fold")
+    for parameter in figures["parameters"]:
+        whole = " x ".join(map(str, parameter["network"]))
+        largest = " x ".join(map(str, parameter["largest_subnet"]))
+        table.add_row(*map(plain, (parameter["name"], parameter["axes"], whole, largest)))
+    return table
+
+
+def _list_costs(run: Run, network: Architecture, figures: Mapping[str, Any]) -> Table:
+    """Return the table of weights, FLOPs, bytes and memory of a rank, all ranks, one process."""
+    ranks = figures["ranks"]
+    sent = figures["phases"][0]["round_bytes"]
+
+    def costs(title: str, figure: str) -> tuple[str, ...]:
+        values = figures[figure]
+        groups = ("largest_rank", "all_ranks", "one_process")
+        return (title, *(number(values[group]) for group in groups))
+
+    def memory(title: str, *kinds: str) -> tuple[str, ...]:
+        rank = sum(figures["memory_of_largest_rank"][kind] for kind in kinds)
+        process = sum(figures["memory_of_one_process"][kind] for kind in kinds)
+        return (f"memory: {title}", size(rank), "", size(process))
+
+    # What a process takes of itself is the same for each, so that row has a single figure.
+    process = sum(figures["memory_of_largest_rank"][kind] for kind in ("process", "owned"))
+    evaluation = float(pass_bytes(run, network, ranks))
+    rows = (
+        costs("weights trained", "weights"),
+        costs("FLOPs a local step", "flops_per_local_step"),
+        ("bytes sent a round", size(sent / ranks), size(sent), size(0)),
+        ("memory: process, owned rows", size(process)),
+        memory("network, gradients, optimizer", "network", "gradients", "optimizer"),
+        memory("buffers, activations, copies", "buffers", "activations", "copies"),
+        ("memory: a pass of an evaluation, at least", size(evaluation)),
+    )
+    return make_table(("", "each rank", "all ranks", "one process"), rows)
+
+
+def _describe_phase(phase: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]) -> str:
+    """Return a phase's rounds and costs, with what distinguishes it from other phases."""
+    method = ""
+    if len({other["method"] for other in phases}) > 1:
+        method = f" of {phase['method']}"
+    if phases[0]["side"] and len(phases) > 1:
+        flops = number(phase["flops_per_local_step"])
+        method += f" on images of {phase['side']} x {phase['side']} ({flops}FLOP a local step)"
+    return (
+        f"{counted(phase['rounds'], 'round')}{method} with {phase['local_steps']} local steps: "
+        f"{number(phase['examples'])} examples, {size(phase['sent_bytes'])} sent by all ranks"
+    )
 
 
 def inexact(network: Architecture) -> str:
@@ -111,14 +133,17 @@ def inexact(network: Architecture) -> str:
     return f"FLOPs of subnets are overestimated: {modules} count as in the full network."
 
 
-FEW_UNITS, FEW_CHANNELS = 16, 256
-"""The fewest units of a layer on a rank, and fewest channels of a residual stream, that give no
-warning."""
+FEW_UNITS = 16
+"""The fewest units of a layer on a rank that give no warning."""
+FEW_CHANNELS = 256
+"""The fewest channels of a residual stream that give no warning."""
 
 
 def warn_of_widths(network: Architecture, held: Holdings) -> str:
-    """Return a warning if subnets are too narrow to learn well, or if factors are not exact; else
-    an empty text."""
+    """Return a warning if subnets are too narrow to learn well, or if factors are not exact.
+
+    Otherwise return an empty text.
+    """
     warnings = [_too_narrow(network, held)]
     for group, deviation in network.table.fading.items():
         if group in held.groups and held.ranks > 1:
@@ -134,36 +159,46 @@ def _too_narrow(network: Architecture, held: Holdings) -> str:
     groups = [name for name in held.groups if name not in network.blocks]
     if held.ranks == 1 or not groups:
         return ""
-    axes = [axis for parameter in network.parameters.values() for axis in parameter.pattern.axes]
-    segments = [segment for axis in axes for segment in axis.segments]
-    lengths = network.lengths  # a unit of a multiplier is several channels
-    wide = {}
+    lengths = network.lengths
+    channels = {group: _channels_of_unit(network, group) for group in groups}
+    units = []
     for group in groups:
-        positions = [segment.length(lengths) for segment in segments if group in segment.names]
-        wide[group] = min(positions) // lengths[group]
-    fewest, name = min(
-        (min(part.lengths[name] for part in held.parts) * wide[name], name) for name in groups
-    )
-    units = lengths[name] * wide[name]
-    if units < FEW_CHANNELS and network.table.residual.keys() >= {*groups}:
+        fewest = min(part.lengths[group] for part in held.parts)
+        units.append((fewest * channels[group], group))
+    fewest, name = min(units)
+    total = lengths[name] * channels[name]
+    if total < FEW_CHANNELS and network.table.residual.keys() >= {*groups}:
         cure = "Give the class an argument for a width inside its blocks"
         if {*network.groups} - network.table.residual.keys():
             cure = "Deal out a width inside its blocks (method.partition)"
         return (
-            f"only {name} is dealt out, a residual stream of {units} channels: subnets learn little. {cure}, "
-            "or use local-sgd."
+            f"only {name} is dealt out, a residual stream of {total} channels: subnets learn "
+            f"little. {cure}, or use local-sgd."
         )
+    if fewest >= FEW_UNITS:
+        return ""
     return (
-        f"on {held.ranks} ranks, a rank trains {fewest} of the {units:,} units of {name}: a narrow subnet "
-        "learns little. Use fewer ranks or more units."
-    ) * (fewest < FEW_UNITS)
+        f"on {held.ranks} ranks, a rank trains {fewest} of the {total:,} units of {name}: "
+        "a narrow subnet learns little. Use fewer ranks or more units."
+    )
+
+
+def _channels_of_unit(network: Architecture, group: str) -> int:
+    """Return the channels of a unit: several if the group is a multiplier of channels."""
+    lengths = network.lengths
+    sizes = []
+    for parameter in network.parameters.values():
+        for axis in parameter.pattern.axes:
+            for segment in axis.segments:
+                if group in segment.names:
+                    sizes.append(segment.length(lengths))
+    return min(sizes) // lengths[group]
 
 
 def _speed(row: Row) -> str:
     speed_up = row["speed_up"]
-    return (
-        f"{f'{speed_up:,.0f}' if speed_up >= 100 else f'{speed_up:.3g}'} ({row['efficiency']:.0%})"
-    )
+    form = ",.0f" if speed_up >= 100 else ".3g"
+    return f"{speed_up:{form}} ({row['efficiency']:.0%})"
 
 
 TABLES: dict[str, Callable[[Row], str]] = {
@@ -176,13 +211,14 @@ TABLES: dict[str, Callable[[Row], str]] = {
 }
 
 FIGURE = 11
+"""The width of a figure in characters."""
 
 
 def survey(console: Console, rows: Sequence[Row]) -> None:
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    cells = {(row["method"], row["ranks"]): row for row in rows}
-    for title, cell in TABLES.items():
-        for shown in _side_by_side(methods, console.width):
+    by_method = {(row["method"], row["ranks"]): row for row in rows}
+    for title, write in TABLES.items():
+        for shown in _divide_by_width(methods, console.width):
             table = Table(
                 title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
             )
@@ -190,53 +226,51 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
             for heading in ("ranks", *shown):
                 table.add_column(plain(heading), justify="right", no_wrap=heading != "ranks")
             for ranks in sorted({row["ranks"] for row in rows}):
-                its = (cells.get((method, ranks)) for method in shown)
-                table.add_row(str(ranks), *(cell(row) if row else "" for row in its))
+                cells = []
+                for method in shown:
+                    row = by_method.get((method, ranks))
+                    cells.append(write(row) if row else "")
+                table.add_row(str(ranks), *cells)
             console.print(table, "")
 
 
-def _side_by_side(methods: Sequence[str], width: int) -> Iterator[list[str]]:
-    group, used = [], len("ranks")
+def _divide_by_width(methods: Sequence[str], width: int) -> Iterator[list[str]]:
+    """Yield groups of methods whose columns are beside each other in ``width`` characters."""
+    group: list[str] = []
+    used = len("ranks")
     for method in methods:
         needed = max(len(method), FIGURE) + 2
         if group and used + needed > width:
             yield group
-            group, used = [], len("ranks")
+            group = []
+            used = len("ranks")
         group.append(method)
         used += needed
     yield group
 
 
 def cluster(console: Console, cluster: Cluster) -> None:
-
-    def fitted(name: str) -> str:
-        error = cluster.measured.get(name, {}).get("median_relative_error")
-        return "" if error is None else f"{error:.0%}"
+    def error(name: str) -> str:
+        median = cluster.measured.get(name, {}).get("median_relative_error")
+        return "" if median is None else f"{median:.0%}"
 
     def latency(seconds: float) -> str:
         return f"{seconds * 1e6:.1f} µs"
 
     def rate(seconds_per_byte: float) -> str:
-        """Write bytes a second. A fit gives 0 to bytes whose time it does not see; they have no
-        rate to show."""
+        """Write bytes a second; nothing for a fit of 0, which did not see the bytes' time."""
         return f"{size(1 / seconds_per_byte)}/s" if seconds_per_byte else ""
 
-    links = [
-        (name, latency(link.latency), rate(link.seconds_per_byte), fitted(name))
-        for name, link in cluster.links.items()
-    ]
+    rows = []
+    for name, link in cluster.links.items():
+        rows.append((name, latency(link.latency), rate(link.seconds_per_byte), error(name)))
     handled = rate(cluster.handle_seconds_per_byte)
     touched = rate(cluster.touch_seconds_per_byte)
-    rows = [
-        *links,
-        ("transfers", latency(cluster.transfer_seconds), handled, fitted("transfer")),
-        (
-            "products",
-            latency(cluster.product_seconds),
-            f"{number(cluster.flops[0])}FLOP/s",
-            fitted("products"),
-        ),
-        ("beside products", "", touched, fitted("steps")),
+    flops = f"{number(cluster.flops[0])}FLOP/s"
+    rows += [
+        ("transfers", latency(cluster.transfer_seconds), handled, error("transfer")),
+        ("products", latency(cluster.product_seconds), flops, error("products")),
+        ("beside products", "", touched, error("steps")),
         ("local step", latency(cluster.step_seconds), "", ""),
         ("deal", latency(cluster.deal_seconds), "", ""),
     ]
@@ -252,13 +286,13 @@ def comparison(console: Console, compared: Comparison) -> None:
         table = Table(box=None, pad_edge=False)
         table.add_column(plain(sheet.corner), vertical="top")
         for name in sheet.columns:
-            table.add_column(
-                in_lines(name.replace(" (", "\n(").replace(", ", ",\n")), justify="right"
-            )
+            # Settings of a group stand in lines of their own, for a narrow column.
+            lines = name.replace(" (", "\n(").replace(", ", ",\n")
+            table.add_column(in_lines(lines), justify="right")
         for (name, cells), best in zip(sheet.rows, sheet.best or [frozenset()] * len(sheet.rows)):
-            marked = (
-                in_lines(cell, "bold" if place in best else "") for place, cell in enumerate(cells)
-            )
+            marked = []
+            for place, cell in enumerate(cells):
+                marked.append(in_lines(cell, "bold" if place in best else ""))
             table.add_row(plain(name), *marked)
         console.print(table)
         console.print()
