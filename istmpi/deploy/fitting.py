@@ -1,5 +1,7 @@
-"""Finds the code and the data that fit a checkpoint; others are refused. Code runs only if the user
-names it."""
+"""Finds the code and the data that fit a checkpoint; others are refused.
+
+Code runs only if the user names it.
+"""
 
 from typing import Any
 
@@ -21,7 +23,7 @@ from istmpi.names import class_of, is_own
 from istmpi.tasks import OWN
 
 
-def runnable(
+def attach_code(
     checkpoint: Checkpoint,
     model: str | None,
     example: tuple[Any, ...] | None = None,
@@ -36,16 +38,9 @@ def runnable(
     Raises DataError if the class is needed and not given, ConfigError if the class makes another
     network.
     """
-    network, header = checkpoint.architecture, checkpoint.header
-    if model is not None and not is_own(network.name):
-        raise ConfigError(
-            f"--model {model}: the network in {checkpoint.path} is built in; leave --model out."
-        )
-    if model is None and is_own(network.name):
-        raise DataError(
-            f"{checkpoint.path} has the weights of your network {network.name} without its code. Give the "
-            "code: --model FILE.py:Class."
-        )
+    network = checkpoint.architecture
+    header = checkpoint.header
+    _require_fitting_class(checkpoint, model)
     from istmpi.models.arguments import user_network
 
     data = header.data
@@ -53,15 +48,15 @@ def runnable(
     if unknown and runs:
         require_data(checkpoint)
         raise ConfigError(
-            f"{checkpoint.path}: only the code of its data defines the inputs of its network. Use istmpi "
-            "evaluate --data, or export --to torch and call the class in Python."
+            f"{checkpoint.path}: only the code of its data defines the inputs of its network. "
+            "Use istmpi evaluate --data, or export --to torch and call the class in Python."
         )
     arguments = header.run.model.arguments_for(data.task)
-    named = model or network.name
+    name = model or network.name
     try:
-        code = user_network(named, header.shape, data.outputs, arguments, data.task, example)
+        code = user_network(name, header.shape, data.outputs, arguments, data.task, example)
     except ConfigError as error:
-        if class_of(named) == class_of(network.name):
+        if class_of(name) == class_of(network.name):
             raise
         raise ConfigError(
             f"{checkpoint.path} has the weights of {network.name}. {error}"
@@ -71,37 +66,60 @@ def runnable(
     return network
 
 
-def require_data(checkpoint: Checkpoint) -> None:
-    if checkpoint.header.data.kind == "program":
+def _require_fitting_class(checkpoint: Checkpoint, model: str | None) -> None:
+    name = checkpoint.architecture.name
+    if model is not None and not is_own(name):
+        raise ConfigError(
+            f"--model {model}: the network in {checkpoint.path} is built in; leave --model out."
+        )
+    if model is None and is_own(name):
         raise DataError(
-            f"{checkpoint.path} is of a program, whose data istmpi does not know. Score it in the program with "
-            "job.evaluate, or use export --to torch."
+            f"{checkpoint.path} has the weights of your network {name} without its code. "
+            "Give the code: --model FILE.py:Class."
         )
 
 
-def deal_of(header: Header, architecture: Architecture) -> Partition:
-    """Return the deal of a checkpoint's last round, for a network that is this deal's subnets side
-    by side."""
-    run, first, last = header.run, 0, max(header.round - 1, 0)
+def require_data(checkpoint: Checkpoint) -> None:
+    if checkpoint.header.data.kind == "program":
+        raise DataError(
+            f"{checkpoint.path} is of a program, whose data istmpi does not know. Score it in the "
+            "program with job.evaluate, or use export --to torch."
+        )
+
+
+def find_last_deal(header: Header, architecture: Architecture) -> Partition:
+    """Return the deal of a checkpoint's last round.
+
+    The network is this deal's subnets side by side.
+    """
+    run = header.run
+    last = max(header.round - 1, 0)
+    first = 0
     for name, rounds in run.phases():
         if first <= last:
             phase = run.override({"method.name": name})
         first += rounds
-    shares = [header.shares[since] for since in sorted(header.shares) if since <= last]
-    return spec_of(phase.method.name).deal(
-        phase, architecture, header.blocks, last, shares[-1] if shares else None
-    )
+    # Shares are recorded at the rounds in which they change.
+    shares = None
+    for since in sorted(header.shares):
+        if since <= last:
+            shares = header.shares[since]
+    spec = spec_of(phase.method.name)
+    return spec.deal(phase, architecture, header.blocks, last, shares)
 
 
 def changed_source(network: Architecture) -> str:
     """Return a note if the class's source has changed since training, even by a byte; else ""."""
-    source, code = network.table.source, network.code
-    if not source or (class_of(code.name), code.source.hash) == (class_of(network.name), source):
+    source = network.table.source
+    code = network.code
+    if not source:
+        return ""
+    if code.source.hash == source and class_of(code.name) == class_of(network.name):
         return ""
     return f"the source of {network.name} has changed since training; its parameters have not"
 
 
-def own_source(checkpoint: Checkpoint) -> str:
+def require_source(checkpoint: Checkpoint) -> str:
     """Return the place of a run's data. Raises DataError if the data come from code."""
     source = checkpoint.header.run.data.source
     if is_function(source):
@@ -111,13 +129,12 @@ def own_source(checkpoint: Checkpoint) -> str:
     return source
 
 
-def fitting_data(
+def open_fitting_data(
     checkpoint: Checkpoint, source: str, rank: int | None = None, model: str | None = None
 ) -> Dataset:
     """Return the data in ``source``, split and normalised as a checkpoint's training data.
-    ``model``: a user's class.
 
-    Raises DataError if the data do not fit.
+    ``model``: a user's class. Raises DataError if the data do not fit.
     """
     require_data(checkpoint)
     run = checkpoint.header.run
@@ -130,41 +147,53 @@ def fitting_data(
 
 
 def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
+    difference = _find_difference(data, checkpoint)
+    if difference:
+        raise DataError(
+            f"{data.source} {difference}. Give data like those that {checkpoint.path} was trained "
+            "on."
+        )
+
+
+def _find_difference(data: Dataset, checkpoint: Checkpoint) -> str:
+    """Return in words how data differ from the training data; empty if they fit."""
     trained = checkpoint.header.data
     if not same_form(data.shape, trained.shape):
-        shapes = (" x ".join(map(str, shape)) or "several" for shape in (data.shape, trained.shape))
-        wrong = "has examples of {} numbers; the network takes {}".format(*shapes)
-    elif (data.task, data.outputs) != (trained.task, trained.outputs):
-        wrong = f"is {data.task} with {data.outputs} outputs; the network was trained for {trained.task} with "
-        wrong += str(trained.outputs)
-    elif data.classes != checkpoint.classes:
-        number = next(
-            n for n, pair in enumerate(zip(data.classes, checkpoint.classes)) if pair[0] != pair[1]
+        given = " x ".join(map(str, data.shape)) or "several"
+        taken = " x ".join(map(str, trained.shape)) or "several"
+        return f"has examples of {given} numbers; the network takes {taken}"
+    if data.task != trained.task or data.outputs != trained.outputs:
+        return (
+            f"is {data.task} with {data.outputs} outputs; the network was trained for "
+            f"{trained.task} with {trained.outputs}"
         )
-        wrong = f"calls class {number} {data.classes[number]}; the network calls it {checkpoint.classes[number]}"
-    elif str(data.tokenizer) != str(checkpoint.tokenizer):
-        wrong = f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
-    elif differences := other_reading(data.reading, checkpoint.reading):
-        wrong = f"was prepared differently: {differences} in the network's training data"
-    else:
-        wrong = _without_offset(data, checkpoint)
-    if wrong:
-        raise DataError(
-            f"{data.source} {wrong}. Give data like those that {checkpoint.path} was trained on."
-        )
-
-
-def _without_offset(data: Dataset, checkpoint: Checkpoint) -> str:
-    normalisation = checkpoint.normalisation
-    for what, trained, here in (
-        ("feature", normalisation and normalisation.offset, data.offset),
-        ("output", checkpoint.target_offset, data.target_offset),
+    for number, (name, name_in_training) in enumerate(
+        zip(data.classes or (), checkpoint.classes or ())
     ):
-        rounded = (
-            ()
-            if trained is None
-            else np.flatnonzero(trained if here is None else (trained != 0) & (here == 0))
-        )
-        if len(rounded):
-            return f"has {named(rounded, what)} rounded to float32; in training an offset was subtracted first"
-    return ""
+        if name != name_in_training:
+            return f"calls class {number} {name}; the network calls it {name_in_training}"
+    if str(data.tokenizer) != str(checkpoint.tokenizer):
+        return f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
+    reading = other_reading(data.reading, checkpoint.reading)
+    if reading:
+        return f"was prepared differently: {reading} in the network's training data"
+    normalisation = checkpoint.normalisation
+    in_training = normalisation and normalisation.offset
+    return _describe_rounding("feature", in_training, data.offset) or _describe_rounding(
+        "output", checkpoint.target_offset, data.target_offset
+    )
+
+
+def _describe_rounding(what: str, in_training: np.ndarray | None, offset: np.ndarray | None) -> str:
+    """Name the values that lost digits, for only in training an offset was subtracted first."""
+    if in_training is None:
+        return ""
+    rounded = in_training != 0
+    if offset is not None:
+        rounded &= offset == 0
+    places = np.flatnonzero(rounded)
+    if not len(places):
+        return ""
+    return (
+        f"has {named(places, what)} rounded to float32; in training an offset was subtracted first"
+    )

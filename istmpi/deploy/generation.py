@@ -19,29 +19,28 @@ from istmpi.foreign import MEGABYTE, content, reading
 PROMPT_BYTES = 64 * MEGABYTE
 _INPUT = "-"
 
-Following = Callable[[Sequence[int]], np.ndarray]
+Predictor = Callable[[Sequence[int]], np.ndarray]
+"""A function from tokens to the logits of the next token."""
 
 
-def prompt_of(source: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of a file, or of standard input for ``-``; for an empty text, the token
-    that ends a document.
+def read_prompt(source: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of a file, or of standard input for ``-``.
 
-    Raises DataError for text that cannot be read or encoded.
+    An empty text gives the token that ends a document. Raises DataError for text that cannot be
+    read or encoded.
     """
     name = "standard input" if source == _INPUT else source
-    with reading(
-        f"{name} cannot be continued",
-        "Give a prompt as a text file.",
-        OSError,
-        ValueError,
-        NoTextError,
-    ):
-        text = sys.stdin.buffer.read() if source == _INPUT else content(Path(source), PROMPT_BYTES)
+    cure = "Give a prompt as a text file."
+    with reading(f"{name} cannot be continued", cure, OSError, ValueError, NoTextError):
+        if source == _INPUT:
+            text = sys.stdin.buffer.read()
+        else:
+            text = content(Path(source), PROMPT_BYTES)
         return tokenizer.encode(text).tolist() or [tokenizer.end]
 
 
-def continuation(
-    following: Following,
+def continue_prompt(
+    predict: Predictor,
     prompt: Sequence[int],
     window: int,
     end: int,
@@ -55,34 +54,38 @@ def continuation(
     depends only on the seed and the token's number. Text longer than the window is cut to its later
     half. Raises DataError for outputs that are not finite.
     """
-    context, stream = list(prompt)[-window:], rng.key(seed, "generation")
+    context = list(prompt)[-window:]
+    stream = rng.key(seed, "generation")
     for number in range(count):
         if len(context) > window:
             context = context[-max(window // 2, 1) :]
-        logits = following(context).astype(np.float64)
+        logits = predict(context).astype(np.float64)
         if not np.isfinite(logits).all():
             raise DataError(
                 f"the network's outputs are not finite after {number} new tokens. Train it again."
             )
         token = int(logits.argmax())
         if temperature > 0:
+            # Without the largest logit, no exponential is too large for a float.
             odds = np.exp((logits - logits[token]) / temperature).cumsum()
-            token = int(
-                np.searchsorted(odds, rng.uniform(stream, number, 1)[0] * odds[-1], side="right")
-            )
+            draw = rng.uniform(stream, number, 1)[0] * odds[-1]
+            token = int(np.searchsorted(odds, draw, side="right"))
         if token == end:
             return
         yield token
         context.append(token)
 
 
-def following(network: nn.Module, window: int) -> Following:
-    """Return a function from up to ``window`` tokens to the next token's logits, with ``forward``'s
-    cache, if any."""
+def make_predictor(network: nn.Module, window: int) -> Predictor:
+    """Return a function from up to ``window`` tokens to the next token's logits.
+
+    It uses the cache of ``forward``, if that has one.
+    """
     cache: list = []
     seen: list[int] = []
 
     def cached(tokens: Sequence[int]) -> torch.Tensor:
+        # The cache holds the tokens of the last call; a cut text begins anew.
         if not len(seen) < len(tokens) or list(tokens[: len(seen)]) != seen:
             cache.clear()
             seen.clear()
@@ -95,18 +98,21 @@ def following(network: nn.Module, window: int) -> Following:
         filled[0, : len(tokens)] = torch.tensor(tokens)
         return outputs_of(network(filled))[-1][0, len(tokens) - 1]
 
-    logits_of = cached if "cache" in inspect.signature(network.forward).parameters else whole
+    has_cache = "cache" in inspect.signature(network.forward).parameters
+    compute = cached if has_cache else whole
 
     @torch.no_grad()
     def logits(tokens: Sequence[int]) -> np.ndarray:
-        return logits_of(tokens).numpy()
+        return compute(tokens).numpy()
 
     return logits
 
 
 def texts(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the text of tokens piece by piece, as they come. Bytes that are not UTF-8 are
-    replaced."""
+    """Yield the text of tokens piece by piece, as they come.
+
+    Bytes that are not UTF-8 are replaced.
+    """
     if not tokenizer.json:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token in tokens:
@@ -119,15 +125,16 @@ def texts(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
     new: list[int] = []
     for token in tokens:
         new.append(token)
-        text = _behind(last, new, tokenizer)
+        text = _decode_new(last, new, tokenizer)
         if text and not text.endswith("\ufffd"):  # a character of several tokens, perhaps
             yield text
-            last, new = new, []
-    yield _behind(last, new, tokenizer)
+            last = new
+            new = []
+    yield _decode_new(last, new, tokenizer)
 
 
-def _behind(last: Sequence[int], new: Sequence[int], tokenizer: Tokenizer) -> str:
-    before, text = (
-        tokenizer.decode(tokens).decode("utf-8", "replace") for tokens in (last, [*last, *new])
-    )
+def _decode_new(last: Sequence[int], new: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the text of new tokens behind the last ones."""
+    before = tokenizer.decode(last).decode("utf-8", "replace")
+    text = tokenizer.decode([*last, *new]).decode("utf-8", "replace")
     return text[len(before) :]

@@ -1,11 +1,11 @@
-"""A checkpoint's network as layers of plain PyTorch and their tensors, with the calibration as
-running statistics.
+"""A checkpoint's network as layers of plain PyTorch and their tensors.
 
+The calibration is in their running statistics.
 The full network's factors of products are folded into the weights. A chain (an mlp) also gets a
 first layer that normalises examples, and a last one that rescales outputs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -22,7 +22,7 @@ from istmpi.models.architecture import Architecture
 from istmpi.models.joined import Factor, changes, of_rows
 from istmpi.models.norms import BatchNorm
 
-_CHUNK = 2**24
+_CHUNK = 2**24  # bytes
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,23 @@ class Values:
 
     @property
     def nbytes(self) -> int:
-        return (
-            self.source.nbytes
-            if isinstance(self.source, np.ndarray)
-            else prod(self.shape) * ITEMSIZE[self.dtype]
-        )
+        if isinstance(self.source, np.ndarray):
+            return self.source.nbytes
+        return prod(self.shape) * ITEMSIZE[self.dtype]
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Yield the values as flat bytes, little-endian: some rows at a time from a checkpoint, an
-        array at once."""
+        """Yield the values as flat bytes, little-endian.
+
+        A checkpoint's come some rows at a time, an array's at once.
+        """
         if isinstance(self.source, np.ndarray):
             values = self.source
             if changes(self.factor):
                 values = values * np.asarray(self.factor, dtype=values.dtype)
             yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             return
-        rows, row = self.shape[0], self.nbytes // self.shape[0]
+        rows = self.shape[0]
+        row = self.nbytes // rows
         step = max(_CHUNK // row, 1)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
@@ -71,8 +72,10 @@ class Values:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module, with tensors by their names in its state. In a chain, it is ``getattr(torch.nn,
-    kind)(**settings)``."""
+    """A module, with tensors by their names in its state.
+
+    In a chain, it is ``getattr(torch.nn, kind)(**settings)``.
+    """
 
     name: str
     kind: str
@@ -86,11 +89,9 @@ class State:
 
     layers: list[Layer]
     ties: Mapping[str, str] = field(default_factory=dict)
-    """Further names of tensors that several modules share, each with the tensor's name in
-    ``layers``."""
+    """Further names of tensors that several modules share, each with its name in ``layers``."""
     untied: tuple[str, ...] = ()
-    """The names in ``layers`` of tensors that the class shares, but that differ in the full
-    network."""
+    """The names in ``layers`` of tensors that the class shares, but the full network does not."""
     problem: str = ""
     """The reason why the class cannot load this state; empty if it can."""
     calls: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
@@ -100,39 +101,40 @@ class State:
 
     @property
     def tensors(self) -> dict[str, Values]:
-        return {
-            _name(layer.name, key): values
-            for layer in self.layers
-            for key, values in layer.tensors.items()
-        }
+        tensors = {}
+        for layer in self.layers:
+            for key, values in layer.tensors.items():
+                tensors[_name(layer.name, key)] = values
+        return tensors
 
 
 def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
-    """Return the layers that compute outputs from examples as they are in the data, without
-    dropout.
+    """Return the layers that compute outputs from examples as they are in the data.
 
-    A stage's linear layer has the name STAGE. A layer after it has the name STAGE_NAME. Raises
-    ConfigError for a layer that is not PyTorch's.
+    Dropout is left out. A stage's linear layer has the name STAGE. A layer after it has the name
+    STAGE_NAME. Raises ConfigError for a layer that is not PyTorch's.
     """
     layers = []
-    network, dtype = checkpoint.architecture, np.dtype(checkpoint.header.run.model.dtype)
+    network = checkpoint.architecture
+    dtype = np.dtype(checkpoint.header.run.model.dtype)
     if checkpoint.normalisation:
         mean, std = (values.astype(dtype) for values in checkpoint.normalisation.whole)
         layers.append(_elementwise("input", False, running_mean=mean, running_var=std**2))
     built = network.without_values({})
     for stage in network.stages:
         for place, (key, module) in enumerate(built.get_submodule(stage).named_children()):
-            names = {kind: f"{stage}.{key}.{kind}" for kind in module.state_dict()}
-            scale = checkpoint.header.full_scale
-            tensors = {
-                kind: Values(checkpoint.tensors[name], network.weight_factor(name, scale))
-                for kind, name in names.items()
-            }
+            if isinstance(module, nn.Dropout):
+                continue
+            tensors = {}
+            for kind in module.state_dict():
+                name = f"{stage}.{key}.{kind}"
+                factor = network.weight_factor(name, checkpoint.header.full_scale)
+                tensors[kind] = Values(checkpoint.tensors[name], factor)
             if isinstance(module, BatchNorm):
                 tensors |= _running(moments[stage])
-            if not isinstance(module, nn.Dropout):
-                name = f"{stage}_{key}" if place else stage
-                layers.append(Layer(name, *_description(module, network.lengths[stage]), tensors))
+            kind, settings = _describe(module, network.lengths[stage])
+            name_of_layer = f"{stage}_{key}" if place else stage
+            layers.append(Layer(name_of_layer, kind, settings, tensors))
     if checkpoint.rescaling:
         factor, shift = (values.astype(dtype) for values in checkpoint.rescaling)
         neutral = {"running_mean": np.zeros_like(factor), "running_var": np.ones_like(factor)}
@@ -141,29 +143,32 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
 
 
 def _elementwise(name: str, affine: bool, **tensors: np.ndarray) -> Layer:
+    """Return a batch normalisation that only shifts and scales each number."""
+    # PyTorch adds eps to the variance; 0 would divide by it for a number that never varies.
     settings = {"num_features": len(tensors["running_mean"]), "eps": 1e-30, "affine": affine}
-    return Layer(
-        name, "BatchNorm1d", settings, {key: Values(values) for key, values in tensors.items()}
-    )
+    values = {key: Values(array) for key, array in tensors.items()}
+    return Layer(name, "BatchNorm1d", settings, values)
 
 
 def _running(moments: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Values]:
+    mean, variance = moments
     return {
-        key: Values(values.numpy())
-        for key, values in zip(("running_mean", "running_var"), moments, strict=True)
+        "running_mean": Values(mean.numpy()),
+        "running_var": Values(variance.numpy()),
     }
 
 
-def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
+def _describe(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
+    """Return the name of a module's class in torch.nn, and its settings."""
     if isinstance(module, BatchNorm):
-        return "BatchNorm1d", {
-            "num_features": units,
-            "eps": module.eps,
-            "affine": module.weight is not None,
-        }
+        affine = module.weight is not None
+        return "BatchNorm1d", {"num_features": units, "eps": module.eps, "affine": affine}
     if isinstance(module, nn.Linear):
-        settings = {"in_features": module.in_features, "out_features": module.out_features}
-        return "Linear", {**settings, "bias": module.bias is not None}
+        return "Linear", {
+            "in_features": module.in_features,
+            "out_features": module.out_features,
+            "bias": module.bias is not None,
+        }
     if isinstance(module, nn.LayerNorm):
         return "LayerNorm", {"normalized_shape": units, "eps": module.eps}
     if module.state_dict() or not hasattr(nn, type(module).__name__):
@@ -176,30 +181,34 @@ def _description(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
 def own_state(
     values: Mapping[str, Any], scale: Mapping[str, float], moments: Moments, network: Architecture
 ) -> State:
-    """Return the state of a plain class, with the full network's factors (``scale``) multiplied
-    into ``values``.
+    """Return the state of a plain class.
 
-    A product's factor is in its weight; a residual block's factor is in all parameters of the
-    block's ends. Layers that share a weight, but have different factors, each get their own weight.
-    Raises ConfigError for a bfloat16 buffer.
+    The full network's factors (``scale``) are multiplied into ``values``. A product's factor is in
+    its weight; a residual block's factor is in all parameters of the block's ends. Layers that
+    share a weight, but have different factors, each get their own weight. Raises ConfigError for a
+    bfloat16 buffer.
     """
     module = network.plain()
-    name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    layers, ties, path_of, copies = [], {}, {}, {}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    layers = []
+    ties: dict[str, str] = {}
+    first_paths: dict[int, str] = {}
+    copies: dict[str, dict[object, str]] = {}
     for path, layer in module.named_modules(remove_duplicate=False):
-        first_path = path_of.setdefault(id(layer), path)
+        first_path = first_paths.setdefault(id(layer), path)
         tensors: dict[str, Values] = {}
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
-            name, here = name_of[id(parameter)], _name(path, key)
-            factor = network.weight_factor(
-                name if name in network.table.folded else _name(first_path, key), scale
-            )
-            key_of_factor = factor.tobytes() if isinstance(factor, np.ndarray) else factor
-            first = copies.setdefault(name, {}).setdefault(key_of_factor, here)
-            if first != here:
-                ties[here] = first
-            else:
+            name = names[id(parameter)]
+            place = _name(path, key)
+            scaled = name if name in network.table.folded else _name(first_path, key)
+            factor = network.weight_factor(scaled, scale)
+            # An array cannot be a dictionary's key, but its bytes can.
+            factor_key = factor.tobytes() if isinstance(factor, np.ndarray) else factor
+            first_place = copies.setdefault(name, {}).setdefault(factor_key, place)
+            if first_place == place:
                 tensors[key] = Values(values[name], factor)
+            else:
+                ties[place] = first_place
         if path in moments:
             buffers = _running(moments[path]) | {"num_batches_tracked": Values(np.array(0))}
         else:
@@ -208,18 +217,32 @@ def own_state(
             ties |= {_name(path, key): _name(first_path, key) for key in buffers}
         elif tensors or buffers:
             layers.append(Layer(path, type(layer).__name__, {}, tensors | buffers))
-    untied = tuple(name for names in copies.values() for name in [*names.values()][1:])
-    problem, calls = "", network.scaled_calls(scale)
-    if calls:
-        where = next(iter(calls))
-        problem = f"{where[1]} in {where[0] or 'its forward'} has a factor in the full network that no weight can hold"
-    elif untied:
-        problem = f"{untied[0]} shares its tensor with another layer that has another factor in the full network"
-    elif unknown := next(
-        (name for name in moments if module.get_submodule(name).running_mean is None), ""
-    ):
-        problem = f"{unknown} has no running statistics in its class (track_running_stats=False)"
-    return State(layers, ties, untied, problem, calls)
+    untied: list[str] = []
+    for places in copies.values():
+        untied += list(places.values())[1:]
+    calls = network.scaled_calls(scale)
+    problem = _find_problem(module, calls, untied, moments)
+    return State(layers, ties, tuple(untied), problem, calls)
+
+
+def _find_problem(
+    module: nn.Module, calls: Mapping[Any, Any], untied: Sequence[str], moments: Moments
+) -> str:
+    """Return the reason why a plain class cannot load a state; empty if it can."""
+    for call in calls:
+        return (
+            f"{call[1]} in {call[0] or 'its forward'} has a factor in the full network that no "
+            "weight can hold"
+        )
+    for name in untied:
+        return (
+            f"{name} shares its tensor with another layer that has another factor in the full "
+            "network"
+        )
+    for name in moments:
+        if module.get_submodule(name).running_mean is None:
+            return f"{name} has no running statistics in its class (track_running_stats=False)"
+    return ""
 
 
 def _name(path: str, key: str) -> str:
@@ -233,8 +256,8 @@ def _buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
             continue
         if values.dtype == torch.bfloat16:
             raise ConfigError(
-                f"{network}: its buffer {_name(path, key)} is of bfloat16, which NumPy does not support, so "
-                "the network cannot be exported. Make it float32."
+                f"{network}: its buffer {_name(path, key)} is of bfloat16, which NumPy does not "
+                "support, so the network cannot be exported. Make it float32."
             )
         buffers[key] = Values(values.numpy())
     return buffers

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import nn
 
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
@@ -15,18 +17,24 @@ from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import examples_of, resized
 from istmpi.data.moments import less
 from istmpi.data.sparse.split import Ragged, SparseSplit
-from istmpi.deploy.fitting import changed_source, deal_of, fitting_data, runnable
+from istmpi.deploy.fitting import (
+    attach_code,
+    changed_source,
+    find_last_deal,
+    open_fitting_data,
+)
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation import blocks
 from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
 from istmpi.exits import outputs_of
 from istmpi.models.leaves import prepare
-from istmpi.models.norms import calibrate
+from istmpi.models.norms import Calibrated, calibrate
 from istmpi.trees import call
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
+    from istmpi.models.architecture import Architecture
 
 
 class CalibratedNetwork:
@@ -39,46 +47,35 @@ class CalibratedNetwork:
     def __init__(
         self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None
     ):
-        architecture = runnable(checkpoint, model)
+        architecture = attach_code(checkpoint, model)
         self.note = changed_source(architecture)
         if calibrate_on is None:
             require_calibrated(checkpoint)
         checkpoint.require_valid()
-        store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
-        fill(checkpoint, store)
         header = checkpoint.header
-        if header.blocks:
-            self.module = blocks.with_values(
-                architecture, deal_of(header, architecture), store.tensors
-            )
-            norms = self.module.layers
-        else:
-            self.module = architecture.without_values(store.full_scale).eval()
-            for name, parameter in prepare(self.module, elsewhere=()).items():
-                parameter.data = store.tensors[name]
-            norms = architecture.batch_norm_layers(self.module)
         # The file may be closed by the time that examples come.
-        self._path, self._header, self._architecture = (
-            checkpoint.path,
-            checkpoint.header,
-            architecture,
-        )
-        self._normalisation, self._rescaling = checkpoint.normalisation, checkpoint.rescaling
+        self._path = checkpoint.path
+        self._header = header
+        self._architecture = architecture
+        self._normalisation = checkpoint.normalisation
+        self._rescaling = checkpoint.rescaling
         self._exact = checkpoint.target_offset is not None
+        self.module, norms = _build(checkpoint, architecture)
         self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
         if calibrate_on is None:
             for name, moments in stored_moments(checkpoint).items():
                 norms[name].moments = moments
         else:
-            data = resized(fitting_data(checkpoint, calibrate_on), header.side)
-            rows = draw_calibration_rows(
-                header.run,
-                len(data.train),
-                count_sampled(header.run, checkpoint.architecture, data, header.ranks),
-            )
+            data = resized(open_fitting_data(checkpoint, calibrate_on), header.side)
+            sampled = count_sampled(header.run, checkpoint.architecture, data, header.ranks)
+            rows = draw_calibration_rows(header.run, len(data.train), sampled)
             batch = data.reshaped(architecture.example_shape).train.batch(rows)
-            calibrate(self.module, norms, batch.to("cpu", self._architecture.dtype).inputs)
-        self.moments: Moments = {name: layer.moments for name, layer in norms.items()}
+            calibrate(self.module, norms, batch.to("cpu", architecture.dtype).inputs)
+        moments_by_name = {}
+        for name, layer in norms.items():
+            if layer.moments is not None:
+                moments_by_name[name] = layer.moments
+        self.moments: Moments = moments_by_name
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return outputs ``[b, outputs]`` for examples ``[b, features]`` as they are in the data.
@@ -87,28 +84,34 @@ class CalibratedNetwork:
         temperature. Only the last exit's outputs are returned. Raises DataError for another form,
         or outputs that are not finite.
         """
-        return self._rescaled(outputs_of(self.outputs(self.batch(x)))[-1].numpy())
+        outputs = outputs_of(self.outputs(self.batch(x)))[-1]
+        return self._rescale(outputs.numpy())
 
     def _require_finite(self, returned: Outputs) -> None:
         for outputs in outputs_of(returned):
-            if len(odd := outputs[~outputs.isfinite()]):
+            wrong = outputs[~outputs.isfinite()]
+            if len(wrong):
                 raise DataError(
-                    f"{self._path}: the outputs of its network are not finite ({odd[0].item()}). Give another "
-                    "network, or other examples."
+                    f"{self._path}: the outputs of its network are not finite "
+                    f"({wrong[0].item()}). Give another network, or other examples."
                 )
 
-    def _rescaled(self, outputs: np.ndarray) -> np.ndarray:
+    def _rescale(self, outputs: np.ndarray) -> np.ndarray:
         if self._rescaling is None:
             return outputs
+        # An offset that float32 would round needs float64.
         dtype = np.float64 if self._exact else outputs.dtype
         factor, shift = (values.astype(dtype) for values in self._rescaling)
         return outputs * factor + shift
 
-    def of_rows(self, rows: Ragged) -> torch.Tensor:
-        none = Ragged(np.zeros(len(rows) + 1, np.int64), (np.empty(0, np.int32),))
-        return outputs_of(self.outputs(SparseSplit(rows, none).batch(np.arange(len(rows)))))[-1]
+    def compute_rows(self, rows: Ragged) -> torch.Tensor:
+        """Return the logits of sparse rows."""
+        no_labels = Ragged(np.zeros(len(rows) + 1, np.int64), (np.empty(0, np.int32),))
+        batch = SparseSplit(rows, no_labels).batch(np.arange(len(rows)))
+        return outputs_of(self.outputs(batch))[-1]
 
-    def of_graph(self, split: GraphSplit) -> np.ndarray:
+    def compute_graph(self, split: GraphSplit) -> np.ndarray:
+        """Return the logits of all nodes of a graph, which is one example."""
         return outputs_of(self.outputs(split.batch(np.arange(1))))[-1].numpy()
 
     @torch.no_grad()
@@ -116,22 +119,39 @@ class CalibratedNetwork:
         return call(self.module, batch.to("cpu", self._architecture.dtype).inputs)
 
     def batch(self, x: np.ndarray) -> Batch:
-        data, normalisation = self._header.data, self._normalisation
-        if x.ndim != 2 or x.shape[1] != prod(data.shape):
+        shape = self._header.data.shape
+        features = prod(shape)
+        if x.ndim != 2 or x.shape[1] != features:
             raise DataError(
-                f"examples of shape {x.shape} do not fit this network; give [examples, {prod(data.shape)}]."
+                f"examples of shape {x.shape} do not fit this network; give [examples, {features}]."
             )
+        normalisation = self._normalisation
         if normalisation and normalisation.offset is not None:
             x = less(x, normalisation.offset)
-        examples = examples_of(data.shape, x, np.full(len(x), -1), normalisation).resized(
-            self._header.side
-        )
+        no_labels = np.full(len(x), -1)
+        examples = examples_of(shape, x, no_labels, normalisation).resized(self._header.side)
         return examples.reshaped(self._architecture.example_shape).batch(np.arange(len(x)))
+
+
+def _build(
+    checkpoint: Checkpoint, architecture: Architecture
+) -> tuple[nn.Module, Mapping[str, Calibrated]]:
+    """Return the module with a checkpoint's weights, and its batch normalisations by name."""
+    store = ParameterStore(architecture.parameters, architecture.lengths, 1, 0)
+    fill(checkpoint, store)
+    if checkpoint.header.blocks:
+        deal = find_last_deal(checkpoint.header, architecture)
+        subnets = blocks.with_values(architecture, deal, store.tensors)
+        return subnets, subnets.layers
+    module = architecture.without_values(store.full_scale).eval()
+    for name, parameter in prepare(module, elsewhere=()).items():
+        parameter.data = store.tensors[name]
+    return module, architecture.batch_norm_layers(module)
 
 
 def require_calibrated(checkpoint: Checkpoint) -> None:
     if not checkpoint.calibrated:
         raise DataError(
-            f"{checkpoint.path} was saved without calibration, so predictions would depend on the batch. Give "
-            "its training data, --calibrate-on DATA, or use a run's network.h5."
+            f"{checkpoint.path} was saved without calibration, so predictions would depend on the "
+            "batch. Give its training data, --calibrate-on DATA, or use a run's network.h5."
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from istmpi.data.decoder import Block
 from istmpi.data.graph.split import GraphSplit
@@ -46,43 +47,58 @@ def lines(
     named: Sequence[str] | None = None,
     top: int | None = None,
 ) -> Iterator[str]:
-    """Yield predictions as text, block by block. ``form``: ``csv``, with a first line of column
-    names, or ``jsonl``.
+    """Yield predictions as text, block by block.
 
-    ``top``: the number of likeliest labels to give; 0 gives all labels above 1/2, None the
-    likeliest class, or the outputs of a network without classes. ``all_outputs``: True adds all
-    outputs. ``example``: the name of the first column. ``named``: the names of outputs that are not
-    classes.
+    ``form``: ``csv``, with a first line of column names, or ``jsonl``. ``top``: the number of
+    likeliest labels to give; 0 gives all labels above 1/2, None the likeliest class, or the outputs
+    of a network without classes. ``all_outputs``: True adds all outputs. ``example``: the name of
+    the first column. ``named``: the names of outputs that are not classes.
     """
-    classes = classes and tuple(map(printable, classes))
-    answer = (
-        ["class", "probability"] if classes else [] if top is None else ["labels", "probabilities"]
-    )
-    names = (
-        [f"output_{name}" for name in classes or range(outputs)]
-        if all_outputs or not answer
-        else []
-    )
-    keys = classes
+    if classes is not None:
+        classes = tuple(map(printable, classes))
+    answer = _name_answer(classes, top)
+    keys: Sequence[str] | None = classes
+    names: list[str] = []
     if named and classes is None:
         keys = tuple(map(printable, named))
         names = [f"output_{name}" if name == example else name for name in keys]
-    first = True
+    elif all_outputs or not answer:
+        names = [f"output_{name}" for name in classes or range(outputs)]
+    is_first = True
     for examples, values, true in predictions:
-        rest = [[printable(its)] for its in true] if classes and true else [[]] * len(values)
-        header = [example, *answer, *["true_class"] * bool(classes and true), *names]
-        answers = (
-            _class(row, classes) if top is None else _labels(row, top, form) for row in values
-        )
-        rows = [
-            [name, *chosen, *its, *map(_number, row[: len(names)])]
-            for name, chosen, row, its in zip(examples, answers, values, rest)
-        ]
+        true = true if classes else None
+        header = [example, *answer]
+        if true:
+            header.append("true_class")
+        header += names
+        rows = []
+        for place, (name, row) in enumerate(zip(examples, values)):
+            cells = [name, *_answer(row, classes, top, form)]
+            if true:
+                cells.append(printable(true[place]))
+            rows.append([*cells, *map(_number, row[: len(names)])])
         if form == "jsonl":
             yield "".join(_json(dict(zip(header, row)), names, keys) for row in rows)
         else:
-            yield _csv([header, *rows] if first else rows)
-        first = False
+            yield _csv([header, *rows] if is_first else rows)
+        is_first = False
+
+
+def _name_answer(classes: Sequence[str] | None, top: int | None) -> list[str]:
+    if classes:
+        return ["class", "probability"]
+    if top is not None:
+        return ["labels", "probabilities"]
+    return []
+
+
+def _answer(
+    row: np.ndarray, classes: Sequence[str] | None, top: int | None, form: str
+) -> list[Any]:
+    """Return the values of the columns that `_name_answer` names."""
+    if top is not None:
+        return _labels(row, top, form)
+    return [] if classes is None else _class(row, classes)
 
 
 def _csv(rows: Iterable[Iterable[Any]]) -> str:
@@ -91,19 +107,23 @@ def _csv(rows: Iterable[Iterable[Any]]) -> str:
     return text.getvalue()
 
 
-def _class(outputs: np.ndarray, classes: Sequence[str] | None) -> list[Any]:
-    if classes is None:
-        return []
+def _class(outputs: np.ndarray, classes: Sequence[str]) -> list[Any]:
     best = int(outputs.argmax())
+    # Without the largest output, no exponential is too large for a float.
     odds = np.exp(outputs.astype(np.float64) - float(outputs[best]))
     return [classes[best], _number(outputs.dtype.type(1 / odds.sum()))]
 
 
 def _labels(outputs: np.ndarray, top: int, form: str) -> list[Any]:
-    order = np.argsort(-outputs, kind="stable")[: top or int((outputs > 0).sum())]
+    # A probability is above 1/2 where its logit is above 0.
+    count = top or int((outputs > 0).sum())
+    order = np.argsort(-outputs, kind="stable")[:count]
     odds = np.exp(-np.logaddexp(0, -outputs[order].astype(np.float64))).astype(outputs.dtype)
-    answer = order.tolist(), [*map(_number, odds)]
-    return [*answer] if form == "jsonl" else [";".join(map(str, each)) for each in answer]
+    labels = order.tolist()
+    probabilities = [*map(_number, odds)]
+    if form == "jsonl":
+        return [labels, probabilities]
+    return [";".join(map(str, labels)), ";".join(map(str, probabilities))]
 
 
 def _json(row: dict[str, Any], names: Sequence[str], keys: Sequence[str] | None) -> str:
@@ -114,6 +134,7 @@ def _json(row: dict[str, Any], names: Sequence[str], keys: Sequence[str] | None)
 
 
 def _number(value: np.floating) -> float | str:
+    # By its text: as many digits as the type has, and not those of its double.
     number = float(str(value))
     return number if isfinite(number) else str(value)
 
@@ -132,14 +153,16 @@ def node_lines(
 
     Raises DataError unless ``source`` is a prepared graph with ``features`` features.
     """
-    logits = network.of_graph(_graph(source, features))
+    logits = network.compute_graph(_graph(source, features))
     if classes is None:
         logits = 1 / (1 + np.exp(-logits))
-    parts = (
-        range(start, min(start + BATCH, len(logits))) for start in range(0, len(logits), BATCH)
-    )
-    predictions = ((part, logits[part.start : part.stop], None) for part in parts)
-    return lines(predictions, classes, outputs, all_outputs, form, "node")
+
+    def predictions() -> Iterator[Block]:
+        for start in range(0, len(logits), BATCH):
+            stop = min(start + BATCH, len(logits))
+            yield range(start, stop), logits[start:stop], None
+
+    return lines(predictions(), classes, outputs, all_outputs, form, "node")
 
 
 def _graph(source: str, features: int) -> GraphSplit:
@@ -153,8 +176,10 @@ def _graph(source: str, features: int) -> GraphSplit:
         raise DataError(f"{path} is for {data.task}, but this network takes a graph. Give a graph.")
     if data.features != features:
         raise DataError(
-            f"{path} has {data.features:,} features per node, but the network takes {features:,}. Give as many."
+            f"{path} has {data.features:,} features per node, but the network takes {features:,}. "
+            "Give as many."
         )
+    assert isinstance(data.test, GraphSplit), "a task of nodes has graphs"
     return data.test
 
 
@@ -166,46 +191,57 @@ def ranked_lines(
     loss: str,
     form: str,
 ) -> Iterator[str]:
-    """Yield lines of each row's ``top`` labels with probabilities, the largest first. ``form``: as
-    for `lines`.
+    """Yield lines of each row's ``top`` labels with probabilities, the largest first.
 
-    Probabilities of all labels sum to 1 after training with ``softmax``; with ``binary`` they are
-    independent.
+    ``form``: as for `lines`. Probabilities of all labels sum to 1 after training with ``softmax``;
+    with ``binary`` they are independent.
     """
-    top, step, number = min(top, labels), max(MOST_LOGITS // labels, 1), 0
+    top = min(top, labels)
     if form == "csv":
-        yield _csv(
-            [
-                [
-                    "row",
-                    *(
-                        f"{what}_{place}"
-                        for place in range(1, top + 1)
-                        for what in ("label", "score")
-                    ),
-                ]
-            ]
-        )
+        yield _csv([_name_ranks(top)])
+    step = max(MOST_LOGITS // labels, 1)
+    number = 0
     for rows in blocks:
         for start in range(0, len(rows), step):
-            logits = network.of_rows(rows.take(np.arange(start, min(start + step, len(rows)))))
-            values, labels_of = ranked_first(logits, top)
-            odds = (
-                (values - logits.logsumexp(dim=1, keepdim=True)).exp()
-                if loss == "softmax"
-                else values.sigmoid()
-            )
-            answers = [
-                (at, its, [float(str(odd)) for odd in scores])
-                for at, (its, scores) in enumerate(zip(labels_of.tolist(), odds.numpy()), number)
-            ]
-            if form == "csv":
-                yield _csv(
-                    [at, *chain.from_iterable(zip(its, scores))] for at, its, scores in answers
-                )
-            else:
-                yield "".join(
-                    json.dumps(dict(zip(("row", "labels", "scores"), row))) + "\n"
-                    for row in answers
-                )
-            number += len(answers)
+            part = rows.take(np.arange(start, min(start + step, len(rows))))
+            ranked, scores = _rank(network.compute_rows(part), top, loss)
+            numbers = range(number, number + len(part))
+            yield _write_ranked(numbers, ranked, scores, form)
+            number += len(part)
+
+
+def _name_ranks(top: int) -> list[str]:
+    columns = ["row"]
+    for place in range(1, top + 1):
+        columns += [f"label_{place}", f"score_{place}"]
+    return columns
+
+
+def _rank(logits: torch.Tensor, top: int, loss: str) -> tuple[list[list[int]], list[list[float]]]:
+    """Return each row's ``top`` labels and their probabilities."""
+    values, ranked = ranked_first(logits, top)
+    if loss == "softmax":
+        odds = (values - logits.logsumexp(dim=1, keepdim=True)).exp()
+    else:
+        odds = values.sigmoid()
+    scores = []
+    for odds_of_row in odds.numpy():
+        scores.append([float(str(value)) for value in odds_of_row])
+    return ranked.tolist(), scores
+
+
+def _write_ranked(
+    numbers: Iterable[int],
+    ranked: Iterable[Sequence[int]],
+    scores: Iterable[Sequence[float]],
+    form: str,
+) -> str:
+    rows = []
+    texts = []
+    for number, labels_of_row, scores_of_row in zip(numbers, ranked, scores):
+        if form == "csv":
+            rows.append([number, *chain.from_iterable(zip(labels_of_row, scores_of_row))])
+        else:
+            row = {"row": number, "labels": labels_of_row, "scores": scores_of_row}
+            texts.append(json.dumps(row) + "\n")
+    return _csv(rows) if form == "csv" else "".join(texts)

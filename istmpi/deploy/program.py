@@ -1,5 +1,7 @@
-"""A checkpoint's network as a program: a graph of PyTorch's operators that needs neither istmpi nor
-the class."""
+"""A checkpoint's network as a program.
+
+It is a graph of PyTorch's operators that needs neither istmpi nor the class.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,18 @@ EXAMPLES = 3
 """The number of examples in the traced pass. PyTorch would treat 1 as a constant."""
 OPSET = 18
 FIXED = "Constraints violated (batch)"
-"""torch.export's words if a forward works only for the number of examples that it was traced
-with."""
+"""torch.export's words if a forward works only for the traced number of examples."""
 TOLERANCE = 1e-4
-"""The largest difference between the program's outputs and the network's, relative to the largest
-output."""
+"""The largest difference of the program's outputs, relative to the network's largest output."""
 
 
 class Normalising(nn.Module):
-    """A network with the normalisation of its examples before it, and the rescaling of its outputs
-    after it."""
+    """A network that normalises its examples and rescales its outputs."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    factor: torch.Tensor
+    shift: torch.Tensor
 
     def __init__(
         self,
@@ -54,7 +58,8 @@ class Normalising(nn.Module):
     ):
         super().__init__()
         self.network = network
-        self.normalised, self.rescaled = normalisation is not None, rescaling is not None
+        self.normalised = normalisation is not None
+        self.rescaled = rescaling is not None
         for name, values in zip(("mean", "std"), normalisation or ()):
             self.register_buffer(name, torch.from_numpy(values).view(*shape))
         for name, values in zip(("factor", "shift"), rescaling or ()):
@@ -62,43 +67,53 @@ class Normalising(nn.Module):
 
     def forward(self, input: torch.Tensor) -> Outputs:
         """Return the outputs for examples ``[b, *shape]`` as they are in the data."""
-        outputs = self.network((input - self.mean) / self.std if self.normalised else input)
+        if self.normalised:
+            input = (input - self.mean) / self.std
+        outputs = self.network(input)
         if not self.rescaled:
             return outputs
-        several = [each * self.factor + self.shift for each in outputs_of(outputs)]
-        return several[0] if isinstance(outputs, torch.Tensor) else tuple(several)
+        rescaled = [values * self.factor + self.shift for values in outputs_of(outputs)]
+        return rescaled[0] if isinstance(outputs, torch.Tensor) else tuple(rescaled)
 
 
-def program_of(
+def make_program(
     checkpoint: Checkpoint, network: Architecture, state: State
 ) -> torch.export.ExportedProgram:
-    """Return the whole network as a program for examples as they are in the data. ConfigError if
-    that fails."""
-    tensors, code, name = whole_state(state), network.code, network.name
-    if state.module or not network.stages:
+    """Return the whole network as a program for examples as they are in the data.
+
+    Raises ConfigError if that fails.
+    """
+    code = network.code
+    tensors = whole_state(state)
+    module: nn.Module
+    if state.module is None and network.stages:
+        module = _make_chain(state, tensors)
+        name = str(checkpoint.path)
+    else:
         if code.sparse or code.graph:
             what = "sparse rows, of any length" if code.sparse else "a graph, of any size"
             raise ConfigError(
-                f"{checkpoint.path}: a program needs examples of a single shape, but this network takes {what}."
+                f"{checkpoint.path}: a program needs examples of a single shape, but this network "
+                f"takes {what}."
             )
-        plain, normalisation = (
-            state.module or _own_module(network, tensors, state),
-            checkpoint.normalisation,
-        )
-        around = normalisation and normalisation.whole, checkpoint.rescaling
-        module = Normalising(plain, network.example_shape, *around).to(network.dtype)
-    else:
-        with torch.device("meta"):
-            module = nn.Sequential(
-                OrderedDict(
-                    (layer.name, getattr(nn, layer.kind)(**layer.settings))
-                    for layer in state.layers
-                )
-            )
-        module.load_state_dict(tensors, assign=True)
-        name = str(checkpoint.path)
+        inner = state.module or _make_own_module(network, tensors, state)
+        normalisation = checkpoint.normalisation.whole if checkpoint.normalisation else None
+        module = Normalising(inner, network.example_shape, normalisation, checkpoint.rescaling)
+        module = module.to(network.dtype)
+        name = network.name
     x = code.examples(EXAMPLES, network.dtype)[0]
-    return _traced(module.eval().requires_grad_(False), x, name)
+    return _trace(module.eval().requires_grad_(False), x, name)
+
+
+def _make_chain(state: State, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    layers = OrderedDict()
+    # Layers on the device meta have no memory; the tensors take their places.
+    with torch.device("meta"):
+        for layer in state.layers:
+            layers[layer.name] = getattr(nn, layer.kind)(**layer.settings)
+        module = nn.Sequential(layers)
+    module.load_state_dict(tensors, assign=True)
+    return module
 
 
 def whole_state(state: State) -> dict[str, torch.Tensor]:
@@ -110,7 +125,7 @@ def whole_state(state: State) -> dict[str, torch.Tensor]:
     return tensors | {name: tensors[first] for name, first in state.ties.items()}
 
 
-def _own_module(
+def _make_own_module(
     network: Architecture, tensors: Mapping[str, torch.Tensor], state: State
 ) -> nn.Module:
     module = network.plain()
@@ -119,9 +134,8 @@ def _own_module(
         path, _, key = name.rpartition(".")
         if name in state.untied:
             setattr(module.get_submodule(path), key, nn.Parameter(torch.empty_like(values)))
-        elif (
-            name not in names
-        ):  # of a batch normalisation that the class makes without running statistics
+        elif name not in names:
+            # Of a batch normalisation that the class makes without running statistics.
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(tensors)
     if state.calls:
@@ -129,12 +143,14 @@ def _own_module(
     return module
 
 
-def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
-    """Return a module's program for any number of examples like ``x``. ConfigError if that
-    fails."""
+def _trace(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.ExportedProgram:
+    """Return a module's program for any number of examples like ``x``.
+
+    Raises ConfigError if that fails.
+    """
     batch = torch.export.Dim("batch")
     try:
-        with _quietly():
+        with _silence():
             program = torch.export.export(module, (x,), dynamic_shapes=({0: batch},), strict=False)
             same = all(
                 _agree(program.module()(x[:count]), module(x[:count])) for count in (1, EXAMPLES)
@@ -142,30 +158,33 @@ def _traced(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Expor
     except Exception as error:
         if FIXED in str(error):
             raise ConfigError(
-                f"{name}: its forward makes an integer of the number of examples, as len(x) and loops do, so "
-                "torch.export cannot trace it. Write x.shape[0] in place of len(x)."
+                f"{name}: its forward makes an integer of the number of examples, as len(x) and "
+                "loops do, so torch.export cannot trace it. Write x.shape[0] in place of len(x)."
             ) from error
         raise ConfigError(
-            f"{name}: torch.export cannot trace its forward: {reason(error)[:300]}. Remove branches on tensor "
-            "values or on the number of examples (use torch.where)."
+            f"{name}: torch.export cannot trace its forward: {reason(error)[:300]}. Remove "
+            "branches on tensor values or on the number of examples (use torch.where)."
         ) from error
     if not same:
         raise ConfigError(
-            f"{name}: its exported program has other outputs: its forward branches on the number of examples, "
-            "or draws random numbers. Remove that."
+            f"{name}: its exported program has other outputs: its forward branches on the number "
+            "of examples, or draws random numbers. Remove that."
         )
     return program
 
 
 def _agree(returned: Outputs, expected: Outputs) -> bool:
-    outputs, expected = joined(returned).nan_to_num(), joined(expected).nan_to_num()
-    return bool((outputs - expected).abs().max() <= TOLERANCE * expected.abs().max())
+    outputs = joined(returned).nan_to_num()
+    target = joined(expected).nan_to_num()
+    return bool((outputs - target).abs().max() <= TOLERANCE * target.abs().max())
 
 
 def save(program: torch.export.ExportedProgram, metadata: Mapping[str, str], file: Any) -> None:
-    """Write a program for ``torch.export.load(file, extra_files={"metadata": ""})``, its metadata
-    as one JSON text."""
-    with _quietly():
+    """Write a program for ``torch.export.load(file, extra_files={"metadata": ""})``.
+
+    Its metadata are one JSON text.
+    """
+    with _silence():
         torch.export.save(program, file, extra_files={"metadata": json.dumps(dict(metadata))})
 
 
@@ -174,12 +193,12 @@ def require_onnx_exporter() -> None:
         optional(package, package, "exports to ONNX", "export")
 
 
-def onnx_of(
+def make_onnx(
     program: torch.export.ExportedProgram, metadata: Mapping[str, str], exits: int, name: str
 ) -> bytes:
     try:
-        with _quietly():
-            made = torch.onnx.export(
+        with _silence():
+            exported = torch.onnx.export(
                 program,
                 dynamo=True,
                 opset_version=OPSET,
@@ -188,21 +207,24 @@ def onnx_of(
                 dynamic_shapes=({0: "batch"},),
                 verbose=False,
             )
-            for node in made.model.graph:
+            assert exported is not None, "torch.onnx.export returns None only with a file"
+            for node in exported.model.graph:
                 node.metadata_props.clear()  # stack traces: paths of this machine
-            made.model.metadata_props.update(metadata)
-            return made.model_proto.SerializeToString(deterministic=True)
+            exported.model.metadata_props.update(metadata)
+            return exported.model_proto.SerializeToString(deterministic=True)
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__:
             cause = cause.__cause__
         raise ConfigError(
-            f"{name}: torch.onnx.export cannot export it: {reason(cause)[:300]}. Use --to safetensors, npz or torch."
+            f"{name}: torch.onnx.export cannot export it: {reason(cause)[:300]}. "
+            "Use --to safetensors, npz or torch."
         ) from error
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def _silence() -> Iterator[None]:
+    """Hide what PyTorch's exporters print, log and warn of; their errors are raised."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,14 +1,24 @@
-"""A checkpoint's score on data. The network is spread over the ranks, as in evaluations during
-training."""
+"""A checkpoint's score on data.
+
+The network is spread over the ranks, as in evaluations during training.
+"""
 
 import os
 from dataclasses import dataclass
 
-from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
+from istmpi.data.dataset import Dataset
+from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import resized
-from istmpi.deploy.fitting import changed_source, deal_of, fitting_data, own_source, runnable
+from istmpi.deploy.fitting import (
+    attach_code,
+    changed_source,
+    find_last_deal,
+    open_fitting_data,
+    require_source,
+)
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
@@ -36,40 +46,37 @@ def evaluate(
     model: str | None = None,
 ) -> Evaluation:
     """Return loss and score of a checkpoint's network on a split, by default of the run's own data.
-    Collective.
 
-    Moments of batch normalisations are the file's, or new ones if the file has none or if
-    ``calibrate``. Raises DataError on every rank if the checkpoint or the data cannot be used, or
-    if outputs are not finite.
+    Collective. Moments of batch normalisations are the file's, or new ones if the file has none or
+    if ``calibrate``. Raises DataError on every rank if the checkpoint or the data cannot be used,
+    or if outputs are not finite.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
-        source = source or own_source(checkpoint)
-        run = checkpoint.header.run.override(
-            {"data.source": source, "data.placement": "shared"}
-        ).with_implied()
-        data = fitting_data(checkpoint, source, communicator.rank, model)
-        if checkpoint.target_offset is not None or data.target_offset is not None:
-            data = data.with_target_offset(checkpoint.target_offset)
-        if checkpoint.targets:
-            data = data.standardised(checkpoint.targets)
-        data.require_split(split, source)
-        network = runnable(checkpoint, model, data.example)
+        header = checkpoint.header
+        source = source or require_source(checkpoint)
+        settings = {"data.source": source, "data.placement": "shared"}
+        run = header.run.override(settings).with_implied()
+        data = _open_data(checkpoint, source, split, communicator.rank, model)
+        network = attach_code(checkpoint, model, data.example)
         store = ParameterStore(
             network.parameters, network.lengths, communicator.size, communicator.rank
         )
         fill(checkpoint, store)
         if TASKS[data.task].of_nodes:
-            network.nodes = (len(data.test.graph),) * 2
-        data = resized(data, checkpoint.header.side).reshaped(network.example_shape)
-        moments, header = stored_moments(checkpoint), checkpoint.header
+            assert isinstance(data.test, GraphSplit), "a task of nodes has graphs"
+            nodes = len(data.test.graph)
+            network.nodes = (nodes, nodes)
+        data = resized(data, header.side).reshaped(network.example_shape)
+        moments = stored_moments(checkpoint)
         calibrate = calibrate or not checkpoint.calibrated
     with communicator.on_this_host() as local:
         choose_threads(run.train.threads, local)
+        # A GPU of the training machine may not be here.
         device = choose_device("cpu" if run.train.device == "cpu" else "auto", local)
     evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device)
     if header.blocks:
-        evaluator.arrange(deal_of(header, network), "blocks")
+        evaluator.arrange(find_last_deal(header, network), "blocks")
     if calibrate:
         evaluator.calibrate()
     else:
@@ -80,13 +87,27 @@ def evaluate(
         refused = DataError(
             f"{path}: {error} on the {split} split of {source}. Give another network, or other data."
         )
-        refused.everywhere = True
+        refused.everywhere = True  # all ranks see the same outputs
         raise refused from error
+    notes = (changed_source(network), evaluator.note.rstrip("."))
     return Evaluation(
-        score,
-        data.scoring.score,
-        source,
-        split,
-        calibrate and bool(network.batch_norms),
-        " ".join(filter(None, (changed_source(network), evaluator.note.rstrip(".")))),
+        score=score,
+        score_name=data.scoring.score,
+        source=source,
+        split=split,
+        calibrated=calibrate and bool(network.batch_norms),
+        note=" ".join(filter(None, notes)),
     )
+
+
+def _open_data(
+    checkpoint: Checkpoint, source: str, split: str, rank: int, model: str | None
+) -> Dataset:
+    """Return data with outputs as a checkpoint's network computes them."""
+    data = open_fitting_data(checkpoint, source, rank, model)
+    if checkpoint.target_offset is not None or data.target_offset is not None:
+        data = data.with_target_offset(checkpoint.target_offset)
+    if checkpoint.targets:
+        data = data.standardised(checkpoint.targets)
+    data.require_split(split, source)
+    return data

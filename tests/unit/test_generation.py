@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizing import make_tokenizer
 
 from istmpi.data.text.tokenizer import Bytes, open_tokenizer
-from istmpi.deploy.generation import continuation, following, prompt_of, texts
+from istmpi.deploy.generation import continue_prompt, make_predictor, read_prompt, texts
 from istmpi.errors import DataError
 from istmpi.models.transformer import Transformer
 
@@ -40,7 +40,7 @@ class Uncached(torch.nn.Module):
 def test_it_is_the_same_with_and_without_a_cache_and_behind_the_window(positions, prompt, temperature):
     network = decoder(positions=positions)
     with_it, without = (
-        list(continuation(following(one, WINDOW), prompt, WINDOW, NEVER, 3 * WINDOW, temperature, 5))
+        list(continue_prompt(make_predictor(one, WINDOW), prompt, WINDOW, NEVER, 3 * WINDOW, temperature, 5))
         for one in (network, Uncached(network))
     )
     assert with_it == without
@@ -51,7 +51,7 @@ def test_it_is_the_same_with_and_without_a_cache_and_behind_the_window(positions
 @pytest.mark.parametrize("length", [1, 4])
 def test_within_the_window_it_is_the_likeliest_behind_all_that_came_before(length):
     network, tokens = decoder(), list(range(length))
-    found = continuation(following(network, WINDOW), tokens[:], WINDOW, NEVER, WINDOW - length + 1, 0.0, 0)
+    found = continue_prompt(make_predictor(network, WINDOW), tokens[:], WINDOW, NEVER, WINDOW - length + 1, 0.0, 0)
     for token in found:
         with torch.no_grad():
             assert token == int(network(torch.tensor([tokens]))[0, -1].argmax())
@@ -61,7 +61,7 @@ def test_within_the_window_it_is_the_likeliest_behind_all_that_came_before(lengt
 def test_of_a_longer_prompt_the_last_window_counts():
     network, prompt = decoder(), [token % WORDS for token in range(50)]
     one, other = (
-        list(continuation(following(network, WINDOW), of, WINDOW, NEVER, 20, 1.0, 3))
+        list(continue_prompt(make_predictor(network, WINDOW), of, WINDOW, NEVER, 20, 1.0, 3))
         for of in (prompt, prompt[-WINDOW:])
     )
     assert one == other
@@ -74,7 +74,7 @@ def test_behind_the_window_half_of_it_is_kept():
         asked.append(list(tokens))
         return np.eye(100)[len(asked) % 100]
 
-    list(continuation(ask, [0], 8, NEVER, 13, 0.0, 0))
+    list(continue_prompt(ask, [0], 8, NEVER, 13, 0.0, 0))
     assert list(map(len, asked)) == [1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 6, 7, 8]
     assert asked[8] == [5, 6, 7, 8]
 
@@ -82,21 +82,21 @@ def test_behind_the_window_half_of_it_is_kept():
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_tokens_are_drawn_with_their_odds(temperature):
     logits = np.array([0.0, 2.0, -1.0, 1.0, -np.log(1e9)], np.float32)
-    drawn = list(continuation(lambda _: logits, [0], 4, NEVER, 8000, temperature, 11))
+    drawn = list(continue_prompt(lambda _: logits, [0], 4, NEVER, 8000, temperature, 11))
     odds = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
     np.testing.assert_allclose(np.bincount(drawn, minlength=5) / 8000, odds, atol=0.02)
-    again, others = (list(continuation(lambda _: logits, [0], 4, NEVER, 50, temperature, seed)) for seed in (11, 12))
+    again, others = (list(continue_prompt(lambda _: logits, [0], 4, NEVER, 50, temperature, seed)) for seed in (11, 12))
     assert again == drawn[:50] != others
 
 
 def test_the_end_of_the_document_ends_it():
     rows = iter(np.eye(5)[[3, 4, 2, 1]])
-    assert list(continuation(lambda _: next(rows), [0], 4, 2, 100, 0.0, 0)) == [3, 4]
+    assert list(continue_prompt(lambda _: next(rows), [0], 4, 2, 100, 0.0, 0)) == [3, 4]
 
 
 def test_what_is_not_finite_is_refused():
     with pytest.raises(DataError, match="not finite after 0 new tokens"):
-        list(continuation(lambda _: np.array([0, np.nan]), [0], 4, NEVER, 1, 1.0, 0))
+        list(continue_prompt(lambda _: np.array([0, np.nan]), [0], 4, NEVER, 1, 1.0, 0))
 
 
 @given(st.one_of(st.binary(), st.text().map(str.encode)))
@@ -122,11 +122,11 @@ def test_pieces_of_a_tokenizer_file_are_its_text(tmp_path):
 def test_prompts(tmp_path):
     prompt = tmp_path / "prompt.txt"
     prompt.write_bytes(b"ab\n")
-    assert prompt_of(str(prompt), Bytes()) == [97, 98, 10]
+    assert read_prompt(str(prompt), Bytes()) == [97, 98, 10]
     prompt.write_bytes(b"")
-    assert prompt_of(str(prompt), Bytes()) == [Bytes.end]
+    assert read_prompt(str(prompt), Bytes()) == [Bytes.end]
     prompt.write_bytes(b"a\0b")
     with pytest.raises(DataError, match="prompt.txt cannot be continued: it has a byte 0"):
-        prompt_of(str(prompt), Bytes())
+        read_prompt(str(prompt), Bytes())
     with pytest.raises(DataError, match="cannot be continued: No such file"):
-        prompt_of(str(tmp_path / "none"), Bytes())
+        read_prompt(str(tmp_path / "none"), Bytes())

@@ -109,7 +109,7 @@ def command(
     from istmpi.data.dense.predict import read_inputs
     from istmpi.data.holdout import TestSplit
     from istmpi.data.sparse.prepare import read_rows
-    from istmpi.deploy.generation import continuation, following, prompt_of, texts
+    from istmpi.deploy.generation import continue_prompt, make_predictor, read_prompt, texts
     from istmpi.deploy.network import CalibratedNetwork
     from istmpi.deploy.prediction import lines, node_lines, predict, ranked_lines
     from istmpi.files import appearing, require_free
@@ -146,14 +146,14 @@ def command(
     if network.note:
         note(f"{network.note}.")
     if tokenizer:
-        prompt, window = prompt_of(source, tokenizer), data.shape[0]
+        prompt, window = read_prompt(source, tokenizer), data.shape[0]
         drawing = (
             200 if tokens is None else tokens,
             1.0 if temperature is None else temperature,
             seed or 0,
         )
-        drawn = continuation(
-            following(network.module, window), prompt, window, tokenizer.end, *drawing
+        drawn = continue_prompt(
+            make_predictor(network.module, window), prompt, window, tokenizer.end, *drawing
         )
         text = chain(texts(drawn, tokenizer), "\n")
         if as_json:
