@@ -172,7 +172,7 @@ def flag(name: str, help: str) -> Decorator:
     return click.option(*names, is_flag=True, help=help)
 
 
-def text(name: str, metavar: str, help: str, **settings: Any) -> Decorator:
+def text(name: str, metavar: str | None, help: str, **settings: Any) -> Decorator:
     return click.option(
         name, metavar=metavar, help=help, show_default=bool(settings.get("default")), **settings
     )

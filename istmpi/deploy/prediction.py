@@ -29,16 +29,21 @@ MOST_LOGITS = 2**25
 """Logits of ranked labels that are in memory at a time."""
 
 
-def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Block]:
-    """Yield blocks with a network's outputs, ``[b, outputs]``, in place of x."""
+Predictions = tuple[Sequence[str | int], np.ndarray, Sequence[str] | None]
+"""Names of examples, outputs ``[b, outputs]``, and true classes (None: unknown)."""
+
+
+def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Predictions]:
+    """Yield blocks with a network's outputs in place of x."""
     for names, x, true in blocks:
+        assert names is not None, "readers name or number the examples to predict"
         for start in range(0, len(x), BATCH):
             rows = slice(start, start + BATCH)
             yield names[rows], network(x[rows]), true and true[rows]
 
 
 def lines(
-    predictions: Iterable[Block],
+    predictions: Iterable[Predictions],
     classes: Sequence[str] | None,
     outputs: int,
     all_outputs: bool,
@@ -157,7 +162,7 @@ def node_lines(
     if classes is None:
         logits = 1 / (1 + np.exp(-logits))
 
-    def predictions() -> Iterator[Block]:
+    def predictions() -> Iterator[Predictions]:
         for start in range(0, len(logits), BATCH):
             stop = min(start + BATCH, len(logits))
             yield range(start, stop), logits[start:stop], None

@@ -1,14 +1,17 @@
 """The base class of loggers, and `LoggedWatch`, which passes the events of a run to loggers."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from textwrap import shorten
-from typing import Any
 
+from istmpi.checkpoint.saver import Saver
+from istmpi.errors import IstmpiError
 from istmpi.foreign import reason
 from istmpi.record import RunFolder
+from istmpi.training.comparison import ComparisonWatch, Turn
+from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
-from istmpi.training.watch import Watch
+from istmpi.training.watch import Summary, Watch
 
 
 class Logger(Watch):
@@ -49,12 +52,10 @@ def _add_group(name: str) -> str:
 
 
 LONGEST_REASON = 300
-LOGGED = ("started", "progressed", "finished", "closed")
-"""The events that loggers get. The display gets all events."""
 
 
-class LoggedWatch:
-    """Passes calls to a watch, and calls in `LOGGED` to loggers.
+class LoggedWatch(ComparisonWatch):
+    """Passes all events to a watch, and those of single runs to loggers.
 
     A logger that raises is switched off and reported.
     """
@@ -63,16 +64,41 @@ class LoggedWatch:
         self._watch = watch
         self._loggers = dict(loggers)
 
-    # Events are looked up by name, so that a new event of `Watch` needs no line here.
-    def __getattr__(self, event: str) -> Callable[..., None]:
-        def tell_all(*about: Any) -> None:
-            getattr(self._watch, event)(*about)
-            if event in LOGGED:
-                self._tell_loggers(event, about)
+    def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
+        self._watch.started(training, folder, saver)
+        self._tell_loggers("started", training, folder, saver)
 
-        return tell_all
+    def progressed(self, progress: Progress) -> None:
+        self._watch.progressed(progress)
+        self._tell_loggers("progressed", progress)
 
-    def _tell_loggers(self, event: str, about: tuple[Any, ...]) -> None:
+    def noticed(self, message: str) -> None:
+        self._watch.noticed(message)
+
+    def finished(self, summary: Summary) -> None:
+        self._watch.finished(summary)
+        self._tell_loggers("finished", summary)
+
+    def already_finished(self, folder: RunFolder) -> None:
+        self._watch.already_finished(folder)
+
+    def closed(self, error: IstmpiError | None) -> None:
+        self._watch.closed(error)
+        self._tell_loggers("closed", error)
+
+    def begun(self, turn: Turn, number: int, count: int) -> None:
+        if isinstance(self._watch, ComparisonWatch):
+            self._watch.begun(turn, number, count)
+
+    def skipped(self, turn: Turn) -> None:
+        if isinstance(self._watch, ComparisonWatch):
+            self._watch.skipped(turn)
+
+    def failed(self, turn: Turn, error: IstmpiError) -> None:
+        if isinstance(self._watch, ComparisonWatch):
+            self._watch.failed(turn, error)
+
+    def _tell_loggers(self, event: str, *about: object) -> None:
         for name, logger in list(self._loggers.items()):
             try:
                 getattr(logger, event)(*about)

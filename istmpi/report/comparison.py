@@ -124,11 +124,12 @@ class Comparison:
         common. None if the group's median run did not reach the target, or if the ratio is
         infinite.
         """
-        spread = self.to_target(group, figure, target)
+        spreads = {rival.name: self.to_target(rival, figure, target) for rival in self.groups}
+        spread = spreads[group.name]
         if math.isinf(spread.median):
             return None
-        best = min(self.groups, key=lambda rival: self.to_target(rival, figure, target).median)
-        spread_of_best = self.to_target(best, figure, target)
+        best = min(self.groups, key=lambda rival: spreads[rival.name].median)
+        spread_of_best = spreads[best.name]
         values = _by_seed(group, spread)
         values_of_best = _by_seed(best, spread_of_best)
         # Runs with one seed see the same batches, so their ratios are less noisy.

@@ -3,7 +3,7 @@
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -98,7 +98,7 @@ _BEST = ' class="best" title="the best of its row"'
 
 
 def _table(sheet: Sheet) -> str:
-    best_of_rows = sheet.best or [frozenset()] * len(sheet.rows)
+    best_of_rows: Sequence[frozenset[int]] = sheet.best or [frozenset()] * len(sheet.rows)
     body = ""
     for (name, cells), best in zip(sheet.rows, best_of_rows):
         body += f'<tr><th scope="row">{escape(name)}</th>'

@@ -19,6 +19,7 @@ from istmpi.files import appearing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
 
 INK = "#1b1b1b"
 PAPER = "#ffffff"
@@ -112,7 +113,7 @@ LONGEST = 200
 WIDEST = 26
 """The most characters in a line of a legend."""
 
-LOOK: dict[str, Any] = {
+LOOK: "dict[RcKeyType, Any]" = {
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,

@@ -26,8 +26,9 @@ def ls(folder: str, as_json: bool) -> None:
     network.h5."""
     from istmpi.checkpoint.folder import entry, files
 
+    # A file that another job has removed meanwhile has no entry.
     described = (entry(path, Path(folder)) for path in files(Path(folder)))
-    entries = [each for each in described if each is not None]
+    entries = list(filter(None, described))
     if as_json:
         _print_json(entries)
         return
@@ -69,16 +70,18 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
     from istmpi.checkpoint.folder import files
     from istmpi.checkpoint.reader import open_checkpoint
 
-    given = {path: files(path) if path.is_dir() else [path] for path in map(Path, paths)}
-    listed = {file for path in given for file in given[path] if file != path}
+    checked = []
+    listed = set()
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = files(path)
+            checked += inside
+            # The run may remove these files meanwhile; a file that the user named must exist.
+            listed.update(inside)
+        else:
+            checked.append(path)
     unguarded = ", except its attributes, which have no checksums (format version 1)"
-    verify_files(
-        [file for inside in given.values() for file in inside],
-        open_checkpoint,
-        unguarded,
-        listed,
-        as_json,
-    )
+    verify_files(checked, open_checkpoint, unguarded, listed, as_json)
 
 
 def _print_json(value: object) -> None:
@@ -86,8 +89,11 @@ def _print_json(value: object) -> None:
 
 
 def _portable(value: object) -> object:
+    """Return a value that every reader of JSON accepts."""
     if isinstance(value, dict):
         return {key: _portable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_portable(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has neither NaN nor infinity
+    return value

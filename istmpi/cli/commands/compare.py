@@ -1,8 +1,12 @@
 """Train one run with several methods and compare what each needs to reach a score."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +16,9 @@ from istmpi.cli.output import print_json
 from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
 from istmpi.errors import ConfigError
 from istmpi.units import counted
+
+if TYPE_CHECKING:
+    from istmpi.training.comparison import Comparison
 
 
 @click.command("compare")
@@ -34,8 +41,9 @@ def command(
 ) -> int:
     """Train RUN with several methods and compare what each needs to reach the same score.
 
-    \b mpirun -n 4 istmpi compare mpirun -n 8 istmpi compare speech --methods ist,local-sgd
-    --targets 0.63,0.69,0.75 --repeats 3 --max-minutes 30
+    \b
+    mpirun -n 4 istmpi compare
+    mpirun -n 8 istmpi compare speech --methods ist,local-sgd --targets 0.63,0.69,0.75 --repeats 3 --max-minutes 30
 
     The methods run in turn in one job, with the same initial network and batches. Evaluation time
     does not count. Repeating the command resumes a stopped comparison, or adds methods and repeats
@@ -44,8 +52,8 @@ def command(
     """
     if "narrow" in methods.split(","):
         raise ConfigError(
-            "--methods: narrow is a network, not a method. Train it by itself (istmpi train RUN --method local-sgd "
-            "--hidden N,N), and give both folders to istmpi report."
+            "--methods: narrow is a network, not a method. Train it by itself (istmpi train RUN "
+            "--method local-sgd --hidden N,N), and give both folders to istmpi report."
         )
     shown.begins("compares")
 
@@ -57,14 +65,13 @@ def command(
         scores = as_targets(targets)
         stop_at, loggers = watched(communicator, stop_before_walltime, log)
 
-    with comm.HangWatch(
-        communicator, resolved.comm.patience, Path(resolved.output.folder), cure=comm.WHILE_LOADING
-    ):
+    folder = Path(resolved.output.folder)
+    # Imports and data may hang on a network's file system.
+    with comm.HangWatch(communicator, resolved.comm.patience, folder, cure=comm.WHILE_LOADING):
         from istmpi.cli.display import ComparisonDisplay
         from istmpi.data.sources import open_for_training
         from istmpi.loggers.logger import LoggedWatch
-        from istmpi.report.comparison import check_targets, compare
-        from istmpi.report.curves import read_curves
+        from istmpi.report.comparison import check_targets
         from istmpi.training.comparison import Comparison
         from istmpi.training.epochs import in_rounds
 
@@ -78,15 +85,26 @@ def command(
             resolved, methods.split(","), repeats, communicator, stop_at, signals=True
         )
         comparison.rehearse()
-    with ComparisonDisplay(shown) if communicator.rank == 0 else nullcontext() as display:
-        failures = comparison.run_training(LoggedWatch(display, loggers) if display else None)
+    display = ComparisonDisplay(shown) if communicator.rank == 0 else None
+    with display or nullcontext():
+        watch = LoggedWatch(display, loggers) if display else None
+        failures = comparison.run_training(watch)
     with communicator.agreed():
         if communicator.rank == 0:
-            reached = compare(read_curves(turn.folder for turn in comparison.turns), scores)
-            title = f"{resolved.name}: {', '.join(methods.split(','))} on {counted(communicator.size, 'rank')}"
-            if shown.as_json:
-                print_json(tree_of(reached))
-            elif not shown.quiet:
-                print_comparison(reached)
-            write_page(reached, title, comparison.folder / "report.html")
+            ranks = counted(communicator.size, "rank")
+            title = f"{resolved.name}: {', '.join(methods.split(','))} on {ranks}"
+            _report(comparison, scores, title, shown)
     return next((error.exit_code for error in failures.values()), 0)
+
+
+def _report(comparison: Comparison, scores: Sequence[float], title: str, shown: Showing) -> None:
+    """Print a comparison of the finished runs, and write its page."""
+    from istmpi.report.comparison import compare
+    from istmpi.report.curves import read_curves
+
+    reached = compare(read_curves(turn.folder for turn in comparison.turns), scores)
+    if shown.as_json:
+        print_json(tree_of(reached))
+    elif not shown.quiet:
+        print_comparison(reached)
+    write_page(reached, title, comparison.folder / "report.html")

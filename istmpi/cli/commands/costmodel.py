@@ -80,20 +80,22 @@ def command(
     mpirun -n 8 istmpi measure --out here.json; istmpi costmodel digits --cluster here.json
     """
     others = {"--json": as_json, "--ranks": ranks, "--compare": compare, "--plot": plot}
-    if advice and (refused := [option for option, value in others.items() if value]):
-        raise click.UsageError(f"{refused[0]} does not go with --advise.")
+    for option, value in others.items():
+        if advice and value:
+            raise click.UsageError(f"{option} does not go with --advise.")
     cluster = _cluster(given)
-    shape, paper = None, run is None and not is_module(given["model"])
-    if paper:
+    shape = None
+    is_paper = run is None and not is_module(given["model"])
+    if is_paper:
         changed = changes(assignments, given)
         resolved = Run(name="Figure 2 of the paper").override({**costs.FIGURE_2, **changed})
         if "data.source" not in changed:
-            shape = costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS
+            shape = (costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS)
     else:
         resolved = resolve(run, assignments, given)
     planned = described(resolved, layers, shape, row_features, nodes, degree)
     examples = examples or planned.examples or EXAMPLES
-    scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=paper)
+    scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=is_paper)
     if advice:
         _advise(advise(scenario, most_ranks))
         return
@@ -101,46 +103,58 @@ def command(
     counts = _ranks(ranks, scenario)
     rows = costs.survey(scenario, methods, counts)
     if not rows:
-        raise ConfigError(
-            f"--ranks {ranks}: {' '.join(_ends(scenario, methods, counts[0]))} Give fewer ranks."
-        )
+        ends = " ".join(_ends(scenario, methods, counts[0]))
+        raise ConfigError(f"--ranks {ranks}: {ends} Give fewer ranks.")
     if as_json:
         print_json({"title": _title(scenario), "cluster": cluster.name, "rows": rows})
     else:
         _print(scenario, methods, max(counts), rows)
     if plot:
-        from istmpi.report.plots import draw_costs
+        _plot(rows, f"{_title(scenario)}; times on {cluster.name}", plot)
 
-        try:
-            draw_costs(rows, f"{_title(scenario)}; times on {cluster.name}", Path(plot))
-        except ImportError:
-            raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
-        say(f"drawn: {plot}", err=True)
+
+def _plot(rows: Sequence[costs.Row], title: str, file: str) -> None:
+    from istmpi.report.plots import draw_costs
+
+    try:
+        draw_costs(rows, title, Path(file))
+    except ImportError:
+        raise OutputError("--plot needs matplotlib: pip install 'istmpi[plots]'.") from None
+    say(f"drawn: {file}", err=True)
 
 
 def _cluster(given: Mapping[str, Any]) -> Cluster:
+    """Return the cluster of --cluster with the figures of the other options."""
     name = given["cluster"]
-    cluster = load(Path(name)) if name.endswith(".json") or is_file(Path(name)) else preset(name)
-    changed = {option: given[option] for option in CLUSTER_OPTIONS if given[option] is not None}
-    if not changed:
+    is_path = name.endswith(".json") or is_file(Path(name))
+    cluster = load(Path(name)) if is_path else preset(name)
+    texts = {option: given[option] for option in CLUSTER_OPTIONS if given[option] is not None}
+    if not texts:
         return cluster
-    named = ", ".join(f"--{option}" for option in changed)
-    link = cluster.links["alltoallv"]
-    latency, rate = changed.pop("latency", None), changed.pop("bandwidth", None)
-    if latency or rate:
-        seconds = options.latency("--latency", latency) if latency else link.latency
-        changed["links"] = network(
-            seconds, options.bandwidth("--bandwidth", rate) if rate else link.bandwidth
-        )
-    for option, read in (("flops", options.speeds), ("memory", options.memory)):
-        if option in changed:
-            changed[option] = read(f"--{option}", changed[option])
+    changed: dict[str, Any] = {}
+    if texts.get("latency") or texts.get("bandwidth"):
+        link = cluster.links["alltoallv"]
+        latency = link.latency
+        bandwidth = link.bandwidth
+        if texts.get("latency"):
+            latency = options.latency("--latency", texts["latency"])
+        if texts.get("bandwidth"):
+            bandwidth = options.bandwidth("--bandwidth", texts["bandwidth"])
+        changed["links"] = network(latency, bandwidth)
+    if "flops" in texts:
+        changed["flops"] = options.speeds("--flops", texts["flops"])
+    if "memory" in texts:
+        changed["memory"] = options.memory("--memory", texts["memory"])
+    named = ", ".join(f"--{option}" for option in texts)
     return replace(cluster, **changed, name=f"{cluster.name} with {named}")
 
 
 def _methods(compare: str | None, scenario: Scenario) -> list[str]:
     method_of_run = scenario.run.method.name
-    named = [method_of_run] if compare in (None, "all") else compare.split(",")
+    if compare is None or compare == "all":
+        named = [method_of_run]
+    else:
+        named = compare.split(",")
     for method in named:
         counted(method)  # refuses one that has no cost
         if not scenario.can(method):
@@ -154,30 +168,38 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
 
 def _ranks(text: str | None, scenario: Scenario) -> list[int]:
     shares = counted(scenario.run.method.name).shares(scenario.run)
-    given = [len(each) for each in (shares, scenario.cluster.flops) if each and len(each) > 1]
-    if text is None and given:
-        return [given[0]]
+    if text is None:
+        # A value for each rank says how many ranks there are.
+        for values in (shares, scenario.cluster.flops):
+            if values and len(values) > 1:
+                return [len(values)]
     return options.ranks("--ranks", text or "1..32")
 
 
 def _title(scenario: Scenario) -> str:
-    run, widths = scenario.run, scenario.architecture.outline
-    batch = (
-        "in total for data parallel, per rank for the others" if scenario.shared_batch else "a rank"
+    run = scenario.run
+    batch = "a rank"
+    if scenario.shared_batch:
+        batch = "in total for data parallel, per rank for the others"
+    return (
+        f"{run.name}: {scenario.architecture.outline}, batch {run.train.batch} {batch}, "
+        f"J = {run.method.local_steps}"
     )
-    return f"{run.name}: {widths}, batch {run.train.batch} {batch}, J = {run.method.local_steps}"
 
 
 def _advise(advice: Advice) -> None:
-    stdout, listing = console(soft_wrap=True), table(*COLUMNS)
+    listing = table(*COLUMNS)
     for row in advice.rows:
         listing.add_row(*row)
+    stdout = console(soft_wrap=True)
     stdout.print(advice.first, "", listing, "", *advice.notes, sep="\n")
 
 
 def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[costs.Row]) -> None:
-    stdout, cluster = console(), scenario.cluster
+    stdout = console()
+    cluster = scenario.cluster
     link = cluster.links["alltoallv"]
+    # A measured link without seconds a byte saw no difference between sizes.
     rate = f"{number(8 * link.bandwidth)}bit/s" if link.seconds_per_byte else "any rate"
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
     stdout.print(_title(scenario), style="bold", soft_wrap=True)
@@ -198,13 +220,14 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
 
 def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
     yield (
-        "Received counts as the paper does: one way, with a rank's own elements. FLOPs include the first "
-        "input gradient. Sent: bytes given to MPI."
+        "Received counts as the paper does: one way, with a rank's own elements. FLOPs include the "
+        "first input gradient. Sent: bytes given to MPI."
     )
     yield "Speed-up counts examples, not accuracy: with IST an example trains only one subnet."
     if scenario.shared_batch:
         yield (
-            "Data parallel splits the batch among the ranks, as in the paper; in a RUN each rank takes a whole batch."
+            "Data parallel splits the batch among the ranks, as in the paper; in a RUN each rank "
+            "takes a whole batch."
         )
     if isinstance(scenario.run.method.shares, str):
         yield tables.CHANGING
@@ -217,4 +240,5 @@ def _ends(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
     for method in methods:
         limit = scenario.most_ranks(method)
         if limit is not None and limit < ranks:
-            yield f"{method} allows at most {limit} ranks: {scenario.narrowest(method)} has {limit} units."
+            narrowest = scenario.narrowest(method)
+            yield f"{method} allows at most {limit} ranks: {narrowest} has {limit} units."

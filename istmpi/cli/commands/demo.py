@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 METHODS = "ist,local-sgd,data-parallel"
 NETWORK = ("--hidden", "1024,1024", "--threads", "1")
 REMARK = (
-    "The built-in digits and a network of 1.1 million weights; 10 local steps a round, no method tuned. IST "
-    "gains nothing on a fast link or for a small network: it trains subnets and saves bytes."
+    "The built-in digits and a network of 1.1 million weights; 10 local steps a round, no method "
+    "tuned. IST gains nothing on a fast link or for a small network: it trains subnets and saves "
+    "bytes."
 )
-LATENCY = 100e-6
+LATENCY = 100e-6  # seconds, of a link between sites
 LONGER = "Give it more time with --seconds."
 
 
@@ -53,27 +54,22 @@ def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool)
         raise ConfigError("istmpi demo starts its ranks itself: run it without mpirun.")
     if shutil.which("mpirun") is None:
         raise ConfigError(
-            "istmpi demo needs mpirun on the PATH. Install MPI or load its module; see istmpi doctor."
+            "istmpi demo needs mpirun on the PATH. Install MPI or load its module; "
+            "see istmpi doctor."
         )
     rates = [bandwidth("--rate", text) for text in rate.split(",")]
-    stdout, folder = console(soft_wrap=True), home(out or "", "demo")
+    folder = home(out or "", "demo")
+    stdout = console(soft_wrap=True)
     stdout.print(f"{ranks} ranks on this machine. {REMARK}\n", markup=False)
-    training = [
-        "--out",
-        str(folder),
-        "--max-minutes",
-        str(seconds / 60),
-        "--evaluate-every",
-        "1",
-        "--rounds",
-        "60",
-    ]
-    _start(ranks, ["compare", "digits", "--methods", METHODS, *NETWORK, *training, *["-q"] * brief])
+    compare = ["compare", "digits", "--methods", METHODS, *NETWORK, "--out", str(folder)]
+    compare += ["--max-minutes", str(seconds / 60), "--evaluate-every", "1", "--rounds", "60"]
+    if brief:
+        compare.append("-q")
+    _start(ranks, compare)
     cluster = folder / "cluster.json"
+    measure = ["measure", "digits", *NETWORK, "--out", str(cluster)]
     with stdout.status("measuring this machine"):
-        _start(
-            ranks, ["measure", "digits", *NETWORK, "--out", str(cluster)], stdout=subprocess.DEVNULL
-        )
+        _start(ranks, measure, stdout=subprocess.DEVNULL)
     _predict(folder, cluster, ranks, rates, stdout)
     stdout.print(
         f"\nReport: {folder / 'report.html'}. Advice for your links: istmpi costmodel --advise",
@@ -100,41 +96,45 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
         )
         return
     target = targets[-1]
-    rounds = [find_reached(curve.points, target).round for curve in curves]
-    plans = [described(Run.load(str(Path(curve.source) / SETTINGS)), None) for curve in curves]
-    costs = [cost(plan.run, plan.architecture, ranks) for plan in plans]
+    rounds = []
+    costs = []
+    for curve in curves:
+        point = find_reached(curve.points, target)
+        assert point is not None, "all runs reach the default targets"
+        rounds.append(point.round)
+        plan = described(Run.load(str(Path(curve.source) / SETTINGS)), None)
+        costs.append(cost(plan.run, plan.architecture, ranks))
     times = table("link", *(curve.method for curve in curves))
     for rate in rates:
         cluster = replace(machine, links=network(LATENCY, rate))
-        seconds = [count * round_time(its, cluster).total for count, its in zip(rounds, costs)]
-        times.add_row(f"{number(8 * rate)}bit/s", *map(in_seconds, seconds))
+        cells = []
+        for count, cost_of_method in zip(rounds, costs):
+            cells.append(in_seconds(count * round_time(cost_of_method, cluster).total))
+        times.add_row(f"{number(8 * rate)}bit/s", *cells)
     stdout.print(f"\nPredicted training time to an accuracy of {target:g}")
     stdout.print(times)
     stdout.print(
-        "These seconds are predicted. The rounds were trained here; the cost model predicts a round's time "
-        f"from this machine's speed and such a link, with {1e6 * LATENCY:g} µs a message.",
+        "These seconds are predicted. The rounds were trained here; the cost model predicts a "
+        "round's time from this machine's speed and such a link, with "
+        f"{1e6 * LATENCY:g} µs a message.",
         markup=False,
     )
 
 
 def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
     # Open MPI starts more ranks than there are cores, and as root, only if told.
-    allowed = (
-        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        if os.geteuid() == 0
-        else {}
-    )
-    mapping = {
+    variables = {
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
-    here = {
-        "MPI_LOCALNRANKS": str(ranks)
-    }  # all ranks are on this host, which MPICH's gforker does not tell them
+    if os.geteuid() == 0:
+        variables["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
+        variables["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    variables |= os.environ
+    # All ranks are on this host, which MPICH's gforker does not tell them.
+    variables["MPI_LOCALNRANKS"] = str(ranks)
     command = [_launcher(), "-n", str(ranks), sys.executable, "-m", "istmpi", *words]
-    code = subprocess.run(
-        command, env={**allowed, **mapping, **os.environ, **here}, stdout=stdout
-    ).returncode
+    code = subprocess.run(command, env=variables, stdout=stdout).returncode
     if code:
         raise IstmpiError(
             f"{shlex.join(command)} failed with exit code {code}; see its output above."
@@ -142,11 +142,16 @@ def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
 
 
 def _launcher() -> str:
-    """Return MPICH's launcher for one host, which listens to nobody on the network; mpirun if there
-    is none."""
+    """Return MPICH's launcher for one host; mpirun if there is none.
+
+    It listens to nobody on the network.
+    """
     mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        return "mpirun"
     alone = Path(mpirun).with_name("mpiexec.gforker")
     version = subprocess.run(
         [mpirun, "--version"], capture_output=True, text=True, errors="replace"
     ).stdout
+    # HYDRA is MPICH's usual launcher, so this mpirun is MPICH's.
     return str(alone) if "HYDRA" in version and os.access(alone, os.X_OK) else "mpirun"

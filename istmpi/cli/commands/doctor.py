@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,14 +57,12 @@ def command(folder: str, as_json: bool, meet: bool, patience: float) -> int:
 def _show(report: Report) -> None:
     from istmpi.doctor.finding import STATES
 
-    stdout, states = console(soft_wrap=True), [finding.state for finding in report.findings]
+    stdout = console(soft_wrap=True)
     for finding in report.findings:
         state = Text(f"{finding.state:<6}", finding.state)
-        stdout.print(
-            Text.assemble(
-                state, "  ", (f"{finding.name:<9}", "bold"), f" {printable(finding.fact)}"
-            )
-        )
+        name = (f"{finding.name:<9}", "bold")
+        stdout.print(Text.assemble(state, "  ", name, f" {printable(finding.fact)}"))
         if finding.cure:
             stdout.print(f"{'':19}{printable(finding.cure)}")
-    stdout.print(", ".join(f"{states.count(state)} {state}" for state in STATES if state in states))
+    counts = Counter(finding.state for finding in report.findings)
+    stdout.print(", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]))

@@ -1,7 +1,10 @@
 """Score a trained network on data."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +12,9 @@ from istmpi.cli.options import as_json, flag, own_class, text
 from istmpi.cli.output import note, print_json, say
 from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
+
+if TYPE_CHECKING:
+    from istmpi.deploy.scoring import Evaluation
 
 
 @click.command("evaluate")
@@ -44,7 +50,6 @@ def command(
     )
     with watched, communicator.whereabouts.enter("evaluate"):
         result = evaluate(path, communicator, data, split, calibrate, model)
-    score = result.score
     if communicator.rank > 0:
         return
     if result.note:
@@ -55,13 +60,18 @@ def command(
     if result.calibrated:
         why = "" if calibrate else f": {path} was saved without calibration"
         say(f"calibrated on the training split of {result.source}{why}")
+    _print(result)
+
+
+def _print(result: Evaluation) -> None:
+    score = result.score
     say(
         f"{result.score_name} {score.score:.4f}, loss {score.loss:.4f} "
-        f"on {score.examples:,} {split} examples of {result.source}"
+        f"on {score.examples:,} {result.split} examples of {result.source}"
     )
     if score.more:
         say(", ".join(f"{name} {value:.4f}" for name, value in score.more.items()))
     if score.bits_per_byte:
         say(f"{score.bits_per_byte:.4f} bits a byte")
-    for number, of_exit in enumerate(score.exits or (), 1):
-        say(f"exit {number}: {result.score_name} {of_exit:.4f}")
+    for number, score_of_exit in enumerate(score.exits or (), 1):
+        say(f"exit {number}: {result.score_name} {score_of_exit:.4f}")

@@ -26,6 +26,8 @@ from istmpi.names import is_own
 TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
 
 _MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
+"""The lines of a template that are filled in."""
+_LONGEST_DAYS = 365
 
 _RUN = click.argument("run")
 _OPTIONS = click.argument("options", nargs=-1, type=click.UNPROCESSED)
@@ -73,71 +75,131 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **given:
     istmpi job pbs speech --nodes 8 --cores 16 > speech.pbs && qsub speech.pbs
     istmpi job lsf speech --nodes 8 --cores 16 | bsub
     """
+    form = context.info_name or ""
     table = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")
-    scheduler = table[context.info_name]
+    scheduler = table[form]
     given = {key: value for key, value in given.items() if value is not None}
-    compare, seeds, ranks = given["compare"], "seeds" in given, given.get("gpus", 1)
-    if compare and given.get("relaunch"):
+    ranks_per_node = given.get("gpus", 1)
+    cores = given.get("cores", max(8, ranks_per_node))
+    _require_sound(given, options, scheduler, ranks_per_node, cores)
+    compare = given["compare"]
+    verb = "compare" if compare else "train"
+    limits = _limits(given.get("time", "12:00:00" if compare else "4:00:00"))
+    ranks = given.get("nodes", 1) * ranks_per_node
+    resolved = check((run, *options), ranks, verb, limits["seconds"] / 60)
+    _require_files(resolved)
+    if "seeds" in given and resolved.output.folder:
+        raise ConfigError(
+            f"--out {resolved.output.folder}: with --seeds each seed has a folder. "
+            "Set ISTMPI_RUNS instead."
+        )
+    fields = {
+        "nodes": 2,
+        "ranks": ranks_per_node,
+        "name": job_name(run),
+        "start": "compare" if compare else "train --resume auto",
+    }
+    fields |= given | limits
+    if "cores" in given:
+        fields["threads"] = cores // ranks_per_node
+    else:
+        fields["cores"] = cores
+    fields["slots"] = fields["nodes"] * cores
+    lines = _list_environment(given.get("modules"))
+    lines.append(f"OPTIONS=({shlex.join(_list_launch_options(given, scheduler))})")
+    lines += [line.format_map(fields) for line in scheduler["lines"]]
+    template = _template(scheduler["template"].format(verb=verb))
+    template = _fill_directives(template, scheduler, fields, table["examples"])
+    _print_script(template, form, lines, (run, *options))
+
+
+def _require_sound(
+    given: Mapping[str, Any],
+    options: Sequence[str],
+    scheduler: Mapping[str, Any],
+    ranks: int,
+    cores: int,
+) -> None:
+    """Raise UsageError or ConfigError for options that do not fit each other or this machine."""
+    if given["compare"] and given.get("relaunch"):
         raise click.UsageError(
             "--relaunch may change the number of ranks, so it does not go with --compare."
         )
-    if compare and seeds:
+    if given["compare"] and "seeds" in given:
         raise click.UsageError(
             "--seeds is for a single method; give istmpi compare --repeats after --."
         )
-    if "restarts" in {*given} - {*scheduler["options"]}:
+    if "restarts" in given and "restarts" not in scheduler["options"]:
         raise click.UsageError("--restarts is for istmpi job slurm only.")
-    cores = given.get("cores", max(8, ranks))
     if cores < ranks:
         raise ConfigError(f"--cores {cores}: must be at least --gpus, {ranks}.")
-    if seeds and re.search(r"--seed|train\.seed=", " ".join(options)):
+    if "seeds" in given and re.search(r"--seed|train\.seed=", " ".join(options)):
         raise ConfigError("--seed: with --seeds the seeds are 1 to N. Leave it out.")
     for file in given["stage"]:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file} does not exist.")
-    for option in {"queue", "account"} & {*given}:
-        if not re.fullmatch(r"[\w.,@%+/:=-]+", given[option]):
+    for option in ("queue", "account"):
+        if option in given and not re.fullmatch(r"[\w.,@%+/:=-]+", given[option]):
             raise ConfigError(f"--{option} {given[option]}: must be letters, digits and .,@%+/:=-.")
-    limits = _limits(given.get("time", "12:00:00" if compare else "4:00:00"))
-    verb, start = ("compare", "compare") if compare else ("train", "train --resume auto")
-    resolved = check((run, *options), given.get("nodes", 1) * ranks, verb, limits["seconds"] / 60)
-    _require_files(resolved)
-    if seeds and (out := resolved.output.folder):
-        raise ConfigError(
-            f"--out {out}: with --seeds each seed has a folder. Set ISTMPI_RUNS instead."
-        )
-    defaults = {
+
+
+def _list_launch_options(given: Mapping[str, Any], scheduler: Mapping[str, Any]) -> list[str]:
+    """Return the options of ``istmpi-run`` in the script."""
+    values = {
         "restarts": 20,
-        "relaunch": None if compare else 3,
+        # A comparison must keep its number of ranks, so it is not resumed on fewer nodes.
+        "relaunch": None if given["compare"] else 3,
         "ranks-per-host": given.get("gpus"),
-    } | given
-    words = _words({key: defaults.get(key) for key in scheduler["options"]})
-    words += [word for file in given["stage"] for word in ("--stage", file)] + [
-        "--stage-venv"
-    ] * given["stage_venv"]
-    fields = {"nodes": 2, "ranks": ranks, "name": job_name(run), "start": start} | given | limits
-    fields |= {"threads": cores // ranks} if "cores" in given else {"cores": cores}
-    fields["slots"] = fields["nodes"] * cores
+    }
+    values |= given
+    words = _words({key: values.get(key) for key in scheduler["options"]})
+    for file in given["stage"]:
+        words += ["--stage", file]
+    if given["stage_venv"]:
+        words.append("--stage-venv")
+    return words
+
+
+def _list_environment(modules: str | None) -> list[str]:
+    """Return the lines that make a job's environment this one: modules, folder of runs, path."""
+    lines = []
+    if modules:
+        lines.append(f"module load {shlex.join(modules.split(','))}")
+    if "ISTMPI_RUNS" in os.environ:
+        lines.append(f"export ISTMPI_RUNS={shlex.quote(read('ISTMPI_RUNS'))}")
+    path = [str(Path(sys.executable).parent)]
+    # In a checkout, `job_scripts` is a link, and istmpi-run lies beside its target.
     programs = TEMPLATES.resolve().parent / "bin"
-    path = [str(programs)] * programs.is_dir() + [str(Path(sys.executable).parent)]
-    lines = (
-        [f"module load {shlex.join(given['modules'].split(','))}"] if given.get("modules") else []
-    )
-    lines += [f"export ISTMPI_RUNS={shlex.quote(read('ISTMPI_RUNS'))}"] * (
-        "ISTMPI_RUNS" in os.environ
-    )
-    lines += [f"PATH={shlex.quote(':'.join(path))}:$PATH", f"OPTIONS=({shlex.join(words)})"]
-    lines += [line.format_map(fields) for line in scheduler["lines"]]
-    template = _template(scheduler["template"].format(verb=verb))
+    if programs.is_dir():
+        path.insert(0, str(programs))
+    lines.append(f"PATH={shlex.quote(':'.join(path))}:$PATH")
+    return lines
+
+
+def _fill_directives(
+    template: str,
+    scheduler: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    examples: Mapping[str, Any],
+) -> str:
+    """Return a template with the scheduler's directives for the fields.
+
+    ``<...{field}...>`` in a directive is left out without its field. A directive that lacks another
+    field becomes a comment with an example.
+    """
+
+    def keep_known(part: re.Match[str]) -> str:
+        return part[1] if part[2] in fields else ""
+
+    mark = scheduler["mark"]
     for directive in scheduler["directives"]:
-        begin = re.escape(scheduler["mark"] + re.split("[{<]", directive)[0])
-        text = re.sub(
-            "<(.*?{(\\w+)}.*?)>", lambda part: part[1] if part[2] in fields else "", directive
-        )
-        comment = "#" * (not {*re.findall(r"{(\w+)}", text)} <= {*fields})
-        text = comment + scheduler["mark"] + text.format_map(table["examples"] | fields)
-        template = re.sub(f"(?m)^#?{begin}.*$", text, template, count=1)
-    _print_script(template, context.info_name, lines, (run, *options))
+        begin = re.escape(mark + re.split("[{<]", directive)[0])
+        text = re.sub("<(.*?{(\\w+)}.*?)>", keep_known, directive)
+        line = mark + text.format_map({**examples, **fields})
+        if not {*re.findall(r"{(\w+)}", text)} <= {*fields}:
+            line = f"#{line}"
+        template = re.sub(f"(?m)^#?{begin}.*$", line, template, count=1)
+    return template
 
 
 for _name in ("slurm", "pbs", "lsf"):
@@ -155,13 +217,16 @@ def _limits(text: str) -> dict[str, Any]:
         raise ConfigError(f"--time {text}: must be {rule}.")
     if match[3] and not match[1] and not match[4]:
         raise ConfigError(
-            f"--time {text}: must be {rule}. {text} is minutes and seconds to SLURM, hours and minutes to LSF."
+            f"--time {text}: must be {rule}. {text} is minutes and seconds to SLURM, hours and "
+            "minutes to LSF."
         )
-    days, *parts = (int(part or 0) for part in match.groups())
-    hours, minutes, seconds = parts if match[1] or match[4] else (0, parts[0], 0)
-    seconds += 60 * (minutes + 60 * (hours + 24 * days))
-    if seconds > 365 * 86_400:
-        raise ConfigError(f"--time {text}: must be at most 365 days.")
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    if match[1] or match[4]:
+        seconds = third + 60 * (second + 60 * (first + 24 * days))
+    else:
+        seconds = 60 * first
+    if seconds > _LONGEST_DAYS * 86_400:
+        raise ConfigError(f"--time {text}: must be at most {_LONGEST_DAYS} days.")
     clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return {"time": text, "clock": clock, "minutes": -(-seconds // 60), "seconds": seconds}
 
@@ -199,16 +264,24 @@ def ec2(
     has them.
     """
     resolved = check((run, *options), given["instances"])
-    out, data = Path(resolved.output.folder or f"runs/{resolved.name}"), resolved.data.source
+    out = Path(resolved.output.folder or f"runs/{resolved.name}")
     if out.is_absolute() or ".." in out.parts:
         raise ConfigError(
             f"--out {out}: on EC2 a run's folder is under /shared; give a relative path without .."
         )
-    arguments, send = (run, *options), ["--send", run] * Path(run).is_file()
+    arguments = [run, *options]
+    send = []
+    if Path(run).is_file():
+        send += ["--send", run]
+    data = resolved.data.source
     if Path(data).is_file():
-        arguments, send = (*arguments, "--data", data), [*send, "--send", data]
+        arguments += ["--data", data]
+        send += ["--send", data]
     up = _words({name: given[name] for name in ("instances", "type", "hours")})
-    up += ["--spot"] * given["spot"] + ["--yes-open"] * given["yes_open"]
+    if given["spot"]:
+        up.append("--spot")
+    if given["yes_open"]:
+        up.append("--yes-open")
     up += _words({"package": given["package"] or None})
     lines = [
         f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
@@ -217,12 +290,11 @@ def ec2(
         f"UP=({shlex.join(up)})",
         f"SEND=({shlex.join(send)})",
         f"FOLDER={shlex.quote(str(out))}",
-        *(
-            f"{name}={shlex.quote(value)}"
-            for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items()
-            if value
-        ),
     ]
+    if key:
+        lines.append(f"KEY={shlex.quote(key)}")
+    if ssh_from:
+        lines.append(f"SSH_FROM={shlex.quote(ssh_from)}")
     _print_script(_template("ec2/train.sh"), "ec2", lines, arguments)
 
 
@@ -253,17 +325,23 @@ def check(
     minutes: float = float("inf"),
     runs_code: bool = False,
 ) -> Run:
-    """Return a command line's run. ConfigError if ranks or minutes do not fit. ``runs_code``: build
-    users' networks."""
+    """Return a command line's run; raise ConfigError if ranks or minutes do not fit.
+
+    ``runs_code``: build users' networks.
+    """
+    # Imported here: the command line imports this file.
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
     from istmpi.methods import spec_of
 
     with click.Context(istmpi) as context:
         command = istmpi.get_command(context, verb)
+    assert command is not None, f"there is a command {verb}"
     given = command.make_context(f"istmpi {verb} {shlex.join(arguments)}", list(arguments)).params
     stop = given["stop_before_walltime"]
-    if minutes <= (stop := 5 if stop is None else stop):  # five in the templates
+    if stop is None:
+        stop = 5  # as in the templates
+    if minutes <= stop:
         raise ConfigError(
             f"--time: {minutes:g} minutes must be more than --stop-before-walltime, {stop:g}."
         )
@@ -271,36 +349,31 @@ def check(
     if is_own(run.model.name) and not runs_code:
         return run.with_implied()
     planned = described(run, None, ranks=ranks)
-    methods = given["methods"].split(",") if verb == "compare" else [planned.run.method.name]
-    for name in methods:
-        if verb == "compare":
-            spec_of(name, "--methods:")
+    if verb != "compare":
+        planned.require_trainable(planned.run, ranks)
+        return planned.run
+    for name in given["methods"].split(","):
+        spec_of(name, "--methods:")
         planned.require_trainable(planned.run.override({"method.name": name}), ranks)
     return planned.run
 
 
 def _require_files(run: Run) -> None:
-    for what, name in (
-        ("model", run.model.name),
-        ("data", run.data.source),
-        ("init", run.train.init),
-    ):
+    names = {"model": run.model.name, "data": run.data.source, "init": run.train.init}
+    for what, name in names.items():
         path = Path(re.sub(r":\w+$", "", name))
-        if (
-            path.suffix in (".py", ".h5", ".npz", ".safetensors")
-            and "{rank}" not in name
-            and not is_file(path)
-        ):
+        named_by_rank = "{rank}" in name
+        is_path = path.suffix in (".py", ".h5", ".npz", ".safetensors")
+        if is_path and not named_by_rank and not is_file(path):
             raise ConfigError(f"{what} {path} does not exist. Check the path.")
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
-    return [
-        word
-        for name, value in options.items()
-        if value is not None
-        for word in (f"--{name}", str(value))
-    ]
+    words = []
+    for name, value in options.items():
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return words
 
 
 def _template(name: str) -> str:
@@ -319,6 +392,7 @@ def _print_script(template: str, verb: str, lines: Sequence[str], arguments: Seq
     for line in text.split("\n"):
         if not line.replace("\t", "").isprintable():
             raise ConfigError(
-                f"the script would contain a line that cannot be printed: {line}. Give another name."
+                f"the script would contain a line that cannot be printed: {line}. "
+                "Give another name."
             )
     click.echo(text, nl=False)

@@ -38,11 +38,11 @@ def command(
         resolved = resolve(run, assignments, given)
     planned = described_on_all_ranks(resolved, layers, communicator)
     with communicator.agreed():
-        spec, network = spec_of(planned.run.method.name), planned.architecture
+        spec = spec_of(planned.run.method.name)
+        network = planned.architecture
         limits.require_dealable(spec, planned.run, network)
-        limits.require_subnets(
-            network, spec.deal(planned.run, network, communicator.size, 0), [communicator.rank]
-        )
+        deal = spec.deal(planned.run, network, communicator.size, 0)
+        limits.require_subnets(network, deal, [communicator.rank])
 
     from istmpi.training.measure import measure
 
@@ -50,11 +50,13 @@ def command(
     with communicator.agreed():
         if communicator.rank == 0:
             cluster.save(Path(out))
-    if communicator.rank == 0 and as_json:
+    if communicator.rank != 0:
+        return
+    if as_json:
         print(Path(out).read_text(), end="")
-    elif communicator.rank == 0:
-        from istmpi.cli.output import console, say
-        from istmpi.report import tables
+        return
+    from istmpi.cli.output import console, say
+    from istmpi.report import tables
 
-        tables.cluster(console(soft_wrap=True), cluster)
-        say(f"written: {out}")
+    tables.cluster(console(soft_wrap=True), cluster)
+    say(f"written: {out}")

@@ -17,6 +17,7 @@ from istmpi.names import is_own
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
+    from istmpi.data.dataset import Dataset
     from istmpi.inspection.inference import Inferred
     from istmpi.models.architecture import Architecture
     from istmpi.models.table import Operator
@@ -68,29 +69,22 @@ def command(
         raise click.UsageError("give --data, or both --shape and --outputs.")
     if tokens and shape is None:
         raise click.UsageError("--tokens needs --shape; with data, leave it out.")
-    task = NEXT_TOKEN if tokens else CLASSIFICATION
-    if shape is None:
-        from istmpi.data.holdout import TestSplit
-        from istmpi.data.sources import open_dataset
-
-        dataset = open_dataset(
-            data or "digits", scoring=network if is_own(network) else "", test=TestSplit(0.2)
-        )
-        example, outputs, task, inputs = (
-            tuple(dataset.shape),
-            dataset.outputs,
-            dataset.task,
-            dataset.example,
-        )
-    else:
-        inputs, example = None, options.shape("--shape", shape)
-
     from istmpi.config.learner import OWN_SETTINGS
     from istmpi.inspection.examine import examine
     from istmpi.models.architecture import Architecture
     from istmpi.models.arguments import user_network
-    from istmpi.report.checkpoints import tables
 
+    inputs = None
+    if shape is None:
+        dataset = _open_data(network, data)
+        example = tuple(dataset.shape)
+        outputs = dataset.outputs
+        task = dataset.task
+        inputs = dataset.example
+    else:
+        assert outputs is not None, "--outputs goes with --shape"
+        example = options.shape("--shape", shape)
+        task = NEXT_TOKEN if tokens else CLASSIFICATION
     arguments = _arguments(assignments)
     settings = {name: arguments.pop(name) for name in OWN_SETTINGS if name in arguments}
     inspected = user_network(network, example, outputs, arguments, task, inputs)
@@ -101,11 +95,9 @@ def command(
             print_json({"network": network, "refused": str(error)})
         raise
     described = Architecture(network, table, "float32", inspected)
-    facts = _facts(described, inferred, counts) | {
-        "network": network,
-        "shape": list(example),
-        "outputs": outputs,
-    }
+    facts = _facts(described, inferred, counts)
+    facts |= {"network": network, "shape": list(example), "outputs": outputs}
+    # The facts are printed first: they show why the network is refused.
     refusal = None
     try:
         described.require_dealable(table.dealt, settings.get("scale") != "none")
@@ -115,13 +107,27 @@ def command(
     if as_json:
         print_json(facts)
     else:
-        shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}
-        for shown in tables(facts, shapes):
-            wide_console().print(shown, "")
-        if facts["warning"]:
-            say(facts["warning"])
+        _show(facts, inferred)
     if refusal:
         raise refusal
+
+
+def _open_data(network: str, data: str | None) -> Dataset:
+    from istmpi.data.holdout import TestSplit
+    from istmpi.data.sources import open_dataset
+
+    scoring = network if is_own(network) else ""
+    return open_dataset(data or "digits", scoring=scoring, test=TestSplit(0.2))
+
+
+def _show(facts: Mapping[str, Any], inferred: Inferred) -> None:
+    from istmpi.report.checkpoints import tables
+
+    shapes = {name: axes.shape(inferred.lengths) for name, axes in inferred.parameters.items()}
+    for table in tables(facts, shapes):
+        wide_console().print(table, "")
+    if facts["warning"]:
+        say(facts["warning"])
 
 
 def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
@@ -129,56 +135,78 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
     from istmpi.models.table import flops
     from istmpi.report.tables import warn_of_widths
 
-    table, dealt = network.table, network.table.dealt
-    possible = [count for count in counts if all(network.lengths[name] >= count for name in dealt)]
-    holdings = {
-        count: Holdings(network.parameters, network.lengths, dealt, count)
-        for count in [1, *possible]
-    }
-    largest = {count: holdings[count].parts[0] for count in possible}  # of blocks the odds count
-    held = {count: float(holdings[count].bytes(part) / 4) for count, part in largest.items()}
-    warnings = (warn_of_widths(network, holdings[count]) for count in possible)
-    unscaled = {name: place for place, names in table.unscaled.items() for name in names}
-    products = {
-        count: float(flops(table.operators, part.lengths)) for count, part in largest.items()
-    }
+    table = network.table
+    dealt = table.dealt
+    whole = Holdings(network.parameters, network.lengths, dealt, 1)
+    held: dict[str, float | None] = {}
+    flops_of_held: dict[str, float | None] = {}
+    warning = ""
+    for count in counts:
+        held[str(count)] = None
+        flops_of_held[str(count)] = None
+        # Each rank needs a unit of each group.
+        if any(network.lengths[name] < count for name in dealt):
+            continue
+        holdings = Holdings(network.parameters, network.lengths, dealt, count)
+        largest = holdings.parts[0]  # of blocks the odds count
+        held[str(count)] = float(holdings.bytes(largest) / 4)
+        flops_of_held[str(count)] = float(flops(table.operators, largest.lengths))
+        warning = warning or warn_of_widths(network, holdings)
     return {
         "settings": dict(table.settings),
-        "widths": [
-            {
-                "name": finding.width.name,
-                "length": finding.units,
-                "blocks": [block.path for block in finding.blocks],
-                "dealt": finding.proved,
-                "by_default": finding.width.name in dealt,
-                "residual": table.residual.get(finding.width.name, ""),
-                "problem": finding.problem,
-                "unscaled": unscaled.get(finding.width.name, ""),
-            }
-            for finding in inferred.findings
-        ],
+        "widths": _widths(network, inferred),
         "parameters": [
             {"name": name, "axes": str(axes)} for name, axes in inferred.parameters.items()
         ],
-        "elements": holdings[1].network_elements,
-        "replicated": holdings[1].shared_bytes // 4,
+        "elements": whole.network_elements,
+        "replicated": whole.shared_bytes // 4,
         "flops": flops(table.operators, network.lengths),
-        "held": {str(count): held.get(count) for count in counts},
-        "flops_of_held": {str(count): products.get(count) for count in counts},
+        "held": held,
+        "flops_of_held": flops_of_held,
         "operators": [_operator(operator, inferred.lengths) for operator in table.operators],
         "inexact": list(table.inexact),
-        "warning": next(filter(None, warnings), ""),
+        "warning": warning,
         "source": table.source,
     }
 
 
+def _widths(network: Architecture, inferred: Inferred) -> list[dict[str, Any]]:
+    table = network.table
+    unscaled = {}
+    for place, names in table.unscaled.items():
+        for name in names:
+            unscaled[name] = place
+    widths = []
+    for finding in inferred.findings:
+        name = finding.width.name
+        widths.append(
+            {
+                "name": name,
+                "length": finding.units,
+                "blocks": [block.path for block in finding.blocks],
+                "dealt": finding.proved,
+                "by_default": name in table.dealt,
+                "residual": table.residual.get(name, ""),
+                "problem": finding.problem,
+                "unscaled": unscaled.get(name, ""),
+            }
+        )
+    return widths
+
+
 def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
     forward, backward = operator.flops(lengths)
-    facts = {
-        name: getattr(operator, name)
-        for name in ("module", "kind", "parameter", "axis", "calls", "examples")
+    return {
+        "module": operator.module,
+        "kind": operator.kind,
+        "parameter": operator.parameter,
+        "axis": operator.axis,
+        "calls": operator.calls,
+        "examples": operator.examples,
+        "shape": str(operator.shape),
+        "flops": forward,
+        "backward_flops": backward,
     }
-    return {**facts, "shape": str(operator.shape), "flops": forward, "backward_flops": backward}
 
 
 def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
@@ -187,10 +215,11 @@ def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
         section, _, argument = name.partition(".")
         if section != "model":
             raise ConfigError(
-                f"--set {name}: only arguments of the network can be set here, such as model.hidden=512."
+                f"--set {name}: only arguments of the network can be set here, "
+                "such as model.hidden=512."
             )
         try:
             arguments[argument] = toml_value(value)
-        except ValueError:
+        except ValueError:  # a text without its quotes
             arguments[argument] = value
     return arguments

@@ -1,12 +1,15 @@
 """Run a trained network on files."""
 
+from __future__ import annotations
+
+import io
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,7 +29,12 @@ from istmpi.comm import current_rank
 from istmpi.data import KINDS
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
-from istmpi.tasks import TASKS
+from istmpi.tasks import TASKS, Task
+
+if TYPE_CHECKING:
+    from istmpi.checkpoint.format import DataSummary
+    from istmpi.data.text.tokenizer import Tokenizer
+    from istmpi.deploy.network import CalibratedNetwork
 
 
 @click.command(
@@ -106,94 +114,163 @@ def command(
 
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.data.decoder import Notes
-    from istmpi.data.dense.predict import read_inputs
-    from istmpi.data.holdout import TestSplit
-    from istmpi.data.sparse.prepare import read_rows
-    from istmpi.deploy.generation import continue_prompt, make_predictor, read_prompt, texts
     from istmpi.deploy.network import CalibratedNetwork
-    from istmpi.deploy.prediction import lines, node_lines, predict, ranked_lines
-    from istmpi.files import appearing, require_free
+    from istmpi.deploy.prediction import node_lines
+    from istmpi.files import require_free
 
     if out:
         require_free(Path(out), force)
     with open_checkpoint(path) as checkpoint:
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
-        data, classes, tokenizer = checkpoint.header.data, checkpoint.classes, checkpoint.tokenizer
-        named, reading = checkpoint.output_names, checkpoint.reading
+        # The values stay when the file is closed.
+        data = checkpoint.header.data
+        classes = checkpoint.classes
+        tokenizer = checkpoint.tokenizer
+        named = checkpoint.output_names
+        reading = checkpoint.reading
         run = checkpoint.header.run
-    notes = Notes()
     task = TASKS[data.task]
-    several, ranks, of_nodes = task.several_labels, task.ranks_labels, task.of_nodes
-    refused = {} if ranks or several else {"--top": top}
-    if not tokenizer:
-        refused |= {
-            "--tokens": tokens,
-            "--temperature": temperature,
-            "--seed": seed,
-            "--json": as_json or None,
-        }
-    if tokenizer or ranks or of_nodes:
-        refused |= {f"--{name}": options[name] for name in ("label", "header", "delimiter")}
-        refused |= {
-            "--resize": resize or None,
-            "--outputs": None if of_nodes else all_outputs or None,
-        }
-    for option, value in refused.items():
-        if value is not None:
+    given = {
+        "--top": top,
+        "--tokens": tokens,
+        "--temperature": temperature,
+        "--seed": seed,
+        "--json": as_json or None,
+        "--label": options["label"],
+        "--header": options["header"],
+        "--delimiter": options["delimiter"],
+        "--resize": resize or None,
+        "--outputs": all_outputs or None,
+    }
+    for option in _list_refused(task, bool(tokenizer)):
+        if given[option] is not None:
             raise ConfigError(
                 f"{option} does not go with {path}, a {data.task} network. Leave it out."
             )
     if network.note:
         note(f"{network.note}.")
+    notes = Notes()
     if tokenizer:
-        prompt, window = read_prompt(source, tokenizer), data.shape[0]
-        drawing = (
-            200 if tokens is None else tokens,
-            1.0 if temperature is None else temperature,
-            seed or 0,
+        count = 200 if tokens is None else tokens
+        divisor = 1.0 if temperature is None else temperature
+        window = data.shape[0]
+        pieces = _generate(network, source, tokenizer, window, count, divisor, seed or 0, as_json)
+    elif task.ranks_labels:
+        loss = run.train.multi_label_loss
+        pieces = _rank_labels(network, source, split, reading, data, top or 5, loss, form)
+    elif task.of_nodes:
+        pieces = node_lines(
+            network, source, data.shape[0], classes, data.outputs, all_outputs, form
         )
-        drawn = continue_prompt(
-            make_predictor(network.module, window), prompt, window, tokenizer.end, *drawing
-        )
-        text = chain(texts(drawn, tokenizer), "\n")
-        if as_json:
-            drawn = [*drawn]
-            answer = {
-                "prompt_tokens": len(prompt),
-                "tokens": drawn,
-                "text": "".join(texts(drawn, tokenizer)),
-            }
-            text = [json.dumps(answer, ensure_ascii=False), "\n"]
-    elif ranks:
-        rows = read_rows(source, data.shape[0], split, reading, lambda message: note(f"{message}."))
-        text = ranked_lines(network, rows, data.outputs, top or 5, run.train.multi_label_loss, form)
-    elif of_nodes:
-        text = node_lines(network, source, data.shape[0], classes, data.outputs, all_outputs, form)
     else:
-        options |= {"split": split, "resize": resize, "reading": reading, "notes": notes}
-        options |= {"test": TestSplit(run.data.test, run.train.seed)}
-        options["skipped"] = lambda name, reason: note(
-            f"{name} is skipped: it cannot be read ({reason})."
+        from istmpi.data.dense.predict import read_inputs
+        from istmpi.data.holdout import TestSplit
+        from istmpi.deploy.prediction import lines, predict
+
+        blocks = read_inputs(
+            source,
+            data.kind,
+            data.shape,
+            **options,
+            split=split,
+            resize=resize,
+            reading=reading,
+            notes=notes,
+            test=TestSplit(run.data.test, run.train.seed),
+            skipped=_note_skipped,
         )
-        blocks = read_inputs(source, data.kind, data.shape, **options)
-        answers, limit = predict(network, blocks), top or 0 if several else None
-        text = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit)
-    if not out:
-        _print(text)
-    else:
-        with appearing(Path(out)) as file:
-            for piece in text:
-                file.write(piece.encode())
+        answers = predict(network, blocks)
+        limit = None
+        if task.several_labels:
+            limit = top or 0
+        pieces = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit)
+    _write(pieces, out)
     for remark in (*notes.assumed, *notes.left_out):
         note(f"{remark}.")
 
 
+def _list_refused(task: Task, has_tokenizer: bool) -> list[str]:
+    """Return the options that do not go with a network of a task."""
+    refused = []
+    if not (task.ranks_labels or task.several_labels):
+        refused.append("--top")
+    if not has_tokenizer:
+        refused += ["--tokens", "--temperature", "--seed", "--json"]
+    if has_tokenizer or task.ranks_labels or task.of_nodes:
+        refused += ["--label", "--header", "--delimiter", "--resize"]
+        if not task.of_nodes:
+            refused.append("--outputs")
+    return refused
+
+
+def _note_skipped(name: str, reason: str) -> None:
+    note(f"{name} is skipped: it cannot be read ({reason}).")
+
+
+def _generate(
+    network: CalibratedNetwork,
+    source: str,
+    tokenizer: Tokenizer,
+    window: int,
+    count: int,
+    temperature: float,
+    seed: int,
+    as_json: bool,
+) -> Iterable[str]:
+    """Return the text that continues a prompt, in pieces as it comes; as JSON in one piece."""
+    from istmpi.deploy.generation import continue_prompt, make_predictor, read_prompt, texts
+
+    prompt = read_prompt(source, tokenizer)
+    predictor = make_predictor(network.module, window)
+    tokens = continue_prompt(predictor, prompt, window, tokenizer.end, count, temperature, seed)
+    if not as_json:
+        return chain(texts(tokens, tokenizer), "\n")
+    drawn = list(tokens)
+    answer = {
+        "prompt_tokens": len(prompt),
+        "tokens": drawn,
+        "text": "".join(texts(drawn, tokenizer)),
+    }
+    return [json.dumps(answer, ensure_ascii=False), "\n"]
+
+
+def _rank_labels(
+    network: CalibratedNetwork,
+    source: str,
+    split: str,
+    reading: Mapping[str, Any],
+    data: DataSummary,
+    top: int,
+    loss: str,
+    form: str,
+) -> Iterable[str]:
+    from istmpi.data.sparse.prepare import read_rows
+    from istmpi.deploy.prediction import ranked_lines
+
+    rows = read_rows(source, data.shape[0], split, reading, lambda message: note(f"{message}."))
+    return ranked_lines(network, rows, data.outputs, top, loss, form)
+
+
+def _write(pieces: Iterable[str], out: str | None) -> None:
+    from istmpi.files import appearing
+
+    if not out:
+        _print(pieces)
+        return
+    with appearing(Path(out)) as file:
+        for piece in pieces:
+            file.write(piece.encode())
+
+
 def _print(text: Iterable[str]) -> None:
     """Print in UTF-8, as in output files. A reader that leaves early, such as head, is no error."""
-    sys.stdout.reconfigure(encoding="utf-8")
+    # The stream of a program that runs this command keeps its encoding.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
     try:
         for piece in text:
             sys.stdout.write(piece)
             sys.stdout.flush()
     except BrokenPipeError:
+        # Python writes what is left at its end, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,10 +31,11 @@ def _options_of_kinds(command: Callable) -> Callable:
         kinds = ", ".join(kind.name for kind in KINDS.values() if option in kind.options)
         helps.setdefault(option[:2], []).append(f"{kinds}: {option[2]}")
     for (name, metavar), help in reversed(helps.items()):
-        settings = {"type": types.get(metavar)} if metavar else {"is_flag": True, "default": None}
-        command = text(f"--{name.replace('_', '-')}", metavar or None, " ".join(help), **settings)(
-            command
-        )
+        settings: dict[str, Any] = {"is_flag": True, "default": None}
+        if metavar:
+            settings = {"type": types.get(metavar)}
+        option = f"--{name.replace('_', '-')}"
+        command = text(option, metavar or None, " ".join(help), **settings)(command)
     return command
 
 
@@ -87,23 +88,33 @@ def command(
 
 
 def _next(report: Report) -> list[str]:
-    run, data = TASKS[report.task].start, ("--data", str(report.target))
+    run = TASKS[report.task].start
+    data = ("--data", str(report.target))
+    # A run's name stands before options.
     is_name = run and not run[0].startswith("-")
-    return ["istmpi", "train", *(run + data if is_name else data + run)]
+    arguments = run + data if is_name else data + run
+    return ["istmpi", "train", *arguments]
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
     task = TASKS[report.task]
-    thing = "tokens" if task.of_tokens else "nodes" if task.of_nodes else "examples"
+    thing = "examples"
+    if task.of_tokens:
+        thing = "tokens"
+    elif task.of_nodes:
+        thing = "nodes"
     for split, count in report.counts.items():
         yield split, f"{count:,} {thing}"
     if report.features:
-        shape = f" ({' x '.join(map(str, report.shape))})" if len(report.shape) > 1 else ""
+        shape = ""
+        if report.shape and len(report.shape) > 1:
+            shape = f" ({' x '.join(map(str, report.shape))})"
         yield "features", f"{report.features:,}{shape}"
     if task.several_labels:
-        yield "labels", _class_counts([*map(str, range(len(report.of_class)))], report.of_class)
+        counts = report.of_class or ()
+        yield "labels", _class_counts([*map(str, range(len(counts)))], counts)
     elif task.one_class:
-        yield "classes", _class_counts(report.classes, report.of_class)
+        yield "classes", _class_counts(report.classes or (), report.of_class or ())
     elif report.classes:
         yield "classes", f"{len(report.classes):,}"
     for name, value in report.facts.items():
@@ -113,7 +124,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "skipped", "\n  ".join([f"{len(report.skipped):,}", *report.skipped[:3]])
     for title, notes in (("assumed", report.assumed), ("left out", report.left_out)):
         for place, note in enumerate(notes):
-            yield title * (place == 0), printable(str(note))
+            yield title if place == 0 else "", printable(str(note))
     yield "took", f"{report.seconds:.1f} s"
     yield "size", size(report.bytes)
 

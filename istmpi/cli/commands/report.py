@@ -20,7 +20,11 @@ WIDTH_OF_A_LOG = 200
 
 
 def comparing(command: Callable) -> Callable:
-    help = "Scores to reach.  [default: the best score that all runs reach, and those with 25% and 50% more error]"
+    """Decorate a click command with --targets."""
+    help = (
+        "Scores to reach.  [default: the best score that all runs reach, "
+        "and those with 25% and 50% more error]"
+    )
     return text("--targets", "SCORE,...", help)(command)
 
 
@@ -52,20 +56,16 @@ def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: st
     elif not html:
         print_comparison(comparison)
     if html:
-        names = (
-            ", ".join(dict.fromkeys(curve.name for curve in curves if curve.name))
-            or comparison.data
-        )
-        write_page(
-            comparison,
-            f"{names}: {', '.join(dict.fromkeys(curve.method for curve in curves))}",
-            Path(html),
-        )
+        names = ", ".join(dict.fromkeys(curve.name for curve in curves if curve.name))
+        methods = ", ".join(dict.fromkeys(curve.method for curve in curves))
+        write_page(comparison, f"{names or comparison.data}: {methods}", Path(html))
 
 
 def as_targets(text: str | None) -> list[float]:
+    if text is None:
+        return []
     try:
-        return [float(part) for part in text.split(",")] if text is not None else []
+        return [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(
             f"--targets {text} must be numbers separated by commas, such as 0.63,0.69."
@@ -73,7 +73,9 @@ def as_targets(text: str | None) -> list[float]:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    width = None if sys.stdout.isatty() else max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
+    width = None
+    if not sys.stdout.isatty():
+        width = max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
     tables.comparison(console(width=width), comparison)
 
 

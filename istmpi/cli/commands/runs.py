@@ -21,8 +21,10 @@ from istmpi.record import COMPARISON, METRICS, SETTINGS, SUMMARY
 from istmpi.units import counted, size
 
 MARKS = (METRICS, SETTINGS, COMPARISON)
-"""Files of which a run's folder has at least one. `rm` removes them last, so a failed `rm` can be
-repeated."""
+"""Files of which a run's folder has at least one.
+
+`rm` removes them last, so a failed `rm` can be repeated.
+"""
 
 
 @click.group("runs", invoke_without_command=True)
@@ -33,10 +35,10 @@ def command(context: click.Context, as_json: bool) -> None:
     all settings."""
     if context.invoked_subcommand:
         return
-    files = {name: SHIPPED.joinpath(f"{name}.toml") for name in shipped()}
-    first_lines = {
-        name: file.read_text().splitlines()[0].lstrip("# ") for name, file in files.items()
-    }
+    first_lines = {}
+    for name in shipped():
+        text = SHIPPED.joinpath(f"{name}.toml").read_text()
+        first_lines[name] = text.splitlines()[0].lstrip("# ")
     if as_json:
         print_json(first_lines)
         return
@@ -54,8 +56,11 @@ def du(as_json: bool) -> None:
     Sizes are what the file system allots; the file count includes folders, as a quota of inodes
     does.
     """
-    facts = [*map(_facts, _runs_in(Path(read("ISTMPI_RUNS"))))]
-    print_json(facts) if as_json else _show(facts)
+    facts = [_facts(run) for run in _find_runs(Path(read("ISTMPI_RUNS")))]
+    if as_json:
+        print_json(facts)
+    else:
+        _show(facts)
 
 
 @command.command("rm")
@@ -64,12 +69,14 @@ def du(as_json: bool) -> None:
 def rm(folders: tuple[str, ...], yes: bool) -> None:
     """Ask, then remove runs with all their files. RUN is a folder in $ISTMPI_RUNS (default: runs),
     or its name."""
-    runs = dict.fromkeys(_removable(folder, Path(read("ISTMPI_RUNS"))) for folder in folders)
+    root = Path(read("ISTMPI_RUNS"))
+    runs = dict.fromkeys(_require_removable(folder, root) for folder in folders)
     if not yes:
-        _show([*map(_facts, runs)])
+        _show([_facts(run) for run in runs])
         if not sys.stdin.isatty():
             raise ConfigError(
-                "istmpi runs rm asks before it removes, and no terminal is here to answer. Give --yes."
+                "istmpi runs rm asks before it removes, and no terminal is here to answer. "
+                "Give --yes."
             )
         click.confirm(f"Remove {counted(len(runs), 'run')}?", abort=True)
     for run in runs:
@@ -78,85 +85,108 @@ def rm(folders: tuple[str, ...], yes: bool) -> None:
             say(f"removed {run}")
 
 
-def _runs_in(folder: Path) -> Iterator[Path]:
-    """Yield the runs in a folder, or the folder if it is a run itself. A comparison counts as one
-    run."""
+def _find_runs(folder: Path) -> Iterator[Path]:
+    """Yield the runs in a folder, or the folder if it is a run itself.
+
+    A comparison counts as one run.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder. Train a run, or correct ISTMPI_RUNS.")
     for path, folders, files in os.walk(folder):
         folders.sort()
         if {*MARKS} & {*files}:
-            folders.clear()
+            folders.clear()  # os.walk goes no deeper
             yield Path(path)
 
 
 def _facts(run: Path) -> dict[str, Any]:
     statuses = [path.lstat() for path in (run, *run.rglob("*")) if os.path.lexists(path)]
+    # Files with several names count once; a block has 512 bytes for every file system.
     allotted = {status.st_ino: 512 * status.st_blocks for status in statuses}
-    state = (
-        "finished"
-        if (run / SUMMARY).is_file()
-        else "comparison"
-        if (run / COMPARISON).is_file()
-        else "unfinished"
-    )
-    state = "in use" if _holder(run, run) else state
     return {
         "folder": str(run),
         "bytes": sum(allotted.values()),
         "files": len(allotted),
-        "state": state,
+        "state": _state(run),
     }
+
+
+def _state(run: Path) -> str:
+    if _find_holder(run, run):
+        return "in use"
+    if (run / SUMMARY).is_file():
+        return "finished"
+    if (run / COMPARISON).is_file():
+        return "comparison"
+    return "unfinished"
 
 
 def _show(facts: list[dict[str, Any]]) -> None:
     listing = table("size", "files", "state", "folder")
     for run in facts:
-        listing.add_row(
-            size(run["bytes"]), f"{run['files']:,}", run["state"], one_line(run["folder"])
-        )
-    nbytes, files = (sum(run[name] for run in facts) for name in ("bytes", "files"))
+        folder = one_line(run["folder"])
+        listing.add_row(size(run["bytes"]), f"{run['files']:,}", run["state"], folder)
+    nbytes = sum(run["bytes"] for run in facts)
+    files = sum(run["files"] for run in facts)
     listing.add_row(size(nbytes), f"{files:,}", "", counted(len(facts), "run"))
     console(soft_wrap=True).print(listing)
 
 
-def _removable(name: str, root: Path) -> Path:
-    folder = root / name if (root / name).is_dir() else Path(name)
+def _require_removable(name: str, root: Path) -> Path:
+    """Return a run's folder; raise ConfigError if it is not one, or must stay."""
+    folder = root / name
+    if not folder.is_dir():
+        folder = Path(name)
     if not folder.is_dir():
         raise ConfigError(
             f"{name}: there is no such folder, here or in {root}. See: istmpi runs du"
         )
     if root.resolve() not in folder.resolve().parents or folder.is_symlink():
         raise ConfigError(
-            f"{folder} is a link or not inside {root}. Set ISTMPI_RUNS to the folder that contains it."
+            f"{folder} is a link or not inside {root}. "
+            "Set ISTMPI_RUNS to the folder that contains it."
         )
-    if next(_runs_in(folder), None) != folder:
+    if next(_find_runs(folder), None) != folder:
         raise ConfigError(
             f"{folder} is not a run: it lacks all of {', '.join(MARKS)}. Remove it by hand."
         )
-    if holder := _holder(folder.resolve(), root.resolve()):
+    holder = _find_holder(folder.resolve(), root.resolve())
+    if holder:
         raise ConfigError(
             f"{folder} is in use by {holder}. Stop the run first: touch {folder}/STOP"
         )
     return folder
 
 
-def _holder(run: Path, root: Path) -> str:
-    around = (folder for folder in run.parents if root in folder.parents)
-    folders = (run, *around, *(path.parent for path in run.rglob(lock.FILE)))
-    return next(filter(None, map(lock.holder, folders)), "")
+def _find_holder(run: Path, root: Path) -> str:
+    """Return the process that has locked a run, a run in it, or a comparison around it."""
+    around = [folder for folder in run.parents if root in folder.parents]
+    inside = [path.parent for path in run.rglob(lock.FILE)]
+    for folder in (run, *around, *inside):
+        holder = lock.holder(folder)
+        if holder:
+            return holder
+    return ""
 
 
 def _remove(run: Path) -> None:
-    """Remove a run's folder, locked meanwhile; the files of `MARKS` go last. Raises OutputError if
-    that fails."""
+    """Remove a run's folder, locked meanwhile; the files of `MARKS` go last.
+
+    Raises OutputError if that fails.
+    """
+
+    def place(path: Path) -> int:
+        if path.name == lock.FILE:
+            return 2
+        return 1 if path.name in MARKS else 0
+
     try:
         lock.FolderLock(run)
-        for path in sorted(
-            run.iterdir(),
-            key=lambda path: (path.name in (*MARKS, lock.FILE), path.name == lock.FILE),
-        ):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for path in sorted(run.iterdir(), key=place):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         run.rmdir()
     except OSError as error:
         raise OutputError(

@@ -63,31 +63,42 @@ def command(name: str | None, as_schema: bool, as_page: bool, environment: bool)
     elif environment:
         _list_variables()
     elif name:
-        click.echo("\n\n".join(map(_description, _named(name.strip("[]")))))
+        click.echo("\n\n".join(map(_describe, _find(name.strip("[]")))))
     else:
         _list([*every_setting()])
 
 
-def _named(name: str) -> list[Setting]:
+def _find(name: str) -> list[Setting]:
     """Return the settings with this name or, in turn, section, owner (method, network) or key.
-    ConfigError if none."""
+
+    Raises ConfigError if there are none.
+    """
     settings = [*every_setting()]
-    names_of = (
-        lambda setting: setting.name,
-        lambda setting: setting.name.rpartition(".")[0],
-        lambda setting: setting.owner,
-        lambda setting: setting.name.rpartition(".")[2],
-    )
-    for name_of in names_of:
-        if name and (named := [setting for setting in settings if name_of(setting) == name]):
+    known: dict[str, None] = {}
+    for read_name in (_full_name, _section, _owner, _key):
+        named = [setting for setting in settings if read_name(setting) == name]
+        if name and named:
             return named
-    every = dict.fromkeys(
-        name_of(setting) for name_of in names_of for setting in settings if name_of(setting)
-    )
-    near = did_you_mean(name, list(every))
-    raise ConfigError(
-        f"no setting {name}{near if near.endswith('?') else '. List all: istmpi settings'}"
-    )
+        known |= dict.fromkeys(filter(None, map(read_name, settings)))
+    near = did_you_mean(name, list(known))
+    cure = near if near.endswith("?") else ". List all: istmpi settings"
+    raise ConfigError(f"no setting {name}{cure}")
+
+
+def _full_name(setting: Setting) -> str:
+    return setting.name
+
+
+def _section(setting: Setting) -> str:
+    return setting.name.rpartition(".")[0]
+
+
+def _owner(setting: Setting) -> str:
+    return setting.owner
+
+
+def _key(setting: Setting) -> str:
+    return setting.name.rpartition(".")[2]
 
 
 def _list(settings: Sequence[Setting]) -> None:
@@ -95,31 +106,31 @@ def _list(settings: Sequence[Setting]) -> None:
     for setting in settings:
         owner = f"{setting.owner}: " if setting.owner else ""
         limits = f" ({setting.range})" if setting.range else ""
-        listing.add_row(
-            Text(setting.name, "bold"), shown_default(setting), f"{owner}{setting.help}{limits}"
-        )
+        words = f"{owner}{setting.help}{limits}"
+        listing.add_row(Text(setting.name, "bold"), shown_default(setting), words)
     console(soft_wrap=True).print(listing)
 
 
 def _list_variables() -> None:
     for name, (reader, default, help) in VARIABLES.items():
-        here = f"; here {one_line(os.environ[name])}" if name in os.environ else ""
-        click.echo(f"{click.style(name, bold=True)}  {help}\n  {reader}; default {default}{here}")
+        click.echo(f"{click.style(name, bold=True)}  {help}")
+        value = f"; here {one_line(os.environ[name])}" if name in os.environ else ""
+        click.echo(f"  {reader}; default {default}{value}")
 
 
-def _description(setting: Setting) -> str:
-    lines = [
-        click.style(setting.name, bold=True) + (f"  ({setting.owner})" if setting.owner else "")
-    ]
+def _describe(setting: Setting) -> str:
+    title = click.style(setting.name, bold=True)
+    if setting.owner:
+        title += f"  ({setting.owner})"
+    lines = [title, f"  {setting.help}"]
     facts = {
         "type": setting.kind,
         "range": setting.range,
         "default": shown_default(setting) or "none",
     }
-    lines += [
-        f"  {setting.help}",
-        *(f"  {name + ':':8} {fact}" for name, fact in facts.items() if fact),
-    ]
+    for name, fact in facts.items():
+        if fact:
+            lines.append(f"  {name + ':':8} {fact}")
     return "\n".join(lines)
 
 
@@ -128,48 +139,50 @@ def shown_default(setting: Setting) -> str:
 
 
 def markdown() -> str:
+    """Return the page docs/settings.md."""
     page = _PAGE
     for section, settings in groupby(every_setting(), key=_section):
-        for owner, group in groupby(
-            settings, key=lambda setting: setting.owner if section == "model" else ""
-        ):
-            heading = (
-                f"[{section}]" + f" of {owner}" * bool(owner) if section else "Outside sections"
-            )
+        for owner, group in groupby(settings, key=_owner_of_table):
+            heading = f"[{section}]" if section else "Outside sections"
+            if owner and section:
+                heading += f" of {owner}"
             page += f"## {heading}\n\n"
-            page += "| setting | type | default | range | what it is |\n| --- | --- | --- | --- | --- |\n"
+            page += "| setting | type | default | range | what it is |\n"
+            page += "| --- | --- | --- | --- | --- |\n"
             page += "".join(_row(setting, section) for setting in group) + "\n"
     return page.rstrip("\n") + "\n"
 
 
-def _section(setting: Setting) -> str:
-    return setting.name.rpartition(".")[0]
+def _owner_of_table(setting: Setting) -> str:
+    """Return the owner whose settings have a table of their own: a network, not a method."""
+    return setting.owner if _section(setting) == "model" else ""
 
 
 def _row(setting: Setting, section: str) -> str:
     owner = f"*{setting.owner}.* " if setting.owner and section == "method" else ""
     default = f"`{shown_default(setting)}`" if setting.default is not None else ""
-    limits, help_text = (text.replace("|", "\\|") for text in (setting.range, setting.help))
-    return f"| `{setting.name}` | {setting.kind} | {default} | {limits} | {owner}{help_text} |\n"
+    # A bar would end the cell.
+    limits = setting.range.replace("|", "\\|")
+    words = setting.help.replace("|", "\\|")
+    return f"| `{setting.name}` | {setting.kind} | {default} | {limits} | {owner}{words} |\n"
 
 
 def schema() -> dict[str, Any]:
+    """Return the JSON Schema of run files."""
     properties: dict[str, Any] = {}
     for section, group in groupby(every_setting(), key=_section):
         settings = list(group)
         if not section:
             properties |= {setting.name: schema_of(setting.hint) for setting in settings}
-        else:
-            common = [setting for setting in settings if section != "model" or not setting.owner]
-            keys = {
-                setting.name.rpartition(".")[2]: schema_of(setting.hint, setting.default)
-                for setting in common
-            }
-            properties[section] = _closed(keys)
-            if section == "model":
-                del properties[section][
-                    "additionalProperties"
-                ]  # each network has settings of its own
+            continue
+        keys = {}
+        for setting in settings:
+            if section != "model" or not setting.owner:
+                keys[_key(setting)] = schema_of(setting.hint, setting.default)
+        properties[section] = _closed(keys)
+        if section == "model":
+            # Each network has settings of its own.
+            del properties[section]["additionalProperties"]
     return {"$schema": SCHEMA, "title": "A run of istmpi", **_closed(properties)}
 
 

@@ -79,11 +79,9 @@ def command(
         from istmpi.cli.plan import show
         from istmpi.comm import launched, rank_variable
 
-        show(
-            resolve(run, assignments, given),
-            ranks or (launched()[1] if rank_variable() else 4),
-            shown.as_json,
-        )
+        if ranks is None:
+            ranks = launched()[1] if rank_variable() else 4
+        show(resolve(run, assignments, given), ranks, shown.as_json)
         return
 
     shown.begins("trains")
@@ -93,12 +91,13 @@ def command(
     communicator = comm.world()
     with communicator.agreed():
         run, resume, own_folder = _run_and_folder(run, resume)
-        resolved = resolve(
-            run, assignments, given if given["out"] else {**given, "out": own_folder}
-        )
+        if not given["out"]:
+            given["out"] = own_folder
+        resolved = resolve(run, assignments, given)
         stop_at, loggers = watched(communicator, stop_before_walltime, log)
 
     folder = home(resolved.output.folder, resolved.name)
+    # Imports may hang on a network's file system.
     with comm.HangWatch(communicator, resolved.comm.patience, folder, cure=comm.WHILE_LOADING):
         from istmpi.cli.display import TrainingDisplay
         from istmpi.loggers.logger import LoggedWatch
@@ -114,10 +113,11 @@ def command(
 
 
 def _run_and_folder(run: str | None, resume: str) -> tuple[str | None, str, str | None]:
+    """Return the run, the checkpoint to resume from, and the folder of a run that is resumed."""
     if run and is_file(Path(run) / SETTINGS):
         return run, resume or "auto", run
     if not run and resume not in ("", "auto"):
-        home = run_of(Path(resume))
-        if is_file(home / SETTINGS):
-            return str(home), resume, str(home)
+        folder = run_of(Path(resume))
+        if is_file(folder / SETTINGS):
+            return str(folder), resume, str(folder)
     return run, resume, None
