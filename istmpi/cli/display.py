@@ -30,11 +30,17 @@ from istmpi.training.watch import Summary, Watch
 from istmpi.units import duration, number, size
 
 LONGEST_ROUNDS = 4 * 3600.0
+"""The seconds over which the bar estimates its speed."""
 
 
 class LiveView:
+    """A bar of the rounds, and a line with the figures of the last round."""
+
     def __init__(self, console: Console, rounds: int, hosts: Sequence[str], title: str = "round"):
-        self._console, self._several, self._score, self._line = console, len(hosts) > 1, "", ""
+        self._console = console
+        self._several = len(hosts) > 1
+        self._score = ""
+        self._line = ""
         self._bar = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.MofNCompleteColumn(),
@@ -47,40 +53,52 @@ class LiveView:
         )
         self._task = self._bar.add_task(one_line(title), total=rounds)
         self._live = Live(console=console, get_renderable=self.view, transient=True)
-        self.start, self.stop = self._live.start, self._live.stop
+        self.start = self._live.start
+        self.stop = self._live.stop
 
     def progressed(self, progress: Progress) -> None:
         self._bar.update(self._task, completed=progress.round)
-        if scored := progress.validation or progress.score:
+        scored = progress.validation or progress.score
+        if scored:
             self._score = f"{one_line(progress.score_name)} {scored.score:.4f}"
-        figures, last = [f"loss {progress.loss:.4f}", self._score], progress.last_round
-        if last and last.rates:
-            figures += [
-                f"{number(last.rates[0])} examples/s",
-                f"{size(last.rates[1])}/s" * self._several,
-            ]
-        figures += [
-            f"evaluate {progress.evaluating:.0%}" * bool(self._score),
-            str(progress.slowest or ""),
-        ]
+        # The first figures that fit into the terminal's line are shown.
         self._line = ""
-        for figure in filter(None, figures):
+        for figure in self._figures(progress):
             longer = f"{self._line}  {figure}".lstrip()
             if cell_len(longer) <= self._console.width:
                 self._line = longer
+
+    def _figures(self, progress: Progress) -> list[str]:
+        figures = [f"loss {progress.loss:.4f}"]
+        if self._score:
+            figures.append(self._score)
+        last = progress.last_round
+        if last and last.rates:
+            examples, sent = last.rates
+            figures.append(f"{number(examples)} examples/s")
+            if self._several:
+                figures.append(f"{size(sent)}/s")
+        if self._score:
+            figures.append(f"evaluate {progress.evaluating:.0%}")
+        if progress.slowest:
+            figures.append(str(progress.slowest))
+        return figures
 
     def view(self) -> Group:
         return Group(self._bar.get_renderable(), Text(self._line))
 
 
 class TrainingDisplay(Watch):
-    """Follows one run on the console. Leaving the ``with`` block gives a terminal its cursor
-    back."""
+    """Follows one run on the console.
+
+    Leaving the ``with`` block gives a terminal its cursor back.
+    """
 
     every_evaluation = True
 
     def __init__(self, showing: Showing | None = None) -> None:
-        self._showing = showing = showing or Showing()
+        showing = showing or Showing()
+        self._showing = showing
         # Under mpirun a rank's own output tells nothing: MPICH gives it a pipe, Open MPI a
         # terminal, in any case.
         columns = comm.terminal_columns()
@@ -123,16 +141,12 @@ class TrainingDisplay(Watch):
             self._view.progressed(progress)
         now = time.monotonic()
         late = not self._view and now - self._line_at >= SECONDS_BETWEEN_LINES
-        due = (
-            late
-            or self._showing.verbose
-            or ((progress.score or progress.validation) and self.every_evaluation)
-        )
+        evaluated = bool(progress.score or progress.validation)
+        due = late or self._showing.verbose or (evaluated and self.every_evaluation)
         if due and self._way != "none":
             self._line_at = now
-            self._console.print(
-                round_line(progress, self._rounds, self._showing.verbose), markup=False
-            )
+            line = round_line(progress, self._rounds, self._showing.verbose)
+            self._console.print(line, markup=False)
 
     def noticed(self, message: str) -> None:
         if self._showing.quiet:
@@ -142,14 +156,17 @@ class TrainingDisplay(Watch):
 
     def finished(self, summary: Summary) -> None:
         self._stop_view()
-        loading, elapsed = self._begun - self._showing.since, time.monotonic() - self._begun
+        loading = self._begun - self._showing.since
+        elapsed = time.monotonic() - self._begun
         self._print_facts(outcome(summary, self._rounds, loading, elapsed))
         self._print_summary(summary.folder)
         self._to_draw = summary.folder
 
     def already_finished(self, folder: RunFolder) -> None:
         self._print_summary(folder.path)
-        self._to_draw = folder.path if plots.needs_drawing(folder.path) else None
+        # The earlier job may have ended before it drew.
+        if plots.needs_drawing(folder.path):
+            self._to_draw = folder.path
 
     def _print_summary(self, folder: Path) -> None:
         if self._showing.as_json:
@@ -161,18 +178,21 @@ class TrainingDisplay(Watch):
             self._view = None
 
     def plots(self) -> None:
-        """Draw the run's pictures. The run is saved by now, so a picture that fails is a line and
-        no error."""
+        """Draw the run's pictures.
+
+        The run is saved by now, so a picture that fails is a line and no error.
+        """
         if not self._to_draw:
             return
         try:
             drawn = str(plots.draw(self._to_draw))
         except ImportError:
             drawn = "none: matplotlib is not installed (pip install 'istmpi[plots]')"
-        except (
-            Exception
-        ) as error:  # of any kind: matplotlib reads the user's fonts, caches and settings
-            drawn = f"none: {error if isinstance(error, IstmpiError) else reason(error)}"
+        except IstmpiError as error:
+            drawn = f"none: {error}"
+        except Exception as error:
+            # Of any kind: matplotlib reads the user's fonts, caches and settings.
+            drawn = f"none: {reason(error)}"
         self._print_facts({"plots": drawn})
 
     def _print_facts(self, facts: Mapping[str, str]) -> None:
@@ -198,9 +218,8 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         if not self._introduced:
             facts = banner(training, folder, saver)
-            self._print_facts(
-                {name: facts[name] for name in ("MPI", "ranks", "compute", "data", "network")}
-            )
+            common = ("MPI", "ranks", "compute", "data", "network")
+            self._print_facts({name: facts[name] for name in common})
             self._introduced = True
         self._line_at = time.monotonic()
         self._follow(training, self._heading)
@@ -208,13 +227,10 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
     def finished(self, summary: Summary) -> None:
         self._stop_view()
         last = summary.last
+        assert last.score is not None, "a run ends with an evaluation"
         scored = f"{summary.score_name} {last.score.score:.4f}"
-        self._console.print(
-            headed(
-                f"{self._heading}:",
-                f" {scored} after {duration(last.seconds)}, {size(last.bytes)} sent",
-            )
-        )
+        text = f" {scored} after {duration(last.seconds)}, {size(last.bytes)} sent"
+        self._console.print(headed(f"{self._heading}:", text))
 
     def skipped(self, turn: Turn) -> None:
         self._console.print(f"{turn.folder.name} is already finished", markup=False)

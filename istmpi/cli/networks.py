@@ -1,5 +1,7 @@
-"""Finds a run's network: without data if `has_table` holds for its name, and layers or a shape are
-given."""
+"""Finds a run's network.
+
+It needs no data if `has_table` holds for its name, and layers or a shape are given.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 
 FEATURES_IN_A_ROW = 75
 """Features of a sparse row if no data are read: those of Amazon-670k."""
-NODES, DEGREE = 100_000, 20
-"""Nodes of a graph's batch, and neighbours of a node, if no data are read."""
+NODES = 100_000
+"""Nodes of a graph's batch if no data are read."""
+DEGREE = 20
+"""Neighbours of a node if no data are read."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,22 @@ class Described:
     data: Dataset | None = None
 
     def require_trainable(self, run: Run, ranks: int) -> list[tuple[Cost, int]]:
-        """Return the costs of ``run`` on this network. Raises the errors with which its training
-        would begin."""
+        """Return the costs of ``run`` on this network, which was made from its data.
+
+        Raises the errors with which its training would begin.
+        """
         from istmpi.training.best import Best
         from istmpi.training.epochs import examples_of_ranks
 
+        assert self.data is not None, "the network was made without its data"
         costs = phase_costs(run, self.architecture, ranks, self.examples, self.smaller)
         Best.of(run, self.data)
         examples = examples_of_ranks(run, self.data, ranks)
-        members = sorted({part.part.ranks[0] for each, _ in costs for part in each.parts})
+        # Ranks with equal parts are alike, so the first of each kind is checked.
+        first_ranks = set()
+        for cost, _ in costs:
+            first_ranks.update(part.part.ranks[0] for part in cost.parts)
+        members = sorted(first_ranks)
         for name, _ in run.phases():
             phase = run.override({"method.name": name})
             for network in (self.architecture, *self.smaller.values()):
@@ -62,66 +73,85 @@ def described(
     degree: float = DEGREE,
     ranks: int = 1,
 ) -> Described:
-    """Return a run's network from ``layers`` (1000-4000-200), from a ``shape`` (features, labels),
-    or from its data.
+    """Return a run's network.
 
-    If no data are read, ``in_a_row``, ``nodes`` and ``degree`` describe them. Epochs become rounds
-    of ``ranks`` ranks.
+    It is made from ``layers`` (1000-4000-200), from a ``shape`` (features, labels), or from the
+    run's data. If no data are read, ``in_a_row``, ``nodes`` and ``degree`` describe them. Epochs
+    become rounds of ``ranks`` ranks.
     """
     require_known(run.model.name)
     run = run.with_implied()
-    if has_table(run.model.name) and (layers is not None or shape is not None):
+    if has_table(run.model.name):
         if layers is not None:
             features, *hidden, outputs = options.widths("--layers", layers)
-            run, shape = run.override({"model.hidden": hidden}), (features, outputs)
-        name, (features, outputs) = run.model.name, shape
-        tasks = (task for task, entry in TASKS.items() if entry.inputs == ACCEPTED_INPUTS.get(name))
-        task = next(tasks, CLASSIFICATION)
-        code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
-        table = table_of(name, Facts(code.inputs, outputs, in_a_row, degree=degree), code.settings)
-        network = Architecture(name, table, run.model.dtype, code)
-        if code.graph:
-            run = run.override({"train.batch": 1})
-            network.nodes = nodes, nodes
-        return Described(run, network, 1 if code.graph else None)
+            run = run.override({"model.hidden": hidden})
+            shape = (features, outputs)
+        if shape is not None:
+            return _describe_by_table(run, *shape, in_a_row, nodes, degree)
+    return _describe_by_data(run, layers, ranks)
+
+
+def _describe_by_table(
+    run: Run, features: int, outputs: int, in_a_row: int, nodes: int, degree: float
+) -> Described:
+    name = run.model.name
+    task = CLASSIFICATION
+    for other, entry in TASKS.items():
+        if entry.inputs == ACCEPTED_INPUTS.get(name):
+            task = other
+            break
+    code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
+    facts = Facts(code.inputs, outputs, in_a_row, degree=degree)
+    table = table_of(name, facts, code.settings)
+    assert table is not None, f"{name} has a table"
+    network = Architecture(name, table, run.model.dtype, code)
+    if not code.graph:
+        return Described(run, network, None)
+    # A graph is one example.
+    network.nodes = (nodes, nodes)
+    return Described(run.override({"train.batch": 1}), network, 1)
+
+
+def _describe_by_data(run: Run, layers: str | None, ranks: int) -> Described:
     from istmpi.training.epochs import in_rounds
     from istmpi.training.network import planned_network
 
-    data, smaller = _data_of(run, layers), {}
+    data = _open_data(run, layers)
     run = in_rounds(run, data, ranks)
     network = planned_network(run, data)
+    smaller = {}
     if run.train.resolution:
         from istmpi.data.images.split import resized
         from istmpi.training.resolution import require_resizable, sides_of
 
-        smaller = {
-            side: planned_network(run, resized(data, side))
-            for _, side in sides_of(run, data)
-            if side
-        }
+        for _, side in sides_of(run, data):
+            if side:
+                smaller[side] = planned_network(run, resized(data, side))
         require_resizable(run, network)
     return Described(run, network, len(data.train), smaller, data)
 
 
 def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
-    """Return a run's network, which only rank 0 inspects. Collective. Raises ConfigError or
-    DataError on every rank."""
+    """Return a run's network, which only rank 0 inspects.
+
+    Collective. Raises ConfigError or DataError on every rank.
+    """
     with communicator.agreed():
         if has_table(run.model.name) and layers is not None:
             return described(run, layers)
         run = run.with_implied()
-        data = _data_of(run, layers)
+        data = _open_data(run, layers)
     from istmpi.training.network import network_of
 
     return Described(run, network_of(run, data, communicator), len(data.train))
 
 
-def _data_of(run: Run, layers: str | None) -> Dataset:
+def _open_data(run: Run, layers: str | None) -> Dataset:
     from istmpi.data.sources import open_for_training
 
     if layers is not None:
         raise ConfigError(
-            f"--layers {layers} with {run.model.name} gives the widths of an mlp. Use --data, and set the "
-            "widths of your network with --set model.ARGUMENT=VALUE."
+            f"--layers {layers} with {run.model.name} gives the widths of an mlp. Use --data, and "
+            "set the widths of your network with --set model.ARGUMENT=VALUE."
         )
     return open_for_training(run.data, 0, run.train.seed)

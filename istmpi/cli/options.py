@@ -1,5 +1,7 @@
-"""Options of commands, and quantities such as 2.5Gbit, 100us, 250G and 16GB. Other texts raise
-ConfigError."""
+"""Options of commands, and quantities such as 2.5Gbit, 100us, 250G and 16GB.
+
+Other texts raise ConfigError.
+"""
 
 import math
 import re
@@ -15,6 +17,7 @@ MOST_UNITS = 2**40
 MOST_WHOLE = 2**63 - 1
 MOST_RANKS = 100_000
 TINY = 1e-9
+"""A least number up to this one stands for any number above 0."""
 
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -22,22 +25,29 @@ _BINARY = {f"{prefix}iB": 1024.0**power for power, prefix in enumerate("kMGT", 1
 _QUANTITY = re.compile(r"\s*([0-9.eE+-]+?)\s*([^\d\s.]*)\s*")
 
 
-class _Range:
+class _Range(click.ParamType):
     """A click range whose message says in words what a number must be."""
 
     kind = "a number"
+    min: float | None
+    max: float | None
+    min_open: bool
 
     def _describe_range(self) -> str:
-        least, above = self.min, self.min_open
+        least = self.min
+        above = self.min_open
         if least is not None and 0 < least <= TINY:
-            least, above = 0, True
-        low = f"{'above' if above else 'at least'} {least:g}" if least is not None else ""
+            least = 0
+            above = True
+        low = ""
+        if least is not None:
+            low = f"{'above' if above else 'at least'} {least:g}"
+        # Such a largest number is only a guard; no user comes near it.
         if self.max is None or self.max >= 1e6:
             return low
-        whole = least is not None and not above
-        return (
-            f"{least:g} to {self.max:,g}" if whole else f"{low}, at most {self.max:,g}".lstrip(", ")
-        )
+        if least is not None and not above:
+            return f"{least:g} to {self.max:,g}"
+        return f"{low}, at most {self.max:,g}".lstrip(", ")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -45,13 +55,13 @@ class _Range:
                 raise click.BadParameter(value)
             number = super().convert(value, param, ctx)
         except click.BadParameter:
-            machine = " below 2^63" * (
-                self.max == MOST_WHOLE and len(str(value)) >= len(str(MOST_WHOLE))
-            )
+            rule = self.kind
+            if self.max == MOST_WHOLE and len(str(value)) >= len(str(MOST_WHOLE)):
+                rule += " below 2^63"
             limits = self._describe_range()
-            self.fail(
-                f"{value!r} must be {self.kind}{machine}{', ' * bool(limits)}{limits}.", param, ctx
-            )
+            if limits:
+                rule += f", {limits}"
+            self.fail(f"{value!r} must be {rule}.", param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
@@ -71,7 +81,7 @@ class FiniteRange(_Range, click.FloatRange):
 class YesOrNo(click.ParamType):
     name = "yes|no"
 
-    def convert(self, value, param, ctx):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
         if value not in ("yes", "no"):
             self.fail(f"{value!r} must be yes or no.", param, ctx)
         return value == "yes"
@@ -102,21 +112,26 @@ def memory(option: str, text: str) -> float:
 
 
 def ranks(option: str, text: str) -> list[int]:
-    """Return the numbers of ranks in ``1,2,4``, or in ``3..10``: both ends and the powers of two
-    between them."""
-    expected = f"numbers of ranks from 1 to {MOST_RANKS}, such as 1,2,4, or a range of powers of two, such as 1..1024"
+    """Return the numbers of ranks in ``1,2,4``, or in ``3..10``.
+
+    A range has both ends and the powers of two between them.
+    """
+    expected = (
+        f"numbers of ranks from 1 to {MOST_RANKS}, such as 1,2,4, or a range of powers of two, "
+        "such as 1..1024"
+    )
     if ".." not in text:
         return sorted({*_whole_numbers(option, text, ",", expected, MOST_RANKS)})
     low, *_, high = _whole_numbers(option, text, "..", expected, MOST_RANKS)
     if text.count("..") > 1 or low > high:
         raise _refused(option, text, expected)
-    return sorted({low, *(2**power for power in range(17) if low <= 2**power <= high), high})
+    powers = [2**power for power in range(MOST_RANKS.bit_length())]
+    return sorted({low, high, *(count for count in powers if low <= count <= high)})
 
 
 def shape(option: str, text: str) -> tuple[int, ...]:
-    return tuple(
-        _whole_numbers(option, text, "x", "the lengths of an example's axes, such as 3x32x32")
-    )
+    expected = "the lengths of an example's axes, such as 3x32x32"
+    return tuple(_whole_numbers(option, text, "x", expected))
 
 
 def widths(option: str, text: str) -> list[int]:
@@ -132,15 +147,17 @@ def widths(option: str, text: str) -> list[int]:
 
 
 def _prefixed(unit: str, factor: float = 1.0) -> dict[str, float]:
-    return {prefix + unit: factor * each for prefix, each in _PREFIXES.items()}
+    return {prefix + unit: factor * value for prefix, value in _PREFIXES.items()}
 
 
 def _quantity(option: str, text: str, units: Mapping[str, float], expected: str) -> float:
     match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in units:
+        raise _refused(option, text, expected)
     try:
-        number = float(match[1]) if match and match[2] in units else math.nan
+        number = float(match[1])
     except ValueError:
-        number = math.nan
+        raise _refused(option, text, expected) from None
     if not 1 / MOST < number < MOST:
         raise _refused(option, text, expected)
     return number * units[match[2]]
@@ -173,9 +190,8 @@ def flag(name: str, help: str) -> Decorator:
 
 
 def text(name: str, metavar: str | None, help: str, **settings: Any) -> Decorator:
-    return click.option(
-        name, metavar=metavar, help=help, show_default=bool(settings.get("default")), **settings
-    )
+    has_default = bool(settings.get("default"))
+    return click.option(name, metavar=metavar, help=help, show_default=has_default, **settings)
 
 
 def whole(

@@ -1,5 +1,4 @@
-"""The console, and output that commands share: notes, JSON, progress without training, damaged
-files."""
+"""The console, and output that commands share: notes, JSON, progress, damaged files."""
 
 import json
 import sys
@@ -65,33 +64,35 @@ def note(text: object) -> None:
 
 
 def print_json(value: object) -> None:
-    print(
-        json.dumps(
-            value,
-            indent=1,
-            default=lambda other: float(other) if isinstance(other, Fraction) else str(other),
-        )
-    )
+    print(json.dumps(value, indent=1, default=_simplify))
+
+
+def _simplify(value: object) -> float | str:
+    """Return a value that JSON does not know as one that it knows."""
+    return float(value) if isinstance(value, Fraction) else str(value)
 
 
 @contextmanager
 def progress(in_bytes: bool = False) -> Iterator[Report]:
+    """Show progress on standard error in a ``with`` block, which gets a function to report it."""
     stderr = console(stderr=True)
     if not stderr.is_terminal:
         yield _lines(stderr, size if in_bytes else "{:,}".format)
         return
-    count = DownloadColumn() if in_bytes else MofNCompleteColumn()
-    columns = (
+    with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        count,
+        DownloadColumn() if in_bytes else MofNCompleteColumn(),
         TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=stderr, transient=True) as bar:
+        console=stderr,
+        transient=True,
+    ) as bar:
         task = bar.add_task("reading", total=None)
-        yield lambda stage, done, total: bar.update(
-            task, description=printable(stage), completed=done, total=total
-        )
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=printable(stage), completed=done, total=total)
+
+        yield report
 
 
 def _lines(console: Console, text: Callable[[int], str]) -> Report:
@@ -113,26 +114,21 @@ def verify(
     listed: Collection[Path] = (),
     as_json: bool = False,
 ) -> None:
-    """Read every byte of the files and print what is damaged. Raises DataError if any file is
-    damaged.
+    """Read every byte of the files and print what is damaged.
 
-    ``unguarded`` is added to the verdict on files of version 1. A file of ``listed`` that no longer
-    exists is skipped.
+    Raises DataError if any file is damaged. ``unguarded`` is added to the verdict on files of
+    version 1. A file of ``listed`` that no longer exists is skipped.
     """
     results = []
     with progress(in_bytes=True) as report:
-
-        def read(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            report(path.name, done, file.nbytes)
-
         for path in paths:
-            problems, verdict, done = [], "valid", 0
+            verdict = "valid"
+            problems: list[str] = []
             try:
                 with opened(path) as file:
-                    verdict += unguarded * (file.version == 1)
-                    for problem in file.errors(read=read):
+                    if file.version == 1:
+                        verdict += unguarded
+                    for problem in file.errors(read=_count_bytes(path, file.nbytes, report)):
                         problems.append(f"{path} is damaged: {problem}.")
             except DataError as error:
                 if path in listed and not path.exists():
@@ -140,8 +136,22 @@ def verify(
                 problems.append(str(error))
             results.append({"path": str(path), "valid": not problems, "problems": problems})
             if not as_json:
-                click.echo("\n".join(map(one_line, problems)) or one_line(f"{path}: {verdict}"))
+                lines = problems or [f"{path}: {verdict}"]
+                click.echo("\n".join(map(one_line, lines)))
     if as_json:
         print_json(results)
-    if damaged := sum(not result["valid"] for result in results):
+    damaged = sum(not result["valid"] for result in results)
+    if damaged:
         raise DataError(f"{damaged} of {counted(len(results), 'file')} cannot be used.")
+
+
+def _count_bytes(path: Path, total: int, report: Report) -> Callable[[int], None]:
+    """Return a function that takes the number of bytes read next, and reports their sum."""
+    done = 0
+
+    def count(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        report(path.name, done, total)
+
+    return count

@@ -17,64 +17,61 @@ from istmpi.report import tables
 
 def show(run: Run, ranks: int, as_json: bool = False) -> None:
     planned = described(run, None, ranks=ranks)
-    run, network = planned.run, planned.architecture
+    run = planned.run
+    network = planned.architecture
     costs = planned.require_trainable(run, ranks)
-    alone, begun = cost(run.override({"method.shares": None}), network, 1), []
-    if run.train.init:
-        from istmpi.checkpoint.initial import fit_of
-
-        begun = [f"Initial weights from {run.train.init}."]
-        if not is_function(run.train.init):
-            begun = fit_of(Path(run.train.init), network, run.train.init_names).lines
-    figures = _figures(run, network, costs, alone) | {
-        "sent_bytes": run_bytes(run, network, ranks, planned.smaller)
-    }
+    # A single process has no shares.
+    alone = cost(run.override({"method.shares": None}), network, 1)
+    initial = _describe_initial(run, network)
+    figures = _figures(run, network, costs, alone)
+    figures["sent_bytes"] = run_bytes(run, network, ranks, planned.smaller)
     if as_json:
-        print_json(figures | ({"init": begun} if begun else {}))
+        if initial:
+            figures["init"] = initial
+        print_json(figures)
         return
     tables.plan(wide_console(), run, network, figures)
-    for line in begun:
+    for line in initial:
         print(one_line(line))
+
+
+def _describe_initial(run: Run, network: Architecture) -> Sequence[str]:
+    """Return lines on the initial weights from another network, if the run takes any."""
+    if not run.train.init:
+        return []
+    if is_function(run.train.init):
+        return [f"Initial weights from {run.train.init}."]
+    from istmpi.checkpoint.initial import fit_of
+
+    return fit_of(Path(run.train.init), network, run.train.init_names).lines
 
 
 def _figures(
     run: Run, network: Architecture, phases: Sequence[tuple[Cost, int]], alone: Cost
 ) -> dict[str, Any]:
-    """Return the plan's figures, in bytes, weights and FLOPs. ``phases``: each phase's cost and
-    number of rounds.
+    """Return the plan's figures, in bytes, weights and FLOPs.
 
-    ``alone``: the cost on one process. Shapes, FLOPs and memory are those of the first phase.
+    ``phases``: each phase's cost and number of rounds. ``alone``: the cost on one process. Shapes,
+    FLOPs and memory are those of the first phase.
     """
     first = phases[0][0]
-    largest, single = first.largest, alone.largest
-    before, phase_figures = 0, []
-    for phase, rounds in phases:
-        phase_figures.append(
-            {
-                "method": phase.method,
-                "rounds": rounds,
-                "local_steps": phase.local_steps,
-                "examples": rounds * phase.local_steps * phase.examples_per_step,
-                "round_bytes": phase.round_bytes,
-                "flops_per_local_step": phase.flops("products"),
-                "side": phase.side,
-                "sent_bytes": phase.sent_bytes(before, rounds),
-            }
-        )
-        before += rounds
-    return {
-        "run": run.name,
-        "ranks": first.ranks,
-        "dealt_out": list(first.groups),
-        "parameters": [
+    largest = first.largest
+    single = alone.largest
+    parameters = []
+    for name, parameter in network.parameters.items():
+        parameters.append(
             {
                 "name": name,
                 "axes": str(parameter.pattern),
                 "network": parameter.pattern.shape(network.lengths),
                 "largest_subnet": parameter.pattern.shape(largest.part.lengths),
             }
-            for name, parameter in network.parameters.items()
-        ],
+        )
+    return {
+        "run": run.name,
+        "ranks": first.ranks,
+        "dealt_out": list(first.groups),
+        "parameters": parameters,
         "weights": {
             "largest_rank": largest.elements,
             "all_ranks": first.held.held_elements,
@@ -87,6 +84,26 @@ def _figures(
         },
         "memory_of_largest_rank": asdict(largest.memory),
         "memory_of_one_process": asdict(single.memory),
-        "phases": phase_figures,
+        "phases": _phase_figures(phases),
         "warning": tables.warn_of_widths(network, first.held),
     }
+
+
+def _phase_figures(phases: Sequence[tuple[Cost, int]]) -> list[dict[str, Any]]:
+    figures = []
+    before = 0
+    for phase, rounds in phases:
+        figures.append(
+            {
+                "method": phase.method,
+                "rounds": rounds,
+                "local_steps": phase.local_steps,
+                "examples": rounds * phase.local_steps * phase.examples_per_step,
+                "round_bytes": phase.round_bytes,
+                "flops_per_local_step": phase.flops("products"),
+                "side": phase.side,
+                "sent_bytes": phase.sent_bytes(before, rounds),
+            }
+        )
+        before += rounds
+    return figures

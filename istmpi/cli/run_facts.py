@@ -7,6 +7,7 @@ from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
 from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
+from istmpi.data.graph.split import GraphSplit
 from istmpi.evaluation.evaluator import Score
 from istmpi.evaluation.sample import count_scored_in_training
 from istmpi.optim import schedules
@@ -20,62 +21,98 @@ from istmpi.units import counted, duration, number, size
 
 
 def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
-    run, ranks, network, data = (
-        training.run,
-        training.communicator.size,
-        training.architecture,
-        training.dataset,
-    )
-    hosts = list(dict.fromkeys(training.hosts))
-    some_hosts = ", ".join(hosts[:4]) + ", ..." * (len(hosts) > 4)
+    """Return the facts of a run that begins, by their names."""
+    run = training.run
+    network = training.architecture
     weights = sum(parameter.size(network.lengths) for parameter in network.parameters.values())
-    plan = cost(run, network, ranks)
-    examples, counts = "examples", f"{len(data.train):,} + {len(data.test):,} examples"
-    if TASKS[data.task].of_nodes:
-        examples = {"full": "whole graph", "clusters": "clusters"}.get(
-            run.data.graph, "nodes and their neighbours"
-        )
-        graph, learnt, tested = data.train.graph, len(data.train.nodes), len(data.test.nodes)
-        counts = f"{len(graph):,} nodes with {graph.edges:,} neighbours, "
-        counts += f"{learnt:,} to learn from, {tested:,} for testing"
-    if training.best:
-        counts += f", {len(training.sizes[0].dataset.splits['validation']):,} for validation"
-    if changed := [
-        f"{name} {value}"
-        for name in ("crop", "flip", "cutout")
-        if (value := getattr(run.data, name))
-    ]:
-        changed = [f", training images randomly changed ({', '.join(changed)})"]
-    steps = f"{run.method.local_steps} local steps of {run.train.batch} {examples} a rank"
-    if plan.spec.in_passes:
-        passes = f"{run.method.epochs} pass{'es' * (run.method.epochs > 1)}"
-        steps = f"{passes} over a rank's examples in batches of {run.train.batch}"
-    every = f"every {run.checkpoint.every} rounds" if run.checkpoint.every else "final only"
-    behind = ", in the background" * (saver.background and run.checkpoint.every > 0)
+    plan = cost(run, network, training.communicator.size)
+    dealt = ", ".join(plan.groups) or "nothing"
+    held = number(float(plan.largest.elements))
     facts = {
         "run": f"{run.name} in {folder.path}",
         "MPI": comm.library(),
-        "ranks": f"{ranks} on {counted(len(hosts), 'host')}: {some_hosts}"
-        + " (started without mpirun; use mpirun -n P istmpi train for P ranks)"
-        * (ranks == 1 and not comm.rank_variable()),
+        "ranks": _describe_ranks(training),
         "compute": f"{training.device}, {counted(training.threads, 'thread')} a rank",
-        "data": f"{run.data.source}, {counts}, placement {run.data.placement}{''.join(changed)}",
-        "assumed": "; ".join(data.assumed),
+        "data": _describe_data(training),
+        "assumed": "; ".join(training.dataset.assumed),
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
-        "method": f"{run.method.name}, {counted(run.train.rounds, 'round')} of {steps}",
+        "method": _describe_method(training, plan.spec.in_passes),
         "images": training.plan_of_sizes if run.train.resolution else "",
         "lr": schedules.in_words(run.optimizer, training.method.first_step(run.train.rounds)),
-        "dealt out": f"{', '.join(plan.groups) or 'nothing'}; each rank trains {number(plan.largest.elements)} weights",
+        "dealt out": f"{dealt}; each rank trains {held} weights",
         "widths": tables.warn_of_widths(network, plan.held).removeprefix("warning: "),
-        "evaluation": _evaluations(training),
-        "checkpoint": f"{every}, writer {saver.writer}{behind}",
-        "traffic": f"{size(plan.round_bytes)} a round over all ranks",
+        "evaluation": _describe_evaluations(training),
+        "checkpoint": _describe_checkpoints(training, saver),
+        "traffic": f"{size(float(plan.round_bytes))} a round over all ranks",
     }
     return {name: fact for name, fact in facts.items() if fact}
 
 
-def _evaluations(training: Training) -> str:
-    run, data, evaluator = training.run, training.dataset, training.evaluator
+def _describe_ranks(training: Training) -> str:
+    ranks = training.communicator.size
+    hosts = list(dict.fromkeys(training.hosts))
+    shown = hosts[:4] if len(hosts) <= 4 else [*hosts[:4], "..."]
+    words = f"{ranks} on {counted(len(hosts), 'host')}: {', '.join(shown)}"
+    if ranks == 1 and not comm.rank_variable():
+        words += " (started without mpirun; use mpirun -n P istmpi train for P ranks)"
+    return words
+
+
+def _describe_data(training: Training) -> str:
+    run = training.run
+    data = training.dataset
+    if TASKS[data.task].of_nodes:
+        train = data.train
+        test = data.test
+        assert isinstance(train, GraphSplit), "a task of nodes has graphs"
+        assert isinstance(test, GraphSplit), "a task of nodes has graphs"
+        words = f"{len(train.graph):,} nodes with {train.graph.edges:,} neighbours, "
+        words += f"{len(train.nodes):,} to learn from, {len(test.nodes):,} for testing"
+    else:
+        words = f"{len(data.train):,} + {len(data.test):,} examples"
+    if training.best:
+        validation = training.sizes[0].dataset.splits["validation"]
+        words += f", {len(validation):,} for validation"
+    words = f"{run.data.source}, {words}, placement {run.data.placement}"
+    changes = []
+    for name in ("crop", "flip", "cutout"):
+        value = getattr(run.data, name)
+        if value:
+            changes.append(f"{name} {value}")
+    if changes:
+        words += f", training images randomly changed ({', '.join(changes)})"
+    return words
+
+
+_EXAMPLES_OF_GRAPHS = {"full": "whole graph", "clusters": "clusters"}
+
+
+def _describe_method(training: Training, in_passes: bool) -> str:
+    run = training.run
+    if in_passes:
+        passes = "1 pass" if run.method.epochs == 1 else f"{run.method.epochs} passes"
+        steps = f"{passes} over a rank's examples in batches of {run.train.batch}"
+    else:
+        examples = "examples"
+        if TASKS[training.dataset.task].of_nodes:
+            examples = _EXAMPLES_OF_GRAPHS.get(run.data.graph, "nodes and their neighbours")
+        steps = f"{run.method.local_steps} local steps of {run.train.batch} {examples} a rank"
+    return f"{run.method.name}, {counted(run.train.rounds, 'round')} of {steps}"
+
+
+def _describe_checkpoints(training: Training, saver: Saver) -> str:
+    every = training.run.checkpoint.every
+    words = f"every {every} rounds" if every else "final only"
+    words += f", writer {saver.writer}"
+    if saver.background and every > 0:
+        words += ", in the background"
+    return words
+
+
+def _describe_evaluations(training: Training) -> str:
+    run = training.run
+    data = training.dataset
+    evaluator = training.evaluator
     every = run.evaluate.rounds_between(run.train.rounds)
     words = f"every {every} rounds" if every > 1 else "every round"
     if TASKS[data.task].of_nodes:
@@ -84,46 +121,56 @@ def _evaluations(training: Training) -> str:
     if training.architecture.batch_norms:
         words += f", calibrated on {evaluator.sampled:,}"
     words += f": {evaluator.share:.0%} of the FLOPs"
-    return words + ", more than a tenth (reduce it with evaluate.every, evaluate.examples)" * (
-        evaluator.share > SHARE
-    )
+    if evaluator.share > SHARE:
+        words += ", more than a tenth (reduce it with evaluate.every, evaluate.examples)"
+    return words
 
 
 def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
-    text = f"round {progress.round:>{len(str(rounds))}}/{rounds}  {progress.seconds:8.1f} s  loss {progress.loss:.4f}"
+    width = len(str(rounds))
+    text = f"round {progress.round:>{width}}/{rounds}  {progress.seconds:8.1f} s"
+    text += f"  loss {progress.loss:.4f}"
     last = progress.last_round
     if verbose:
         text += f"  lr {progress.learning_rate:.3g}"
     if verbose and last and last.rates:
         examples, sent = last.rates
         text += f"  {number(examples)} examples/s  {size(sent)}/s  {_phases(last.phases)}"
-        text += f"  {progress.slowest}" if progress.slowest else ""
-        text += (
-            f"  shares {','.join(f'{share:.3g}' for share in last.shares)}" if last.shares else ""
-        )
+        if progress.slowest:
+            text += f"  {progress.slowest}"
+        if last.shares:
+            text += f"  shares {','.join(f'{share:.3g}' for share in last.shares)}"
     for split, score in (("validation", progress.validation), ("test", progress.score)):
         if score:
             text += f"  {split} loss {score.loss:.4f}  {progress.score_name} {_scores(score)}"
-    return text + f"  evaluate {progress.evaluating:.0%}" * bool(
-        progress.score or progress.validation
-    )
+    if progress.score or progress.validation:
+        text += f"  evaluate {progress.evaluating:.0%}"
+    return text
 
 
 def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> dict[str, str]:
-    last, best, score = summary.last, summary.best, summary.last.score
+    """Return the facts of a run that has ended, by their names."""
+    last = summary.last
+    score = last.score
+    assert score is not None, "a run ends with an evaluation"
+    ended = ""
+    if last.round != rounds:
+        ended = f"after round {last.round} of {rounds}: {summary.ended}"
     # Training time counts from the run's first job on, so it may exceed this job's time.
     since = " since it was resumed" if elapsed < last.seconds else ""
+    speed = f"{number(summary.examples_per_second)} examples/s"
     facts = {
-        summary.score_name: f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}",
-        "ended": f"after round {last.round} of {rounds}: {summary.ended}" * (last.round != rounds),
-        "best": f"{best.path} of round {best.round}: {summary.score_name} {best.validation:.4f} on the validation "
-        f"split, {_scores(best.score)} on the test split"
-        if best
-        else "",
+        summary.score_name: (
+            f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}"
+        ),
+        "ended": ended,
+        "best": _describe_best(summary),
         "slowest": str(summary.slowest or ""),
-        "speed": f"{number(summary.examples_per_second)} examples/s over all ranks in {duration(last.seconds)}",
-        "time": f"{duration(elapsed)}{since} with evaluation and saving: {_phases(summary.seconds)}; loading took "
-        f"{duration(loading)}",
+        "speed": f"{speed} over all ranks in {duration(last.seconds)}",
+        "time": (
+            f"{duration(elapsed)}{since} with evaluation and saving: {_phases(summary.seconds)}; "
+            f"loading took {duration(loading)}"
+        ),
         "sent": f"{size(last.bytes)} by all ranks",
         "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),
@@ -131,17 +178,34 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
     return {name: fact for name, fact in facts.items() if fact}
 
 
+def _describe_best(summary: Summary) -> str:
+    best = summary.best
+    if not best:
+        return ""
+    return (
+        f"{best.path} of round {best.round}: {summary.score_name} {best.validation:.4f} on the "
+        f"validation split, {_scores(best.score)} on the test split"
+    )
+
+
 def _scores(score: Score) -> str:
-    exits = f" (exits {', '.join(f'{each:.4f}' for each in score.exits)})" if score.exits else ""
-    bits = f" ({score.bits_per_byte:.4f} bits a byte)" if score.bits_per_byte else ""
-    more = "".join(f"  {name} {value:.4f}" for name, value in (score.more or {}).items())
-    form = " by the ranks' subnets, averaged" * (score.form == "blocks")
-    return f"{score.score:.4f}{exits}{bits}{more}{form}"
+    words = f"{score.score:.4f}"
+    if score.exits:
+        words += f" (exits {', '.join(f'{value:.4f}' for value in score.exits)})"
+    if score.bits_per_byte:
+        words += f" ({score.bits_per_byte:.4f} bits a byte)"
+    for name, value in (score.more or {}).items():
+        words += f"  {name} {value:.4f}"
+    if score.form == "blocks":
+        words += " by the ranks' subnets, averaged"
+    return words
 
 
 def _phases(seconds: Mapping[str, float]) -> str:
+    """Return the phases' shares of the time, the largest first, without those below 0.5%."""
     total = sum(seconds.values()) or 1
-    most_first = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(
-        f"{phase} {part / total:.0%}" for phase, part in most_first if part / total >= 0.005
-    )
+    shares = []
+    for phase, part in sorted(seconds.items(), key=lambda item: -item[1]):
+        if part / total >= 0.005:
+            shares.append(f"{phase} {part / total:.0%}")
+    return ", ".join(shares)

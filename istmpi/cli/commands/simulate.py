@@ -57,11 +57,15 @@ def command(
         "-v": shown.verbose,
         "--json": shown.as_json,
     }
-    if schedules and (other := next((option for option, value in others.items() if value), "")):
-        raise click.UsageError(f"{other} does not go with --schedules, which prints only findings.")
+    for option, value in others.items():
+        if schedules and value:
+            raise click.UsageError(
+                f"{option} does not go with --schedules, which prints only findings."
+            )
     resolved = resolve(run, assignments, given)
     if schedules:
-        _try(resolved, ranks, range(faults or 0, (faults or 0) + schedules), shown.quiet)
+        first = faults or 0
+        _try(resolved, ranks, range(first, first + schedules), shown.quiet)
         return
 
     def tell(text: str) -> None:
@@ -74,15 +78,17 @@ def command(
     from istmpi.simulated import Faults
     from istmpi.simulated.schedules import simulate_training
 
-    befalls = Faults() if faults is None else Faults.draw(faults, ranks)
+    drawn = Faults() if faults is None else Faults.draw(faults, ranks)
     with TrainingDisplay(shown) as display:
-        outcome = simulate_training(resolved, ranks, befalls, display, resume)
+        outcome = simulate_training(resolved, ranks, drawn, display, resume)
     tell(
         f"simulated  {sum(outcome.calls):,} MPI calls, {outcome.messages['messages']:,} messages, "
         f"{outcome.switches:,} switches, {in_seconds(outcome.seconds)} of virtual time"
     )
-    happened = f"; came about: {', '.join(outcome.happened)}" if outcome.happened else ""
-    tell(f"faults     {befalls}{happened}")
+    words = f"faults     {drawn}"
+    if outcome.happened:
+        words += f"; came about: {', '.join(outcome.happened)}"
+    tell(words)
     outcome.require()
     display.plots()
 
@@ -90,7 +96,9 @@ def command(
 def _try(run: Run, ranks: int, seeds: range, quiet: bool) -> None:
     from istmpi.simulated.schedules import Schedules
 
-    begun, findings, happened = time.monotonic(), 0, Counter()
+    begun = time.monotonic()
+    findings = 0
+    happened: Counter[str] = Counter()
     for schedule in Schedules(run, ranks).run(seeds):
         happened.update(schedule.kinds)
         if schedule.finding:
@@ -100,10 +108,11 @@ def _try(run: Run, ranks: int, seeds: range, quiet: bool) -> None:
     if not quiet:
         seconds = time.monotonic() - begun
         click.echo(
-            f"{len(seeds):,} schedules of {ranks} ranks in {seconds:.1f} s ({counts}): {counted(findings, 'finding')}"
+            f"{len(seeds):,} schedules of {ranks} ranks in {seconds:.1f} s ({counts}): "
+            f"{counted(findings, 'finding')}"
         )
     if findings:
         raise SimulationError(
-            f"{findings} of {len(seeds)} schedules differ from the undisturbed run. Repeat one with "
-            "--schedules 1 --faults SEED."
+            f"{findings} of {len(seeds)} schedules differ from the undisturbed run. "
+            "Repeat one with --schedules 1 --faults SEED."
         )
