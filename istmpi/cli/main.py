@@ -1,5 +1,6 @@
-"""``istmpi``: finds the command, and turns an error that ends it into a message and an exit
-code."""
+"""``istmpi``: finds the command, and turns an error into a message and an exit code."""
+
+from __future__ import annotations
 
 import importlib
 import io
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -21,6 +22,9 @@ from istmpi.errors import ConfigError, IstmpiError, OutputError, UserError, did_
 from istmpi.foreign import exit_error, forbid_exit, one_line, past_a_limit
 from istmpi.signals import SIGNALS
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 FOLDER = Path(__file__).parent / "commands"
 
 
@@ -28,17 +32,19 @@ FOLDER = Path(__file__).parent / "commands"
 def _command(name: str) -> click.Command:
     command = importlib.import_module(f"istmpi.cli.commands.{name}").command
     if command.callback:
-        command.callback = forbid_exit(click.exceptions.Exit, click.exceptions.Abort, EOFError)(
-            command.callback
-        )
+        # A user's network or data that a command runs must not end it as click does.
+        forbid = forbid_exit(click.exceptions.Exit, click.exceptions.Abort, EOFError)
+        command.callback = forbid(command.callback)
     return command
 
 
 class LazyGroup(click.Group):
-    """Imports ``istmpi.cli.commands.NAME`` only when command NAME is used. Its short help is the
-    file's first line."""
+    """Imports ``istmpi.cli.commands.NAME`` only when command NAME is used.
 
-    def __init__(self, *args, commands: Iterable[str], **settings):
+    Its short help is the file's first line.
+    """
+
+    def __init__(self, *args: Any, commands: Iterable[str], **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._names = list(commands)
 
@@ -83,6 +89,7 @@ COMMANDS = [
 """The commands in the order of the help; a star marks those that run under mpirun."""
 ON_RANKS = [name[:-1] for name in COMMANDS if name.endswith("*")]
 ALONE = [name for name in COMMANDS if not name.endswith("*")]
+WHERE = f"{', '.join(ON_RANKS)} run under mpirun; the others need no MPI."
 
 FOR_THE_LAUNCHER = 5.0
 """Seconds that a launcher has to end the job with the exit code of a lost rank."""
@@ -105,7 +112,7 @@ DOCUMENTATION = f"\b\nDocumentation of this version: {Path(__file__).parents[1] 
 @click.group(
     cls=LazyGroup,
     commands=[name.rstrip("*") for name in COMMANDS],
-    epilog=f"{', '.join(ON_RANKS)} run under mpirun; the others need no MPI.\n\n{EXIT_CODES}\n\n{DOCUMENTATION}",
+    epilog=f"{WHERE}\n\n{EXIT_CODES}\n\n{DOCUMENTATION}",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name="istmpi")
@@ -113,12 +120,15 @@ def istmpi() -> None:
     """Train a PyTorch network on several machines that are joined by a slow network, over MPI."""
 
 
-def main(
-    program: Callable[[], object] = lambda: istmpi(prog_name="istmpi", standalone_mode=False),
-) -> NoReturn:
+def _run_istmpi() -> object:
+    return istmpi(prog_name="istmpi", standalone_mode=False)
+
+
+def main(program: Callable[[], object] = _run_istmpi) -> NoReturn:
     comm.announce(sys.argv[1:])
     _open_streams()
     if comm.launched()[0] and _needs_no_ranks():
+        # One rank's output is enough, and the others do the same.
         _to_nowhere(sys.stdout.fileno())
     code, together = _outcome(program)
     if code and not together:
@@ -134,12 +144,17 @@ def main(
 class _Output(io.FileIO):
     """A standard stream that stays usable when the reader of its pipe has left."""
 
-    def write(self, data: bytes) -> int:
+    def __init__(self, number: int, replaced: object):
+        super().__init__(number, "w", closefd=False)
+        # The old stream is kept, because it closes its file when it is freed.
+        self.replaced = replaced
+
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
             _to_nowhere(self.fileno())
-            return len(data)
+            return memoryview(data).nbytes
 
 
 def _open_streams() -> None:
@@ -147,23 +162,17 @@ def _open_streams() -> None:
 
     A closed standard stream is opened to /dev/null, or the next file would get its descriptor.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+    number = os.open(os.devnull, os.O_RDWR)
+    while number <= 2:
+        number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
-    for number, name in enumerate(("stdout", "stderr"), 1):
-        old, output = getattr(sys, name), _Output(number, "w", closefd=False)
-        output.replaced, file = (
-            old,
-            io.BufferedWriter(output),
-        )  # keep the old stream: it closes its file when freed
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        old = getattr(sys, name)
+        file = io.BufferedWriter(_Output(number, old))
+        encoding = old and old.encoding
         by_lines = bool(old) and (old.line_buffering or old.write_through)
-        setattr(
-            sys,
-            name,
-            io.TextIOWrapper(
-                file, old and old.encoding, "backslashreplace", line_buffering=by_lines
-            ),
-        )
+        stream = io.TextIOWrapper(file, encoding, "backslashreplace", line_buffering=by_lines)
+        setattr(sys, name, stream)
 
 
 def _to_nowhere(number: int) -> None:
@@ -171,12 +180,14 @@ def _to_nowhere(number: int) -> None:
 
 
 def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
-    """Run the program. Return its exit code, and True if every rank ends by itself, so that none
-    must be aborted."""
+    """Run the program.
+
+    Return its exit code, and True if every rank ends by itself, so that none must be aborted.
+    """
     try:
-        code = int(program() or 0)
+        result = program()
         sys.stdout.flush()
-        return code, True
+        return int(result) if isinstance(result, int) else 0, True
     except click.exceptions.Abort:
         return 130, False
     except click.exceptions.NoArgsIsHelpError as error:
@@ -184,58 +195,73 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
             click.echo(error.ctx.get_help())
         return 0, True
     except click.ClickException as error:
-        return _report(UserError(_plainly(error)))
+        return _report(UserError(_describe(error)))
     except IstmpiError as error:
         return _report(error)
     except SystemExit as error:
-        if end := exit_error(error):
+        end = exit_error(error)
+        if end:
             return _report(end)
-        return error.code or 1, False
+        code = error.code if isinstance(error.code, int) else 1
+        return code or 1, False
     except KeyboardInterrupt:
         return 130, False
     except BaseException as error:
-        if refusal := _refusal_of_output(error):
-            _to_nowhere(sys.stdout.fileno())  # or Python tries again, and fails aloud
-            return _report(refusal)
-        if limit := past_a_limit(error):
-            return _report(limit)
-        lost = comm.lost_connection(error)
-        what = f": {lost}" if lost else f" failed:\n{traceback.format_exc()}"
-        _say(f"istmpi: rank {comm.current_rank()}{what}")
-        if lost:
-            time.sleep(FOR_THE_LAUNCHER)
-        return 1, False
+        return _report_unknown(error)
 
 
-def _plainly(error: click.ClickException) -> str:
+def _report_unknown(error: BaseException) -> tuple[int, bool]:
+    """Print an exception that is no error of istmpi. Return as `_outcome` does."""
+    refusal = _refusal_of_output(error)
+    if refusal:
+        _to_nowhere(sys.stdout.fileno())  # or Python tries again, and fails aloud
+        return _report(refusal)
+    limit = past_a_limit(error)
+    if limit:
+        return _report(limit)
+    lost = comm.lost_connection(error)
+    if lost:
+        _say(f"istmpi: rank {comm.current_rank()}: {lost}")
+        time.sleep(FOR_THE_LAUNCHER)
+    else:
+        _say(f"istmpi: rank {comm.current_rank()} failed:\n{traceback.format_exc()}")
+    return 1, False
+
+
+def _describe(error: click.ClickException) -> str:
+    """Return the message of a wrong command line, with a cure."""
     message = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        names = (
-            [name for option in error.ctx.command.params for name in option.opts]
-            if error.ctx
-            else []
-        )
-        near = did_you_mean(
-            error.option_name[2:], [name[2:] for name in names if name.startswith("--")], "--"
-        )
-        cure = near if near.endswith("?") else "."
-        if "--set" in names:
-            from istmpi.config import every_setting
-
-            end = error.option_name.replace("--", ".").replace("-", "_")
-            settings = [
-                f"--set {each.name}=VALUE"
-                for each in every_setting()
-                if f".{each.name}".endswith(end)
-            ]
-            cure = f"; it is {' or '.join(settings)}." if settings else cure
-        message = f"no option {error.option_name}{cure}"
+        message = f"no option {error.option_name}{_find_cure(error)}"
+    # Click's own hint has the word Help or help.
     if isinstance(error, click.UsageError) and error.ctx and "elp" not in message:
         message = f"{message} See: {error.ctx.command_path} --help"
     return message
 
 
+def _find_cure(error: click.NoSuchOption) -> str:
+    """Return what to use in place of an unknown option: another option, or a setting."""
+    names = []
+    if error.ctx:
+        for option in error.ctx.command.params:
+            names += option.opts
+    long_names = [name[2:] for name in names if name.startswith("--")]
+    near = did_you_mean(error.option_name[2:], long_names, "--")
+    if "--set" in names:
+        from istmpi.config import every_setting
+
+        end = error.option_name.replace("--", ".").replace("-", "_")
+        settings = []
+        for setting in every_setting():
+            if f".{setting.name}".endswith(end):
+                settings.append(f"--set {setting.name}=VALUE")
+        if settings:
+            return f"; it is {' or '.join(settings)}."
+    return near if near.endswith("?") else "."
+
+
 def _refusal_of_output(error: BaseException) -> OutputError | None:
+    """Return the error of a standard output that takes nothing more, if ``error`` came of it."""
     if not isinstance(error, OSError) or error.filename:
         return None
     try:
@@ -257,8 +283,10 @@ def _needs_no_ranks() -> bool:
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:
-    """Print an error on rank 0 if all ranks have it, else on each that failed. Return as `_outcome`
-    does."""
+    """Print an error on rank 0 if all ranks have it, else on each that failed.
+
+    Return as `_outcome` does.
+    """
     alone = _needs_no_ranks()
     if not alone:
         error = comm.agree_on_error(error)

@@ -87,7 +87,8 @@ def described(
             run = run.override({"model.hidden": hidden})
             shape = (features, outputs)
         if shape is not None:
-            return _describe_by_table(run, *shape, in_a_row, nodes, degree)
+            features, outputs = shape
+            return _describe_by_table(run, features, outputs, in_a_row, nodes, degree)
     return _describe_by_data(run, layers, ranks)
 
 

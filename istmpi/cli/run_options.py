@@ -68,12 +68,15 @@ run_argument = click.argument("run", required=False)
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
     """Decorate a click command with the options that change a run. `resolve` takes their values."""
-    assigning = {
-        "metavar": "A.B=VALUE",
-        "help": "Any other setting (list: istmpi settings).",
-        "multiple": True,
-    }
-    command = click.option("--set", "assignments", **assigning)(command)
+    assign = click.option(
+        "--set",
+        "assignments",
+        metavar="A.B=VALUE",
+        help="Any other setting (list: istmpi settings).",
+        multiple=True,
+    )
+    command = assign(command)
+    # The decorator that comes last is first in the help.
     for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
             command = click.option(option, metavar=metavar, help=_help(setting))(command)
@@ -81,21 +84,27 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
 
 
 def _help(setting: str) -> str:
-    hint, default = type_of(setting), _defaults()[setting]
-    text = help_of(hint) + (f"  [{range_of(hint)}]" if choices_of(hint) else "")
+    hint = type_of(setting)
+    default = _defaults()[setting]
+    text = help_of(hint)
+    if choices_of(hint):
+        text += f"  [{range_of(hint)}]"
     if default in (None, "", ()) or "by default" in text:
         return text
-    return f"{text}  [default: {','.join(map(str, default)) if isinstance(default, tuple | list) else default}]"
+    if isinstance(default, tuple | list):
+        default = ",".join(map(str, default))
+    return f"{text}  [default: {default}]"
 
 
 @cache
 def _defaults() -> dict[str, Any]:
-    return {setting.name: setting.default for setting in reversed([*every_setting()])} | Run.load(
-        DEFAULT
-    ).flat()
+    # A setting of several networks has the default of the first, so the last is written first.
+    defaults = {setting.name: setting.default for setting in reversed([*every_setting()])}
+    return defaults | Run.load(DEFAULT).flat()
 
 
 def planning(command: Callable) -> Callable:
+    """Decorate a click command with --layers and the options that change a run's costs."""
     layers = text(
         "--layers", "N-N-...", "Features, hidden widths and labels, instead of reading data."
     )
@@ -120,10 +129,12 @@ def resolve(
         if setting in changed:
             raise ConfigError(f"--set {setting}: this command sets it; use {option}.")
     name = PurePath(changed.get("data.source", "")).stem.replace("{rank}", "").strip("-_. ")
-    resolved = loaded.override({"name": name, **changed} if run in shipped() and name else changed)
-    if (
-        resolved.optimizer != loaded.optimizer or not Path(run).is_dir()
-    ):  # a saved run may have useless settings
+    if name and run in shipped():
+        # A shipped run on other data is another run, and gets another folder.
+        changed = {"name": name, **changed}
+    resolved = loaded.override(changed)
+    # A saved run may have useless settings.
+    if resolved.optimizer != loaded.optimizer or not Path(run).is_dir():
         schedules.require_effective(resolved.optimizer)
     return resolved
 
@@ -131,13 +142,18 @@ def resolve(
 def changes(
     assignments: Sequence[str], options: Mapping[str, str | None], model: str = "mlp"
 ) -> dict[str, Any]:
-    given = {option: options.get(option.lstrip("-").replace("-", "_")) for option in OPTIONS}
-    typed = [
-        (option, OPTIONS[option][0], value) for option, value in given.items() if value is not None
-    ]
-    typed += [(f"--set {setting}", setting, value) for setting, value in assigned(assignments)]
+    """Return the settings that a command line changes, with their values."""
+    typed = []
+    for option, (setting, _) in OPTIONS.items():
+        value = options.get(option.lstrip("-").replace("-", "_"))
+        if value is not None:
+            typed.append((option, setting, value))
+    for setting, value in assigned(assignments):
+        typed.append((f"--set {setting}", setting, value))
+    # The network decides how its settings are read, so it is read first.
     for option, setting, value in typed:
-        model = _read(option, setting, value, model) if setting == "model.name" else model
+        if setting == "model.name":
+            model = _read(option, setting, value, model)
     return {setting: _read(option, setting, value, model) for option, setting, value in typed}
 
 
@@ -152,22 +168,28 @@ def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _read(option: str, setting: str, text: str, model: str) -> Any:
-    """Return an option's text as a run file's value: a number, a list or a text; brackets and
-    quotes are optional."""
-    if holds_text(type_of(setting, model)) and not text.startswith(("'", '"')):
+    """Return an option's text as a run file's value: a number, a list or a text.
+
+    Brackets and quotes are optional.
+    """
+    quoted = text.startswith(("'", '"'))
+    if holds_text(type_of(setting, model)) and not quoted:
         return text
     if setting == "train.threads" and text == "auto":
         return 0
-    is_list = setting == "method.shares" or (
-        setting == "model.hidden" and ("," in text or not is_module(model))
-    )
-    listed = f"[{text}]" if is_list and not text.startswith(("[", "'", '"')) else text
+    is_list = setting == "method.shares"
+    if setting == "model.hidden":
+        # A network of the user's may have a single width of this name.
+        is_list = "," in text or not is_module(model)
+    listed = text
+    if is_list and not quoted and not text.startswith("["):
+        listed = f"[{text}]"
     try:
         return toml_value(listed)
     except ValueError:
-        if listed.startswith("[") and not (
-            setting == "method.shares" and any(map(str.isalpha, text))
-        ):
+        # Shares may also be a word or a file.
+        is_word = setting == "method.shares" and any(map(str.isalpha, text))
+        if listed.startswith("[") and not is_word:
             raise ConfigError(
                 f"{option} {listed.strip('[]')} must be numbers separated by commas."
             ) from None
@@ -185,16 +207,17 @@ class Showing:
     since: float = field(default_factory=time.monotonic, compare=False)
 
     def begins(self, work: str) -> None:
+        """Say on rank 0 that a command begins its work: imports may take a minute."""
         rank, ranks = launched()
-        if rank == 0 and not self.quiet:
-            many = counted(ranks, "rank")
-            if ranks == 1 and (tasks := os.environ.get("SLURM_NTASKS", "1")) != "1":
-                many += f" of this SLURM job's {tasks} tasks (srun or mpirun starts all)"
-            click.echo(
-                f"istmpi {__version__} {work} on {many}: loading MPI, PyTorch and the data",
-                err=self.as_json,
-            )
-            sys.stdout.flush()
+        if rank != 0 or self.quiet:
+            return
+        words = counted(ranks, "rank")
+        tasks = os.environ.get("SLURM_NTASKS", "1")
+        if ranks == 1 and tasks != "1":
+            words += f" of this SLURM job's {tasks} tasks (srun or mpirun starts all)"
+        text = f"istmpi {__version__} {work} on {words}: loading MPI, PyTorch and the data"
+        click.echo(text, err=self.as_json)
+        sys.stdout.flush()
 
 
 def showing(command: Callable) -> Callable:
@@ -245,9 +268,12 @@ def watching(command: Callable) -> Callable:
 def watched(
     communicator: Communicator, stop_before_walltime: float | None, log: Sequence[str]
 ) -> tuple[float | None, dict[str, Watch]]:
+    """Return the time at which a run must stop, and its loggers; rank 0 alone has them."""
     from istmpi.comm.stopping import end_of_job
 
     if communicator.rank:
         return None, {}
-    stop_at = None if stop_before_walltime is None else end_of_job() - 60 * stop_before_walltime
+    stop_at = None
+    if stop_before_walltime is not None:
+        stop_at = end_of_job() - 60 * stop_before_walltime
     return stop_at, open_loggers(log)
