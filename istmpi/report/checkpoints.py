@@ -21,7 +21,10 @@ def listing(entries: Iterable[Mapping[str, Any]]) -> Table:
             position = f"{entry['round']} of {entry['rounds']}"
         row = [entry["file"], position]
         for key in ("local_steps", "ranks", "method"):
-            row.append("" if entry[key] is None else entry[key])
+            value = entry[key]
+            if value is None:
+                value = ""
+            row.append(value)
         row += [size(entry["bytes"]), entry["modified"], entry["problem"] or "readable"]
         rows.append(row)
     columns = ("file", "round", "local steps", "ranks", "method", "size", "written", "contents")
@@ -75,7 +78,9 @@ def _describe_classes(names: Sequence[str], data: Mapping[str, Any]) -> str:
 
 def _describe_calibration(contents: Mapping[str, Any]) -> str:
     temperature = contents["header"]["temperature"]
-    words = "yes" if contents["calibrated"] else "no: predictions need --calibrate-on"
+    words = "yes"
+    if not contents["calibrated"]:
+        words = "no: predictions need --calibrate-on"
     if temperature != 1:
         words += f"; outputs divided by a temperature of {temperature:.4g}"
     return words

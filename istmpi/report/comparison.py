@@ -26,14 +26,12 @@ OFF_THE_CLOCK = ("evaluate", "save")
 
 
 def sort_phases(phases: Iterable[str]) -> list[str]:
-    """Return phases without repeats: those of a round in its order, then others, then evaluations."""
-    order = list(PHASES)
-
-    def key(name: str) -> tuple[bool, int]:
-        place = order.index(name) if name in PHASES else len(order)
-        return name in OFF_THE_CLOCK, place
-
-    return sorted(dict.fromkeys(phases), key=key)
+    """Return phases without repeats: those of a round, then others, then those off the clock."""
+    names = list(dict.fromkeys(phases))
+    on_the_clock = [name for name in PHASES if name in names]
+    others = [name for name in names if name not in PHASES]
+    in_order = [*on_the_clock, *others]
+    return sorted(in_order, key=lambda name: name in OFF_THE_CLOCK)  # the sort is stable
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,9 @@ class Spread:
 
     @property
     def median(self) -> float:
-        return median(self.values) if self.values else NOT_REACHED
+        if not self.values:
+            return NOT_REACHED
+        return median(self.values)
 
     @property
     def reached(self) -> int:
@@ -56,7 +56,9 @@ class Spread:
     @property
     def range(self) -> tuple[float, float] | None:
         finite = [value for value in self.values if math.isfinite(value)]
-        return (min(finite), max(finite)) if finite else None
+        if not finite:
+            return None
+        return min(finite), max(finite)
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,12 @@ class Comparison:
         """
         scores = []
         for curve in group.curves:
-            if curve.points:
-                scores.append(curve.points[-1].score if curve.test is None else curve.test)
+            if not curve.points:
+                continue
+            score = curve.test
+            if score is None:
+                score = curve.points[-1].score
+            scores.append(score)
         return Spread(tuple(scores))
 
     def ratio(self, group: Group, figure: str, target: float) -> float | None:
@@ -138,14 +144,19 @@ class Comparison:
             value_of_best = values_of_best.get(seed, NOT_REACHED)
             if math.isfinite(value_of_best):
                 ratios.append(_ratio(value, value_of_best))
-        ratio = median(ratios) if ratios else _ratio(spread.median, spread_of_best.median)
+        if not ratios:
+            ratios = [_ratio(spread.median, spread_of_best.median)]
+        ratio = median(ratios)
         return ratio if math.isfinite(ratio) else None
 
     def phases(self, group: Group) -> dict[str, float]:
         """Return the seconds of each phase, as means over the group's runs that have phases."""
         runs = [curve.phases for curve in group.curves if curve.phases]
         names = dict.fromkeys(name for phases in runs for name in phases)
-        return {name: sum(phases.get(name, 0.0) for phases in runs) / len(runs) for name in names}
+        means = {}
+        for name in names:
+            means[name] = sum(phases.get(name, 0.0) for phases in runs) / len(runs)
+        return means
 
     def rows(self) -> list[dict[str, Any]]:
         rows = []
@@ -224,8 +235,9 @@ def _data(curves: Sequence[Curve]) -> list[str]:
             fingerprints.setdefault(name, set()).add(curve.data)
     several = set()
     for curve, name in zip(curves, names):
-        ambiguous = name and curve.data and len(fingerprints[name]) > 1
-        several.add(f"{name} {curve.data}" if ambiguous else name)
+        if name and curve.data and len(fingerprints[name]) > 1:
+            name = f"{name} {curve.data}"
+        several.add(name)
     named = sorted(several - {""})
     if "" in several and len(named) != 1:
         named.append("unnamed data")
@@ -268,7 +280,7 @@ def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> l
     counted = [curve for curve in scored if not curve.problem] or scored
     if not counted:
         return []
-    scores = [smooth([point.score for point in curve.points]) for curve in counted]
+    scores = [smooth(curve.scores) for curve in counted]
     targets = []
     if higher_is_better:
         top = min(map(max, scores))
@@ -301,11 +313,17 @@ def _by_seed(group: Group, spread: Spread) -> dict[int, float]:
 def _ratio(value: float, other: float) -> float:
     if other:
         return value / other
-    return math.inf if value else 1.0
+    if value:
+        return math.inf
+    return 1.0  # both are zero
 
 
 def _only(values: set[Any]) -> Any:
-    return next(iter(values)) if len(values) == 1 else None
+    """Return the value of a set with one value; None for another set."""
+    if len(values) != 1:
+        return None
+    (value,) = values
+    return value
 
 
 def _columns(name: str, spread: Spread) -> dict[str, float | None]:
@@ -385,4 +403,6 @@ def _name(curve: Curve, keys: Sequence[str], form: str) -> str:
     for key in keys:
         if key in values:
             words.append(f"{key.rpartition('.')[2].replace('_', ' ')} {text(values[key])}")
-    return form.format(curve.method, ", ".join(words)) if words else curve.method
+    if not words:
+        return curve.method
+    return form.format(curve.method, ", ".join(words))

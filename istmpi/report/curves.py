@@ -59,6 +59,10 @@ class Curve:
     """
 
     @property
+    def scores(self) -> list[float]:
+        return [point.score for point in self.points]
+
+    @property
     def ranks_in_turn(self) -> int | str | None:
         return ", then ".join(str(ranks) for ranks, _ in self.jobs) or self.ranks
 
@@ -93,7 +97,9 @@ def read_curves(
             try:
                 curves.append(_read(run))
             except UserError as error:
-                problem = str(error) if str(run) in str(error) else f"{run}: {error}"
+                problem = str(error)
+                if str(run) not in problem:
+                    problem = f"{run}: {error}"
                 if run == path or not left_out:
                     raise DataError(problem) from error
                 problems.append(problem)
@@ -130,8 +136,11 @@ def _is_run(folder: Path) -> bool:
 
 
 def _read(path: Path) -> Curve:
-    file = path if path.is_file() else path / FILE
-    return _read_file(file) if file.is_file() else _read_folder(path)
+    if path.is_file():
+        return _read_file(path)
+    if (path / FILE).is_file():
+        return _read_file(path / FILE)
+    return _read_folder(path)
 
 
 def _read_folder(folder: Path) -> Curve:
@@ -139,7 +148,9 @@ def _read_folder(folder: Path) -> Curve:
     run = Run.load(str(folder / SETTINGS))
     record = RunFolder(folder)
     lines = record.lines()
-    summary = record.summary() if (folder / SUMMARY).is_file() else None
+    summary = None
+    if (folder / SUMMARY).is_file():
+        summary = record.summary()
     failure = None
     if (folder / FAILURE).is_file():
         failure = Fields.read(
@@ -151,7 +162,12 @@ def _read_folder(folder: Path) -> Curve:
     test = None
     if validated:
         tested = [line for line in lines if "score" in line]
-        test = tested[-1].figure("score") if tested else None
+        if tested:
+            test = tested[-1].figure("score")
+    counted = lines[: lines.index(scored[-1]) + 1] if scored else []
+    data = ""
+    if summary and "data" in summary:
+        data = printable(summary.text("data"))
     # The later of two records knows better; a run that failed at its start has only the failure.
     records = [record for record in (summary, *lines[-1:], failure) if record]
     return Curve(
@@ -167,9 +183,9 @@ def _read_folder(folder: Path) -> Curve:
         settings=run.flat(),
         problem=_describe_problem(run, lines, summary, failure),
         source=printable(str(folder)),
-        data=printable(summary.text("data")) if summary and "data" in summary else "",
+        data=data,
         test=test,
-        jobs=_divide_into_jobs(lines[: lines.index(scored[-1]) + 1] if scored else ()),
+        jobs=_divide_into_jobs(counted),
     )
 
 
@@ -227,15 +243,19 @@ def _read_file(path: Path) -> Curve:
     for key in tree:
         if key not in keys:
             raise tree.refused(printable(key), tree.value(key), "is not a key of a curve")
-    texts = {}
-    for key in ("method", "score_name", "name", "problem", "source", "data"):
-        texts[key] = tree.text(key) if key in tree else ""
+    texts = dict.fromkeys(("method", "score_name", "name", "problem", "source", "data"), "")
+    for key in texts:
+        if key in tree:
+            texts[key] = tree.text(key)
     if not texts["method"]:
         raise tree.refused("method", tree.value("method"), "must name the method")
     settings = {}
     if "settings" in tree:
         inner = tree.inner("settings")
         settings = {printable(key): plain_value(inner.value(key)) for key in inner}
+    phases = {}
+    if "phases" in tree:
+        phases = tree.figures("phases", 0)
     test = None
     if "test" in tree and tree.value("test") is not None:
         test = tree.figure("test")
@@ -247,7 +267,7 @@ def _read_file(path: Path) -> Curve:
         ranks=tree.whole("ranks", 1),
         score_name=texts["score_name"],
         name=texts["name"],
-        phases=tree.figures("phases", 0) if "phases" in tree else {},
+        phases=phases,
         settings=settings,
         problem=texts["problem"],
         source=texts["source"] or printable(str(path)),

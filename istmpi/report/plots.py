@@ -83,7 +83,9 @@ def _progress(lines: Sequence[Fields], score_name: str, method: str) -> Figure:
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
     # Earlier versions of istmpi recorded no rates.
     changing = len(rates) == len(lines) and len(set(rates)) > 1
-    heights = [2.4, 2.4, 1.2] if changing else [2.4, 2.4]
+    heights = [2.4, 2.4]  # inches
+    if changing:
+        heights.append(1.2)
     figure = Figure(figsize=(5.6, sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True)
     unit, factor = axis_unit(lines[-1].figure("seconds") if lines else 0, SECONDS)
@@ -107,16 +109,24 @@ def _progress_of_scores(
     score_name: str,
 ) -> None:
     """Draw scores into the first panel and losses into the second."""
-    validated = any("validation_score" in line for line in lines)
-    split = "validation" if validated else "test"
-    score = "validation_score" if validated else "score"
-    loss = "validation_loss" if validated else "test_loss"
+    if any("validation_score" in line for line in lines):
+        split = "validation"
+        score = "validation_score"
+        loss = "validation_loss"
+    else:
+        split = "test"
+        score = "score"
+        loss = "test_loss"
     scored = [(time, line) for time, line in zip(times, lines) if score in line]
     times_of_scores = [time for time, _ in scored]
     scores = [line.figure(score) for _, line in scored]
     losses = [line.figure(loss) if loss in line else nan for _, line in scored]
-    colour = styles([method])[method].colour if method else BLUE
-    label = "training, subnets" if method and spec_of(method).deals else "training"
+    colour = BLUE
+    label = "training"
+    if method:
+        colour = styles([method])[method].colour
+        if spec_of(method).deals:
+            label = "training, subnets"
     axes[0].plot(times_of_scores, scores, "o-", color=colour)
     axes[0].set_ylabel(plain(f"{split} {score_name}"))
     training = [line.figure("loss") for line in lines]
@@ -237,8 +247,10 @@ def _draw_phases(axis: Axes, comparison: Comparison) -> None:
     for phase in sort_phases(phase for spent in by_group for phase in spent):
         if phase not in OFF_THE_CLOCK:
             phases.append(phase)
-    totals = [sum(spent.get(phase, 0.0) for phase in phases) for spent in by_group]
-    unit, factor = axis_unit(max(totals, default=0), SECONDS)
+    longest = 0.0
+    for spent in by_group:
+        longest = max(longest, sum(spent.get(phase, 0.0) for phase in phases))
+    unit, factor = axis_unit(longest, SECONDS)
     others = [phase for phase in phases if phase not in PHASES]
     colours = dict(PHASES)
     for number, phase in enumerate(others):
@@ -331,7 +343,10 @@ def _finish_costs(axis: Axes, counts: Sequence[int], name: str, unit: str) -> No
     if name == SPEED_UP:
         axis.plot(counts, counts, color=GRID, linewidth=0.8, label="linear speed-up")
     axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")
-    axis.set_xticks(counts if len(counts) <= 8 else counts[::2], minor=False)
+    ticks = counts
+    if len(counts) > 8:
+        ticks = counts[::2]
+    axis.set_xticks(ticks, minor=False)
     axis.xaxis.set_major_formatter("{x:,.0f}")
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axis.minorticks_off()

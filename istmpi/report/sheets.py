@@ -140,7 +140,9 @@ def _range(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
         remarks.append(f"{low} to {high}")
     if spread.reached < repeats:
         remarks.append(f"{spread.reached} of {repeats}")
-    return f"\n{', '.join(remarks)}" if remarks else ""
+    if not remarks:
+        return ""
+    return f"\n{', '.join(remarks)}"
 
 
 @dataclass
@@ -174,7 +176,9 @@ class _Ends:
     def add_end(self, name: str, figure: str, comparable: bool) -> None:
         """Add a row of costs; the lowest is the best only among runs of equal length."""
         spreads = [self.comparison.to_end(group, figure) for group in self.comparison.groups]
-        best = best_of(spreads) if comparable else frozenset()
+        best: frozenset[int] = frozenset()
+        if comparable:
+            best = best_of(spreads)
         self.add(name, spreads, TITLES[figure][1], best)
 
 
@@ -193,7 +197,10 @@ def _list_ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
             Spread(tuple(point.examples / point.seconds for point in ends if point.seconds))
         )
         sent.append(Spread(tuple(curve.sent_by_a_rank for curve in curves if curve.ranks)))
-    comparable = len({count for counts in rounds for count in counts}) == 1
+    numbers = set()
+    for rounds_of_group in rounds:
+        numbers.update(rounds_of_group)
+    comparable = len(numbers) == 1
     final = [comparison.final(group) for group in comparison.groups]
 
     rows = _Ends(comparison)
@@ -227,7 +234,9 @@ def _phases(comparison: Comparison) -> Rows:
                 if counts and total:
                     cell += f"  {phases[name] / total:.0%}"
             cells.append(cell)
-        rows.append((name if counts else f"{name} (not counted)", tuple(cells)))
+        if not counts:
+            name = f"{name} (not counted)"
+        rows.append((name, tuple(cells)))
     return tuple(rows)
 
 
@@ -259,7 +268,9 @@ def _seconds(comparison: Comparison, group: Group, target: float) -> float:
 
 def _hardest_reached(comparison: Comparison, groups: Sequence[Group]) -> float:
     """Return the hardest target that a group reached; the easiest if none; NaN without targets."""
-    hardest = comparison.targets[0] if comparison.targets else math.nan
+    if not comparison.targets:
+        return math.nan
+    hardest = comparison.targets[0]
     for target in comparison.targets:
         if any(math.isfinite(_seconds(comparison, group, target)) for group in groups):
             hardest = target

@@ -144,7 +144,8 @@ LOOK: "dict[RcKeyType, Any]" = {
 
 def plain(text: str) -> str:
     """Escape $ for matplotlib, and remove a leading _, which hides a label. Long texts are cut."""
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}..."
     return text.lstrip("_").replace("$", r"\$")
 
 

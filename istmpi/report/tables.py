@@ -152,7 +152,9 @@ def warn_of_widths(network: Architecture, held: Holdings) -> str:
                 f"{deviation:.1%}. This is less with more units."
             )
     text = " ".join(filter(None, warnings))
-    return f"warning: {text}" if text else ""
+    if not text:
+        return ""
+    return f"warning: {text}"
 
 
 def _too_narrow(network: Architecture, held: Holdings) -> str:
@@ -252,14 +254,18 @@ def _divide_by_width(methods: Sequence[str], width: int) -> Iterator[list[str]]:
 def cluster(console: Console, cluster: Cluster) -> None:
     def error(name: str) -> str:
         median = cluster.measured.get(name, {}).get("median_relative_error")
-        return "" if median is None else f"{median:.0%}"
+        if median is None:
+            return ""
+        return f"{median:.0%}"
 
     def latency(seconds: float) -> str:
         return f"{seconds * 1e6:.1f} µs"
 
     def rate(seconds_per_byte: float) -> str:
         """Write bytes a second; nothing for a fit of 0, which did not see the bytes' time."""
-        return f"{size(1 / seconds_per_byte)}/s" if seconds_per_byte else ""
+        if not seconds_per_byte:
+            return ""
+        return f"{size(1 / seconds_per_byte)}/s"
 
     rows = []
     for name, link in cluster.links.items():
