@@ -9,6 +9,7 @@ from istmpi.cli.networks import described
 from istmpi.cli.output import print_json, wide_console
 from istmpi.config import Run
 from istmpi.cost import Cost, cost, run_bytes
+from istmpi.cost.holdings import Part
 from istmpi.data.callable.source import is_function
 from istmpi.foreign import one_line
 from istmpi.models.architecture import Architecture
@@ -57,21 +58,11 @@ def _figures(
     first = phases[0][0]
     largest = first.largest
     single = alone.largest
-    parameters = []
-    for name, parameter in network.parameters.items():
-        parameters.append(
-            {
-                "name": name,
-                "axes": str(parameter.pattern),
-                "network": parameter.pattern.shape(network.lengths),
-                "largest_subnet": parameter.pattern.shape(largest.part.lengths),
-            }
-        )
     return {
         "run": run.name,
         "ranks": first.ranks,
         "dealt_out": list(first.groups),
-        "parameters": parameters,
+        "parameters": _parameter_figures(network, largest.part),
         "weights": {
             "largest_rank": largest.elements,
             "all_ranks": first.held.held_elements,
@@ -87,6 +78,20 @@ def _figures(
         "phases": _phase_figures(phases),
         "warning": tables.warn_of_widths(network, first.held),
     }
+
+
+def _parameter_figures(network: Architecture, largest: Part) -> list[dict[str, Any]]:
+    figures = []
+    for name, parameter in network.parameters.items():
+        figures.append(
+            {
+                "name": name,
+                "axes": str(parameter.pattern),
+                "network": parameter.pattern.shape(network.lengths),
+                "largest_subnet": parameter.pattern.shape(largest.lengths),
+            }
+        )
+    return figures
 
 
 def _phase_figures(phases: Sequence[tuple[Cost, int]]) -> list[dict[str, Any]]:

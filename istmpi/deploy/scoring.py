@@ -4,6 +4,8 @@ The network is spread over the ranks, as in evaluations during training.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
@@ -81,14 +83,8 @@ def evaluate(
         evaluator.calibrate()
     else:
         evaluator.network.load_moments(moments)
-    try:
+    with _refuse_divergence(f"{path}: ", f"on the {split} split of {source}"):
         score = evaluator.measure(data.splits[split])
-    except DivergedError as error:
-        refused = DataError(
-            f"{path}: {error} on the {split} split of {source}. Give another network, or other data."
-        )
-        refused.everywhere = True  # all ranks see the same outputs
-        raise refused from error
     notes = (changed_source(network), evaluator.note.rstrip("."))
     return Evaluation(
         score=score,
@@ -98,6 +94,17 @@ def evaluate(
         calibrated=calibrate and bool(network.batch_norms),
         note=" ".join(filter(None, notes)),
     )
+
+
+@contextmanager
+def _refuse_divergence(subject: str, place: str) -> Iterator[None]:
+    """Turn outputs that are not finite, which all ranks see, into a DataError of all ranks."""
+    try:
+        yield
+    except DivergedError as error:
+        refused = DataError(f"{subject}{error} {place}. Give another network, or other data.")
+        refused.everywhere = True
+        raise refused from error
 
 
 def _open_data(

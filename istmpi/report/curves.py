@@ -151,11 +151,7 @@ def _read_folder(folder: Path) -> Curve:
     summary = None
     if (folder / SUMMARY).is_file():
         summary = record.summary()
-    failure = None
-    if (folder / FAILURE).is_file():
-        failure = Fields.read(
-            folder / FAILURE, f"{folder / FAILURE} is not a record of a failed run", CURE
-        )
+    failure = _read_failure(folder / FAILURE)
     validated = any("validation_score" in line for line in lines)
     key = "validation_score" if validated else "score"
     scored = [line for line in lines if key in line]
@@ -187,6 +183,12 @@ def _read_folder(folder: Path) -> Curve:
         test=test,
         jobs=_divide_into_jobs(counted),
     )
+
+
+def _read_failure(path: Path) -> Fields | None:
+    if not path.is_file():
+        return None
+    return Fields.read(path, f"{path} is not a record of a failed run", CURE)
 
 
 def _describe_problem(
@@ -236,13 +238,7 @@ def _divide_into_jobs(lines: Iterable[Fields]) -> tuple[tuple[int, float], ...]:
 def _read_file(path: Path) -> Curve:
     """Return the curve in a ``curve.json``, which may be another program's."""
     tree = Fields.read(path, printable(str(path)), f"Write it as {FORMAT}, version {VERSION}.")
-    for key, expected in (("format", FORMAT), ("version", VERSION)):
-        if tree.value(key) != expected:
-            raise tree.refused(key, tree.value(key), f"must be {expected!r}")
-    keys = {field.name for field in fields(Curve)} | {"format", "version"}
-    for key in tree:
-        if key not in keys:
-            raise tree.refused(printable(key), tree.value(key), "is not a key of a curve")
+    _require_format(tree)
     texts = dict.fromkeys(("method", "score_name", "name", "problem", "source", "data"), "")
     for key in texts:
         if key in tree:
@@ -274,6 +270,16 @@ def _read_file(path: Path) -> Curve:
         data=texts["data"],
         test=test,
     )
+
+
+def _require_format(tree: Fields) -> None:
+    for key, expected in (("format", FORMAT), ("version", VERSION)):
+        if tree.value(key) != expected:
+            raise tree.refused(key, tree.value(key), f"must be {expected!r}")
+    keys = {field.name for field in fields(Curve)} | {"format", "version"}
+    for key in tree:
+        if key not in keys:
+            raise tree.refused(printable(key), tree.value(key), "is not a key of a curve")
 
 
 def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point, ...]:

@@ -90,10 +90,8 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
     machine = load(measured)
     targets = compare(curves).targets
     if not targets:
-        stdout.print(
-            f"\nA method has an accuracy of 0 after its seconds, so nothing is predicted. {LONGER}",
-            markup=False,
-        )
+        problem = "A method has an accuracy of 0 after its seconds, so nothing is predicted."
+        stdout.print(f"\n{problem} {LONGER}", markup=False)
         return
     target = targets[-1]
     rounds = []
@@ -107,9 +105,8 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
     times = table("link", *(curve.method for curve in curves))
     for rate in rates:
         cluster = replace(machine, links=network(LATENCY, rate))
-        cells = []
-        for count, cost_of_method in zip(rounds, costs):
-            cells.append(in_seconds(count * round_time(cost_of_method, cluster).total))
+        seconds = [round_time(cost_of_method, cluster).total for cost_of_method in costs]
+        cells = [in_seconds(count * spent) for count, spent in zip(rounds, seconds)]
         times.add_row(f"{number(8 * rate)}bit/s", *cells)
     stdout.print(f"\nPredicted training time to an accuracy of {target:g}")
     stdout.print(times)

@@ -1,11 +1,17 @@
 """Measure this cluster's network and ranks for costmodel."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from istmpi.cli.options import as_json, text
 from istmpi.cli.run_options import planning, resolve, run_argument
+
+if TYPE_CHECKING:
+    from istmpi.cost.cluster import Cluster
 
 
 @click.command("measure")
@@ -50,8 +56,11 @@ def command(
     with communicator.agreed():
         if communicator.rank == 0:
             cluster.save(Path(out))
-    if communicator.rank != 0:
-        return
+    if communicator.rank == 0:
+        _print(cluster, out, as_json)
+
+
+def _print(cluster: Cluster, out: str, as_json: bool) -> None:
     if as_json:
         print(Path(out).read_text(), end="")
         return

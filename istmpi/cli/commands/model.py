@@ -74,7 +74,6 @@ def command(
     from istmpi.models.architecture import Architecture
     from istmpi.models.arguments import user_network
 
-    inputs = None
     if shape is None:
         dataset = _open_data(network, data)
         example = tuple(dataset.shape)
@@ -85,6 +84,7 @@ def command(
         assert outputs is not None, "--outputs goes with --shape"
         example = options.shape("--shape", shape)
         task = NEXT_TOKEN if tokens else CLASSIFICATION
+        inputs = None
     arguments = _arguments(assignments)
     settings = {name: arguments.pop(name) for name in OWN_SETTINGS if name in arguments}
     inspected = user_network(network, example, outputs, arguments, task, inputs)

@@ -6,7 +6,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from istmpi.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from istmpi.checkpoint.format import DataSummary
+    from istmpi.config import Run
     from istmpi.data.text.tokenizer import Tokenizer
     from istmpi.deploy.network import CalibratedNetwork
 
@@ -112,24 +114,12 @@ def command(
     if current_rank() > 0:
         return  # one process does it, however many were started
 
-    from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.data.decoder import Notes
-    from istmpi.deploy.network import CalibratedNetwork
-    from istmpi.deploy.prediction import node_lines
     from istmpi.files import require_free
 
     if out:
         require_free(Path(out), force)
-    with open_checkpoint(path) as checkpoint:
-        network = CalibratedNetwork(checkpoint, calibrate_on, model)
-        # The values stay when the file is closed.
-        data = checkpoint.header.data
-        classes = checkpoint.classes
-        tokenizer = checkpoint.tokenizer
-        named = checkpoint.output_names
-        reading = checkpoint.reading
-        run = checkpoint.header.run
-    task = TASKS[data.task]
+    trained = _load(path, calibrate_on, model)
     given = {
         "--top": top,
         "--tokens": tokens,
@@ -142,61 +132,72 @@ def command(
         "--resize": resize or None,
         "--outputs": all_outputs or None,
     }
-    for option in _list_refused(task, bool(tokenizer)):
+    for option in _list_refused(trained):
         if given[option] is not None:
             raise ConfigError(
-                f"{option} does not go with {path}, a {data.task} network. Leave it out."
+                f"{option} does not go with {path}, a {trained.data.task} network. Leave it out."
             )
-    if network.note:
-        note(f"{network.note}.")
+    if trained.network.note:
+        note(f"{trained.network.note}.")
     notes = Notes()
-    if tokenizer:
+    if trained.tokenizer:
         count = 200 if tokens is None else tokens
         divisor = 1.0 if temperature is None else temperature
-        window = data.shape[0]
-        pieces = _generate(network, source, tokenizer, window, count, divisor, seed or 0, as_json)
-    elif task.ranks_labels:
-        loss = run.train.multi_label_loss
-        pieces = _rank_labels(network, source, split, reading, data, top or 5, loss, form)
-    elif task.of_nodes:
-        pieces = node_lines(
-            network, source, data.shape[0], classes, data.outputs, all_outputs, form
-        )
+        pieces = _generate(trained, source, count, divisor, seed or 0, as_json)
+    elif trained.task.ranks_labels:
+        pieces = _rank_labels(trained, source, split, top or 5, form)
+    elif trained.task.of_nodes:
+        pieces = _predict_nodes(trained, source, all_outputs, form)
     else:
-        from istmpi.data.dense.predict import read_inputs
-        from istmpi.data.holdout import TestSplit
-        from istmpi.deploy.prediction import lines, predict
-
-        blocks = read_inputs(
-            source,
-            data.kind,
-            data.shape,
-            **options,
-            split=split,
-            resize=resize,
-            reading=reading,
-            notes=notes,
-            test=TestSplit(run.data.test, run.train.seed),
-            skipped=_note_skipped,
-        )
-        answers = predict(network, blocks)
-        limit = None
-        if task.several_labels:
-            limit = top or 0
-        pieces = lines(answers, classes, data.outputs, all_outputs, form, named=named, top=limit)
+        options |= {"split": split, "resize": resize, "notes": notes}
+        pieces = _predict_examples(trained, source, all_outputs, top, form, options)
     _write(pieces, out)
     for remark in (*notes.assumed, *notes.left_out):
         note(f"{remark}.")
 
 
-def _list_refused(task: Task, has_tokenizer: bool) -> list[str]:
-    """Return the options that do not go with a network of a task."""
+@dataclass(frozen=True)
+class _Trained:
+    """A network, and what a checkpoint says of it; the file is closed."""
+
+    network: CalibratedNetwork
+    run: Run
+    data: DataSummary
+    classes: Sequence[str] | None
+    output_names: Sequence[str] | None
+    tokenizer: Tokenizer | None
+    reading: Mapping[str, Any]
+
+    @property
+    def task(self) -> Task:
+        return TASKS[self.data.task]
+
+
+def _load(path: str, calibrate_on: str | None, model: str | None) -> _Trained:
+    from istmpi.checkpoint.reader import open_checkpoint
+    from istmpi.deploy.network import CalibratedNetwork
+
+    with open_checkpoint(path) as checkpoint:
+        return _Trained(
+            network=CalibratedNetwork(checkpoint, calibrate_on, model),
+            run=checkpoint.header.run,
+            data=checkpoint.header.data,
+            classes=checkpoint.classes,
+            output_names=checkpoint.output_names,
+            tokenizer=checkpoint.tokenizer,
+            reading=checkpoint.reading,
+        )
+
+
+def _list_refused(trained: _Trained) -> list[str]:
+    """Return the options that do not go with a network."""
+    task = trained.task
     refused = []
     if not (task.ranks_labels or task.several_labels):
         refused.append("--top")
-    if not has_tokenizer:
+    if not trained.tokenizer:
         refused += ["--tokens", "--temperature", "--seed", "--json"]
-    if has_tokenizer or task.ranks_labels or task.of_nodes:
+    if trained.tokenizer or task.ranks_labels or task.of_nodes:
         refused += ["--label", "--header", "--delimiter", "--resize"]
         if not task.of_nodes:
             refused.append("--outputs")
@@ -208,20 +209,16 @@ def _note_skipped(name: str, reason: str) -> None:
 
 
 def _generate(
-    network: CalibratedNetwork,
-    source: str,
-    tokenizer: Tokenizer,
-    window: int,
-    count: int,
-    temperature: float,
-    seed: int,
-    as_json: bool,
+    trained: _Trained, source: str, count: int, temperature: float, seed: int, as_json: bool
 ) -> Iterable[str]:
     """Return the text that continues a prompt, in pieces as it comes; as JSON in one piece."""
     from istmpi.deploy.generation import continue_prompt, make_predictor, read_prompt, texts
 
+    tokenizer = trained.tokenizer
+    assert tokenizer is not None, "a network that generates has a tokenizer"
     prompt = read_prompt(source, tokenizer)
-    predictor = make_predictor(network.module, window)
+    window = trained.data.shape[0]
+    predictor = make_predictor(trained.network.module, window)
     tokens = continue_prompt(predictor, prompt, window, tokenizer.end, count, temperature, seed)
     if not as_json:
         return chain(texts(tokens, tokenizer), "\n")
@@ -234,21 +231,68 @@ def _generate(
     return [json.dumps(answer, ensure_ascii=False), "\n"]
 
 
-def _rank_labels(
-    network: CalibratedNetwork,
-    source: str,
-    split: str,
-    reading: Mapping[str, Any],
-    data: DataSummary,
-    top: int,
-    loss: str,
-    form: str,
-) -> Iterable[str]:
+def _rank_labels(trained: _Trained, source: str, split: str, top: int, form: str) -> Iterable[str]:
     from istmpi.data.sparse.prepare import read_rows
     from istmpi.deploy.prediction import ranked_lines
 
-    rows = read_rows(source, data.shape[0], split, reading, lambda message: note(f"{message}."))
-    return ranked_lines(network, rows, data.outputs, top, loss, form)
+    data = trained.data
+    loss = trained.run.train.multi_label_loss
+    rows = read_rows(
+        source, data.shape[0], split, trained.reading, lambda message: note(f"{message}.")
+    )
+    return ranked_lines(trained.network, rows, data.outputs, top, loss, form)
+
+
+def _predict_nodes(trained: _Trained, source: str, all_outputs: bool, form: str) -> Iterable[str]:
+    from istmpi.deploy.prediction import node_lines
+
+    data = trained.data
+    return node_lines(
+        trained.network,
+        source,
+        data.shape[0],
+        trained.classes,
+        data.outputs,
+        all_outputs,
+        form,
+    )
+
+
+def _predict_examples(
+    trained: _Trained,
+    source: str,
+    all_outputs: bool,
+    top: int | None,
+    form: str,
+    options: Mapping[str, Any],
+) -> Iterable[str]:
+    """Return lines of predictions. ``options``: those of `istmpi.data.dense.predict.Request`."""
+    from istmpi.data.dense.predict import read_inputs
+    from istmpi.data.holdout import TestSplit
+    from istmpi.deploy.prediction import lines, predict
+
+    data = trained.data
+    blocks = read_inputs(
+        source,
+        data.kind,
+        data.shape,
+        **options,
+        reading=trained.reading,
+        test=TestSplit(trained.run.data.test, trained.run.train.seed),
+        skipped=_note_skipped,
+    )
+    limit = None
+    if trained.task.several_labels:
+        limit = top or 0
+    return lines(
+        predict(trained.network, blocks),
+        trained.classes,
+        data.outputs,
+        all_outputs,
+        form,
+        named=trained.output_names,
+        top=limit,
+    )
 
 
 def _write(pieces: Iterable[str], out: str | None) -> None:

@@ -66,8 +66,11 @@ def command(
     if schedules:
         first = faults or 0
         _try(resolved, ranks, range(first, first + schedules), shown.quiet)
-        return
+    else:
+        _train(resolved, ranks, faults, resume, shown)
 
+
+def _train(run: Run, ranks: int, seed: int | None, resume: str, shown: Showing) -> None:
     def tell(text: str) -> None:
         if not shown.quiet:
             say(text, err=shown.as_json)
@@ -78,9 +81,9 @@ def command(
     from istmpi.simulated import Faults
     from istmpi.simulated.schedules import simulate_training
 
-    drawn = Faults() if faults is None else Faults.draw(faults, ranks)
+    drawn = Faults() if seed is None else Faults.draw(seed, ranks)
     with TrainingDisplay(shown) as display:
-        outcome = simulate_training(resolved, ranks, drawn, display, resume)
+        outcome = simulate_training(run, ranks, drawn, display, resume)
     tell(
         f"simulated  {sum(outcome.calls):,} MPI calls, {outcome.messages['messages']:,} messages, "
         f"{outcome.switches:,} switches, {in_seconds(outcome.seconds)} of virtual time"
