@@ -33,8 +33,8 @@ def attach_code(
 
     The network is tried on ``example``, a batch's inputs, or on examples of the data's shape.
     Without ``example``, inputs that only the data's code defines cannot be tried; with ``runs``,
-    that raises ConfigError. Raises DataError if the class is needed and not given, ConfigError if the class makes another
-    network.
+    that raises ConfigError. Raises DataError if the class is needed and not given, ConfigError if
+    the class makes another network.
     """
     network = checkpoint.architecture
     header = checkpoint.header
