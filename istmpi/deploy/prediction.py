@@ -71,15 +71,14 @@ def lines(
         names = [f"output_{name}" for name in classes or range(outputs)]
     is_first = True
     for examples, values, true in predictions:
-        true = true if classes else None
         header = [example, *answer]
-        if true:
+        if classes and true:
             header.append("true_class")
         header += names
         rows = []
         for place, (name, row) in enumerate(zip(examples, values)):
             cells = [name, *_answer(row, classes, top, form)]
-            if true:
+            if classes and true:
                 cells.append(printable(true[place]))
             rows.append([*cells, *map(_number, row[: len(names)])])
         if form == "jsonl":

@@ -93,24 +93,27 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **given:
             f"--out {resolved.output.folder}: with --seeds each seed has a folder. "
             "Set ISTMPI_RUNS instead."
         )
-    fields = {
-        "nodes": 2,
-        "ranks": ranks_per_node,
-        "name": job_name(run),
-        "start": "compare" if compare else "train --resume auto",
-    }
-    fields |= given | limits
-    if "cores" in given:
-        fields["threads"] = cores // ranks_per_node
-    else:
-        fields["cores"] = cores
-    fields["slots"] = fields["nodes"] * cores
+    fields = _list_fields(given, limits, run, ranks_per_node, cores)
     lines = _list_environment(given.get("modules"))
     lines.append(f"OPTIONS=({shlex.join(_list_launch_options(given, scheduler))})")
     lines += [line.format_map(fields) for line in scheduler["lines"]]
     template = _template(scheduler["template"].format(verb=verb))
     template = _fill_directives(template, scheduler, fields, table["examples"])
     _print_script(template, form, lines, (run, *options))
+
+
+def _list_fields(
+    given: Mapping[str, Any], limits: Mapping[str, Any], run: str, ranks: int, cores: int
+) -> dict[str, Any]:
+    """Return the values that a template's lines may name."""
+    fields = {"nodes": 2, "ranks": ranks, "name": job_name(run), **given, **limits}
+    fields["start"] = "compare" if given["compare"] else "train --resume auto"
+    if "cores" in given:
+        fields["threads"] = cores // ranks
+    else:
+        fields["cores"] = cores
+    fields["slots"] = fields["nodes"] * cores
+    return fields
 
 
 def _require_sound(
@@ -277,12 +280,7 @@ def ec2(
     if Path(data).is_file():
         arguments += ["--data", data]
         send += ["--send", data]
-    up = _words({name: given[name] for name in ("instances", "type", "hours")})
-    if given["spot"]:
-        up.append("--spot")
-    if given["yes_open"]:
-        up.append("--yes-open")
-    up += _words({"package": given["package"] or None})
+    up = _list_cluster_options(given)
     lines = [
         f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
         f"CLUSTER={shlex.quote(str(TEMPLATES / 'ec2' / 'cluster'))}",
@@ -296,6 +294,16 @@ def ec2(
     if ssh_from:
         lines.append(f"SSH_FROM={shlex.quote(ssh_from)}")
     _print_script(_template("ec2/train.sh"), "ec2", lines, arguments)
+
+
+def _list_cluster_options(given: Mapping[str, Any]) -> list[str]:
+    """Return the options of ``cluster up`` in the script."""
+    words = _words({name: given[name] for name in ("instances", "type", "hours")})
+    if given["spot"]:
+        words.append("--spot")
+    if given["yes_open"]:
+        words.append("--yes-open")
+    return words + _words({"package": given["package"] or None})
 
 
 @command.command("folder")
