@@ -107,6 +107,7 @@ def export(
         raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
     suffix, make_parts = FORMS[form]
     target = target or Path(path).parent / f"{Path(path).stem}{suffix}"
+    # All refusals come before the network is read, which may take minutes.
     require_free(target, force)
     if form == "onnx":
         require_onnx_exporter()
@@ -260,7 +261,7 @@ def _torch(content: Content, name: str) -> tuple[Parts, str]:
     saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
     parts: Parts = {name: lambda file: torch.save(saved, file)}
     if content.checkpoint.header.data.task == OWN:
-        return parts, ""
+        return parts, ""  # only the data's code knows the inputs to trace with
     beside = f"{name.removesuffix('.pt')}.pt2"
     try:
         program = make_program(content.checkpoint, content.network, content.state)

@@ -61,6 +61,7 @@ class CalibratedNetwork:
         self._rescaling = checkpoint.rescaling
         self._exact = checkpoint.target_offset is not None
         self.module, norms = _build(checkpoint, architecture)
+        # A hook, because several callers use the module itself.
         self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
         if calibrate_on is None:
             for name, moments in stored_moments(checkpoint).items():
@@ -145,7 +146,7 @@ def _build(
         return subnets, subnets.layers
     module = architecture.without_values(store.full_scale).eval()
     for name, parameter in prepare(module, elsewhere=()).items():
-        parameter.data = store.tensors[name]
+        parameter.data = store.tensors[name]  # not a copy: the network is in memory once
     return module, architecture.batch_norm_layers(module)
 
 

@@ -152,6 +152,7 @@ def _trace(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Export
     try:
         with _silence():
             program = torch.export.export(module, (x,), dynamic_shapes=({0: batch},), strict=False)
+            # One example, because PyTorch treats a length of 1 in its own way.
             same = all(
                 _agree(program.module()(x[:count]), module(x[:count])) for count in (1, EXAMPLES)
             )

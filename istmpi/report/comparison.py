@@ -23,6 +23,7 @@ It is a share of the error of the best score that all runs reach.
 FIGURES = ("seconds", "bytes", "examples")
 
 OFF_THE_CLOCK = ("evaluate", "save")
+"""Phases that training time leaves out, because their frequency is a user's choice."""
 
 
 def sort_phases(phases: Iterable[str]) -> list[str]:
@@ -192,6 +193,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
     Without targets, these are `default_targets`. Raises DataError for runs that cannot be compared,
     and ConfigError for a target that the score cannot have.
     """
+    # A run without an evaluation has no name of a score, and is of no other kind.
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
         raise DataError(
@@ -256,6 +258,7 @@ def check_targets(targets: Sequence[float], score_name: str) -> None:
 
 def smooth(scores: Sequence[float]) -> list[float]:
     """Return the median of each score and its two neighbours; the ends stay as they are."""
+    # One lucky evaluation must not count as reaching a score.
     inner = [median(scores[place - 1 : place + 2]) for place in range(1, len(scores) - 1)]
     return [*scores[:1], *inner, *scores[1:][-1:]]
 
@@ -304,6 +307,7 @@ def _round_up(value: float) -> float:
 
 
 def _by_seed(group: Group, spread: Spread) -> dict[int, float]:
+    # Runs with one seed differ only by the machine, so they count as one run.
     values: dict[int, list[float]] = {}
     for curve, value in zip(group.curves, spread.values):
         values.setdefault(curve.seed, []).append(value)

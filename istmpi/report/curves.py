@@ -105,6 +105,7 @@ def read_curves(
                 problems.append(problem)
     if not problems:
         return curves
+    # Without another run, nothing can be shown, so the first problem is the answer.
     if left_out is None or not curves:
         raise DataError(problems[0])
     for problem in problems:
@@ -210,6 +211,7 @@ def _sum_phases(summary: Fields | None, lines: Sequence[Fields]) -> dict[str, fl
     phases.update(summary.figures("seconds", 0))
     for name, spent in phases.items():
         key = f"{name.replace('-', '_')}_seconds"
+        # The summary has the last job's seconds; the lines have those of all jobs' rounds.
         phases[name] = max(spent, sum(line.figure(key) for line in lines if key in line))
     return {name: spent for name, spent in phases.items() if spent}
 
@@ -294,6 +296,7 @@ def _points(scored: Iterable[tuple[Fields, float]], source: str) -> tuple[Point,
             score=score,
         )
         points.append(point)
+    # A falling cost is a mistake of another program, or two runs in one file.
     for point, following in zip(points, points[1:]):
         for name in ("round", "seconds", "bytes", "examples"):
             if getattr(following, name) < getattr(point, name):

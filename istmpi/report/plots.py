@@ -86,6 +86,7 @@ def _progress(lines: Sequence[Fields], score_name: str, method: str) -> Figure:
     heights = [2.4, 2.4]  # inches
     if changing:
         heights.append(1.2)
+    # The inch more is for the title and the axis of time.
     figure = Figure(figsize=(5.6, sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True)
     unit, factor = axis_unit(lines[-1].figure("seconds") if lines else 0, SECONDS)
@@ -273,7 +274,7 @@ def _draw_phases(axis: Axes, comparison: Comparison) -> None:
     if phases:
         axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=min(len(phases), 4))
     axis.set_yticks(places, [name(group.label) for group in comparison.groups])
-    axis.invert_yaxis()
+    axis.invert_yaxis()  # the first group is on top, as in the tables
     axis.grid(visible=False, axis="y")
     # The legend's rows, of four phases each, are between the title and the bars.
     rows = -(-len(phases) // 4)
@@ -313,7 +314,7 @@ def make_cost_figure(rows: Sequence[Row], title: str) -> Figure:
         figure = Figure(figsize=(8, 11), layout="constrained")
         chosen = styles(row["method"] for row in rows)
         *axes, spare = figure.subplots(3, 2).flat
-        spare.remove()
+        spare.remove()  # five panels in a grid of six
         for axis, (name, unit, value) in zip(axes, PANELS, strict=True):
             for method, style in chosen.items():
                 rows_of_method = [row for row in rows if row["method"] == method]

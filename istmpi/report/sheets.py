@@ -189,6 +189,7 @@ def _list_ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     speeds = []
     sent = []
     for group in comparison.groups:
+        # A run without an evaluation has no end yet.
         curves = [curve for curve in group.curves if curve.points]
         ends = [curve.points[-1] for curve in curves]
         rounds.append([point.round for point in ends])

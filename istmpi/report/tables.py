@@ -76,6 +76,7 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
 def _list_parameters(figures: Mapping[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("parameter", "axes", "network", "largest subnet"):
+        # A long name is broken, not cut: it may be copied.
         table.add_column(title, overflow="fold")
     for parameter in figures["parameters"]:
         whole = " x ".join(map(str, parameter["network"]))
@@ -285,6 +286,7 @@ def cluster(console: Console, cluster: Cluster) -> None:
 
 
 def comparison(console: Console, compared: Comparison) -> None:
+    # A log's lines are not broken, so that they can be searched.
     console.print(plain(verdict(compared)), soft_wrap=not console.is_terminal)
     console.print()
     for sheet in sheets(compared):
