@@ -193,7 +193,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
     Without targets, these are `default_targets`. Raises DataError for runs that cannot be compared,
     and ConfigError for a target that the score cannot have.
     """
-    # A run without an evaluation has no name of a score, and is of no other kind.
+    # A run that stopped before its first round may not name its score.
     names = {curve.score_name for curve in curves if curve.score_name}
     if len(names) > 1:
         raise DataError(
