@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -21,9 +21,6 @@ from istmpi import __version__, comm
 from istmpi.errors import ConfigError, IstmpiError, OutputError, UserError, did_you_mean
 from istmpi.foreign import exit_error, forbid_exit, one_line, past_a_limit
 from istmpi.signals import SIGNALS
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 FOLDER = Path(__file__).parent / "commands"
 
@@ -149,7 +146,8 @@ class _Output(io.FileIO):
         # The old stream is kept, because it closes its file when it is freed.
         self.replaced = replaced
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    # ``data`` is any buffer, for which typing has a name from Python 3.12 on.
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:

@@ -53,7 +53,7 @@ class Described:
         Best.of(run, self.data)
         examples = examples_of_ranks(run, self.data, ranks)
         # Ranks with equal parts are alike, so the first of each kind is checked.
-        first_ranks = set()
+        first_ranks: set[int] = set()
         for cost, _ in costs:
             first_ranks.update(part.part.ranks[0] for part in cost.parts)
         members = sorted(first_ranks)

@@ -29,13 +29,13 @@ class _Range(click.ParamType):
     """A click range whose message says in words what a number must be."""
 
     kind = "a number"
-    min: float | None
-    max: float | None
-    min_open: bool
+
+    def _limits(self) -> tuple[float | None, bool, float | None]:
+        """Return the least number, True if it is excluded, and the largest number."""
+        raise NotImplementedError
 
     def _describe_range(self) -> str:
-        least = self.min
-        above = self.min_open
+        least, above, largest = self._limits()
         if least is not None and 0 < least <= TINY:
             least = 0
             above = True
@@ -43,11 +43,11 @@ class _Range(click.ParamType):
         if least is not None:
             low = f"{'above' if above else 'at least'} {least:g}"
         # Such a largest number is only a guard; no user comes near it.
-        if self.max is None or self.max >= 1e6:
+        if largest is None or largest >= 1e6:
             return low
         if least is not None and not above:
-            return f"{least:g} to {self.max:,g}"
-        return f"{low}, at most {self.max:,g}".lstrip(", ")
+            return f"{least:g} to {largest:,g}"
+        return f"{low}, at most {largest:,g}".lstrip(", ")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -56,7 +56,8 @@ class _Range(click.ParamType):
             number = super().convert(value, param, ctx)
         except click.BadParameter:
             rule = self.kind
-            if self.max == MOST_WHOLE and len(str(value)) >= len(str(MOST_WHOLE)):
+            _, _, largest = self._limits()
+            if largest == MOST_WHOLE and len(str(value)) >= len(str(MOST_WHOLE)):
                 rule += " below 2^63"
             limits = self._describe_range()
             if limits:
@@ -73,9 +74,15 @@ class WholeRange(_Range, click.IntRange):
     def __init__(self, min: int | None = None, max: int = MOST_WHOLE):
         super().__init__(min, max)
 
+    def _limits(self) -> tuple[float | None, bool, float | None]:
+        return self.min, self.min_open, self.max
+
 
 class FiniteRange(_Range, click.FloatRange):
     """A range of finite numbers. Click's own ranges accept NaN."""
+
+    def _limits(self) -> tuple[float | None, bool, float | None]:
+        return self.min, self.min_open, self.max
 
 
 class YesOrNo(click.ParamType):

@@ -1,9 +1,9 @@
 """``istmpi train --dry-run``: what a run would hold, compute and send, without MPI or training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from istmpi.cli.networks import described
 from istmpi.cli.output import print_json, wide_console
@@ -82,13 +82,15 @@ def _figures(
 
 def _parameter_figures(network: Architecture, largest: Part) -> list[dict[str, Any]]:
     figures = []
+    # Lengths of several ranks may be means, that is fractions; they are printed as they are.
+    lengths = cast(Mapping[str, int], largest.lengths)
     for name, parameter in network.parameters.items():
         figures.append(
             {
                 "name": name,
                 "axes": str(parameter.pattern),
                 "network": parameter.pattern.shape(network.lengths),
-                "largest_subnet": parameter.pattern.shape(largest.lengths),
+                "largest_subnet": parameter.pattern.shape(lengths),
             }
         )
     return figures

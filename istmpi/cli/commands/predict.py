@@ -169,7 +169,7 @@ class _Trained:
     reading: Mapping[str, Any]
 
     @property
-    def task(self) -> Task:
+    def task(self) -> type[Task]:
         return TASKS[self.data.task]
 
 

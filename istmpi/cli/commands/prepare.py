@@ -34,8 +34,8 @@ def _options_of_kinds(command: Callable) -> Callable:
         settings: dict[str, Any] = {"is_flag": True, "default": None}
         if metavar:
             settings = {"type": types.get(metavar)}
-        option = f"--{name.replace('_', '-')}"
-        command = text(option, metavar or None, " ".join(help), **settings)(command)
+        flag = f"--{name.replace('_', '-')}"
+        command = text(flag, metavar or None, " ".join(help), **settings)(command)
     return command
 
 
