@@ -74,13 +74,13 @@ def _find(name: str) -> list[Setting]:
     Raises ConfigError if there are none.
     """
     settings = [*every_setting()]
-    known: dict[str, None] = {}
+    names: dict[str, None] = {}
     for read_name in (_full_name, _section, _owner, _key):
         named = [setting for setting in settings if read_name(setting) == name]
         if name and named:
             return named
-        known |= dict.fromkeys(filter(None, map(read_name, settings)))
-    near = did_you_mean(name, list(known))
+        names |= dict.fromkeys(filter(None, map(read_name, settings)))
+    near = did_you_mean(name, list(names))
     cure = near if near.endswith("?") else ". List all: istmpi settings"
     raise ConfigError(f"no setting {name}{cure}")
 
