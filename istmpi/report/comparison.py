@@ -1,7 +1,7 @@
 """Compares runs: what each method costs to reach a score, over its repeats, and its final score."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
@@ -9,6 +9,7 @@ from typing import Any
 
 from istmpi.errors import ConfigError, DataError
 from istmpi.report.curves import Curve, Point
+from istmpi.report.labels import full_names, labels
 from istmpi.report.styles import PHASES
 from istmpi.tasks import higher_is_better
 
@@ -337,76 +338,3 @@ def _columns(name: str, spread: Spread) -> dict[str, float | None]:
         f"{name}_lowest": low,
         f"{name}_highest": high,
     }
-
-
-WITHOUT_MEANING = (
-    "name",
-    "method.name",
-    "train.seed",
-    "data.source",
-    "evaluate.",
-    "checkpoint.",
-    "output.",
-)
-"""Prefixes of the settings that do not separate the groups of a comparison."""
-
-
-def facts(curve: Curve) -> dict[str, Any]:
-    """Return the settings of a run, and its ranks, which may separate it from other runs."""
-    facts = {}
-    for key, value in curve.settings.items():
-        if not key.startswith(WITHOUT_MEANING):
-            facts[key] = value
-    if curve.ranks_in_turn:
-        facts["ranks"] = curve.ranks_in_turn
-    return facts
-
-
-def full_names(curves: Sequence[Curve]) -> list[str]:
-    keys = differing([facts(curve) for curve in curves])
-    return [_name(curve, keys, "{}, {}") for curve in curves]
-
-
-def labels(curves: Sequence[Curve]) -> list[str]:
-    """Return short names of groups, given a run of each.
-
-    A name is the method, with settings if groups share the method.
-    """
-    labels = []
-    for curve in curves:
-        rivals = [facts(other) for other in curves if other.method == curve.method]
-        labels.append(_name(curve, differing(rivals, all_of_them=True), "{} ({})"))
-    return labels
-
-
-def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) -> list[str]:
-    """Return the keys whose values differ between settings.
-
-    A missing key differs only with ``all_of_them``.
-    """
-    keys = []
-    for key in dict.fromkeys(key for run in settings for key in run):
-        # Lists cannot be in a set, but their texts can.
-        values = {repr(run.get(key)) for run in settings if all_of_them or key in run}
-        if len(values) > 1:
-            keys.append(key)
-    return keys
-
-
-def text(value: Any) -> str:
-    if value is None or value == "":
-        return "none"
-    if isinstance(value, list | tuple):
-        return "-".join(map(str, value))
-    return str(value)
-
-
-def _name(curve: Curve, keys: Sequence[str], form: str) -> str:
-    values = facts(curve)
-    words = []
-    for key in keys:
-        if key in values:
-            words.append(f"{key.rpartition('.')[2].replace('_', ' ')} {text(values[key])}")
-    if not words:
-        return curve.method
-    return form.format(curve.method, ", ".join(words))

@@ -10,12 +10,10 @@ from istmpi.report.comparison import (
     Comparison,
     Group,
     Spread,
-    differing,
-    facts,
     sort_phases,
-    text,
 )
 from istmpi.report.comparison import best as best_of
+from istmpi.report.labels import differing, facts, text
 from istmpi.units import in_seconds, number, size
 
 Rows = tuple[tuple[str, tuple[str, ...]], ...]
