@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,19 @@ import click
 
 from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.run_options import resolve
+from istmpi.cli.scripts import (
+    TEMPLATES,
+    fill_directives,
+    list_options,
+    print_script,
+    read_template,
+)
 from istmpi.config import Run
 from istmpi.environment import read
 from istmpi.errors import ConfigError
 from istmpi.foreign import is_file, read_toml
 from istmpi.names import is_own
 
-TEMPLATES = Path(str(files("istmpi") / "job_scripts"))
-
-_MARK = re.compile(r"^# ---- .*\n(?:.*\n)*?# ----\n", re.MULTILINE)
-"""The lines of a template that are filled in."""
 _LONGEST_DAYS = 365
 
 _RUN = click.argument("run")
@@ -97,9 +99,9 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **given:
     lines = _list_environment(given.get("modules"))
     lines.append(f"OPTIONS=({shlex.join(_list_launch_options(given, scheduler))})")
     lines += [line.format_map(fields) for line in scheduler["lines"]]
-    template = _template(scheduler["template"].format(verb=verb))
-    template = _fill_directives(template, scheduler, fields, table["examples"])
-    _print_script(template, form, lines, (run, *options))
+    template = read_template(scheduler["template"].format(verb=verb))
+    template = fill_directives(template, scheduler, fields, table["examples"])
+    print_script(template, form, lines, (run, *options))
 
 
 def _list_fields(
@@ -155,7 +157,7 @@ def _list_launch_options(given: Mapping[str, Any], scheduler: Mapping[str, Any])
         "ranks-per-host": given.get("gpus"),
     }
     values |= given
-    words = _words({key: values.get(key) for key in scheduler["options"]})
+    words = list_options({key: values.get(key) for key in scheduler["options"]})
     for file in given["stage"]:
         words += ["--stage", file]
     if given["stage_venv"]:
@@ -177,32 +179,6 @@ def _list_environment(modules: str | None) -> list[str]:
         path.insert(0, str(programs))
     lines.append(f"PATH={shlex.quote(':'.join(path))}:$PATH")
     return lines
-
-
-def _fill_directives(
-    template: str,
-    scheduler: Mapping[str, Any],
-    fields: Mapping[str, Any],
-    examples: Mapping[str, Any],
-) -> str:
-    """Return a template with the scheduler's directives for the fields.
-
-    ``<...{field}...>`` in a directive is left out without its field. A directive that lacks another
-    field becomes a comment with an example.
-    """
-
-    def keep_known(part: re.Match[str]) -> str:
-        return part[1] if part[2] in fields else ""
-
-    mark = scheduler["mark"]
-    for directive in scheduler["directives"]:
-        begin = re.escape(mark + re.split("[{<]", directive)[0])
-        text = re.sub("<(.*?{(\\w+)}.*?)>", keep_known, directive)
-        line = mark + text.format_map({**examples, **fields})
-        if not {*re.findall(r"{(\w+)}", text)} <= {*fields}:
-            line = f"#{line}"
-        template = re.sub(f"(?m)^#?{begin}.*$", line, template, count=1)
-    return template
 
 
 for _name in ("slurm", "pbs", "lsf"):
@@ -284,7 +260,7 @@ def ec2(
     lines = [
         f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
         f"CLUSTER={shlex.quote(str(TEMPLATES / 'ec2' / 'cluster'))}",
-        f"REGION=({shlex.join(_words({'region': given['region'] or None}))})",
+        f"REGION=({shlex.join(list_options({'region': given['region'] or None}))})",
         f"UP=({shlex.join(up)})",
         f"SEND=({shlex.join(send)})",
         f"FOLDER={shlex.quote(str(out))}",
@@ -293,17 +269,17 @@ def ec2(
         lines.append(f"KEY={shlex.quote(key)}")
     if ssh_from:
         lines.append(f"SSH_FROM={shlex.quote(ssh_from)}")
-    _print_script(_template("ec2/train.sh"), "ec2", lines, arguments)
+    print_script(read_template("ec2/train.sh"), "ec2", lines, arguments)
 
 
 def _list_cluster_options(given: Mapping[str, Any]) -> list[str]:
     """Return the options of ``cluster up`` in the script."""
-    words = _words({name: given[name] for name in ("instances", "type", "hours")})
+    words = list_options({name: given[name] for name in ("instances", "type", "hours")})
     if given["spot"]:
         words.append("--spot")
     if given["yes_open"]:
         words.append("--yes-open")
-    return words + _words({"package": given["package"] or None})
+    return words + list_options({"package": given["package"] or None})
 
 
 @command.command("folder")
@@ -374,33 +350,3 @@ def _require_files(run: Run) -> None:
         is_path = path.suffix in (".py", ".h5", ".npz", ".safetensors")
         if is_path and not named_by_rank and not is_file(path):
             raise ConfigError(f"{what} {path} does not exist. Check the path.")
-
-
-def _words(options: Mapping[str, object]) -> list[str]:
-    words = []
-    for name, value in options.items():
-        if value is not None:
-            words += [f"--{name}", str(value)]
-    return words
-
-
-def _template(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
-
-
-def _print_script(template: str, verb: str, lines: Sequence[str], arguments: Sequence[str]) -> None:
-    lines = [
-        f"# ---- filled in by istmpi job {verb}",
-        *lines,
-        f"set -- {shlex.join(arguments)}",
-        "# ----",
-        "",
-    ]
-    text = _MARK.sub(lambda _: "\n".join(lines), template, count=1)
-    for line in text.split("\n"):
-        if not line.replace("\t", "").isprintable():
-            raise ConfigError(
-                f"the script would contain a line that cannot be printed: {line}. "
-                "Give another name."
-            )
-    click.echo(text, nl=False)
