@@ -24,6 +24,9 @@ TOML_BYTES = MEGABYTE
 JSON_BYTES = 64 * MEGABYTE
 METRICS_BYTES = 512 * MEGABYTE
 """The most bytes of a metrics.jsonl, which is read into memory whole, as TOML and JSON are."""
+MOST_SCORE = 1e300
+"""The largest absolute value of a score or a loss: float32 ends at 3e38, and sums of some have
+room."""
 MOST = 1e30
 """The largest absolute value of a number in a file of a run or a cluster."""
 LINE = 1000
@@ -341,11 +344,15 @@ class Fields:
             raise DataError(f"{self._subject}: {self._prefix}{key} is missing. {self._cure}")
         return self.tree[key]
 
-    def figure(self, key: str, least: float = -MOST) -> float:
+    def score(self, key: str) -> float:
+        """Return a score or a loss, which may be as large as a network makes it."""
+        return self.figure(key, -MOST_SCORE, MOST_SCORE)
+
+    def figure(self, key: str, least: float = -MOST, largest: float = MOST) -> float:
         value = self.value(key)
-        if not is_figure(value, least):
+        if not is_figure(value, least, largest):
             constraint = "must be a finite number"
-            if least > -MOST:
+            if least > -largest:
                 constraint += f" of at least {least:g}"
             raise self.refused(key, value, constraint)
         return value
@@ -386,6 +393,8 @@ class Fields:
         ]
 
 
-def is_figure(value: Any, least: float = -MOST) -> bool:
+def is_figure(value: Any, least: float = -MOST, largest: float = MOST) -> bool:
     # A bool is an int to Python. NaN fails both comparisons.
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= MOST
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= largest
+    )

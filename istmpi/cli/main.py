@@ -88,6 +88,10 @@ ON_RANKS = [name[:-1] for name in COMMANDS if name.endswith("*")]
 ALONE = [name for name in COMMANDS if not name.endswith("*")]
 WHERE = f"{', '.join(ON_RANKS)} run under mpirun; the others need no MPI."
 
+COMPLETION = f"_{'istmpi'.upper()}_COMPLETE"  # by click's rule
+"""The variable by which a shell asks for the words that may follow at Tab. A wrong word is no
+message then."""
+
 FOR_THE_LAUNCHER = 5.0
 """Seconds that a launcher has to end the job with the exit code of a lost rank."""
 
@@ -195,8 +199,10 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     except click.ClickException as error:
         return _report(UserError(_describe(error)))
     except IstmpiError as error:
-        return _report(error)
+        return (1, True) if COMPLETION in os.environ else _report(error)
     except SystemExit as error:
+        if COMPLETION in os.environ:  # click answers the shell, and ends the program itself
+            return (error.code if isinstance(error.code, int) else 0), True
         end = exit_error(error)
         if end:
             return _report(end)

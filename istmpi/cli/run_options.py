@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.loggers import LOGGERS, open_loggers, require_installed
+from istmpi.methods import limits
 from istmpi.names import is_module
 from istmpi.optim import schedules
 from istmpi.settings import choices_of, help_of, holds_text, range_of
@@ -116,11 +117,13 @@ def resolve(
     assignments: Sequence[str],
     options: Mapping[str, str | None],
     refused: Mapping[str, str] | None = None,
+    methods: Sequence[str] = (),
 ) -> Run:
     """Return the run that a command line describes.
 
-    Raises ConfigError for a wrong setting, and for a setting in ``refused``, whose value is the
-    option to use instead.
+    Raises ConfigError for a wrong setting, for a setting in ``refused``, whose value is the option
+    to use instead, and for a setting that no method of ``methods`` reads, by default the run's. A
+    method of the command line drops the run's settings that only other methods read.
     """
     run = run or DEFAULT
     loaded = Run.load(run)
@@ -128,6 +131,8 @@ def resolve(
     for setting, option in (refused or {}).items():
         if setting in changed:
             raise ConfigError(f"--set {setting}: this command sets it; use {option}.")
+    if "method.name" in changed:
+        loaded = limits.with_method(loaded, changed["method.name"])
     name = PurePath(changed.get("data.source", "")).stem.replace("{rank}", "").strip("-_. ")
     if name and run in shipped():
         # A shipped run on other data is another run, and gets another folder.
@@ -136,6 +141,11 @@ def resolve(
     # A saved run may have useless settings.
     if resolved.optimizer != loaded.optimizer or not Path(run).is_dir():
         schedules.require_effective(resolved.optimizer)
+    given = {
+        setting.removeprefix("method.") for setting in changed if setting.startswith("method.")
+    }
+    every = {entry.name for entry in fields(resolved.method)}
+    limits.require_read(resolved, given if Path(run).is_dir() else every, methods)
     return resolved
 
 

@@ -75,6 +75,38 @@ def require_usable(
     require_subnets(network, spec.deal(phase, network, ranks, 0, shares), members)
 
 
+def with_method(run: Run, name: str) -> Run:
+    """Return the run with another method, without settings that only its present method reads."""
+    tree = run.tree()
+    if name != run.method.name and name in METHODS:
+        settings = tree["method"].items()
+        tree["method"] = {key: value for key, value in settings if key in METHODS[name].reads}
+    tree["method"]["name"] = name
+    return run.from_tree(tree, "command line")
+
+
+def require_read(run: Run, names: Iterable[str], methods: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a setting of [method] that none of the methods reads, unless it has its
+    default.
+
+    ``names``: the settings to look at, without their section. ``methods``: by default those of the
+    run's phases.
+    """
+    given, default = run.method, type(run.method)()
+    using = list(methods) or [name for name, _ in run.phases()]
+    specs = [METHODS[name] for name in using if name in METHODS]
+    for name in sorted(names):
+        value = getattr(given, name)
+        unread = not any(name in spec.reads for spec in specs)
+        if specs and unread and value != getattr(default, name):
+            *others, last = [other.name for other in METHODS.values() if name in other.reads]
+            readers = f"{', '.join(others)} or {last}" if others else last
+            raise ConfigError(
+                f"method.{name} = {shown(value)} has no effect with {' and '.join(using)}. Leave it out, or use "
+                f"{readers}."
+            )
+
+
 def require_subnets(network: Architecture, deal: Partition, members: Iterable[int]) -> None:
     from istmpi.engine.axes import narrowed  # help must not wait for NumPy
 

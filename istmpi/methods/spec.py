@@ -107,6 +107,22 @@ class MethodSpec:
     and the number of optimizer slots that are stored for each parameter."""
 
     @property
+    def reads(self) -> set[str]:
+        """The names of the settings in [method] that the method reads."""
+        conditions = {
+            "local_steps": not self.in_passes,
+            "optimizer_state": not self.always_carries,
+            "outer_lr": self.outer_step is not None,
+            "outer_momentum": self.outer_step is not None,
+            "wire": self.encodes,
+            "delay": self.stays or self.delay_by_default > 0,
+            "top": "share" in self.sends,  # of method.shared_wire
+            "feedback": "share" in self.sends,
+        }
+        read = {name for name, is_read in conditions.items() if is_read}
+        return {"name", "finish", *self.settings, *read}
+
+    @property
     def stays(self) -> bool:
         """True if dealt parameters may stay with their holders."""
         return "hop" in self.sends

@@ -13,6 +13,7 @@ from istmpi.config import Run
 from istmpi.data.callable.source import is_function
 from istmpi.errors import ConfigError, IstmpiError, did_you_mean
 from istmpi.methods import spec_of
+from istmpi.methods.limits import require_read
 from istmpi.models.source import class_name
 from istmpi.optim.optimizers import PROGRAM
 from istmpi.optim.own_optimizer import OwnOptimizer
@@ -154,6 +155,8 @@ def run_of(
     model = {f"model.{key}": value for key, value in arguments.items()}
     base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch}
     run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
+    of_method = [key.partition(".")[2] for key in chosen if key.startswith("method.")]
+    require_read(run, of_method)
     if made and spec_of(run.method.name, "method.name =").keeps_optimizer(run):
         optimizer.spec.kept_slots()
     if run.model.scale == "fitted":

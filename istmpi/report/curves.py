@@ -160,7 +160,7 @@ def _read_folder(folder: Path) -> Curve:
     if validated:
         tested = [line for line in lines if "score" in line]
         if tested:
-            test = tested[-1].figure("score")
+            test = tested[-1].score("score")
     counted = lines[: lines.index(scored[-1]) + 1] if scored else []
     data = ""
     if summary and "data" in summary:
@@ -169,7 +169,7 @@ def _read_folder(folder: Path) -> Curve:
     records = [record for record in (summary, *lines[-1:], failure) if record]
     return Curve(
         method=run.method.name,
-        points=_points([(line, line.figure(key)) for line in scored], str(folder)),
+        points=_points([(line, line.score(key)) for line in scored], str(folder)),
         seed=run.train.seed,
         ranks=next((record.whole("ranks", 1) for record in records if "ranks" in record), None),
         score_name=next(
@@ -256,8 +256,8 @@ def _read_file(path: Path) -> Curve:
         phases = tree.figures("phases", 0)
     test = None
     if "test" in tree and tree.value("test") is not None:
-        test = tree.figure("test")
-    scored = [(point, point.figure("score")) for point in tree.inners("points")]
+        test = tree.score("test")
+    scored = [(point, point.score("score")) for point in tree.inners("points")]
     return Curve(
         method=texts["method"],
         points=_points(scored, str(path)),

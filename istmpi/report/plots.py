@@ -120,8 +120,8 @@ def _progress_of_scores(
         loss = "test_loss"
     scored = [(time, line) for time, line in zip(times, lines) if score in line]
     times_of_scores = [time for time, _ in scored]
-    scores = [line.figure(score) for _, line in scored]
-    losses = [line.figure(loss) if loss in line else nan for _, line in scored]
+    scores = [line.score(score) for _, line in scored]
+    losses = [line.score(loss) if loss in line else nan for _, line in scored]
     colour = BLUE
     label = "training"
     if method:
@@ -130,7 +130,7 @@ def _progress_of_scores(
             label = "training, subnets"
     axes[0].plot(times_of_scores, scores, "o-", color=colour)
     axes[0].set_ylabel(plain(f"{split} {score_name}"))
-    training = [line.figure("loss") for line in lines]
+    training = [line.score("loss") for line in lines]
     axes[1].plot(times, training, "--", color=GRID, label=label)
     axes[1].plot(times_of_scores, losses, "o-", color=colour, label=f"{split}, whole network")
     axes[1].set_ylabel("loss")

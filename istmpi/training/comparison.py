@@ -28,7 +28,8 @@ from istmpi.errors import (
 from istmpi.files import preparing
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
-from istmpi.methods import METHODS, spec_of
+from istmpi.methods import spec_of
+from istmpi.methods.limits import with_method
 from istmpi.record import COMPARISON, FAILURE, SETTINGS, SUMMARY, RunFolder, home
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
@@ -199,12 +200,9 @@ def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[
     made = []
     for seed in range(run.train.seed, run.train.seed + repeats):
         for name in dict.fromkeys(methods):
-            settings = {"method.name": name, "train.seed": seed, "evaluate.every": every}
-            if name in METHODS and not METHODS[name].deals:
-                settings["method.shares"] = None  # which a run of that method alone would refuse
-            made.append(
-                Turn(run.override({**settings, "output.folder": str(folder / f"{name}-{seed}")}))
-            )
+            settings = {"train.seed": seed, "evaluate.every": every}
+            settings["output.folder"] = str(folder / f"{name}-{seed}")
+            made.append(Turn(with_method(run, name).override(settings)))
     return made
 
 

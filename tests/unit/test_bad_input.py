@@ -331,6 +331,14 @@ def test_an_evaluation_without_its_figures_is_refused(tmp_path, key):
             read_curves([leave(tmp_path / "run", line, json.dumps(SUMMARY))])
 
 
+def test_a_score_or_a_loss_of_any_float32_is_no_damage(tmp_path):
+    line = LINE_OF_METRICS | {"score": 3e38, "loss": -3e38, "test_loss": 3e38}
+    folder = leave(tmp_path / "run", json.dumps(line), json.dumps(SUMMARY))
+    (curve,) = read_curves([folder])
+    assert [point.score for point in curve.points] == [3e38]
+    assert compare([curve]).targets and plots.draw(folder).is_file()
+
+
 def test_dollars_in_names_are_no_mathematics(tmp_path):
     folder = leave(tmp_path / "run", json.dumps(LINE_OF_METRICS), json.dumps({**SUMMARY, "score_name": r"$\frac{$"}))
     assert plots.draw(folder).is_file()

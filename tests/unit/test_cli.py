@@ -14,6 +14,7 @@ from curves import curve
 from istmpi.cli.main import ALONE, istmpi
 from istmpi.cli.run_options import OPTIONS, resolve
 from istmpi.errors import ConfigError
+from istmpi.methods import METHODS
 
 
 def cli(*arguments, env=()):
@@ -282,6 +283,58 @@ def test_texts_may_have_quotes_as_in_a_run_file(text):
 def test_values_with_commas_must_be_lists():
     with pytest.raises(ConfigError, match="--shares 1;2"):
         resolve("digits", (), {**{option.lstrip("-").replace("-", "_"): None for option in OPTIONS}, "shares": "1;2"})
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("istmpi tra", ["train"]),
+        ("istmpi train --outer", ["--outer-momentum"]),
+        ("istmpi checkpoint sh", ["show"]),
+        ("istmpi nothing --a", []),
+    ],
+)
+def test_a_shell_gets_words_and_nothing_else_at_tab(words, offered):
+    asked = {"_ISTMPI_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = cli(env=asked)
+    assert done.stderr == "" and [line.partition(",")[2] for line in done.stdout.splitlines()] == offered
+    assert cli(env={"_ISTMPI_COMPLETE": "bash_source"}).stdout.startswith("_istmpi_completion()")
+
+
+OUTER = ("data-parallel", "dynamic-averaging", "codistillation", "admm", "easgd", "downpour")
+UNREAD = {
+    "method.outer_lr=0.5": OUTER,
+    "method.outer_momentum=0.5": OUTER,
+    "method.wire=int8": (*OUTER[1:], "streaming-diloco", "sparse-loco"),
+    "method.optimizer_state=carry": (*OUTER[:1], *OUTER[2:], "streaming-diloco", "sparse-loco"),
+    "method.local_steps=3": ("fedavg",),
+    "method.delay=1": [name for name in METHODS if name not in ("ist", "streaming-diloco")],
+    "method.redeal=0.5": [name for name in METHODS if name != "ist"],
+    "method.penalty=0.5": [name for name in METHODS if name != "admm"],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("assignment", UNREAD)
+def test_a_setting_that_the_method_does_not_read_is_refused(assignment, method):
+    setting = assignment.partition("=")[0]
+    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS} | {"method": method}
+    if method not in UNREAD[assignment]:
+        resolve("digits", (assignment,), options)
+        return
+    with pytest.raises(ConfigError, match=f"{setting} = .* has no effect with {method}. Leave it out, or use "):
+        resolve("digits", (assignment,), options)
+    resolve("digits", (assignment,), {**options, "method": None}, methods=("ist", "admm", "diloco", "local-sgd"))
+
+
+def test_a_method_of_the_command_line_drops_what_only_the_file_s_method_reads(tmp_path):
+    (tmp_path / "run.toml").write_text('[method]\nname = "ist"\nredeal = 0.1\nlocal_steps = 7\n')
+    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS}
+    run = resolve(str(tmp_path / "run.toml"), (), options | {"method": "diloco"})
+    assert (run.method.redeal, run.method.local_steps) == (1.0, 7)
+    (tmp_path / "run.toml").write_text('[method]\nname = "diloco"\nredeal = 0.1\n')
+    with pytest.raises(ConfigError, match="method.redeal = 0.1 has no effect with diloco. Leave it out, or use ist."):
+        resolve(str(tmp_path / "run.toml"), (), options)
 
 
 def test_a_rank_that_a_launcher_terminates_while_it_leaves_keeps_its_exit_code():

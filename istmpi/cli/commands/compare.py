@@ -61,7 +61,13 @@ def command(
 
     communicator = comm.world()
     with communicator.agreed():
-        resolved = resolve(run, assignments, given, refused={"method.name": "--methods"})
+        resolved = resolve(
+            run,
+            assignments,
+            given,
+            refused={"method.name": "--methods"},
+            methods=methods.split(","),
+        )
         scores = as_targets(targets)
         stop_at, loggers = watched(communicator, stop_before_walltime, log)
 

@@ -92,7 +92,8 @@ def command(
         if "data.source" not in changed:
             shape = (costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS)
     else:
-        resolved = resolve(run, assignments, given)
+        compared = [*METHODS] if compare == "all" else (compare or "").split(",")
+        resolved = resolve(run, assignments, given, methods=compared if compare else [])
     planned = described(resolved, layers, shape, row_features, nodes, degree)
     examples = examples or planned.examples or EXAMPLES
     scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=is_paper)

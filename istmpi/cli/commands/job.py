@@ -329,14 +329,15 @@ def check(
         raise ConfigError(
             f"--time: {minutes:g} minutes must be more than --stop-before-walltime, {stop:g}."
         )
-    run = resolve(given.pop("run"), given.pop("assignments"), given)
+    compared = given["methods"].split(",") if verb == "compare" else []
+    run = resolve(given.pop("run"), given.pop("assignments"), given, methods=compared)
     if is_own(run.model.name) and not runs_code:
         return run.with_implied()
     planned = described(run, None, ranks=ranks)
     if verb != "compare":
         planned.require_trainable(planned.run, ranks)
         return planned.run
-    for name in given["methods"].split(","):
+    for name in compared:
         spec_of(name, "--methods:")
         planned.require_trainable(planned.run.override({"method.name": name}), ranks)
     return planned.run
