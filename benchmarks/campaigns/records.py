@@ -117,7 +117,7 @@ def plausible(path: Path, before: bytes) -> bool:
         lines = [json.loads(line) for line in text.splitlines()]
         expected = [json.loads(line) for line in before.splitlines()]
         return [line["round"] for line in lines] == [line["round"] for line in expected]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False
 
 
