@@ -207,7 +207,10 @@ class Distributed:
             except BaseException:
                 self._in_rounds = False
                 raise
-            finished, goes_on = self._round.finished(), self._goes_on()
+            finished = self._round.finished()
+            if not finished:  # the round is repeated, and its loop body then decides again
+                training.told_to_end = False
+            goes_on = self._goes_on()
             if not finished:
                 self.streams.save(loaders, training.rounds_done, kept, dropped=True)
                 break

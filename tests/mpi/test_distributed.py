@@ -161,6 +161,31 @@ def test_a_stop_file_that_only_rank_0_sees_stops_all_ranks(comm, shared_tmp, met
             loop(job, batches, 4, folder=folder, resume="auto", behind=lambda _: comm.rank or (folder / "STOP").touch())
 
 
+@pytest.mark.ranks(only=[3])
+def test_a_program_that_ends_in_a_dropped_round_decides_again(comm, shared_tmp, monkeypatch):
+    """A patience that counts the score of a dropped round would end the run a round early."""
+    monkeypatch.setattr(stopping, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(Method, "finished_within", 0.0)
+    batches, folder, job = Training(run_of({}), comm).batches, shared_tmp / "run", distributed(comm)
+
+    def stop(round):
+        if round.number == 1 and comm.rank == 0:
+            (folder / "STOP").touch()
+        comm.barrier()
+        if round.number == 2:
+            job.end()
+
+    with pytest.raises(StoppedError, match="STOP, after 1 of 4 rounds; saved in"):
+        loop(job, batches, 4, folder=folder, behind=stop)
+    comm.barrier()
+    if comm.rank == 0:
+        (folder / "STOP").unlink()
+    comm.barrier()
+    resumed = distributed(comm)
+    assert loop(resumed, batches, 4, folder=folder, resume="auto") == 2
+    assert resumed.summary.ended == "all 4 rounds are done"
+
+
 def test_a_program_ends_its_rounds_early(comm, shared_tmp):
     job, batches = distributed(comm, lr=0.1), Training(run_of({}), comm).batches
     loop(job, batches, 4, folder=shared_tmp / "run", behind=lambda round: round.number == 2 and job.end())
