@@ -107,8 +107,7 @@ class Distributed:
         self._in_rounds = False
         self._noted: set[str] = set()
         self._left = ""
-        """A sentence about the round in which the program left its loop, for a note; empty if there
-        is none."""
+        """A note about the round in which the program left its loop; empty if it did not."""
         self.has_gradients = False
         self.summary: Summary | None = None
         """The summary of the last loop over rounds; None if no round was left to train."""
@@ -208,8 +207,7 @@ class Distributed:
                 self._in_rounds = False
                 raise
             finished = self._round.finished()
-            if not finished:  # the round is repeated, and its loop body then decides again
-                training.told_to_end = False
+            training.told_to_end &= finished  # a repeated round decides again
             goes_on = self._goes_on()
             if not finished:
                 self.streams.save(loaders, training.rounds_done, kept, dropped=True)
@@ -220,8 +218,7 @@ class Distributed:
         self._in_rounds = False
 
     def _note_if_left(self) -> None:
-        """Report once that the program left the loop before its last round; do nothing
-        otherwise."""
+        """Report once that the program left the loop before its last round."""
         left = self._round.fate if self._in_rounds else self._left
         self._in_rounds, self._left = False, ""
         if left:
