@@ -21,7 +21,7 @@ from benchmarks.controls.convolutions_plan import (
 from benchmarks.reporting import report
 from istmpi.cli.networks import described
 from istmpi.cli.run_options import resolve
-from istmpi.cost.counts import cost
+from istmpi.cost import cost
 
 Record = Callable[[Cell], dict[str, Any] | None]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from istmpi.cost.counts import Cost
 from istmpi.cost.rivals import counted
+from istmpi.cost.run_cost import Cost
 from istmpi.cost.survey import Scenario, resized, speed_up
 from istmpi.cost.time import COMPUTING, epoch_seconds, link_rate, round_time
 from istmpi.methods import METHODS

@@ -6,8 +6,9 @@ from fractions import Fraction
 from math import prod
 
 from istmpi.config import Run
-from istmpi.cost.counts import FORWARD_NORMALISATION_FLOPS, cost
+from istmpi.cost.counts import FORWARD_NORMALISATION_FLOPS
 from istmpi.cost.holdings import Number
+from istmpi.cost.run_cost import cost
 from istmpi.models.architecture import Architecture
 
 SAMPLED = 1024

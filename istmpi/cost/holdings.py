@@ -6,6 +6,7 @@ section 3.3). If whole blocks are dealt out (``blocks[3]``), sizes are expected 
 fractions.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,9 +15,9 @@ from math import ceil, prod
 
 from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
-from istmpi.engine.axes import Parameter, bytes_of, with_odds, with_slots
+from istmpi.engine.axes import Parameter, bytes_of, with_odds
 from istmpi.engine.partition import blocks, check
-from istmpi.engine.wire import form_of, scales_of
+from istmpi.engine.wire import form_of, forms_of, scales_of
 
 Number = int | Fraction
 
@@ -43,20 +44,21 @@ class Origin:
 
 @dataclass(frozen=True)
 class Term:
-    """The elements of a tensor that belong to one segment of each axis, and how they are sent."""
+    """The elements of equal tensors that belong to one segment of each axis, and how they are sent.
+
+    A parameter and its slots are equal tensors if they are sent in the same form.
+    """
 
     parameter: Parameter
-    """The elements, as a tensor whose axes have one segment."""
+    """The elements of one tensor, as a tensor whose axes have one segment."""
     itemsize: int
-    """The bytes of a sent value."""
+    """The bytes of a sent value, times the number of equal tensors."""
     scales: int
-    """The bytes of scales in a message."""
+    """The bytes of scales in a message, for all equal tensors."""
     start: int
     """The first of the tensor's rows among these elements."""
     rows: int
     """The number of the tensor's rows."""
-    beside: bool
-    """True for elements that all ranks have, of a parameter that is dealt out in part."""
 
 
 class Holdings:
@@ -65,9 +67,8 @@ class Holdings:
 
     ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``members``: the
     ranks that take part in a round. ``redeal``: the fraction of units that change ranks in a round;
-    None if all return to owners. ``shared_every``: rounds between means of undealt parameters; 0
-    without means. ``wire``: the form of sent values; if not float32, ``slots`` more tensors count
-    for each parameter. Raises ConfigError if the deal is impossible.
+    None if all return to owners. ``wire``: the form of sent values. Raises ConfigError if the deal
+    is impossible.
     """
 
     def __init__(
@@ -79,23 +80,20 @@ class Holdings:
         shares: Sequence[float] | None = None,
         members: int | None = None,
         redeal: float | None = None,
-        shared_every: int = 0,
         wire: str = "float32",
-        slots: int = 0,
     ):
         check(lengths, groups, ranks, shares)
         self.members = ranks if members is None else members
         self.taking_part = Fraction(self.members, ranks)
-        self.redeal, self.shared_every = redeal, shared_every
-        self._wire, self._slots = wire, slots if wire != "float32" else 0
+        self.redeal = redeal
+        self._wire = wire
         self._origins: dict[tuple[tuple[str, ...], int], Origin] = {}
-        self.parameters, self.lengths, self.groups, self.ranks = (
-            parameters,
-            lengths,
-            tuple(groups),
-            ranks,
-        )
+        self.parameters = parameters
+        self.lengths = lengths
+        self.groups = tuple(groups)
+        self.ranks = ranks
         patterns = [parameter.pattern for parameter in parameters.values()]
+        # decision 49: neighbouring ranks with equally many units are one span.
         spans = self._spans(shares)
         self.parts = [
             Part(span, {**lengths, **with_odds(lengths, patterns, dealt)}) for span, dealt in spans
@@ -145,8 +143,6 @@ class Holdings:
             for factor in axis.factors
             if factor.name in self.groups
         )
-        if not names and self.shared_every and not term.beside:
-            return Origin(0, 0)
         if self.redeal is None or not names:
             return Origin(1, 0)
         key = names, part.ranks.start
@@ -164,48 +160,50 @@ class Holdings:
 
     @cached_property
     def _travelling(self) -> list[Term]:
-        """Return the terms of all tensors that are sent."""
-        groups = dict.fromkeys(self.groups)
-        terms = []
-        for name, parameter in self.with_slots(self.parameters).items():
-            form = form_of(self._wire, name, parameter)
-            rows = parameter.pattern.axes[0].length(self.lengths)
-            pieces = parameter.pieces(groups)
-            for piece in pieces:
-                scales = scales_of(form, piece, self.lengths, groups, self.ranks)
-                beside = len(pieces) > 1 and not piece.pattern.dealt(groups)
-                first = piece.pattern.axes[0]
-                starts = [
-                    place.start
-                    for n, place in enumerate(first.places(self.lengths))
-                    if n not in first.omitted
-                ]
-                products = piece.pattern.terms()
-                for number, pattern in enumerate(products):
-                    start = starts[number * len(starts) // len(products)]
-                    term = replace(parameter, pattern=pattern)
-                    sent = value_bytes(form, parameter.itemsize)
-                    terms.append(
-                        Term(term, sent, scales if number == 0 else 0, start, rows, beside)
-                    )
+        """The terms of all tensors that are sent."""
+        equal: Counter[tuple[Parameter, str]] = Counter()
+        for name, parameter in self.parameters.items():
+            shape = Parameter(parameter.pattern, parameter.dtype)
+            equal[shape, form_of(self._wire, name, parameter)] += 1
+        terms: list[Term] = []
+        for (parameter, form), tensors in equal.items():
+            terms += self._terms(parameter, form, tensors)
         return terms
 
-    def with_slots(self, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-        return with_slots(parameters, tuple(map(str, range(self._slots))))
+    def _terms(self, parameter: Parameter, form: str, tensors: int) -> Iterator[Term]:
+        groups = dict.fromkeys(self.groups)
+        rows = parameter.pattern.axes[0].length(self.lengths)
+        for piece in parameter.pieces(groups):
+            scales = scales_of(form, piece, self.lengths, groups, self.ranks)
+            first = piece.pattern.axes[0]
+            starts = [
+                place.start
+                for number, place in enumerate(first.places(self.lengths))
+                if number not in first.omitted
+            ]
+            products = piece.pattern.terms()
+            for number, pattern in enumerate(products):
+                yield Term(
+                    parameter=replace(parameter, pattern=pattern),
+                    itemsize=tensors * value_bytes(form, parameter.itemsize),
+                    # A message has the scales of a piece once.
+                    scales=tensors * scales if number == 0 else 0,
+                    # Products are in the order of the first axis's segments.
+                    start=starts[number * len(starts) // len(products)],
+                    rows=rows,
+                )
 
-    def wired_bytes(self, parameters: Mapping[str, Parameter]) -> int:
-        """Return the bytes of ``parameters`` in one pass round a ring."""
+    @cached_property
+    def ring_bytes(self) -> int:
+        """The bytes of all tensors in one pass round a ring."""
         if self._wire == "float32":
-            return bytes_of(parameters, self.lengths)
-        travelling = self.with_slots(parameters)
-        if not travelling:
-            return 0
-        elements = {name: parameter.size(self.lengths) for name, parameter in travelling.items()}
-        forms = {
-            name: form_of(self._wire, name, parameter) for name, parameter in travelling.items()
+            return self.network_bytes
+        elements = {
+            name: parameter.size(self.lengths) for name, parameter in self.parameters.items()
         }
+        itemsize = next(iter(self.parameters.values())).itemsize
         return ring.once_round(
-            elements, next(iter(travelling.values())).itemsize, self.ranks, forms
+            elements, itemsize, self.ranks, forms_of(self._wire, self.parameters)
         )
 
     def _moving(self, name: str) -> Fraction:
@@ -288,7 +286,7 @@ class Holdings:
         """Bytes of undealt parameters that the owner with the most rows receives and averages."""
         if self.members == 1:
             return 0
-        rows = self._beside if self.shared_every else {**self.shared, **self._beside}
+        rows = {**self.shared, **self._beside}
         return self.members * _owned_bytes(rows, self.lengths, self.ranks)
 
     @property

@@ -1,16 +1,15 @@
 """Counts the bytes of one round exactly: draws the round's deal, and adds up all transfers (legs)
 of its route."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import numpy as np
 
 from istmpi.config import Run
-from istmpi.cost.collectives import COLLECTIVES
 from istmpi.cost.pairs import leg_bytes
-from istmpi.engine.axes import Parameter, with_slots
-from istmpi.engine.layout import Layout, Replicated
+from istmpi.engine.axes import with_slots
+from istmpi.engine.layout import Replicated, TrainingLayout
 from istmpi.engine.partition import draw_ranks
 from istmpi.engine.route import Leg, Route
 from istmpi.engine.shares import Shares
@@ -44,15 +43,15 @@ def run_bytes(
             run.override({"method.name": name}),
             (smaller or {}).get(side, architecture),
         )
-        route, moved = _route(phase, network, ranks)
+        route = draw_route(phase, network, ranks)
         for number in range(first, first + rounds):
-            total += _sent(phase, network, route, moved, number, fresh=number == first).sum()
+            total += _sent(
+                route.legs(network.parameters, number, fresh=number == first), network, ranks
+            ).sum()
         first += rounds
         if following not in ("", name):  # the next method begins with the owners' values
-            total += sum(
-                leg_bytes(leg, ranks, network.lengths).sum()
-                for leg in route.flushed(moved, first - 1)
-            )
+            moved = with_slots(network.parameters, route.slots)
+            total += _sent(route.flushed(moved, first - 1), network, ranks).sum()
     return int(total)
 
 
@@ -61,56 +60,33 @@ def round_bytes(
 ) -> list[int]:
     """Return the bytes that each rank sends in a round. ``shares`` replace those of the
     settings."""
-    route, moved = _route(run, architecture, ranks, shares)
-    return _sent(run, architecture, route, moved, round, round == 0).tolist()
+    route = draw_route(run, architecture, ranks, shares)
+    return _sent(
+        route.legs(architecture.parameters, round, fresh=round == 0), architecture, ranks
+    ).tolist()
 
 
-def _sent(
-    run: Run,
-    architecture: Architecture,
-    route: Route,
-    moved: Mapping[str, Parameter],
-    round: int,
-    fresh: bool,
-) -> np.ndarray:
-    spec, ranks = spec_of(run.method.name), route.owners.ranks
+def _sent(legs: Iterable[Leg], architecture: Architecture, ranks: int) -> np.ndarray:
     sent = np.zeros(ranks, dtype=np.int64)
-    if not spec.replicated:
-        return sum(
-            (
-                leg_bytes(leg, ranks, architecture.lengths)
-                for leg in route.legs(moved, round, fresh)
-            ),
-            sent,
-        )
-    if fresh:
-        everything = with_slots(
-            architecture.parameters, tuple(map(str, range(len(spec.slots(run)))))
-        )
-        sent += leg_bytes(
-            Leg("pull", everything, route.owners, route.deal(round)), ranks, architecture.lengths
-        )
-    if round >= spec.sends_since(run):
-        for name in spec.sends:
-            sent += spec.sends_in_a_round(run) * COLLECTIVES[name](run).sent(
-                moved, route.owners, spec.wire(run)
-            )
+    for leg in legs:
+        sent += leg_bytes(leg, ranks, architecture.lengths)
     return sent
 
 
-def _route(
+def draw_route(
     run: Run, architecture: Architecture, ranks: int, shares: Shares | None = None
-) -> tuple[Route, dict[str, Parameter]]:
+) -> Route:
+    """Return the route of a run, with the deals of its seed. ``shares`` replace those of the
+    settings."""
     spec = spec_of(run.method.name)
 
-    @lru_cache(
-        maxsize=4
-    )  # legs use the deals of three rounds; a partly redealt one is computed from round 0 on
-    def deal(number: int) -> Layout:
+    # Legs use the deals of three rounds. A partly redealt one is computed from round 0 on.
+    @lru_cache(maxsize=4)
+    def deal(number: int) -> TrainingLayout:
         if spec.members(run, ranks) < ranks:
             members = draw_ranks(ranks, run.method.fraction, run.train.seed, number)
             return Replicated(architecture.lengths, ranks, members)
-        return spec.deal(run, architecture, ranks, number, shares and shares.of(number))
+        of_round = shares.of(number) if shares else None
+        return spec.deal(run, architecture, ranks, number, of_round)
 
-    moved = with_slots(architecture.parameters, tuple(map(str, range(1, spec.moved(run)))))
-    return spec.route(run, architecture, ranks, deal), moved
+    return spec.route(run, architecture, ranks, deal)

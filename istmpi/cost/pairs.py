@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from istmpi.comm import ring
-from istmpi.comm.codec import value_bytes
-from istmpi.engine.axes import Axis, Parameter
+from istmpi.comm.codec import Wire, value_bytes
+from istmpi.engine.axes import Axis, Parameter, Positions, bytes_of
 from istmpi.engine.layout import Layout, pieces_to_move
-from istmpi.engine.packed_sizes import Largest, top_k_bytes
-from istmpi.engine.partition import Partition
-from istmpi.engine.route import Leg
+from istmpi.engine.packed_sizes import Largest, float4_bytes, top_k_bytes
+from istmpi.engine.route import FRAGMENT, GATHER, MEAN, Leg
 from istmpi.engine.wire import form_of, forms_of, scales_of
 
 
@@ -22,7 +21,7 @@ def pair_bytes(
     parameters: Mapping[str, Parameter],
     source: Layout,
     target: Layout,
-    exclude: Partition | None = None,
+    exclude: Layout | None = None,
     wire: str = "float32",
     shared: bool = True,
 ) -> np.ndarray:
@@ -32,34 +31,61 @@ def pair_bytes(
     ``exclude``: a deal. Elements of dealt parameters that any rank holds in this deal do not move.
     ``shared``: False leaves out what all ranks have of parameters that are dealt out in part.
     """
-    # decision 49: exact counts come from spans of blocks, and no index is listed.
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
+    groups = {**source.units, **target.units}
     for name, _, parameter in pieces_to_move(parameters, (source, target, exclude), shared):
-        elements = np.ones_like(total)
-        dealt = exclude is not None and parameter.pattern.dealt(exclude.units)
-        held = np.ones((exclude.ranks if dealt else 0, *total.shape), dtype=np.int64)
-        for place, axis in enumerate(parameter.pattern.axes):
-            here, there = (_marks(layout, axis, place) for layout in (source, target))
-            elements *= (here @ there.T).astype(np.int64)
-            if dealt:
-                for rank, marks in enumerate(_marks(exclude, axis, place)):
-                    held[rank] *= ((here * marks) @ there.T).astype(np.int64)
-        form, moved = form_of(wire, name, parameter), elements - held.sum(axis=0)
-        scales = scales_of(
-            form, parameter, source.lengths, source.units | target.units, source.ranks
-        )
+        moved = _common_elements(parameter, source, target)
+        if exclude is not None and parameter.pattern.dealt(exclude.units):
+            moved -= _excluded_elements(parameter, source, target, exclude)
+        form = form_of(wire, name, parameter)
+        scales = scales_of(form, parameter, source.lengths, groups, source.ranks)
         total += moved * value_bytes(form, parameter.itemsize) + (moved > 0) * scales
     return total
 
 
+def _common_elements(parameter: Parameter, source: Layout, target: Layout) -> np.ndarray:
+    """Return the number of elements that two ranks both have: ``[from, to]`` int64."""
+    elements = np.ones((source.ranks, target.ranks), dtype=np.int64)
+    for place, axis in enumerate(parameter.pattern.axes):
+        here = _marks(source, axis, place)
+        there = _marks(target, axis, place)
+        elements *= (here @ there.T).astype(np.int64)
+    return elements
+
+
+def _excluded_elements(
+    parameter: Parameter, source: Layout, target: Layout, exclude: Layout
+) -> np.ndarray:
+    """Return the number of `_common_elements` that any rank has in a third layout."""
+    held = np.ones((exclude.ranks, source.ranks, target.ranks), dtype=np.int64)
+    for place, axis in enumerate(parameter.pattern.axes):
+        here = _marks(source, axis, place)
+        there = _marks(target, axis, place)
+        for rank, marks in enumerate(_marks(exclude, axis, place)):
+            held[rank] *= ((here * marks) @ there.T).astype(np.int64)
+    # Each element has at most one holder in a deal.
+    return held.sum(axis=0)
+
+
 def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
+    """Return the bytes that each rank sends for a leg of a round: ``[rank]`` int64."""
+    return leg.times * np.array(_bytes_once(leg, ranks, lengths), dtype=np.int64)
+
+
+def _bytes_once(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> Sequence[int] | np.ndarray:
     elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}
-    itemsize = next((parameter.itemsize for parameter in leg.parameters.values()), 0)
+    kind = leg.wire.kind if isinstance(leg.wire, Wire) else "float32"
     if isinstance(leg.wire, Largest):
-        return np.full(ranks, (ranks - 1) * top_k_bytes(leg.wire.top, [*elements.values()]))
-    kind = leg.wire.kind if leg.wire else "float32"
-    if leg.source is None:
-        return np.array(ring.sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters)))
+        return [(ranks - 1) * top_k_bytes(leg.wire.top, [*elements.values()])] * ranks
+    if leg.name == FRAGMENT:
+        return ring.sent_of(sum(elements.values()), ranks, float4_bytes)
+    if leg.name == GATHER:
+        return [(ranks - 1) * bytes_of(leg.parameters, lengths)] * ranks
+    if leg.name == MEAN:
+        itemsize = next(iter(leg.parameters.values())).itemsize
+        return ring.sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters))
+    if leg.source is None or leg.target is None:
+        raise AssertionError(f"the leg {leg.name} has no layouts")
     pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind, leg.shared)
     return pairs.sum(axis=1) - pairs.diagonal()
 
@@ -71,7 +97,7 @@ def _marks(layout: Layout, axis: Axis, place: int) -> np.ndarray:
     )
 
 
-def _marked(positions: Sequence[int], length: int) -> np.ndarray:
+def _marked(positions: Positions, length: int) -> np.ndarray:
     marks = np.zeros(length)
     marks[np.asarray(positions, dtype=np.int64)] = 1
     return marks

@@ -1,21 +1,48 @@
 """Rivals: methods that istmpi does not run. Their costs are counted for comparison only."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from istmpi.config import Run
+from istmpi.cost.loads import SERVER
+from istmpi.engine.axes import with_slots
+from istmpi.engine.layout import TrainingLayout
+from istmpi.engine.route import Leg, Parameters, Route
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods import METHODS, MethodSpec
+from istmpi.models.architecture import Architecture
+
+
+class RouteThroughRank0(Route):
+    """A route without owners: in each step, everything goes to rank 0 and back."""
+
+    def legs(self, parameters: Parameters, round: int, fresh: bool) -> list[Leg]:
+        return [Leg(SERVER, with_slots(parameters, self.slots), times=self.means)]
+
+
+@dataclass(frozen=True)
+class ThroughRank0(MethodSpec):
+    """A method whose route is a `RouteThroughRank0`."""
+
+    def route(
+        self,
+        run: Run,
+        architecture: Architecture,
+        ranks: int,
+        deal: Callable[[int], TrainingLayout],
+    ) -> Route:
+        return RouteThroughRank0(**vars(super().route(run, architecture, ranks, deal)))
+
 
 _ALL = (
-    MethodSpec(
+    ThroughRank0(
         "data-parallel-broadcast",
         "rank 0 collects all gradients and sends all weights, as the paper counts data parallel",
-        ("server",),
         sends_every_step=True,
         owned_tensors=0,
     ),
     MethodSpec(
-        "ist-push-pull",
-        "all weights are flushed to their owners in every round",
-        ("pull", "push"),
-        deals=True,
+        "ist-push-pull", "all weights are flushed to their owners in every round", deals=True
     ),
 )
 

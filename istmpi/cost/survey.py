@@ -8,8 +8,8 @@ from typing import Any
 
 from istmpi.config import Run
 from istmpi.cost.cluster import Cluster
-from istmpi.cost.counts import Cost, cost
 from istmpi.cost.rivals import counted
+from istmpi.cost.run_cost import Cost, cost
 from istmpi.cost.time import round_time
 from istmpi.models.architecture import Architecture
 

@@ -9,7 +9,9 @@ from itertools import zip_longest
 from math import inf
 
 from istmpi.cost.cluster import Cluster, Link
-from istmpi.cost.counts import Cost, PartCost
+from istmpi.cost.counts import PartCost
+from istmpi.cost.loads import ALLREDUCE
+from istmpi.cost.run_cost import Cost
 
 BACKWARD_SHARE = 2 / 3
 """The backward pass's part of a step; ranks send gradients in buckets during the pass."""
@@ -55,21 +57,24 @@ class Exchange:
 
 def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
     step = max(step_seconds(part, cluster) for part in cost.parts)
-    overlaps = cost.spec.sends_every_step and "all-reduce" in cost.spec.sends
-    of_a_step = BACKWARD_SHARE * step * cost.local_steps / cost.sends if overlaps else 0.0
-    longer = CROWDED if of_a_step and not cluster.beside else 1.0
     exchanged = []
     for load in cost.loads:
+        during_backward = cost.spec.sends_every_step and load.link == ALLREDUCE
+        hidden_steps = load.steps_behind + BACKWARD_SHARE * during_backward
+        slower = CROWDED if during_backward and not cluster.beside else 1.0
         link = cluster.links[load.link]
         fixed = load.messages * link.latency
-        fixed += float(load.handled * cost.tensors) * cluster.handle_seconds_per_byte
-        fixed += float(load.averaged * cost.tensors) * cluster.average_seconds_per_byte
-        fixed = longer * (fixed + cluster.transfer_seconds)
-        nbytes = longer * float(load.busiest * cost.tensors)
-        hidden = cluster.beside * (of_a_step + load.steps_behind * step)
-        exchanged += [
-            Exchange(fixed * float(part), nbytes * float(part), link, hidden) for part in load.parts
-        ]
+        fixed += float(load.handled) * cluster.handle_seconds_per_byte
+        fixed += float(load.averaged) * cluster.average_seconds_per_byte
+        fixed += cluster.transfer_seconds
+        exchanged.append(
+            Exchange(
+                fixed=slower * fixed,
+                nbytes=slower * float(load.busiest),
+                link=link,
+                hidden=cluster.beside * hidden_steps * step,
+            )
+        )
     return exchanged
 
 

@@ -1,28 +1,43 @@
 """The route of the weights through a round, as data: which parameters move between which layouts.
 Pure.
 
-Training executes the legs (`istmpi.engine.shards`), the cost model sums their bytes
-(`istmpi.cost.one_round`).
+Training executes the legs (`istmpi.engine.shards`). The cost model counts each leg in two ways:
+exactly for a drawn deal (`istmpi.cost.pairs.leg_bytes`), and as an expectation over deals
+(`istmpi.cost.loads.expected_load`).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from istmpi import rng
 from istmpi.comm.codec import Wire
-from istmpi.engine.axes import Parameter
+from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import Layout, Owners, TrainingLayout
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.slots import parameter_of, weights_among
 
-PULL, HOP, PUSH, MEAN, FLUSH = "pull", "hop", "push", "mean", "flush"
+PULL = "pull"
+"""A leg from owners to the ranks that train."""
+HOP = "hop"
+"""A leg from the ranks that trained to the ranks that train next."""
+PUSH = "push"
+"""A leg from the ranks that trained to owners."""
+MEAN = "mean"
+"""A leg that gives all ranks their mean."""
+FRAGMENT = "fragment"
+"""A leg that gives all ranks their mean, from values of four bits."""
+GATHER = "gather"
+"""A leg that gives every rank the parameters of every other rank."""
+FLUSH = "flush"
+"""A leg from the ranks with the newest values to owners, after the last round of a method."""
+
 Parameters = Mapping[str, Parameter]
 
 
 @dataclass(frozen=True)
 class Leg:
-    """Parameters that move from layout ``source`` to ``target``, or without layouts become the mean
-    of all ranks."""
+    """Parameters that move from layout ``source`` to ``target``; a mean and a gather need no
+    layouts."""
 
     name: str
     parameters: Parameters
@@ -36,6 +51,10 @@ class Leg:
     shared: bool = True
     """False: what all ranks have of a parameter that is dealt out in part does not move. Owners
     have its mean."""
+    during: range = range(0)
+    """The local steps that ranks take while the leg is under way; empty if they wait for it."""
+    times: int = 1
+    """The number of times that a round sends it, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +72,7 @@ class Route:
     """Names of the parameters that all ranks keep, and that become the ranks' mean."""
     every: int = 1
     """The number of rounds between means of common parameters."""
+    local_steps: int = 1
     early: int = 0
     """The number of local steps after weights leave. Above 0, a round begins with the next pull."""
     last: Collection[int] = ()
@@ -69,6 +89,17 @@ class Route:
     """True if trained weights travel as changes since the round's start. An outer step makes
     momentum of what a mean changes, and thus of the roundings of weights; a change is rounded in
     proportion to itself."""
+    slots: tuple[str, ...] = ()
+    """The kinds of slots that move with their parameters in every round."""
+    stored: tuple[str, ...] = ()
+    """The kinds of slots that owners store."""
+    exchange: Callable[["Route", Parameters, int], Iterable[Leg]] | None = None
+    """A function that returns the legs with which ranks exchange values in a round; None for
+    `out_of`."""
+    since: int = 0
+    """The first round in which ranks exchange values."""
+    means: int = 1
+    """The number of means of common parameters in a round in which they are due."""
 
     @property
     def keeps_all(self) -> bool:
@@ -92,26 +123,27 @@ class Route:
         common parameters unchanged, and in round 0 all parameters, if the route has ``common``
         parameters or ``stays``.
         """
-        now, exact = self.deal(round), round == 0 and (self.stays or bool(self.common))
+        now = self.deal(round)
         if before:
             yield Leg(
                 HOP,
                 _dealt(parameters, before),
-                before,
-                now,
+                source=before,
+                target=now,
                 wire=self._wire(round, HOP),
                 shared=False,
             )
         moving = {name: parameter for name, parameter in parameters.items() if name not in present}
-        exact = exact or self.wire == "float32"
+        exact = self.wire == "float32" or (round == 0 and (self.stays or bool(self.common)))
         plain = {
             name: parameter for name, parameter in moving.items() if exact or self.is_common(name)
         }
         encoded = {name: parameter for name, parameter in moving.items() if name not in plain}
+        pull = Leg(PULL, plain, source=self.owners, target=now, exclude=before)
         if plain:
-            yield Leg(PULL, plain, self.owners, now, before)
+            yield pull
         if encoded:
-            yield Leg(PULL, encoded, self.owners, now, before, self._wire(round, PULL))
+            yield replace(pull, parameters=encoded, wire=self._wire(round, PULL))
 
     def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
         """Yield the legs at a round's end: the mean of common parameters, if due, and the push of
@@ -125,14 +157,20 @@ class Route:
         if common and self.mean_is_due(round):
             if self.largest:
                 common = {name: common[name] for name in weights_among(common)}
-            yield Leg(MEAN, common, wire=self.largest or self._wire(round, MEAN))
+            wire = self.largest or self._wire(round, MEAN)
+            yield Leg(MEAN, common, wire=wire, times=self.means)
         if dealt:
             # A later flush must write the values that arrived, so the sender replaces its own by
             # these.
-            wire = self._wire(
-                round, PUSH, settles=after is not None and not self.leaves_early(round)
+            settles = after is not None and not self.leaves_early(round)
+            yield Leg(
+                PUSH,
+                dealt,
+                source=self.deal(round),
+                target=self.owners,
+                exclude=after,
+                wire=self._wire(round, PUSH, settles=settles),
             )
-            yield Leg(PUSH, dealt, self.deal(round), self.owners, after, wire)
 
     def flushed(self, parameters: Parameters, round: int) -> Iterator[Leg]:
         """Yield the legs that bring the newest values to their owners after a round from which
@@ -157,23 +195,55 @@ class Route:
             return self.deal(round if self.early else round - 1)
         return None
 
-    def legs(self, parameters: Parameters, round: int, fresh: bool) -> Sequence[Leg]:
-        """Return the legs that a round executes. ``fresh``: True in the first round that a method
-        runs in a job."""
-        common = {name for name in parameters if self.is_common(name)}
-        before = self.deal(round - 1) if self.stays and round else None
+    def legs(self, parameters: Parameters, round: int, fresh: bool) -> list[Leg]:
+        """Return the legs of a round. ``parameters``: the network's, without slots.
+
+        ``fresh``: True in the first round that a method runs in a job.
+        """
+        moved = with_slots(parameters, self.slots)
+        common = {name for name in moved if self.is_common(name)}
         legs: list[Leg] = []
         if fresh:
-            before, present = self.recovered(round), set()
-            if before:
-                legs.append(Leg(PULL, _dealt(parameters, before), self.owners, before))
-                present = {*legs[0].parameters} if self.early else set()
-            legs += self.into(parameters, round, None if self.early else before, present)
+            legs += self._first(parameters, round)
         elif not self.early:
-            legs += self.into(parameters, round, before, common)
+            before = self.deal(round - 1) if self.stays and round else None
+            legs += self.into(moved, round, before, common)
+        leaving: list[Leg] = []
         if self.leaves_early(round):
-            legs += self.into(parameters, round + 1, self.deal(round), common)
-        return [*legs, *self.out_of(parameters, round)]
+            leaving += self.into(moved, round + 1, self.deal(round), common)
+        if round >= self.since:
+            exchange = self.exchange or Route.out_of
+            leaving += exchange(self, moved, round)
+        if self.leaves_early(round):
+            leaving = [self._beside_steps(leg) for leg in leaving]
+        return [*legs, *leaving]
+
+    def _beside_steps(self, leg: Leg) -> Leg:
+        """Return a leg of a round whose weights leave early, with the local steps that hide it."""
+        departure = self.local_steps - self.early
+        if leg.name == PULL:  # what no rank trains is with its owners from the start
+            return replace(leg, during=range(departure))
+        if leg.name in (HOP, PUSH):
+            return replace(leg, during=range(departure, self.local_steps))
+        return leg
+
+    def _first(self, parameters: Parameters, round: int) -> Iterator[Leg]:
+        """Yield the legs that bring ranks the parameters of their first round in a job."""
+        if self.keeps_all:
+            # Ranks keep the whole network with all its slots, also with slots that no round sends.
+            yield from self.into(with_slots(parameters, self.stored), round, None)
+            return
+        moved = with_slots(parameters, self.slots)
+        before = self.recovered(round)
+        if before is None:
+            yield from self.into(moved, round, None)
+            return
+        pulled = _dealt(moved, before)
+        yield Leg(PULL, pulled, source=self.owners, target=before)
+        if self.early:
+            yield from self.into(moved, round, None, pulled)
+        else:
+            yield from self.into(moved, round, before)
 
     def is_common(self, name: str) -> bool:
         return parameter_of(name) in self.common

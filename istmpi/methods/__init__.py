@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Annotated, Literal
 
 from istmpi.errors import ConfigError, did_you_mean
+from istmpi.methods import legs
 from istmpi.methods.spec import CARRY, KEEP, RESET, MethodSpec, gathered, reduced
 from istmpi.settings import Meta, also
 
@@ -121,17 +122,16 @@ _ALL = (
     MethodSpec(
         "ist",
         "each rank trains a subnet of the units dealt to it",
-        ("pull", "hop", "push", "share"),
         "ist.IST",
         settings=("partition", "redeal", "share_every", "shared_wire", "shares"),
         deals=True,
+        stays=True,
         outer_step=(1.0, 0.0),
         encodes=True,
     ),
     MethodSpec(
         "local-sgd",
         "each rank trains the full network on its own batches; then weights are averaged",
-        ("all-reduce",),
         "ist.IST",
         replicated=True,
         outer_step=(1.0, 0.0),
@@ -142,7 +142,6 @@ _ALL = (
     MethodSpec(
         "data-parallel",
         "gradients are averaged in each step",
-        ("all-reduce",),
         "data_parallel.DataParallel",
         sends_every_step=True,
         replicated=True,
@@ -155,7 +154,6 @@ _ALL = (
     MethodSpec(
         "diloco",
         "local SGD with an outer step of Nesterov momentum towards the mean",
-        ("all-reduce",),
         "ist.IST",
         replicated=True,
         outer_step=(0.7, 0.9),
@@ -168,8 +166,8 @@ _ALL = (
     MethodSpec(
         "streaming-diloco",
         "DiLoCo that sends the network in fragments of 4-bit values while ranks train",
-        ("fragments",),
         "streaming_diloco.StreamingDiLoCo",
+        legs=legs.fragments,
         settings=("fragments", "mix"),
         replicated=True,
         received=reduced,
@@ -186,9 +184,9 @@ _ALL = (
     MethodSpec(
         "sparse-loco",
         "local SGD that sends only the largest changes of weights, in 2 bits",
-        ("largest",),
         "ist.IST",
         settings=("top", "feedback"),
+        largest=True,
         replicated=True,
         received=lambda run, held: Fraction(run.method.top, 4096) * gathered(run, held),
         outer_step=(1.0, 0.0),
@@ -199,7 +197,6 @@ _ALL = (
     MethodSpec(
         "fedavg",
         "some ranks train for epochs on their own examples; then weights are averaged by examples",
-        ("pull", "push"),
         "fedavg.FedAvg",
         settings=("fraction", "epochs"),
         members=_drawn,
@@ -211,8 +208,8 @@ _ALL = (
     MethodSpec(
         "dynamic-averaging",
         "local SGD that averages weights once a rank is far enough from the last mean",
-        ("push", "pull"),
         "dynamic_averaging.DynamicAveraging",
+        legs=legs.through_owners,
         settings=("threshold",),
         replicated=True,
         makes_communicators=True,
@@ -221,8 +218,9 @@ _ALL = (
     MethodSpec(
         "codistillation",
         "each rank trains its own network and learns from the others' predictions",
-        ("all-gather",),
         "codistillation.Codistillation",
+        legs=legs.gather,
+        learns_from_others=True,
         settings=("burn_in",),
         sends_since=lambda run: run.method.burn_in,
         replicated=True,
@@ -234,7 +232,6 @@ _ALL = (
     MethodSpec(
         "admm",
         "ranks train towards a consensus, each with a dual variable",
-        ("all-reduce",),
         "admm.ADMM",
         settings=("penalty",),
         replicated=True,
@@ -246,8 +243,8 @@ _ALL = (
     MethodSpec(
         "easgd",
         "ranks train their own networks, drawn to a common center by an elastic force",
-        ("push", "pull"),
         "easgd.EASGD",
+        legs=legs.through_owners,
         settings=("moving_rate", "order"),
         replicated=True,
         own_state=True,
@@ -260,7 +257,6 @@ _ALL = (
     MethodSpec(
         "downpour",
         "changes of a round reach the other ranks during the next round",
-        ("all-reduce",),
         "downpour.Downpour",
         replicated=True,
         own_state=True,

@@ -21,7 +21,7 @@ from istmpi.amounts import Amount
 from istmpi.code import calling
 from istmpi.data.batch import Batch
 from istmpi.engine.axes import narrowed, with_slots
-from istmpi.engine.layout import Layout, part_shape
+from istmpi.engine.layout import TrainingLayout, part_shape
 from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
 from istmpi.engine.shards import Shards
@@ -281,7 +281,7 @@ class Method(ABC):
         users = self.task.of_trees or is_own(self.job.run.model.name)
         return calling(f"{self.job.run.model.name}: {what}") if users else nullcontext()
 
-    def holders(self, number: int) -> Layout:
+    def holders(self, number: int) -> TrainingLayout:
         """Return the deal of a round. Raises IstmpiError if ranks drew different deals. Collective
         the first time."""
         if number not in self._deals:

@@ -139,7 +139,7 @@ def require_classes(train: Train, task: str, classes: int, method: str) -> None:
 
 
 def require_wire(spec: MethodSpec, run: Run) -> None:
-    if "share" in spec.sends and spec.sends_largest(run) and spec.outer(run) != (1, 0):
+    if spec.stays and spec.sends_largest(run) and spec.outer(run) != (1, 0):
         raise ConfigError(
             "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), "
             "which needs all values. Leave one out."
@@ -179,7 +179,7 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             f"method.delay = {delay} of {spec.name} must be below method.local_steps = {steps}. "
             f"Give at most {steps - 1}, or more local steps."
         )
-    if fragments is not None and "fragments" in spec.sends:
+    if fragments is not None and "fragments" in spec.settings:
         room = min(fragments, len(architecture.parameters))
         while len(departures(architecture.parameters, room, steps, spec.delay(run))) < room:
             room -= 1
@@ -188,12 +188,7 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
                 f"method.fragments = {fragments} is more than this network, method.local_steps = {steps} and "
                 f"method.delay = {spec.delay(run)} allow. Give at most {room}."
             )
-    if (
-        settings.share_every > 1
-        and "share" in spec.sends
-        and ranks > 1
-        and spec.outer(run) != (1, 0)
-    ):
+    if spec.share_every(run) > 1 and ranks > 1 and spec.outer(run) != (1, 0):
         raise ConfigError(
             f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, "
             "outer_momentum), which needs all weights in every round. Leave one out."

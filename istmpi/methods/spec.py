@@ -7,9 +7,10 @@ needed.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 from istmpi.engine.slots import VELOCITY
@@ -19,9 +20,9 @@ from istmpi.optim.optimizers import optimizer_spec
 if TYPE_CHECKING:
     from istmpi.config import Run
     from istmpi.cost.holdings import Holdings
-    from istmpi.engine.layout import Layout
+    from istmpi.engine.layout import TrainingLayout
     from istmpi.engine.partition import Partition
-    from istmpi.engine.route import Route
+    from istmpi.engine.route import Leg, Parameters, Route
     from istmpi.methods.base import Method
     from istmpi.models.architecture import Architecture
 
@@ -57,15 +58,15 @@ class MethodSpec:
     name: str
     summary: str
     """A sentence for the help, without a full stop."""
-    sends: tuple[str, ...]
-    """The collectives that the method uses one after the other, as `istmpi.cost.collectives` names
-    them."""
     rounds: str = ""
     """The class that runs the rounds, in this package, such as ``ist.IST``; empty if only costs are
     counted."""
     settings: tuple[str, ...] = ()
     """The names of the method's own settings in [method]; `istmpi.methods.MethodSettings` has their
     types."""
+    legs: Callable[[MethodSpec, Run, Route, Parameters, int], Iterable[Leg]] | None = None
+    """The legs with which ranks exchange whole networks in a round (`istmpi.methods.legs`); None:
+    `Route.out_of`."""
     sends_every_step: bool = False
     """True if the method sends in every local step. Ranks take these steps together, so they may
     share a batch."""
@@ -81,6 +82,13 @@ class MethodSpec:
     """True if rounds create further MPI communicators."""
     deals: bool = False
     """True if the method deals out the network's unit groups."""
+    stays: bool = False
+    """True if values may stay between rounds: dealt parameters with their holders, other parameters
+    on all ranks."""
+    largest: bool = False
+    """True if ranks send only the largest changes of weights."""
+    learns_from_others: bool = False
+    """True if ranks run batches through the other ranks' networks."""
     members: Callable[[Run, int], int] = lambda run, ranks: ranks
     """The number of ranks that take part in a round, for a run and its number of ranks."""
     in_passes: bool = False
@@ -116,21 +124,11 @@ class MethodSpec:
             "outer_momentum": self.outer_step is not None,
             "wire": self.encodes,
             "delay": self.stays or self.delay_by_default > 0,
-            "top": "share" in self.sends,  # of method.shared_wire
-            "feedback": "share" in self.sends,
+            "top": self.stays,  # of method.shared_wire
+            "feedback": self.stays,
         }
         read = {name for name, is_read in conditions.items() if is_read}
         return {"name", "finish", *self.settings, *read}
-
-    @property
-    def stays(self) -> bool:
-        """True if dealt parameters may stay with their holders."""
-        return "hop" in self.sends
-
-    @property
-    def learns_from_others(self) -> bool:
-        """True if ranks run batches through the other ranks' networks."""
-        return "all-gather" in self.sends
 
     def load(self) -> type[Method]:
         module, _, kind = self.rounds.partition(".")
@@ -145,9 +143,7 @@ class MethodSpec:
         return ranks > 1 and self.wire(run) != "float32" and self.outer(run) != (1, 0)
 
     def sends_largest(self, run: Run) -> bool:
-        return "largest" in self.sends or (
-            "share" in self.sends and run.method.shared_wire == "top-k"
-        )
+        return self.largest or (self.stays and run.method.shared_wire == "top-k")
 
     def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
         """Return the unit groups that a run deals out. Raises ConfigError if the network lacks one
@@ -178,7 +174,7 @@ class MethodSpec:
         Otherwise they are pulled and pushed like dealt parameters.
         """
         shared = self.shared(run, architecture)
-        if "share" not in self.sends or self.outer(run) != (1, 0) or ranks == 1 or not shared:
+        if not self.stays or self.outer(run) != (1, 0) or ranks == 1 or not shared:
             return False
         from istmpi.engine.axes import bytes_of  # help must not wait for NumPy
 
@@ -191,12 +187,15 @@ class MethodSpec:
             or self.sends_largest(run)
         ):
             return True
-        return nbytes * self.moved(run) >= RING_BYTES or bool(
-            self.leaves_early(run, architecture, ranks)
-        )
+        tensors = 1 + len(self.moved_slots(run))
+        return nbytes * tensors >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
 
     def route(
-        self, run: Run, architecture: Architecture, ranks: int, deal: Callable[[int], Layout]
+        self,
+        run: Run,
+        architecture: Architecture,
+        ranks: int,
+        deal: Callable[[int], TrainingLayout],
     ) -> Route:
         """Return the route of the weights through a run's rounds; ``deal`` returns the layout of a
         round's training."""
@@ -209,20 +208,32 @@ class MethodSpec:
             common = list(architecture.parameters)
         elif self.shares_by_ring(run, architecture, ranks):
             common = self.shared(run, architecture)
+        exchange = None
+        if self.legs:
+            exchange = partial(self.legs, self, run)
+        largest = None
+        if self.sends_largest(run):
+            largest = Largest(run.method.top, run.method.feedback)
         return Route(
-            Owners(architecture.lengths, ranks),
-            deal,
-            self.groups(run, architecture),
-            self.stays_with_holders(run, architecture, ranks),
-            frozenset(common),
-            run.method.share_every if "share" in self.sends else 1,
-            self.leaves_early(run, architecture, ranks),
-            run.last_rounds(),
-            self.wire(run),
-            run.train.seed,
-            Largest(run.method.top, run.method.feedback) if self.sends_largest(run) else None,
-            bool(self.own_slots(run)),
-            self.sends_changes(run, ranks),
+            owners=Owners(architecture.lengths, ranks),
+            deal=deal,
+            groups=self.groups(run, architecture),
+            stays=self.stays_with_holders(run, architecture, ranks),
+            common=frozenset(common),
+            every=self.share_every(run),
+            local_steps=run.method.local_steps,
+            early=self.leaves_early(run, architecture, ranks),
+            last=run.last_rounds(),
+            wire=self.wire(run),
+            seed=run.train.seed,
+            largest=largest,
+            own_slots=bool(self.own_slots(run)),
+            sends_changes=self.sends_changes(run, ranks),
+            slots=self.moved_slots(run),
+            stored=self.slots(run),
+            exchange=exchange,
+            since=self.sends_since(run),
+            means=self.sends_in_a_round(run),
         )
 
     def deal(
@@ -281,10 +292,13 @@ class MethodSpec:
         stored = () if self.own_slots(run) else self.optimizer_slots(run)
         return (*stored, *([VELOCITY] if momentum else []))
 
-    def moved(self, run: Run) -> int:
-        """Count the tensors that are sent for a parameter: its values, and the slots that are sent
-        with them."""
-        return 1 + len(self.optimizer_slots(run)) if self.state(run) == CARRY else 1
+    def moved_slots(self, run: Run) -> tuple[str, ...]:
+        """Return the kinds of slots that are sent with their parameters."""
+        return self.optimizer_slots(run) if self.state(run) == CARRY else ()
+
+    def share_every(self, run: Run) -> int:
+        """Return the number of rounds between means of parameters that all ranks keep."""
+        return run.method.share_every if self.stays else 1
 
     def sends_in_a_round(self, run: Run) -> int:
         return run.method.local_steps if self.sends_every_step else 1

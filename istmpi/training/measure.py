@@ -17,11 +17,11 @@ import torch
 from istmpi.comm import Communicator, library
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
-from istmpi.cost import cost
+from istmpi.cost import Cost, cost
 from istmpi.cost.cluster import Cluster, Link, fit
-from istmpi.cost.collectives import COLLECTIVES
-from istmpi.cost.counts import Cost, PartCost
+from istmpi.cost.counts import PartCost
 from istmpi.cost.holdings import Holdings
+from istmpi.cost.loads import pull, push
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.partition import Partition
@@ -149,7 +149,7 @@ def _transfers(
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         for groups in (network.groups, ()):
             held = Holdings(network.parameters, network.lengths, groups, communicator.size)
-            loads = [COLLECTIVES[name](run).load(held) for name in ("pull", "push")]
+            loads = [pull(held), push(held)]
             seconds = _pull_and_push(communicator, network, groups)
             sent = sum(
                 load.messages * link.latency + float(load.busiest) * link.seconds_per_byte

@@ -12,7 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.config import Run
 from istmpi.cost import RIVALS, cost, pair_bytes, phase_costs, round_bytes
+from istmpi.cost.deal import expect_deal, expect_route
 from istmpi.cost.holdings import Holdings
+from istmpi.cost.loads import expected_load, later_legs
+from istmpi.cost.one_round import draw_route
+from istmpi.cost.pairs import leg_bytes
 from istmpi.cost.survey import FIGURE_2
 from istmpi.engine.axes import Parameter, Pattern, narrowed
 from istmpi.engine.layout import Owners
@@ -114,6 +118,40 @@ def test_expected_bytes_are_the_mean_over_deals(method, settings):
     totals = [sum(round_bytes(wanted, network, ranks, number)) for number in range(1, 200)]
     expected = float(cost(wanted, network, ranks).round_bytes)
     assert abs(np.mean(totals) - expected) <= 4 * np.std(totals) / len(totals) ** 0.5
+
+
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("settings", [*DEALT, {"delay": 1, "local_steps": 3}, {"share_every": 2}], ids=str)
+def test_each_leg_is_expected_to_send_the_mean_over_its_draws(settings, wire):
+    """The legs of drawn and of expected rounds are the same, but for a mean that is not due."""
+    ranks, network = 4, mlp_network(40, (90, 60), 30, bias=True)
+    drawn_run = run(name="ist", wire=wire, optimizer_state="carry", **settings)
+    drawn_run = drawn_run.override({"optimizer.name": "adam", "train.rounds": 100})
+    deal = expect_deal(METHODS["ist"], drawn_run, network, ranks)
+    expected = later_legs(expect_route(METHODS["ist"], drawn_run, network, deal), network.parameters)
+    route, totals = draw_route(drawn_run, network, ranks), {leg.name: [] for leg in expected}
+    for number in range(1, 42, 2):
+        legs = route.legs(network.parameters, number, fresh=False)
+        assert [(leg.name, leg.during, set(leg.parameters)) for leg in legs] == [
+            (leg.name, leg.during, set(leg.parameters)) for leg in expected
+        ]
+        for leg in legs:
+            totals[leg.name].append(leg_bytes(leg, ranks, network.lengths).sum())
+    for leg in expected:
+        error = abs(np.mean(totals[leg.name]) - float(expected_load(leg, deal).sent))
+        assert error <= 4 * np.std(totals[leg.name]) / len(totals[leg.name]) ** 0.5, leg.name
+
+
+def test_a_mean_in_a_round_counts_what_is_sent_alone():
+    """Largest changes of weights have no slots; they are picked in the rounds of a mean."""
+    network = mlp_network(40, (90, 60), 30, bias=True)
+    changed = {"shared_wire": "top-k", "optimizer_state": "carry", "share_every": 2}
+    adam = run(name="ist", **changed).override({"optimizer.name": "adam"})
+    bare, every = adam.override({"method.optimizer_state": "reset"}), adam.override({"method.share_every": 1})
+    of_adam, of_bare, of_every = (cost(settings, network, 4).loads[2] for settings in (adam, bare, every))
+    assert of_adam == of_bare and 0 < of_adam.handled == of_every.handled / 2
+    undealt = cost(run(name="ist", partition=()), mlp_network(2000, (300,), 300), 4)
+    assert [load.link for load in undealt.loads] == ["allreduce"], "no transfer where nothing is dealt out"
 
 
 OF_IST = [{}, {"redeal": 0.3}, OUTER, {"partition": ["hidden2"], "share_every": 2}, {"shares": (3.0, 1.0, 2.0)}]

@@ -83,7 +83,7 @@ def test_at_the_rate_a_rank_computes_that_part_of_its_time(method):
 def test_the_exchange_of_ist_beside_local_steps_by_hand():
     """What nobody trains has the steps up to the departure, all else those behind it; memory for two more subnets."""
     plain, early = (cost(run(method__name="ist", method__delay=delay), NETWORK, 4) for delay in (0, 30))
-    pull, hop, push = plain.loads
+    hop, pull, push = plain.loads
     step = round_time(plain, PLAIN).compute / 100
     slow = Cluster("slow", "by hand", network(0.0, float(hop.busiest + push.busiest) / (50 * step)), (1e12,))
     seconds = 50 * step / float(hop.busiest + push.busiest)

@@ -1,0 +1,224 @@
+"""Predicts the cost of a run: bytes, FLOPs and memory. Bytes sent are expectations over deals."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from istmpi.config import Run
+from istmpi.cost.counts import Kept, PartCost, Step, count_part
+from istmpi.cost.deal import ExpectedDeal, expect_deal, expect_route
+from istmpi.cost.holdings import Holdings, Number, Part
+from istmpi.cost.loads import Load, count_start_bytes, round_loads
+from istmpi.cost.rivals import counted
+from istmpi.cost.whole_graph import whole_graph_bytes
+from istmpi.engine.route import Route
+from istmpi.methods import MethodSpec, limits, spec_of
+from istmpi.models.architecture import Architecture
+from istmpi.optim.optimizers import optimizer_spec
+
+
+@dataclass(frozen=True)
+class Cost:
+    spec: MethodSpec
+    held: Holdings
+    parts: list[PartCost]
+    local_steps: int
+    examples_per_step: Number
+    sends: int
+    """The number of times in a round that all of ``loads`` are sent."""
+    loads: list[Load]
+    received_elements: Number
+    """The elements that all ranks receive in a round. As in the paper, a rank's own elements count,
+    too."""
+    start_bytes: Number
+    """Bytes of the first round minus bytes of a later round."""
+    since: int
+    """The first round in which ``loads`` are sent."""
+    side: int = 0
+    """The side of downscaled images; 0 for full-size images."""
+
+    @property
+    def method(self) -> str:
+        return self.spec.name
+
+    @property
+    def ranks(self) -> int:
+        return self.held.ranks
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return self.held.groups
+
+    @property
+    def largest(self) -> PartCost:
+        return max(self.parts, key=lambda part: part.memory.total)
+
+    @property
+    def round_bytes(self) -> Number:
+        """The expected bytes that all ranks together send in a round."""
+        return self.sends * sum(load.sent for load in self.loads)
+
+    def sent_bytes(self, first: int, rounds: int) -> Number:
+        """The bytes of the method's start and of ``rounds`` rounds, the first of which has the
+        number ``first``.
+
+        Rounds before round ``since`` send nothing.
+        """
+        quiet = min(max(self.since - first, 0), rounds)
+        return self.start_bytes + (rounds - quiet) * self.round_bytes
+
+    @property
+    def messages(self) -> int:
+        return self.sends * sum(load.messages for load in self.loads)
+
+    def flops(self, *kinds: str) -> Number:
+        each = sum(
+            len(part.part.ranks) * getattr(part.flops, kind)
+            for part in self.parts
+            for kind in kinds
+        )
+        return self.held.taking_part * each
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run of one method on some ranks, and the deal and route that its rounds have in common."""
+
+    run: Run
+    spec: MethodSpec
+    architecture: Architecture
+    deal: ExpectedDeal
+    route: Route
+    held: Holdings
+    """The weights of the network, as they are dealt."""
+    batch: Number
+    """The examples of a rank in a local step."""
+
+
+def cost(
+    run: Run,
+    architecture: Architecture,
+    ranks: int,
+    method: str | None = None,
+    shared_batch: bool = False,
+    examples: int | None = None,
+) -> Cost:
+    """Return the cost of a run. Raises ConfigError if ranks or settings do not fit.
+
+    ``method``: a method, also one of `RIVALS`, in place of the run's. ``shared_batch``: True if
+    ranks that send in each step divide train.batch, as in the paper. ``examples``: the number of
+    training examples, for methods whose rounds are passes over the data.
+    """
+    setup = _set_up(run, architecture, ranks, method or run.method.name, shared_batch)
+    loads = round_loads(setup.route, architecture.parameters, setup.deal)
+    return Cost(
+        spec=setup.spec,
+        held=setup.held,
+        parts=_count_parts(setup, loads),
+        local_steps=_local_steps(setup, examples),
+        examples_per_step=setup.batch * setup.held.members,
+        sends=setup.route.means,
+        loads=loads,
+        received_elements=setup.route.means * setup.spec.received(setup.run, setup.held),
+        start_bytes=count_start_bytes(setup.route, architecture.parameters, setup.deal),
+        since=setup.route.since,
+    )
+
+
+def _set_up(
+    run: Run, architecture: Architecture, ranks: int, method: str, shared_batch: bool
+) -> Setup:
+    spec = counted(method)
+    run = replace(run, method=replace(run.method, name=method))
+    limits.require_room(spec, run, architecture, ranks)
+    deal = expect_deal(spec, run, architecture, ranks)
+    divided = ranks if shared_batch and spec.sends_every_step else 1
+    return Setup(
+        run=run,
+        spec=spec,
+        architecture=architecture,
+        deal=deal,
+        route=expect_route(spec, run, architecture, deal),
+        held=deal.holdings(architecture.parameters),
+        batch=Fraction(run.train.batch, divided),
+    )
+
+
+def _local_steps(setup: Setup, examples: int | None) -> int:
+    if examples is None:
+        return setup.run.method.local_steps
+    return setup.spec.steps(setup.run, setup.held.ranks, examples)
+
+
+def _count_parts(setup: Setup, loads: Sequence[Load]) -> list[PartCost]:
+    spec = setup.spec
+    held = setup.held
+    optimizer = optimizer_spec(setup.run.optimizer)
+    clips = bool(setup.run.optimizer.clip)
+    step = Step(
+        examples=setup.batch * Fraction(setup.architecture.nodes[0]),
+        optimizer=optimizer,
+        others=(held.ranks - 1) * spec.learns_from_others,
+        # Only such a step leaves rows of embeddings alone that its batch does not read.
+        sparse=optimizer.name == "sgd" and not clips and not spec.sends_every_step,
+    )
+    kept = Kept(
+        owned=held.owned_bytes * (spec.owned_tensors + len(setup.route.stored)),
+        buffers=max(load.buffers for load in loads),
+        copies=0,
+        evaluation=whole_graph_bytes(setup.architecture, held.ranks),
+    )
+    parts = []
+    for part in held.parts:
+        of_part = replace(kept, copies=_copied_bytes(setup, part))
+        parts.append(count_part(part, setup.architecture, step, of_part))
+    return parts
+
+
+def _copied_bytes(setup: Setup, part: Part) -> Number:
+    """Return the bytes of the copies of parameters that a rank keeps in addition to its network."""
+    spec = setup.spec
+    route = setup.route
+    held = setup.held
+    tensors = 1 + len(route.slots)
+    subnet = held.bytes(part)
+    copies: Number = held.network_bytes * spec.copies(setup.run, held.ranks, len(route.stored))
+    # The slots of a round's start, in case the round is dropped.
+    copies += held.network_bytes * len(spec.own_slots(setup.run))
+    if route.stays:
+        copies += tensors * subnet  # at the round's start
+    if route.early:
+        copies += 2 * tensors * subnet  # what leaves early, and what arrives meanwhile
+    if spec.replicated:
+        return copies  # the rest is among the copies of the method
+    if route.sends_changes:
+        copies += subnet
+    if route.common:
+        # A copy is kept if no mean is taken in some rounds, or if networks change with the blocks.
+        if route.every > 1 or any(name in setup.architecture.blocks for name in route.groups):
+            copies += tensors * held.shared_bytes
+        if route.largest:
+            copies += (1 + tensors) * held.shared_bytes  # start, errors, own slots
+    return copies
+
+
+def phase_costs(
+    run: Run,
+    architecture: Architecture,
+    ranks: int,
+    examples: int | None = None,
+    smaller: Mapping[int, Architecture] | None = None,
+) -> list[tuple[Cost, int]]:
+    """Return (cost, number of rounds) for each part of a run with one method and image size.
+
+    ``smaller``: the networks for downscaled images, by the images' side; for other sides,
+    ``architecture`` counts. ``examples`` and errors are as for `cost`.
+    """
+    for name, _ in run.phases():
+        where = "method.name =" if name == run.method.name else "method.finish ="
+        limits.require_wire(spec_of(name, where), run)
+    costs = []
+    for name, side, rounds in run.stretches():
+        of_side = cost(run, (smaller or {}).get(side, architecture), ranks, name, examples=examples)
+        costs.append((replace(of_side, side=side), rounds))
+    return costs

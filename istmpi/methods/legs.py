@@ -1,0 +1,49 @@
+"""The legs of methods that exchange whole networks in their own way, not by `Route.out_of`.
+
+A function yields the legs of a round of a run. ``spec``: the description of the run's method.
+``parameters``: the tensors that move in each round. The classes of the methods send these legs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from istmpi.config import Run
+    from istmpi.engine.route import Leg, Parameters, Route
+    from istmpi.methods.spec import MethodSpec
+
+
+def through_owners(
+    spec: MethodSpec, run: Run, route: Route, parameters: Parameters, round: int
+) -> Iterator[Leg]:
+    """Yield the legs of whole networks from every rank to the owners, and back to every rank."""
+    from istmpi.engine.route import PULL, PUSH, Leg  # help must not wait for NumPy
+
+    networks = route.deal(round)
+    yield Leg(PUSH, parameters, source=networks, target=route.owners)
+    yield Leg(PULL, parameters, source=route.owners, target=networks)
+
+
+def fragments(
+    spec: MethodSpec, run: Run, route: Route, parameters: Parameters, round: int
+) -> Iterator[Leg]:
+    """Yield the mean of each fragment, which is under way while ranks take local steps."""
+    from istmpi.engine.fragments import departures  # help must not wait for NumPy
+    from istmpi.engine.route import FRAGMENT, Leg
+
+    settings = run.method
+    leaving = departures(parameters, settings.fragments, settings.local_steps, spec.delay(run))
+    for fragment in leaving:
+        sent = {name: parameters[name] for name in fragment.names}
+        yield Leg(FRAGMENT, sent, during=range(fragment.leaves, fragment.arrives))
+
+
+def gather(
+    spec: MethodSpec, run: Run, route: Route, parameters: Parameters, round: int
+) -> Iterator[Leg]:
+    """Yield the leg that gives every rank the networks of all other ranks."""
+    from istmpi.engine.route import GATHER, Leg  # help must not wait for NumPy
+
+    yield Leg(GATHER, parameters)
