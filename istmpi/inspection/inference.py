@@ -254,13 +254,15 @@ def _proved_by(
     order = {name: number for number, name in enumerate(trial.read_before(""))}
     growths = dict(sorted(moving[width.name].items(), key=lambda axis: order[axis[0][0]]))
     joined = trial.structures()
-    structures = {
-        place: structures_of(growth, joined)
-        for place, growth in growths.items()
-        if place not in fixed
-    }
     read: list[str] = []
-    for kind_of in ALIKE:
+    for guess, kind_of in itertools.product((False, True), ALIKE):
+        structures = {}
+        guessed = False
+        for place, growth in growths.items():
+            structures[place] = structures_of(growth, joined, guess)
+            guessed |= structures[place] != structures_of(growth, joined, guess=False)
+        if guess and not guessed:
+            break
         for reading in itertools.islice(
             readings(growths, structures, kind_of, fixed, read), READINGS
         ):

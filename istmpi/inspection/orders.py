@@ -144,7 +144,7 @@ def bounds(order: Order, units: int) -> list[int]:
 
 
 class Joins(Watching):
-    """Records in ``lengths`` the lengths of the parts of each concatenation and of each cut, in
+    """Records in ``lengths`` the lengths of the parts of each concatenation, cut and padding, in
     order."""
 
     def __init__(self) -> None:
@@ -162,7 +162,15 @@ class Joins(Watching):
             parts, dimension = outputs, args[2] if len(args) > 2 else (kwargs or {}).get("dim", 0)
         if dimension is not None:
             self.lengths.append(tuple(part.shape[dimension] for part in parts if part.ndim > 1))
+        elif name == "constant_pad_nd":
+            self._note_padding(*args[:2])
         return outputs
+
+    def _note_padding(self, x: torch.Tensor, padding: Sequence[int]) -> None:
+        for axis, (before, behind) in enumerate(zip(padding[::2], padding[1::2]), 1):
+            lengths = (before, x.shape[-axis], behind)
+            if before + behind and min(lengths) >= 0:
+                self.lengths.append(tuple(filter(None, lengths)))
 
 
 def grown(
@@ -210,9 +218,14 @@ def total_of(structure: Iterable[int]) -> Growth:
     return Growth(sum(part for part in parts if part > 0), -sum(part for part in parts if part < 0))
 
 
-def structures_of(growth: Growth, joined: Sequence[Structure]) -> list[Structure]:
-    """Return the structures that an axis may have: one run; the structures of concatenations; runs
-    before the rest."""
+def structures_of(
+    growth: Growth, joined: Sequence[Structure], guess: bool = True
+) -> list[Structure]:
+    """Return the structures that an axis may have: one run; the structures of concatenations; a run
+    before or behind the rest.
+
+    ``guess``: False leaves out the last two if a concatenation has this length.
+    """
     candidates: list[Structure] = [] if growth.rest else [(growth.ratio,)]
     for structure in joined:
         total = total_of(structure)
@@ -221,7 +234,7 @@ def structures_of(growth: Growth, joined: Sequence[Structure]) -> list[Structure
             candidates.append(tuple(factor * part for part in structure))
             if 1 < factor <= REPEATED:
                 candidates.append(structure * factor)
-    if growth.rest:
+    if growth.rest and (guess or not candidates):
         candidates += [_parts(growth), _parts(growth)[::-1]]
     return list(dict.fromkeys(candidates))
 

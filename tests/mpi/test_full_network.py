@@ -18,6 +18,7 @@ from istmpi.models.arguments import user_network
 from istmpi.models.scaling import multiply_sums
 from istmpi.names import NETWORKS as SHIPPED
 from istmpi.training.loop import Training
+from tests.networks import joined_nets
 
 FILE = networks.__file__
 NETWORKS = {
@@ -27,6 +28,7 @@ NETWORKS = {
     "a table read by hand": ("Words", (9,), {}),
     "tied": ("Shaken", (9,), {"hidden": 11}),
     "branching": ("Branching", (9,), {}),
+    "joined": (f"{joined_nets.__file__}:Nerf", (9,), {"hidden": 13, "wide": 11}),
     "vgg": ("vgg", (1, 4, 4), {"channels": (4, 6, 5, 4, 5), "dense": (7, 6)}),
     "resnet": ("resnet", (2, 4, 4), {"blocks": (1, 1), "channels": (4, 6), "inner": (5, 4)}),
     "gated and residual": (
@@ -50,7 +52,8 @@ def looked_at():
     def get(case):
         if case not in known:
             name, shape, settings = NETWORKS[case]
-            own = user_network(name if name in SHIPPED else f"{FILE}:{name}", shape, OUTPUTS, settings)
+            source = name if name in SHIPPED or ":" in name else f"{FILE}:{name}"
+            own = user_network(source, shape, OUTPUTS, settings)
             known[case] = own, inspect(own)
         return known[case]
 
@@ -79,7 +82,11 @@ def naive(comm, own, network, store, sample, batches):
     factors = {path: SHARE ** len(groups) for path, groups in network.sums.items() if groups}
     for path, factor in factors.items():
         layer = module.get_submodule(path)
-        layer.weight = nn.Parameter(layer.weight.detach() * factor)
+        factor = torch.full((layer.weight.shape[1],), factor, dtype=torch.float64)
+        if path in network.table.joined:
+            factor[13:] = 1.0  # these columns are of inputs
+        along = factor.view(1, -1, *[1] * (layer.weight.ndim - 2))
+        layer.weight = nn.Parameter(layer.weight.detach() * along)
     for name, groups in network.table.folded.items():
         module.get_parameter(name).data *= SHARE ** sum(group in store.scale for group in groups)
     calls = network.scaled_calls(store.full_scale)

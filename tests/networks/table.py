@@ -630,6 +630,12 @@ JOINED_ROWS = (
         refused="no factor makes its sums right",
     ),
     Row(
+        "joined_nets.Padded",
+        IMAGE,
+        "channels",
+        scaled={"channels": "wide.weight last.weight|"},
+    ),
+    Row(
         "joined_nets.CutTwice",
         SEQUENCE,
         "inner state",
