@@ -229,8 +229,9 @@ class Pattern:
         while at < len(text):
             token = _TOKEN.match(text, at)
             if token is None:
+                unread = text[at:].strip()
                 raise ConfigError(
-                    f"axes {text!r}: cannot read {text[at:].strip()!r}; use names, numbers, ( ), + and [n]."
+                    f"axes {text!r}: cannot read {unread!r}; use names, numbers, ( ), + and [n]."
                 )
             at = token.end()
             segment: Segment | None = None

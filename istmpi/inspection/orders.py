@@ -154,17 +154,22 @@ class Joins(Watching):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        outputs, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        dimension: Any = None
+        named = kwargs or {}
+        outputs = func(*args, **named)
+        name = func.overloadpacket.__name__
         if name == "cat":
-            parts, dimension = args[0], args[1] if len(args) > 1 else (kwargs or {}).get("dim", 0)
+            tensors, *dimension = args
+            self._note(tensors, *dimension, **named)
         elif name in SPLITS:
-            parts, dimension = outputs, args[2] if len(args) > 2 else (kwargs or {}).get("dim", 0)
-        if dimension is not None:
-            self.lengths.append(tuple(part.shape[dimension] for part in parts if part.ndim > 1))
+            _, _, *dimension = args
+            self._note(outputs, *dimension, **named)
         elif name == "constant_pad_nd":
-            self._note_padding(*args[:2])
+            x, padding, *_ = args
+            self._note_padding(x, padding)
         return outputs
+
+    def _note(self, parts: Sequence[torch.Tensor], dim: int = 0) -> None:
+        self.lengths.append(tuple(part.shape[dim] for part in parts if part.ndim > 1))
 
     def _note_padding(self, x: torch.Tensor, padding: Sequence[int]) -> None:
         for axis, (before, behind) in enumerate(zip(padding[::2], padding[1::2]), 1):

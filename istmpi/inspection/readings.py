@@ -10,6 +10,7 @@ from istmpi.inspection.proof import Place, Reading
 
 _Variable = tuple[str, object]
 """A structure or a run, with the kind of the axes that have it."""
+_Choice = Mapping[_Variable, Any]
 Kind = Callable[[Place, object], object]
 ALIKE: tuple[Kind, ...] = (
     lambda place, growth: growth,
@@ -33,24 +34,43 @@ def readings(
     ``growths`` are in the order in which a pass uses the parameters. ``structures``: those that an
     axis may have. ``read``: the parameters used before the last reading failed.
     """
-    kinds = {place: kind_of(place, growths[place]) for place in growths if place not in fixed}
-    users: dict[_Variable, set[str]] = {}
-    options: dict[_Variable, Sequence[Any]] = {}
-    for place, kind in kinds.items():
-        options.setdefault(("structure", kind), structures[place])
-        users.setdefault(("structure", kind), set()).add(place[0])
-        for part in itertools.chain(*structures[place]):
-            if part > 0:
-                options.setdefault(("run", kind_of(place, part)), [*orders_of(part)])
-                users.setdefault(("run", kind_of(place, part)), set()).add(place[0])
-    first_of = {kind: place for place, kind in reversed(kinds.items())}
+    inferred = {place: growth for place, growth in growths.items() if place not in fixed}
+    search = _Search(inferred, structures, kind_of)
+    for choice in search.choices(search.first, {}, read):
+        yield {**search.reading(choice), **fixed}
 
-    def runs_in(kind: object, structure: Structure) -> list[_Variable]:
-        return [("run", kind_of(first_of[kind], part)) for part in structure if part > 0]
 
-    def chosen(
-        pending: Sequence[_Variable], before: dict[_Variable, Any]
-    ) -> Iterator[dict[_Variable, Any]]:
+class _Search:
+    """The structure of each kind of axes, and the run of each kind of parts, as variables."""
+
+    def __init__(
+        self,
+        growths: Mapping[Place, Growth],
+        structures: Mapping[Place, Sequence[Structure]],
+        kind_of: Kind,
+    ):
+        self._kind_of = kind_of
+        self._kinds = {place: kind_of(place, growth) for place, growth in growths.items()}
+        self._options: dict[_Variable, Sequence[Any]] = {}
+        self._users: dict[_Variable, set[str]] = {}
+        """The parameters that may have a part of this kind."""
+        self._place_of: dict[object, Place] = {}
+        for place, kind in self._kinds.items():
+            self._place_of.setdefault(kind, place)
+            self._add(("structure", kind), structures[place], place)
+            for ratio in sorted(set(itertools.chain(*structures[place]))):
+                if ratio > 0:
+                    self._add(("run", kind_of(place, ratio)), [*orders_of(ratio)], place)
+        self.first: list[_Variable] = [("structure", kind) for kind in self._place_of]
+
+    def _add(self, variable: _Variable, options: Sequence[Any], place: Place) -> None:
+        name, _ = place
+        self._options.setdefault(variable, options)
+        self._users.setdefault(variable, set()).add(name)
+
+    def choices(
+        self, pending: Sequence[_Variable], before: _Choice, read: Collection[str]
+    ) -> Iterator[_Choice]:
         """Yield all choices for the variables; the last one's option changes first.
 
         Choices that differ from the last reading only in parameters outside ``read`` are skipped,
@@ -61,19 +81,30 @@ def readings(
             return
         variable, *others = pending
         if variable in before:
-            yield from chosen(others, before)
+            yield from self.choices(others, before, read)
             return
-        for option in options[variable]:
-            runs = runs_in(variable[1], option) if variable[0] == "structure" else []
-            yield from chosen([*runs, *others], {**before, variable: option})
-            if users[variable].isdisjoint(read):
+        for option in self._options[variable]:
+            following = [*self._runs_in(variable, option), *others]
+            yield from self.choices(following, {**before, variable: option}, read)
+            if self._users[variable].isdisjoint(read):
                 return
 
-    for choice in chosen([("structure", kind) for kind in dict.fromkeys(kinds.values())], {}):
+    def _runs_in(self, variable: _Variable, option: Any) -> list[_Variable]:
+        """Return the variables that the choice of a structure brings."""
+        what, kind = variable
+        if what == "run":
+            return []
+        place = self._place_of[kind]
+        return [("run", self._kind_of(place, ratio)) for ratio in option if ratio > 0]
+
+    def reading(self, choice: _Choice) -> Reading:
         reading = {}
-        for place, kind in kinds.items():
+        for place, kind in self._kinds.items():
             order: list[Run | int] = []
             for part in choice["structure", kind]:
-                order.append(choice["run", kind_of(place, part)] if part > 0 else -part)
+                if part > 0:
+                    order.append(choice["run", self._kind_of(place, part)])
+                else:
+                    order.append(-part)
             reading[place] = merge(order)
-        yield {**reading, **fixed}
+        return reading
