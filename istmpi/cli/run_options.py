@@ -18,11 +18,12 @@ from istmpi.cli.options import flag, real, text
 from istmpi.comm import launched
 from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
-from istmpi.foreign import toml_value
+from istmpi.foreign import is_file, toml_value
 from istmpi.loggers import LOGGERS, open_loggers, require_installed
 from istmpi.methods import limits
 from istmpi.names import is_module
 from istmpi.optim import schedules
+from istmpi.record import SETTINGS, run_of
 from istmpi.settings import choices_of, help_of, holds_text, range_of
 from istmpi.units import counted
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from istmpi.comm import Communicator
     from istmpi.training.watch import Watch
 
+OF_A_PROGRAM = "{rank}"
+"""The data.source of a run of `istmpi.Distributed`."""
 OPTIONS = {
     "--data": ("data.source", "FILE"),
     "--test": ("data.test", "FRACTION"),
@@ -131,6 +134,11 @@ def resolve(
     for setting, option in (refused or {}).items():
         if setting in changed:
             raise ConfigError(f"--set {setting}: this command sets it; use {option}.")
+    if loaded.data.source == OF_A_PROGRAM and "data.source" not in changed:
+        raise ConfigError(
+            f"{run} is a run of a program, whose data and loop are in its code. Start the program again, with "
+            "resume='auto' in job.rounds."
+        )
     if "method.name" in changed:
         loaded = limits.with_method(loaded, changed["method.name"])
     name = PurePath(changed.get("data.source", "")).stem.replace("{rank}", "").strip("-_. ")
@@ -147,6 +155,17 @@ def resolve(
     every = {entry.name for entry in fields(resolved.method)}
     limits.require_read(resolved, given if Path(run).is_dir() else every, methods)
     return resolved
+
+
+def run_and_folder(run: str | None, resume: str) -> tuple[str | None, str, str | None]:
+    """Return the run, the checkpoint to resume from, and the folder of a run that is resumed."""
+    if run and is_file(Path(run) / SETTINGS):
+        return run, resume or "auto", run
+    if not run and resume not in ("", "auto"):
+        folder = run_of(Path(resume))
+        if is_file(folder / SETTINGS):
+            return str(folder), resume, str(folder)
+    return run, resume, None
 
 
 def changes(

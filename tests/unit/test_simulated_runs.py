@@ -167,3 +167,23 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_pa
     last, summary = folder.metrics()[-1], json.loads((folder.path / SUMMARY).read_text())["last"]
     assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 4
     assert [summary[fact] for fact in ("seconds", "bytes", "loss")] == [last[f] for f in ("seconds", "bytes", "loss")]
+
+
+def test_a_run_s_folder_is_resumed_as_train_resumes_it(istmpi_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ("--ranks", "2", "--hidden", "16", "-q")
+    for words in (["--out", "run"], ["run", "--rounds", "3"], ["--resume", "run", "--rounds", "4"]):
+        more = [] if "--rounds" in words else ["--rounds", "2"]
+        assert (
+            istmpi_command("simulate", *words, *more, *(small if "--out" in words else small[:2] + small[-1:]))[0] == 0
+        )
+    assert [line["round"] for line in RunFolder(tmp_path / "run").metrics()] == [1, 2, 3, 4]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("command", ["train", "simulate", "costmodel"])
+def test_the_folder_of_a_program_s_run_is_refused_with_its_cure(istmpi_command, tmp_path, command):
+    run = Run().override({"data.source": "{rank}"})
+    (tmp_path / "run.toml").write_text(run.toml())
+    code, _, said = istmpi_command(command, tmp_path)
+    assert code == 2 and f"{tmp_path} is a run of a program" in said and "resume='auto'" in said

@@ -10,7 +10,7 @@ import click
 
 from istmpi.cli.options import text, whole
 from istmpi.cli.output import say
-from istmpi.cli.run_options import Showing, options, resolve, run_argument, showing
+from istmpi.cli.run_options import Showing, options, resolve, run_and_folder, run_argument, showing
 from istmpi.errors import SimulationError
 from istmpi.units import counted, in_seconds
 
@@ -62,6 +62,10 @@ def command(
             raise click.UsageError(
                 f"{option} does not go with --schedules, which prints only findings."
             )
+    if not schedules:
+        run, resume, own_folder = run_and_folder(run, resume)
+        if not given["out"]:
+            given["out"] = own_folder
     resolved = resolve(run, assignments, given)
     if schedules:
         first = faults or 0

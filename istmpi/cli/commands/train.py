@@ -1,14 +1,20 @@
 """Train a network on all ranks of an MPI job."""
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import click
 
 from istmpi.cli.options import MOST_RANKS, flag, text, whole
-from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
-from istmpi.foreign import is_file
-from istmpi.record import SETTINGS, home, run_of
+from istmpi.cli.run_options import (
+    Showing,
+    options,
+    resolve,
+    run_and_folder,
+    run_argument,
+    watched,
+    watching,
+)
+from istmpi.record import home
 
 
 @click.command("train")
@@ -90,7 +96,7 @@ def command(
 
     communicator = comm.world()
     with communicator.agreed():
-        run, resume, own_folder = _run_and_folder(run, resume)
+        run, resume, own_folder = run_and_folder(run, resume)
         if not given["out"]:
             given["out"] = own_folder
         resolved = resolve(run, assignments, given)
@@ -110,14 +116,3 @@ def command(
     with communicator.agreed():
         if display:
             display.plots()
-
-
-def _run_and_folder(run: str | None, resume: str) -> tuple[str | None, str, str | None]:
-    """Return the run, the checkpoint to resume from, and the folder of a run that is resumed."""
-    if run and is_file(Path(run) / SETTINGS):
-        return run, resume or "auto", run
-    if not run and resume not in ("", "auto"):
-        folder = run_of(Path(resume))
-        if is_file(folder / SETTINGS):
-            return str(folder), resume, str(folder)
-    return run, resume, None
