@@ -131,9 +131,11 @@ class StopSign:
     def listen(self) -> None:
         """Treat signals to this process as requests to stop (`istmpi.signals.Receiver`).
 
-        Call it in the main thread.
+        Call it in the main thread. A simulated rank is a thread of a process whose signals are not
+        the rank's own, so it does not listen.
         """
-        receiver().listen(self._take)
+        if mpi.stand_in() is None:
+            receiver().listen(self._take)
 
     def _take(self, name: str) -> None:
         self._signal = name

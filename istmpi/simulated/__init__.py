@@ -23,8 +23,9 @@ class Outcome:
     """The program's result on each rank; None if the program did not return."""
     errors: Sequence[IstmpiError | None]
     ended: BaseException | None
+    """The exception that ended the job: of a rank, or the error on which all ranks agreed."""
     ended_by: int | None
-    """The rank whose exception ended the job; None if no rank's program raised it."""
+    """The rank whose exception ended the job; None if no rank's program raised it, or all did."""
     happened: Sequence[str]
     dead: frozenset[int]
     calls: Sequence[int]
@@ -84,10 +85,11 @@ def simulate(
     programs = _Programs(program, network)
     scheduler = network.scheduler
     scheduler.run(programs.run)
+    agreed = next(filter(None, programs.errors), None)
     return Outcome(
         results=programs.results,
         errors=programs.errors,
-        ended=scheduler.verdict,
+        ended=scheduler.verdict or agreed,
         ended_by=scheduler.ended_by,
         happened=network.happened,
         dead=frozenset(network.dead),

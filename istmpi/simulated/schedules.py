@@ -210,9 +210,6 @@ def _describe_error(outcome: Outcome) -> str:
         if outcome.ended_by is not None:
             kind += f" on rank {outcome.ended_by}"
         return one_line(f"{kind}: {outcome.ended}")
-    for error in outcome.errors:
-        if error is not None:
-            return one_line(f"{type(error).__name__}: {error}")
     return ""
 
 

@@ -268,7 +268,8 @@ def test_an_error_of_one_rank_ends_all_and_one_of_all_does_not():
                 raise ConfigError("two")
 
     outcome = simulate(agreed, 3)
-    assert outcome.ended is None and [str(error) for error in outcome.errors] == ["rank 1: two"] * 3
+    assert outcome.ended is outcome.errors[0] and outcome.ended_by is None
+    assert [str(error) for error in outcome.errors] == ["rank 1: two"] * 3
 
 
 # ---- who draws, and who wishes to stop

@@ -5,11 +5,15 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import networks
 import pytest
+import torch
 from replay_cases import MLP
 from replaying import RECORD, arithmetic, replayed, run_of
 from small import Listening, small_run
+from torch.utils.data import DataLoader, TensorDataset
 
+import istmpi
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.errors import ConfigError
@@ -187,3 +191,17 @@ def test_the_folder_of_a_program_s_run_is_refused_with_its_cure(istmpi_command, 
     (tmp_path / "run.toml").write_text(run.toml())
     code, _, said = istmpi_command(command, tmp_path)
     assert code == 2 and f"{tmp_path} is a run of a program" in said and "resume='auto'" in said
+
+
+def test_a_program_of_its_own_rounds_runs_on_simulated_ranks(tmp_path):
+    """With job.rounds as it stands in a program: with signals, which threads of a process cannot take."""
+
+    def program(comm):
+        job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=(torch.zeros(6, 5),) * 2)
+        data = TensorDataset(torch.arange(100.0).view(20, 5) / 100)
+        for round in job.rounds(2, folder=tmp_path / "run"):
+            for (x,) in round.take(DataLoader(data, batch_size=4)):
+                round.step(round.module(x, x).square().mean())
+        return job.summary.last.round
+
+    assert simulate(program, 2).require() == [2, 2]
