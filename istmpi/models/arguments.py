@@ -108,7 +108,12 @@ def described(docstring: str) -> dict[str, str]:
 
 def _dealt(kind: ast.ClassDef) -> tuple[str, ...]:
     for node in kind.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DEALT":
+        target = None
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
+        elif isinstance(node, ast.AnnAssign) and node.value:
+            target = node.target
+        if target is not None and ast.unparse(target) == "DEALT":
             return ast.literal_eval(node.value)
     return ()
 
