@@ -24,7 +24,8 @@ def class_list(text: str | None) -> tuple[str, ...] | None:
     names = tuple(name.strip() for name in text.split(","))
     if len(names) < 2 or not all(names) or len({*names}) < len(names):
         raise ConfigError(
-            f"--classes {printable(text)[:200]}: give at least two different names, separated by commas."
+            f"--classes {printable(text)[:200]}: give at least two different names, separated by "
+            "commas."
         )
     return names
 
@@ -51,6 +52,8 @@ def require_trained(
     if unknown := [label for label in labels if label not in trained]:
         names = ", ".join(map(printable, sorted(trained)[:4])) + ", ..." * (len(trained) > 4)
         raise DataError(
-            f"{source}: no training example has the {split} label {printable(str(unknown[0]))}; training has "
-            f"{names}. Write labels alike in all splits, remove such examples, or list all --classes."
+            f"{source}: no training example has the {split} label {printable(str(unknown[0]))}; "
+            "training has "
+            f"{names}. Write labels alike in all splits, remove such examples, or list all "
+            "--classes."
         )

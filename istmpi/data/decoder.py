@@ -132,7 +132,8 @@ class Decoder(ExitStack):
             ]
             if not part and split != "validation":
                 raise DataError(
-                    f"{archive.path} has no {split} examples; a data set needs at least one. Check its layout."
+                    f"{archive.path} has no {split} examples; a data set needs at least one. Check "
+                    "its layout."
                 )
             if part:
                 x = Chosen(rows, np.array([row_of[example.name] for example in part]))
@@ -149,7 +150,8 @@ class Decoder(ExitStack):
             return
         names = sorted(bad)[:3]
         raise DataError(
-            f"{archive.path}: {len(bad)} of {total} {what} cannot be read, more than {self._max_bad:.1%}, "
+            f"{archive.path}: {len(bad)} of {total} {what} cannot be read, more than "
+            f"{self._max_bad:.1%}, "
             f"among them {', '.join(names)} ({bad[names[0]]}). Repair them, or raise --max-bad."
         )
 
@@ -268,12 +270,14 @@ def class_folders(
             )
         if in_splits and not split:
             raise DataError(
-                f"{archive.path} has train/ or test/, but {name} is in neither. Move it into one or remove it."
+                f"{archive.path} has train/ or test/, but {name} is in neither. Move it into one "
+                "or remove it."
             )
         inner = folders[1:] if in_splits else folders
         if named := [folder for folder in inner if len(folders) > 1 and split_of(folder)]:
             raise DataError(
-                f"{archive.path}: {name} has a folder {named[0]}/, but a split is {named[0]}/CLASS/FILE"
+                f"{archive.path}: {name} has a folder {named[0]}/, but a split is "
+                f"{named[0]}/CLASS/FILE"
                 f"{'' if splits else ', unless a list names its files'}. Move or rename it."
             )
         examples.append(Example(name, intern(folders[0]), split))
@@ -298,7 +302,8 @@ def _require_no_splits(classes: Collection[str], archive: Archive) -> None:
     suspects = named if len(named) == len(words) else alike
     if suspects and len(words) > 1:
         raise DataError(
-            f"{archive.path}: the folders {first_of(suspects)} are named like splits. Rename them train, test and "
+            f"{archive.path}: the folders {first_of(suspects)} are named like splits. Rename them "
+            "train, test and "
             "validation, with a folder for each class inside."
         )
 
@@ -319,8 +324,10 @@ def checked_splits(
     unknown = next((example for example in examples if example.label not in trained), None)
     if trained and unknown:
         raise DataError(
-            f"{archive.path}: {unknown.name} is of class {unknown.label}, which train/ lacks. Arrange files "
-            "as SPLIT/CLASS/FILE, or remove it; lists of labels (Tiny ImageNet's val_annotations.txt) are "
+            f"{archive.path}: {unknown.name} is of class {unknown.label}, which train/ lacks. "
+            "Arrange files "
+            "as SPLIT/CLASS/FILE, or remove it; lists of labels (Tiny ImageNet's "
+            "val_annotations.txt) are "
             "not read."
         )
     return examples

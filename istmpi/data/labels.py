@@ -74,12 +74,14 @@ def read_labels(
         y = _split(_flags(labels, parts, source), parts)
         if never := [*map(str, np.flatnonzero(~y["train"].any(axis=0)))]:
             notes.leave_out(
-                f"{len(never)} of {labels.shape[1]} labels that no training example has: {first_of(never)}"
+                f"{len(never)} of {labels.shape[1]} labels that no training example has: "
+                f"{first_of(never)}"
             )
         return DENSE_LABELS, None, y
     if labels.dtype.kind not in "fiubO":
         raise DataError(
-            f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check --label."
+            f"{source}: the label {labels.flat[0]!s} is not a number; regression needs one. Check "
+            "--label."
         )
     with np.errstate(over="ignore"):  # it is infinite then
         rows = labels.astype(np.float32).reshape(len(labels), -1)
@@ -87,7 +89,8 @@ def read_labels(
         row = int(np.argmin(finite))
         label = ", ".join(map(str, rows[row]))
         raise DataError(
-            f"{source}: the label of {_example(row, parts)} is {label}; it must be finite. Remove such examples."
+            f"{source}: the label of {_example(row, parts)} is {label}; it must be finite. Remove "
+            "such examples."
         )
     return task, None, {split: part.reshape(len(part), -1) for split, part in parts.items()}
 
@@ -98,7 +101,8 @@ def _require_one_kind(parts: Parts, labels: np.ndarray, source: str) -> None:
     if train is not None and train.dtype.kind in "biu" and labels.dtype.kind == "f":
         odd, part = next((name, part) for name, part in parts.items() if part.dtype.kind == "f")
         raise DataError(
-            f"{source}: train labels are {train.dtype}, and {odd} labels {part.dtype}. Give both one type, or "
+            f"{source}: train labels are {train.dtype}, and {odd} labels {part.dtype}. Give both "
+            "one type, or "
             "--task classification or regression."
         )
 
@@ -123,12 +127,14 @@ def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
     names = np.char.strip(labels)
     if (empty := names == "").any():
         raise DataError(
-            f"{source}: {what}: example {int(np.argmax(empty))} has an empty name. Name its class, or remove it."
+            f"{source}: {what}: example {int(np.argmax(empty))} has an empty name. Name its class, "
+            "or remove it."
         )
     if (missing := np.isin(np.char.lower(names), [*MISSING])).any():
         row = int(np.argmax(missing))
         raise DataError(
-            f"{source}: {what}: example {row} has the name {names[row]}, which programs write for a missing label. "
+            f"{source}: {what}: example {row} has the name {names[row]}, which programs write for "
+            "a missing label. "
             "Remove such examples, or rename the class."
         )
     return names
@@ -138,15 +144,18 @@ def _classes(labels: np.ndarray, parts: Parts, source: str) -> tuple[tuple[str, 
     if labels.ndim == 2:
         if _task_of_matrix(labels)[0] != CLASSIFICATION:
             raise DataError(
-                f"{source}: the labels are {labels.shape[1]} numbers per example, not a single 1 among zeros; "
-                "classification needs one class. Give class numbers, or --task multi-label or regression."
+                f"{source}: the labels are {labels.shape[1]} numbers per example, not a single 1 "
+                "among zeros; "
+                "classification needs one class. Give class numbers, or --task multi-label or "
+                "regression."
             )
         return tuple(map(str, range(labels.shape[1]))), labels.argmax(axis=1)
     if labels.dtype.kind == "f":
         if not (whole := (np.abs(labels) < 2**53) & (labels == np.trunc(labels))).all():
             row = int(np.argmin(whole))
             raise DataError(
-                f"{source}: the label of {_example(row, parts)} is {labels[row]}; a class must be a whole "
+                f"{source}: the label of {_example(row, parts)} is {labels[row]}; a class must be "
+                "a whole "
                 "number or a name. Correct it, or predict numbers: --task regression."
             )
         labels = labels.astype(np.int64)
@@ -165,13 +174,15 @@ def _task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
 def _flags(labels: np.ndarray, parts: Parts, source: str) -> np.ndarray:
     if labels.ndim != 2:
         raise DataError(
-            f"{source}: each example has one label; multi-label needs a matrix [n, k] of 0 and 1, k above 1. "
+            f"{source}: each example has one label; multi-label needs a matrix [n, k] of 0 and 1, "
+            "k above 1. "
             "Leave --task out, or give classification."
         )
     if not (flags := (labels == 0) | (labels == 1)).all():
         row, column = np.argwhere(~flags)[0]
         raise DataError(
-            f"{source}: {_example(int(row), parts)} has {labels[row, column].item()!r} for label {column}; multi-label "
+            f"{source}: {_example(int(row), parts)} has {labels[row, column].item()!r} for label "
+            f"{column}; multi-label "
             "needs 0 or 1. Correct it, or predict numbers: --task regression."
         )
     return labels.astype(np.uint8)

@@ -150,7 +150,8 @@ class Method(ABC):
         if self.task.of_trees and not self._has_gradients:
             if all(parameter.grad is None for parameter in self.subnet.network.parameters()):
                 raise ConfigError(
-                    f"{self.job.run.model.name}: the loss does not depend on the network: no parameter has a gradient. "
+                    f"{self.job.run.model.name}: the loss does not depend on the network: no "
+                    "parameter has a gradient. "
                     "Compute the loss from the network's outputs."
                 )
             self._has_gradients = True
@@ -305,7 +306,8 @@ class Method(ABC):
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
                 error = IstmpiError(
-                    f"rank {rank}: the deal of round {number + 1} differs from rank 0's; weights would be scrambled. "
+                    f"rank {rank}: the deal of round {number + 1} differs from rank 0's; weights "
+                    "would be scrambled. "
                     "Run the same versions of istmpi and NumPy on all ranks."
                 )
                 error.everywhere = True
@@ -353,7 +355,8 @@ class Method(ABC):
             cure = f"Lower {'the learning rate' if self.job.optimizer else setting}."
             cure = causes[rank] or max(causes) or cure
             error = DivergedError(
-                f"rank {rank}: the loss is no longer finite in round {number + 1}, local step {step}; the weights from "
+                f"rank {rank}: the loss is no longer finite in round {number + 1}, local step "
+                f"{step}; the weights from "
                 f"before that round are kept. {cure}"
             )
             error.everywhere = True

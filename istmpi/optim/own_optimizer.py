@@ -47,12 +47,14 @@ class OwnOptimizer:
         for pattern, options in groups.items():
             if not isinstance(pattern, str) or not isinstance(options, Mapping):
                 raise ConfigError(
-                    f"groups: {shown(pattern)} = {shown(options)} must be a pattern of names and a dict of options."
+                    f"groups: {shown(pattern)} = {shown(options)} must be a pattern of names and a "
+                    "dict of options."
                 )
             for option in {"lr", "weight_decay"} & options.keys():
                 if not is_figure(options[option], 0.0):
                     raise ConfigError(
-                        f"groups: {pattern!r} has {option} = {shown(options[option])}; it must be at least 0."
+                        f"groups: {pattern!r} has {option} = {shown(options[option])}; it must be "
+                        "at least 0."
                     )
         self._make, self._groups, self._schedule = make, groups, schedule
         self.spec = probed("optimizer", make)
@@ -88,7 +90,8 @@ class OwnOptimizer:
                 )
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
-                    f"groups: no parameter's name matches {pattern!r}; the network has {', '.join(names[:4])}"
+                    f"groups: no parameter's name matches {pattern!r}; the network has "
+                    f"{', '.join(names[:4])}"
                     f"{', ...' * (len(names) > 4)}."
                 )
 
@@ -103,7 +106,8 @@ class OwnOptimizer:
             )
         if self._pilot.follows_scores and not self.scores_known:
             raise ConfigError(
-                "schedule: ReduceLROnPlateau needs the scores of earlier rounds, which this folder lacks. Resume "
+                "schedule: ReduceLROnPlateau needs the scores of earlier rounds, which this folder "
+                "lacks. Resume "
                 "in the run's folder."
             )
         return self._make(self._grouped(network.named_parameters()))

@@ -65,7 +65,8 @@ def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if len(sections) > 1 and name not in ("method", "optimizer"):
             usable = [f"{section}_{name}" for section in sections if f"{section}_{name}" in places]
             raise ConfigError(
-                f"Distributed: {name} is a setting of {' and '.join(sections)}. Give {' or '.join(usable)} instead."
+                f"Distributed: {name} is a setting of {' and '.join(sections)}. Give "
+                f"{' or '.join(usable)} instead."
             )
         if name not in places:
             raise ConfigError(f"Distributed: unknown argument {name}{did_you_mean(name, places)}")
@@ -112,7 +113,8 @@ def inputs_of(example: Any) -> tuple[Any, ...]:
         )
     if next(tensors_of(inputs), None) is None:
         raise ConfigError(
-            f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of them."
+            f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of "
+            "them."
         )
     return inputs
 
@@ -129,7 +131,8 @@ def run_of(
     are unusable."""
     if not isinstance(network, type):
         raise ConfigError(
-            f"the network is an instance of {type(network).__name__}. Give the class, and a dict of the constructor's "
+            f"the network is an instance of {type(network).__name__}. Give the class, and a dict "
+            "of the constructor's "
             f"arguments."
         )
     made, settings = isinstance(optimizer, OwnOptimizer), dict(settings)
@@ -150,7 +153,8 @@ def run_of(
     for argument in ("name", "dtype", "scale", "init"):
         if argument in arguments:
             raise ConfigError(
-                f"{name}: its argument {argument} has the name of istmpi's setting model.{argument}. Rename it."
+                f"{name}: its argument {argument} has the name of istmpi's setting "
+                f"model.{argument}. Rename it."
             )
     model = {f"model.{key}": value for key, value in arguments.items()}
     base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch}

@@ -142,7 +142,8 @@ class Distributed:
         """
         if self._in_rounds:
             raise ConfigError(
-                "rounds is called inside a loop over rounds. End this loop first, or use another job."
+                "rounds is called inside a loop over rounds. End this loop first, or use another "
+                "job."
             )
         if resume and resume != "auto" and not Path(resume).exists():
             raise ConfigError(
@@ -171,7 +172,8 @@ class Distributed:
             self.streams.load(loaders, training.rounds_done, resumed)
             if training.architecture.batch_norms and not training.rounds_done:
                 self.note(
-                    "batch normalisations: before save or export, call job.evaluate with calibrate=loader."
+                    "batch normalisations: before save or export, call job.evaluate with "
+                    "calibrate=loader."
                 )
             training.stop.settle(
                 self.communicator.allgather(training.stop.asked() and training.stop.reason)
@@ -180,7 +182,8 @@ class Distributed:
             self._round = None
             if training.done and network and not self._scoring.calibrated_again():
                 self.note(
-                    "the network is saved without moments of batch normalisation; evaluate it first."
+                    "the network is saved without moments of batch normalisation; evaluate it "
+                    "first."
                 )
             self.summary = record.end(network)
 
@@ -383,7 +386,8 @@ class Distributed:
         if len(set(calls)) > 1:
             rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
             raise ConfigError(
-                f"rank 0 called {calls[0]} while rank {rank} called {calls[rank]}. Every rank must make the "
+                f"rank 0 called {calls[0]} while rank {rank} called {calls[rank]}. Every rank must "
+                "make the "
                 "same job calls in the same order: move them out of `if rank == 0`."
             )
         self.streams.compare()

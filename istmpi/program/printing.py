@@ -40,7 +40,8 @@ class Printing(Watch):
     def finished(self, summary: Summary) -> None:
         last = summary.last
         self.noticed(
-            f"{last.round} rounds in {last.seconds:.0f} s, {last.bytes / 1e6:.3g} MB sent{_scores(last)}"
+            f"{last.round} rounds in {last.seconds:.0f} s, {last.bytes / 1e6:.3g} MB "
+            f"sent{_scores(last)}"
         )
 
     def noticed(self, message: str) -> None:

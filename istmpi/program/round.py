@@ -135,7 +135,8 @@ class Round:
                 )
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
-                f"accumulate = {accumulate} does not go with {self._method.spec.name}, which counts in epochs."
+                f"accumulate = {accumulate} does not go with {self._method.spec.name}, which "
+                "counts in epochs."
             )
         stream, self._parts = self._job.streams.of(loader, local), accumulate
         for _ in self.steps():
@@ -152,8 +153,10 @@ class Round:
             return None
         if stream.examples != batches.examples:
             raise ConfigError(
-                f"{self._method.spec.name} trains for epochs over this rank's {batches.examples} examples, "
-                f"but the loader has {stream.examples}. Give Distributed the loader's examples= and batch=."
+                f"{self._method.spec.name} trains for epochs over this rank's {batches.examples} "
+                "examples, "
+                f"but the loader has {stream.examples}. Give Distributed the loader's examples= "
+                "and batch=."
             )
         return divmod(self._step, batches.in_a_pass)
 
@@ -161,7 +164,8 @@ class Round:
         """Yield the number of each local step, from 0; the loop's body must take it."""
         if self._in_steps:
             raise self._error(
-                "round.take is called inside a loop over its local steps. Take a batch of a second loader by next(...)"
+                "round.take is called inside a loop over its local steps. Take a batch of a second "
+                "loader by next(...)"
             )
         self._in_steps = True
         try:
@@ -169,7 +173,8 @@ class Round:
                 yield self._local_step
                 if not self._taken:
                     raise self._error(
-                        f"local step {self._local_step + 1} was not taken. Call round.step(loss), or "
+                        f"local step {self._local_step + 1} was not taken. Call round.step(loss), "
+                        "or "
                         "round.optimizer.step()"
                     )
                 if self._local_step + 1 == self.local_steps:
@@ -232,7 +237,8 @@ class Round:
         steps are left."""
         if not self._over:
             raise self._error(
-                f"the loop ended after {self._local_step + self._taken} of {self.local_steps} local steps. "
+                f"the loop ended after {self._local_step + self._taken} of {self.local_steps} "
+                "local steps. "
                 "Take all of them, like the other ranks"
             )
         if self._committed and not self._noted and self.local_steps:
@@ -290,7 +296,8 @@ class Round:
         method = self._method
         if closure is not None:
             raise self._error(
-                "round.optimizer.step takes no closure: compute the loss once, and call loss.backward()"
+                "round.optimizer.step takes no closure: compute the loss once, and call "
+                "loss.backward()"
             )
         self.average_gradients()
         method.subnet.end_step(self._step, method.rate(self._step))
@@ -320,14 +327,16 @@ class Round:
         for name, values in self.module.named_parameters():
             if self._storages.get(name) != values.data_ptr():
                 raise self._error(
-                    f"parameter {name} of round.module was replaced. Change its values in place, under torch.no_grad()"
+                    f"parameter {name} of round.module was replaced. Change its values in place, "
+                    "under torch.no_grad()"
                 )
 
         for name, values in self.module.named_buffers():
             version, before = self._buffers.get(name, (values._version, values))
             if version != values._version and (before is None or not torch.equal(before, values)):
                 raise self._error(
-                    f"buffer {name} of round.module was changed: buffers are neither sent nor saved. Keep "
+                    f"buffer {name} of round.module was changed: buffers are neither sent nor "
+                    "saved. Keep "
                     "such values in the program, or make them parameters"
                 )
 
@@ -343,13 +352,15 @@ class Round:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise self._error(
-                f"the loss is {shape}; it must be a tensor of one number. Take the mean over the batch"
+                f"the loss is {shape}; it must be a tensor of one number. Take the mean over the "
+                "batch"
             )
         if loss.is_complex():
             raise self._error("the loss is complex; it must be a real number")
         if not loss.requires_grad:
             raise self._error(
-                "the loss has no gradient. Compute it from round.module, without torch.no_grad or detach"
+                "the loss has no gradient. Compute it from round.module, without torch.no_grad or "
+                "detach"
             )
 
     def _error(self, text: str) -> ConfigError:

@@ -69,7 +69,8 @@ class Scoring:
                         self._look_at(batch)
                     if sums and sums.keys() != values.keys():
                         raise ConfigError(
-                            f"the score has {[*values]} for a batch, but {[*sums]} for earlier batches."
+                            f"the score has {[*values]} for a batch, but {[*sums]} for earlier "
+                            "batches."
                         )
                     sums = {key: sums.get(key, 0.0) + value for key, value in values.items()}
             full.finish()
@@ -92,7 +93,8 @@ class Scoring:
         if not self._noted and len({len(each) for each in tensors_of(batch) if each.ndim}) > 1:
             self._noted = True
             self._job.note(
-                "the tensors of a batch to evaluate have different first axes: the first tensor's rows count as "
+                "the tensors of a batch to evaluate have different first axes: the first tensor's "
+                "rows count as "
                 "examples. Put the batch's axis first, or return a sum and a count."
             )
 
@@ -110,7 +112,8 @@ class Scoring:
             for key, (_, count) in totals.items():
                 if not count:
                     raise ConfigError(
-                        f"the score {key or '(a pair)'} has 0 examples in all batches; return at least 1."
+                        f"the score {key or '(a pair)'} has 0 examples in all batches; return at "
+                        "least 1."
                     )
         self.examples = int(totals[names[0]][1])
         means = {key: float(total / count) for key, (total, count) in totals.items()}
@@ -122,7 +125,8 @@ class Scoring:
             raise error
         if not np.isfinite([*means.values()]).all():
             error = DivergedError(
-                f"the score of the full network is not finite {self._training.position}: {means.get('', means)}."
+                f"the score of the full network is not finite {self._training.position}: "
+                f"{means.get('', means)}."
             )
             error.everywhere = True
             raise error
@@ -163,6 +167,8 @@ class Scoring:
     def require_calibrated(self) -> None:
         if not self.calibrated_again():
             raise ConfigError(
-                "the network has batch normalisations, whose moments are unknown after this round. Call evaluate with "
-                "calibrate=, a loader of training data, and a score that passes its batches through the network."
+                "the network has batch normalisations, whose moments are unknown after this round. "
+                "Call evaluate with "
+                "calibrate=, a loader of training data, and a score that passes its batches "
+                "through the network."
             )

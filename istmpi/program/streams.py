@@ -98,14 +98,17 @@ class Stream:
                 note("shuffle=False is ignored: each rank draws at random from its part.")
             if loader.num_workers:
                 note(
-                    f"num_workers = {loader.num_workers} is ignored: processes that fork under MPI may hang."
+                    f"num_workers = {loader.num_workers} is ignored: processes that fork under MPI "
+                    "may hang."
                 )
             return
         _require_no_workers(loader)
         if not self.stateful:
             note(
-                f"{type(loader).__name__} keeps its own order, so a resumed run starts it again and differs "
-                "from an uninterrupted run. A DataLoader of a map-style data set with shuffle=True avoids "
+                f"{type(loader).__name__} keeps its own order, so a resumed run starts it again "
+                "and differs "
+                "from an uninterrupted run. A DataLoader of a map-style data set with shuffle=True "
+                "avoids "
                 "that."
             )
 
@@ -198,7 +201,8 @@ class Streams:
             with communicator.agreed():
                 if fingerprint != first and not local:
                     raise DataError(
-                        "the loader's data set differs from that on rank 0. Give all ranks the same data "
+                        "the loader's data set differs from that on rank 0. Give all ranks the "
+                        "same data "
                         "set, or write round.take(loader, local=True) for data of each rank."
                     )
                 if self._folder and fingerprint:
@@ -218,7 +222,8 @@ class Streams:
                 if firsts[0] and len({*firsts}) == 1:
                     self._note(
                         f"{loader} gives all ranks the same first batch. Make it depend on "
-                        "job.communicator.rank, or write round.take(loader, local=True) if you intend that."
+                        "job.communicator.rank, or write round.take(loader, local=True) if you "
+                        "intend that."
                     )
             self._new.clear()
 
@@ -231,7 +236,8 @@ class Streams:
         before = fingerprints.get(number, fingerprint)
         if before != fingerprint and before[2:] == fingerprint[2:]:
             raise DataError(
-                f"loader {len(self._streams) + 1} has another data set than before resuming. Give the same "
+                f"loader {len(self._streams) + 1} has another data set than before resuming. Give "
+                "the same "
                 "data, or a new folder."
             )
         fingerprints[number] = fingerprint
@@ -282,8 +288,10 @@ class Streams:
                 self._states = torch.load(path, weights_only=True)
             except (OSError, RuntimeError, pickle.UnpicklingError) as error:
                 raise DataError(
-                    f"{path}: the loaders' states cannot be read ({type(error).__name__}): only tensors, "
-                    "numbers, text, lists and dicts are allowed. Remove the file to start the loaders again."
+                    f"{path}: the loaders' states cannot be read ({type(error).__name__}): only "
+                    "tensors, "
+                    "numbers, text, lists and dicts are allowed. Remove the file to start the "
+                    "loaders again."
                 ) from None
 
 
@@ -294,7 +302,8 @@ def _is_map_style(loader: Iterable[Any]) -> bool:
 def _require_no_workers(loader: Iterable[Any]) -> None:
     if workers := getattr(loader, "num_workers", 0):
         raise ConfigError(
-            f"the loader has num_workers = {workers}: processes that fork under MPI may hang. Give num_workers=0."
+            f"the loader has num_workers = {workers}: processes that fork under MPI may hang. Give "
+            "num_workers=0."
         )
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
+from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
@@ -210,8 +211,10 @@ def test_a_rank_with_one_example_trains_on_batches_of_it(comm, shared_tmp):
     x, y = np.random.default_rng(comm.rank).normal(size=(30, 64)).astype(np.float32), np.arange(30) % 3
     arrays = {"x_train": x[:examples], "y_train": y[:examples], "x_test": x, "y_test": y}
     np.savez(shared_tmp / f"site-{comm.rank}.npz", **arrays)
+    site = shared_tmp / f"site-{comm.rank}.h5"
+    prepare("arrays", site.with_suffix(".npz"), site, classes="0,1,2")
     comm.barrier()
-    settings = {"model__name": f"{FILE}:Shaken", "data__source": str(shared_tmp / "site-{rank}.npz")}
+    settings = {"model__name": f"{FILE}:Shaken", "data__source": str(shared_tmp / "site-{rank}.h5")}
     _, progress = own_trained(comm, train__rounds=2, train__batch=4, **settings)
     assert np.isfinite(progress[-1].score.loss) and progress[-1].score.examples == 30 * comm.size
     comm.barrier()

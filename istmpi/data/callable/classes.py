@@ -25,7 +25,8 @@ def class_names(dataset: Any, name: str) -> tuple[str, ...]:
         if len(set(names)) < len(names):
             twice = next(each for number, each in enumerate(names) if each in names[:number])
             raise DataError(
-                f"{name} has the class {twice} twice in its attribute classes. Give each class its name."
+                f"{name} has the class {twice} twice in its attribute classes. Give each class its "
+                "name."
             )
         return names
 
@@ -51,6 +52,7 @@ def _names(classes: Any, name: str) -> tuple[str, ...]:
 
 def _refused(classes: Any, name: str) -> DataError:
     return DataError(
-        f"{name} has classes = {shown(classes)}, of type {type(classes).__name__}. Give a list of names in the order "
+        f"{name} has classes = {shown(classes)}, of type {type(classes).__name__}. Give a list of "
+        "names in the order "
         "of their numbers, or the number of classes."
     )

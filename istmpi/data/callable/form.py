@@ -32,12 +32,14 @@ class Form:
         form."""
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
             raise DataError(
-                f"{name} has examples of {_kind(inputs)}, and the first training examples are floats. Give all "
+                f"{name} has examples of {_kind(inputs)}, and the first training examples are "
+                "floats. Give all "
                 "examples one type."
             )
         if kind_of(target) != self.target_kind:
             raise DataError(
-                f"{name} has targets of {kind_of(target)}, and the first training examples have targets of "
+                f"{name} has targets of {kind_of(target)}, and the first training examples have "
+                "targets of "
                 f"{self.target_kind}. Give all splits targets of one type."
             )
         for what, tensor, expected in (
@@ -46,12 +48,14 @@ class Form:
         ):
             if tensor.shape[:1] != (rows,):
                 raise DataError(
-                    f"{name}: its collate function makes {what} of shape {tuple(tensor.shape)} from "
+                    f"{name}: its collate function makes {what} of shape {tuple(tensor.shape)} "
+                    "from "
                     f"{counted(rows, 'example')}; the first axis must have {counted(rows, 'row')}."
                 )
             if tuple(tensor.shape[1:]) != expected:
                 raise DataError(
-                    f"{name} has {what} of shape {tuple(tensor.shape[1:])}, and the first training examples have "
+                    f"{name} has {what} of shape {tuple(tensor.shape[1:])}, and the first training "
+                    "examples have "
                     f"{expected}. Give all {what} one shape."
                 )
         if self.classes:
@@ -89,12 +93,14 @@ def require_tensors(inputs: tuple[Any, ...], batch: Any, name: str) -> None:
         )
         if fault:
             raise DataError(
-                f"{name} has tensors that are {fault}. Give plain tensors, or write a collate function."
+                f"{name} has tensors that are {fault}. Give plain tensors, or write a collate "
+                "function."
             )
     for named in (each for each in inputs if isinstance(each, Mapping)):
         if numbers := [key for key in named if not isinstance(key, str)]:
             raise DataError(
-                f"{name} has inputs with the key {shown(numbers[0])}. Keys must be names of arguments of forward."
+                f"{name} has inputs with the key {shown(numbers[0])}. Keys must be names of "
+                "arguments of forward."
             )
     tensors = [*tensors_of(inputs)]
     if not tensors:

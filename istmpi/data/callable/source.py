@@ -61,8 +61,10 @@ def open_own(
     )
     if isinstance(first, dict) and not (network and first):
         raise DataError(
-            f"{source} has examples with entries {', '.join(map(str, batch.targets if target is None else first))}, "
-            "which are passed by name to your network's forward. Give such a network: --model FILE.py:Class."
+            f"{source} has examples with entries "
+            f"{', '.join(map(str, batch.targets if target is None else first))}, "
+            "which are passed by name to your network's forward. Give such a network: --model "
+            "FILE.py:Class."
         )
     classes = _same_classes(source, datasets)
     shape = tuple(first.shape[1:]) if isinstance(first, Tensor) and not others else ()
@@ -122,7 +124,8 @@ def _opened(
             )
         if not callable(collate):
             raise DataError(
-                f"{name} has collate = {shown(collate)}; it must be a function of a list of examples."
+                f"{name} has collate = {shown(collate)}; it must be a function of a list of "
+                "examples."
             )
         splits[split] = OwnSplit(dataset, name, collate, takes)
         if not len(splits[split]):
@@ -150,7 +153,8 @@ def _same_classes(source: str, datasets: Mapping[str, Any]) -> tuple[str, ...]:
                 if a != b
             ]
             raise DataError(
-                f"{source}: {split} has other classes than train (the first that differ: {differing[0]}). A class must "
+                f"{source}: {split} has other classes than train (the first that differ: "
+                f"{differing[0]}). A class must "
                 "have one number in all splits: give each split the same list, or map its labels."
             )
     return expected
@@ -200,14 +204,17 @@ def _splits_in(returned: Any, source: str, test: TestSplit) -> Mapping[str, Any]
         splits = {SPLITS[0]: returned}
     if not isinstance(splits, Mapping) or not needed <= splits.keys() <= {*SPLITS}:
         raise DataError(
-            f"--data {source}: it returns {_described(returned)} instead of (train, test), (train, test, validation) "
-            f"or a dict of {', '.join(SPLITS)}. Training data alone: --test 0.1 (for mlp, also give classes)."
+            f"--data {source}: it returns {_described(returned)} instead of (train, test), (train, "
+            "test, validation) "
+            f"or a dict of {', '.join(SPLITS)}. Training data alone: --test 0.1 (for mlp, also "
+            "give classes)."
         )
     for split, dataset in splits.items():
         counted = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if not counted or isinstance(dataset, IterableDataset):
             raise DataError(
-                f"--data {source}: {split} is {type(dataset).__name__}, without __len__ or __getitem__. Use a "
+                f"--data {source}: {split} is {type(dataset).__name__}, without __len__ or "
+                "__getitem__. Use a "
                 "loader or an iterable data set in your own loop: istmpi.Distributed."
             )
     return splits

@@ -74,7 +74,8 @@ class OwnSplit(Split):
             if not named:
                 entries = ", ".join(map(str, batch)) or "(none)"
                 raise DataError(
-                    f"{self.name} has examples with entries {entries}, but the network's forward takes "
+                    f"{self.name} has examples with entries {entries}, but the network's forward "
+                    "takes "
                     f"{', '.join(self.takes or ()) or 'names'}. Give entries these names."
                 )
             inputs: Any = Named(named)
@@ -92,7 +93,8 @@ class OwnSplit(Split):
         if self.form:
             if isinstance(batch, Mapping):
                 raise DataError(
-                    f"{self.name} has examples that are dicts, and the first training examples are tensors."
+                    f"{self.name} has examples that are dicts, and the first training examples are "
+                    "tensors."
                 )
             self.form.require(inputs, batch[1], rows, self.name)
             target = batch[1].long() if self.form.classes else batch[1].reshape(rows, -1)
@@ -111,7 +113,8 @@ class OwnSplit(Split):
                     if ends_the_program(error):
                         raise
                     raise DataError(
-                        f"{self.name} example {row} cannot be read: {short(error)}.{raised_in(error)}"
+                        f"{self.name} example {row} cannot be read: "
+                        f"{short(error)}.{raised_in(error)}"
                     ) from error
             seed(rng.key(key, "collate"))
             try:
@@ -122,7 +125,8 @@ class OwnSplit(Split):
                 if place := raised_in(error):
                     some = ", ".join(map(str, rows[:4])) + ", ..." * (len(rows) > 4)
                     raise DataError(
-                        f"{self.name}: its collate function fails for examples {some}: {short(error)}.{place}"
+                        f"{self.name}: its collate function fails for examples {some}: "
+                        f"{short(error)}.{place}"
                     ) from error
                 odd = next(
                     (
@@ -134,11 +138,13 @@ class OwnSplit(Split):
                 )
                 if odd == rows[0]:
                     raise DataError(
-                        f"{self.name} example {odd} cannot be put into a batch: {short(error)}. Give tensors, arrays "
+                        f"{self.name} example {odd} cannot be put into a batch: {short(error)}. "
+                        "Give tensors, arrays "
                         "and numbers, or write a collate function."
                     ) from error
                 raise DataError(
-                    f"{self.name} example {odd} cannot be batched with example {rows[0]}: {short(error)}. "
+                    f"{self.name} example {odd} cannot be batched with example {rows[0]}: "
+                    f"{short(error)}. "
                     "Give all the same shape, or write a collate function."
                 ) from error
 

@@ -52,8 +52,10 @@ class _Task(OwnTask):
         for subject, function in cls.functions.items():
             if not is_mean(function, outputs, batch):
                 return (
-                    f"{subject} is not a mean over rows: two halves of a batch do not average to the whole batch. Its "
-                    "average over batches depends on evaluate.batch and on the ranks. Return a pair (sum, count)."
+                    f"{subject} is not a mean over rows: two halves of a batch do not average to "
+                    "the whole batch. Its "
+                    "average over batches depends on evaluate.batch and on the ranks. Return a "
+                    "pair (sum, count)."
                 )
         return ""
 
@@ -78,7 +80,8 @@ def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
             inspect.signature(function).bind(None, None)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"{place}: {name} must take exactly (outputs, batch); in a class make it a @staticmethod."
+                f"{place}: {name} must take exactly (outputs, batch); in a class make it a "
+                "@staticmethod."
             ) from error
         functions[name] = f"{place}: {name}", function, holder
     return functions
@@ -95,7 +98,8 @@ def own_task(
         kind = kind_of(target)
         if kind not in ("integer", "float"):
             raise ConfigError(
-                f"{source} has targets of {kind}; only integers and floats have a default loss. Write "
+                f"{source} has targets of {kind}; only integers and floats have a default loss. "
+                "Write "
                 "loss(outputs, batch) in its file, or as a @staticmethod of the network's class."
             )
         default = _Integers() if kind == "integer" else _Floats(tuple(target.shape[1:]))
@@ -148,7 +152,8 @@ def _amounts(subject: str, function: Function) -> Amounts:
         forms[1:] = [form]
         if forms[0] != form:
             raise ConfigError(
-                f"{subject} returns {_in_words(form)} for a batch, and {_in_words(forms[0])} before."
+                f"{subject} returns {_in_words(form)} for a batch, and {_in_words(forms[0])} "
+                "before."
             )
         if any(amount.is_mean for amount in named.values()):
             _require_rows(subject, batch)
@@ -180,7 +185,8 @@ def _require_rows(subject: str, batch: Batch) -> None:
     firsts = {shape[0] for shape in shapes}
     if len(firsts) == 1 and not any(batch.examples in shape[:2] for shape in shapes):
         raise ConfigError(
-            f"{subject} returns a mean over rows, but the collate function made {firsts.pop()} rows of "
+            f"{subject} returns a mean over rows, but the collate function made {firsts.pop()} "
+            "rows of "
             f"{batch.examples} examples. Return a pair (sum, count)."
         )
 
@@ -253,7 +259,8 @@ class _Floats:
             target.shape[1:], outputs.shape[1:]
         ):
             raise ConfigError(
-                f"the network's outputs have the shape {tuple(outputs.shape)}, and the targets {tuple(target.shape)}. "
+                f"the network's outputs have the shape {tuple(outputs.shape)}, and the targets "
+                f"{tuple(target.shape)}. "
                 "Give both the same shape, or write loss(outputs, batch)."
             )
         if (
@@ -261,7 +268,8 @@ class _Floats:
             and tuple(target.shape[1:]) != self._shape
         ):
             raise ConfigError(
-                f"targets have the shape {tuple(target.shape[1:])}, and those of the first training examples "
+                f"targets have the shape {tuple(target.shape[1:])}, and those of the first "
+                "training examples "
                 f"{self._shape}. Give all targets one shape."
             )
         return target.reshape(outputs.shape)
@@ -274,5 +282,6 @@ def _without_ones(shape: tuple[int, ...]) -> list[int]:
 def _require_kind(target: Any, kind: str) -> None:
     if kind_of(target) != kind:
         raise ConfigError(
-            f"targets of {kind_of(target)} follow targets of {kind}. Give all splits targets of the same type."
+            f"targets of {kind_of(target)} follow targets of {kind}. Give all splits targets of "
+            "the same type."
         )

@@ -82,8 +82,10 @@ def _channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndar
     shown = " x ".join(map(str, x.shape[1:]))
     if channels is None and x.ndim == 4 and x.shape[3] <= 4 < x.shape[1]:
         raise DataError(
-            f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} x "
-            f"{x.shape[3]}. Prepare images of {x.shape[1]} x {x.shape[2]} with --channels last, others with "
+            f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} "
+            "x "
+            f"{x.shape[3]}. Prepare images of {x.shape[1]} x {x.shape[2]} with --channels last, "
+            "others with "
             "--channels first."
         )
     if channels is not None and x.ndim != 4:
@@ -100,7 +102,8 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
     names = archives or [name for name in archive.names if name.endswith(".npy")]
     if not names:
         raise DataError(
-            f"{archive.path} holds {', '.join(archive.names[:3])}, but no .npz or .npy. Save its arrays with "
+            f"{archive.path} holds {', '.join(archive.names[:3])}, but no .npz or .npy. Save its "
+            "arrays with "
             "np.savez as x_train, y_train, x_test and y_test, or x and y."
         )
     arrays = {}
@@ -188,12 +191,14 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
             or x.dtype.kind not in "fiub"
         ):
             raise DataError(
-                f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit. Give numbers [n, ...] and n "
+                f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit. Give numbers [n, "
+                "...] and n "
                 "labels, with one example shape in all splits."
             )
     if len({"bytes" if dtype == np.uint8 else dtype.kind == "b" for dtype in types}) > 1:
         raise DataError(
-            f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255), flags (0, 1) and other numbers "
+            f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255), flags (0, "
+            "1) and other numbers "
             "would be mixed. Save all splits with the same type and scale."
         )
     return with_test(pairs, source), {name for pair in names.values() for name in pair}
@@ -243,7 +248,8 @@ def read_idx(archive: Archive, decoder: Decoder) -> Material:
         )
         if len(raw[split]) != len(x[split]) or len(raw[split]) == 0:
             raise DataError(
-                f"{images} has {len(x[split])} images, but {labels} has {len(raw[split])} labels; the numbers "
+                f"{images} has {len(x[split])} images, but {labels} has {len(raw[split])} labels; "
+                "the numbers "
                 "must be equal, and at least 1. Download them again."
             )
     shape = x["train"].shape[1:]
@@ -268,7 +274,8 @@ def _find_idx(archive: Archive) -> dict[tuple[str, str], str]:
             key = "train" if match[1] == "train" else "test", match[2]
             if key in files:
                 raise DataError(
-                    f"{archive.path} has both {files[key]} and {name}; keep one data set per folder."
+                    f"{archive.path} has both {files[key]} and {name}; keep one data set per "
+                    "folder."
                 )
             files[key] = name
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
@@ -283,17 +290,20 @@ def _idx_array(archive: Archive, name: str, axes: int) -> np.ndarray:
         header = stream.read(4 + 4 * axes)
         if len(header) < 4 + 4 * axes or struct.unpack(">HBB", header[:4]) != (0, 8, axes):
             raise DataError(
-                f"{name} is not an idx file of unsigned bytes with {axes} axes (it starts {header[:4].hex(' ')})."
+                f"{name} is not an idx file of unsigned bytes with {axes} axes (it starts "
+                f"{header[:4].hex(' ')})."
             )
         lengths = struct.unpack(f">{axes}I", header[4:])
         if 0 in lengths[1:]:
             raise DataError(
-                f"{name} has images of {' x '.join(map(str, lengths[1:]))} pixels; at least one is required."
+                f"{name} has images of {' x '.join(map(str, lengths[1:]))} pixels; at least one is "
+                "required."
             )
         content = stream.read(prod(lengths) + 1)
     if len(content) != prod(lengths):
         few = "fewer" if len(content) < prod(lengths) else "more"
         raise DataError(
-            f"{name} has {few} bytes than the {prod(lengths):,} that its header states. Download it again."
+            f"{name} has {few} bytes than the {prod(lengths):,} that its header states. Download "
+            "it again."
         )
     return np.frombuffer(content, np.uint8).reshape(lengths)

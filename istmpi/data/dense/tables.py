@@ -77,7 +77,8 @@ def read(
     for other in others:
         if other.x.shape[1] != first.x.shape[1] or other.header != first.header:
             raise DataError(
-                f"{other.name} has other columns than {first.name}; give tables with the same columns."
+                f"{other.name} has other columns than {first.name}; give tables with the same "
+                "columns."
             )
     if label is None:
         named = f", {first.name_of_label}" if first.name_of_label else ""
@@ -147,12 +148,14 @@ def _typed(
     if names:
         if task != CLASSIFICATION and all(is_number(text.replace(",", ".", 1)) for text in texts):
             raise DataError(
-                f"{source}: the label {one_line(names[0])!r} has a decimal comma. Use a decimal point, or "
+                f"{source}: the label {one_line(names[0])!r} has a decimal comma. Use a decimal "
+                "point, or "
                 "give --task classification."
             )
         count, dtype = sum(texts[name] for name in names), np.str_
         reason = (
-            f"{count:,} of {texts.total():,} labels are not numbers (such as {one_line(names[0])!r}), so all are "
+            f"{count:,} of {texts.total():,} labels are not numbers (such as "
+            f"{one_line(names[0])!r}), so all are "
             "classes"
         )
     elif all(map(is_whole_number, texts)):
@@ -182,8 +185,10 @@ def _typed(
         if task is None and train and all(map(is_whole_number, train)) and len(train) <= FEW:
             odd = next(text for text in texts if not is_whole_number(text))
             raise DataError(
-                f"{source}: train labels are whole numbers, such as {min(train)}, but the label {odd} of another "
-                "split has a decimal point. Write labels alike, or give --task classification or regression."
+                f"{source}: train labels are whole numbers, such as {min(train)}, but the label "
+                f"{odd} of another "
+                "split has a decimal point. Write labels alike, or give --task classification or "
+                "regression."
             )
     if task is None and len(names) < len(texts):
         notes.assume(reason, "--task")
@@ -230,7 +235,8 @@ def read_table(
         first = [printable(field.strip()) for _, row in opening for field in row]
         if label is not None and len(first) < 2:
             raise DataError(
-                f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; it needs features "
+                f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; it "
+                "needs features "
                 "and a label. Set --delimiter."
             )
         place = None if label is None else _place_of(name, first, label.strip())
@@ -261,7 +267,8 @@ def read_table(
                 labels.append(row[place].strip())
                 if not labels[-1]:
                     raise DataError(
-                        f"{name}, line {number} has no label. Add it or remove the line; a delimiter at the "
+                        f"{name}, line {number} has no label. Add it or remove the line; a "
+                        "delimiter at the "
                         "end of a line starts another column."
                     )
     if given is None and opening and not header:
@@ -285,7 +292,8 @@ def _guess(name: str, line: str, notes: Notes) -> str:
     ]
     if len(there) > 1:
         raise DataError(
-            f"{name}: its first line has {' and '.join(there)}; which is the delimiter is unclear (a decimal "
+            f"{name}: its first line has {' and '.join(there)}; which is the delimiter is unclear "
+            "(a decimal "
             "comma is not). Set --delimiter."
         )
     delimiter = there[0] if there else ","
@@ -298,7 +306,8 @@ def _is_header(name: str, features: list[str]) -> bool:
     if any(numbers) and not all(numbers):
         odd = next(field for field in features if field and not is_number(field))
         raise DataError(
-            f"{name}, line 1: {one_line(odd)!r} is not a number, but others are. Give --header yes if the "
+            f"{name}, line 1: {one_line(odd)!r} is not a number, but others are. Give --header yes "
+            "if the "
             "line is a header, otherwise fill or drop it."
         )
     return bool(features) and not all(numbers)
@@ -321,7 +330,8 @@ def _numbers(name: str, numbered: list[_Row], columns: list[int], header: bool) 
         if not is_number(field)
     )
     raise DataError(
-        f"{name}, line {line}: {one_line(field)!r} is not a number; features must be numbers with a decimal "
+        f"{name}, line {line}: {one_line(field)!r} is not a number; features must be numbers with "
+        "a decimal "
         "point. Encode, fill or drop "
         f"it{'' if header or line > 1 else '; if the line is a header, give --header yes'}."
     )
@@ -341,7 +351,8 @@ def _rows(archive: Archive, name: str, delimiter: str) -> Iterator[_Row]:
             columns = columns or len(row)
             if len(row) != columns:
                 raise DataError(
-                    f"{name}, line {reader.line_num}: {len(row)} columns, but line 1 has {columns}. A delimiter at the "
+                    f"{name}, line {reader.line_num}: {len(row)} columns, but line 1 has "
+                    f"{columns}. A delimiter at the "
                     "end of a line starts another column."
                 )
             yield reader.line_num, row
@@ -366,7 +377,8 @@ def _place_of(name: str, first: list[str], label: str) -> int:
 def require_exact(text: str, where: str) -> None:
     if is_whole_number(text.strip()) and int(text) != int(float(text)):
         raise DataError(
-            f"{where}: {one_line(text.strip())} has more digits than a float64 keeps, so close values would "
+            f"{where}: {one_line(text.strip())} has more digits than a float64 keeps, so close "
+            "values would "
             "be equal. Subtract a number from its column, or divide it, first."
         )
 

@@ -110,7 +110,8 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
     blank, missing = len(counts) - filled, header.rows - filled if header else 0
     if missing and not inside <= missing <= blank:
         raise DataError(
-            f"{stream.name}, line {end}: {header.says}, but the file ends after {filled:,}, and {blank:,} "
+            f"{stream.name}, line {end}: {header.says}, but the file ends after {filled:,}, and "
+            f"{blank:,} "
             "blank lines. Correct the header, or copy the file again."
         )
     lengths, label_lengths = (
@@ -141,13 +142,15 @@ def _header_of(where: str, line: bytes) -> Header | None:
         return None
     if len(words) != 3 or not all(word.isdigit() for word in words):
         raise DataError(
-            f"{where}: {_shown(line)} is not a header (ROWS FEATURES LABELS) or a row (LABEL FEATURE:VALUE). "
+            f"{where}: {_shown(line)} is not a header (ROWS FEATURES LABELS) or a row (LABEL "
+            "FEATURE:VALUE). "
             "Add the header."
         )
     header = Header(*(int(word[:19]) for word in words))  # int() refuses very many digits
     if min(header) < 1 or max(header.features, header.labels) >= MOST or header.rows >= 2**62:
         raise DataError(
-            f"{where}: its header is {one_line(line.decode(errors='replace').strip())}; each must be at least "
+            f"{where}: its header is {one_line(line.decode(errors='replace').strip())}; each must "
+            "be at least "
             "1, features and labels below 2^31. Correct it."
         )
     return header
@@ -171,7 +174,8 @@ def _parsed(where: str, line: bytes, limits: Limits) -> tuple[list[int], list[in
     for word, (column, colon, value) in zip(words, pairs):
         if not colon:
             raise DataError(
-                f"{where}: {_shown(word)} has no colon; a feature is NUMBER:VALUE. Correct the line."
+                f"{where}: {_shown(word)} has no colon; a feature is NUMBER:VALUE. Correct the "
+                "line."
             )
         _require_number(where, column, "feature", limits.features, limits.first)
         try:
@@ -182,7 +186,8 @@ def _parsed(where: str, line: bytes, limits: Limits) -> tuple[list[int], list[in
             ) from None
         if not finite:
             raise DataError(
-                f"{where}: {_shown(word)} must have a finite value of at most 3.4e38 (float32). Correct the line."
+                f"{where}: {_shown(word)} must have a finite value of at most 3.4e38 (float32). "
+                "Correct the line."
             )
     raise AssertionError(line)
 
@@ -192,11 +197,13 @@ def _require_number(where: str, word: bytes, what: str, total: int, first: int =
         index = whole_number(word.decode())
     except ValueError:
         raise DataError(
-            f"{where}: {_shown(word)} is not a {what} number, a whole number from 0. Correct the line."
+            f"{where}: {_shown(word)} is not a {what} number, a whole number from 0. Correct the "
+            "line."
         ) from None
     if index == -1 and what == "label":
         raise DataError(
-            f"{where}: label -1; labels are numbers from 0. Write 0 instead of -1 for classes -1 and +1."
+            f"{where}: label -1; labels are numbers from 0. Write 0 instead of -1 for classes -1 "
+            "and +1."
         )
     if not first <= index < first + total:
         constraint = (
@@ -205,7 +212,8 @@ def _require_number(where: str, word: bytes, what: str, total: int, first: int =
             else "the range is 0 to 2^31"
         )
         raise DataError(
-            f"{where}: {what} {index} is out of range: {constraint}. Correct the line, or the header."
+            f"{where}: {what} {index} is out of range: {constraint}. Correct the line, or the "
+            "header."
         )
 
 

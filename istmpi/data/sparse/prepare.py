@@ -73,7 +73,8 @@ def _find(archive: Archive) -> dict[str, str]:
     elif len(rest) == 1:
         return {"": rest[0]}
     raise DataError(
-        f"{archive.path} needs train.txt and test.txt, a file with NAME_trSplit.txt and NAME_tstSplit.txt, or "
+        f"{archive.path} needs train.txt and test.txt, a file with NAME_trSplit.txt and "
+        "NAME_tstSplit.txt, or "
         f"one file, but has: {', '.join(archive.names[:5])}."
     )
 
@@ -98,7 +99,8 @@ def _read(
     bare = [rows for rows in sources if not rows.header]
     if counted_from is not None and not bare:
         raise ConfigError(
-            "counted_from is for rows without a header; rows with a header count from 0. Leave it out."
+            "counted_from is for rows without a header; rows with a header count from 0. Leave it "
+            "out."
         )
     if bare and counted_from is None:
         counted_from = int(all(rows.features.arrays[0].min(initial=1) for rows in bare))
@@ -106,7 +108,8 @@ def _read(
         commented = {rows.commented for rows in bare} - {None}
         if len(commented) > 1 or (commented == {1} and not counted_from):
             raise DataError(
-                f"{bare[0].name}: comments say that features count from 1, but another file or {why} says from 0. "
+                f"{bare[0].name}: comments say that features count from 1, but another file or "
+                f"{why} says from 0. "
                 "Give --counted-from 0 or 1."
             )
         if commented:
@@ -116,7 +119,8 @@ def _read(
     for rows in sources:
         if rows.close is not None:
             raise DataError(
-                f"{rows.name}: values of feature {rows.close} are too close together for the 24 bits of float32. "
+                f"{rows.name}: values of feature {rows.close} are too close together for the 24 "
+                "bits of float32. "
                 "Subtract a number from them first, or scale them."
             )
         if rows.queries:
@@ -126,7 +130,8 @@ def _read(
             rows.features = Ragged(rows.features.offsets, (columns - counted_from, values))
         if rows.blank_rows:
             notes.assume(
-                f"{counted(rows.blank_rows, 'blank line')} of {rows.name}, counted as rows in its header"
+                f"{counted(rows.blank_rows, 'blank line')} of {rows.name}, counted as rows in its "
+                "header"
             )
         elif rows.blank:
             notes.leave_out(f"{counted(rows.blank, 'line')} of {rows.name}, blank or a comment")
@@ -148,7 +153,8 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
         )
         if here != first:
             raise DataError(
-                f"{source.name}, line 1 states {here}, but {sources[0].name} {first}. Give files that agree."
+                f"{source.name}, line 1 states {here}, but {sources[0].name} {first}. Give files "
+                "that agree."
             )
     sizes = tuple(max(numbers) for numbers in zip(*map(_sizes, sources)))
     splits, seen, bare, unlabelled = {}, {}, 0, 0
@@ -159,7 +165,8 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
         kept = np.flatnonzero(chosen & (lengths > 0) & (label_lengths > 0))
         if not len(kept):
             raise DataError(
-                f"{rows.name}, line {rows.first_line}: no {split} row from there on has a feature and a "
+                f"{rows.name}, line {rows.first_line}: no {split} row from there on has a feature "
+                "and a "
                 "label; at least one is required. Check the file."
             )
         splits[split] = rows.features.take(kept), rows.labels.take(kept)
@@ -167,7 +174,8 @@ def _material(archive: Archive, parts: dict[str, tuple[Rows, np.ndarray]]) -> Ma
         seen[split][splits[split][1].arrays[0]] = True
         if not (seen[split] & seen["train"]).any():
             raise DataError(
-                f"{rows.name}, line {rows.first_line}: no label of the {split} rows from there on occurs in "
+                f"{rows.name}, line {rows.first_line}: no label of the {split} rows from there on "
+                "occurs in "
                 "training. Number labels alike in all files."
             )
     features, labels = (round(float(np.diff(lists.offsets).mean()), 2) for lists in splits["train"])
@@ -208,12 +216,14 @@ def _require_apart(source: Rows, masks: dict[str, np.ndarray], notes: Notes) -> 
     both, none = np.flatnonzero(times > 1) + 1, np.flatnonzero(times == 0) + 1
     if len(both):
         raise DataError(
-            f"{source.name} has {counted(len(both), 'row')} that two lists name, such as row {both[0]:,}. "
+            f"{source.name} has {counted(len(both), 'row')} that two lists name, such as row "
+            f"{both[0]:,}. "
             "Remove it from one."
         )
     if len(none):
         notes.leave_out(
-            f"{counted(len(none), 'row')} of {source.name} that no list names, such as row {none[0]:,}"
+            f"{counted(len(none), 'row')} of {source.name} that no list names, such as row "
+            f"{none[0]:,}"
         )
 
 
@@ -290,13 +300,15 @@ def _of_text(
         _require(path, read.header.features, features)
         if first:
             tell(
-                f"{path} has a header, so its features are counted from 0; the training data had no header and "
+                f"{path} has a header, so its features are counted from 0; the training data had "
+                "no header and "
                 "were counted from 1"
             )
         first = 0
     elif COUNTED_FROM not in reading:
         tell(
-            f"features of {path} are counted from 0; the network does not record how its training data were counted"
+            f"features of {path} are counted from 0; the network does not record how its training "
+            "data were counted"
         )
     columns, values = read.features.arrays
     return Ragged(read.features.offsets, (columns - first, values))
@@ -322,5 +334,6 @@ def _of_prepared(
 def _require(source: Path, given: int, features: int) -> None:
     if given != features:
         raise DataError(
-            f"{source} has {given:,} features; the network takes {features:,}. Number features as in training."
+            f"{source} has {given:,} features; the network takes {features:,}. Number features as "
+            "in training."
         )
