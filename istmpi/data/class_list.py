@@ -32,7 +32,8 @@ def class_list(text: str | None) -> tuple[str, ...] | None:
 
 def require_listed(labels: Collection[str], classes: Sequence[str], source: object) -> None:
     """Raise DataError if a label is not among the listed ``classes``."""
-    if unknown := sorted({*labels} - {*classes}):
+    unknown = sorted({*labels} - {*classes})
+    if unknown:
         raise DataError(
             f"{source}: the label {printable(unknown[0])} is not among --classes"
             f"{did_you_mean(unknown[0], classes)}. Add it, or remove its examples."
@@ -49,7 +50,8 @@ def require_trained(
     trained: Collection[str], labels: Collection[str], split: str, source: object
 ) -> None:
     """Raise DataError if a split has a label that no training example has."""
-    if unknown := [label for label in labels if label not in trained]:
+    unknown = [label for label in labels if label not in trained]
+    if unknown:
         names = ", ".join(map(printable, sorted(trained)[:4])) + ", ..." * (len(trained) > 4)
         raise DataError(
             f"{source}: no training example has the {split} label {printable(str(unknown[0]))}; "

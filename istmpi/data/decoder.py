@@ -293,18 +293,22 @@ def _require_no_splits(classes: Collection[str], archive: Archive) -> None:
 
     They do if each name has a word for a split, or if two names differ in such a word alone.
     """
-    words = {name: re.findall(r"[a-z]+|[0-9]+", name.lower()) for name in sorted(classes)}
-    rest = {name: [word for word in its if not split_of(word)] for name, its in words.items()}
-    named = [name for name in words if len(rest[name]) < len(words[name])]
-    alike = [
-        name for name in named if rest[name] in [rest[other] for other in words if other != name]
-    ]
-    suspects = named if len(named) == len(words) else alike
-    if suspects and len(words) > 1:
+    stems: dict[tuple[str, ...], list[str]] = {}
+    named = []
+    for name in sorted(classes):
+        words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+        stem = tuple(word for word in words if not split_of(word))
+        stems.setdefault(stem, []).append(name)
+        if len(stem) < len(words):
+            named.append(name)
+    suspects = named
+    if len(named) < len(classes):
+        suspects = [name for alike in stems.values() if len(alike) > 1 for name in alike]
+        suspects = [name for name in suspects if name in named]
+    if suspects and len(classes) > 1:
         raise DataError(
             f"{archive.path}: the folders {first_of(suspects)} are named like splits. Rename them "
-            "train, test and "
-            "validation, with a folder for each class inside."
+            "train, test and validation, with a folder for each class inside."
         )
 
 

@@ -130,7 +130,8 @@ def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
             f"{source}: {what}: example {int(np.argmax(empty))} has an empty name. Name its class, "
             "or remove it."
         )
-    if (missing := np.isin(np.char.lower(names), [*MISSING])).any():
+    missing = np.isin(np.char.lower(names), [*MISSING])
+    if missing.any():
         row = int(np.argmax(missing))
         raise DataError(
             f"{source}: {what}: example {row} has the name {names[row]}, which programs write for "

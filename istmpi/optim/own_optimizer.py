@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from istmpi.code import calling
+from istmpi.code import calling, shown
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.foreign import is_figure
 from istmpi.optim.optimizers import probed
@@ -34,28 +34,11 @@ class OwnOptimizer:
     ):
         for name, function in (("optimizer", make), ("schedule", schedule or make)):
             if not callable(function):
-                shown = (
-                    repr(function)
-                    if isinstance(function, str)
-                    else f"an instance of {type(function).__name__}"
-                )
-                raise ConfigError(f"{name} is {shown}; it must be a function that returns one.")
-        if not isinstance(groups, Mapping):
-            raise ConfigError(
-                f"groups is a {type(groups).__name__}; it must be a dict of patterns and options."
-            )
-        for pattern, options in groups.items():
-            if not isinstance(pattern, str) or not isinstance(options, Mapping):
-                raise ConfigError(
-                    f"groups: {shown(pattern)} = {shown(options)} must be a pattern of names and a "
-                    "dict of options."
-                )
-            for option in {"lr", "weight_decay"} & options.keys():
-                if not is_figure(options[option], 0.0):
-                    raise ConfigError(
-                        f"groups: {pattern!r} has {option} = {shown(options[option])}; it must be "
-                        "at least 0."
-                    )
+                given = f"an instance of {type(function).__name__}"
+                if isinstance(function, str):
+                    given = repr(function)
+                raise ConfigError(f"{name} is {given}; it must be a function that returns one.")
+        _require_groups(groups)
         self._make, self._groups, self._schedule = make, groups, schedule
         self.spec = probed("optimizer", make)
         self.scores: dict[int, float] = {}
@@ -132,6 +115,26 @@ class OwnOptimizer:
     def rate(self, step: int) -> float:
         """Return the learning rate of the first group; 0 before an optimizer is made."""
         return float(self._pilot.groups_at(step)[0].get("lr", 0.0)) if self._pilot else 0.0
+
+
+def _require_groups(groups: Any) -> None:
+    """Raise ConfigError unless ``groups`` maps patterns of names to options that an optimizer takes."""
+    if not isinstance(groups, Mapping):
+        raise ConfigError(
+            f"groups is a {type(groups).__name__}; it must be a dict of patterns and options."
+        )
+    for pattern, options in groups.items():
+        if not isinstance(pattern, str) or not isinstance(options, Mapping):
+            raise ConfigError(
+                f"groups: {shown(pattern)} = {shown(options)} must be a pattern of names and a "
+                "dict of options."
+            )
+        for option in {"lr", "weight_decay"} & options.keys():
+            if not is_figure(options[option], 0.0):
+                raise ConfigError(
+                    f"groups: {pattern!r} has {option} = {shown(options[option])}; it must be "
+                    "at least 0."
+                )
 
 
 class _Pilot:

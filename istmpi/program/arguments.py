@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from istmpi.code import shown
 from istmpi.config import Run
 from istmpi.data.callable.source import is_function
 from istmpi.errors import ConfigError, IstmpiError, did_you_mean
@@ -168,3 +169,15 @@ def run_of(
             "scale = 'fitted' needs a run's loss, which a program does not have. Leave it out."
         )
     return run
+
+
+def require_kind(argument: str, value: Any, kind: type) -> None:
+    """Raise ConfigError if an argument of `Distributed.evaluate` is of another kind."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"evaluate: {argument} = {shown(value)} must be a {kind.__name__}.")
+
+
+def require_count(examples: Any) -> None:
+    """Raise ConfigError if ``examples``, an argument of `Distributed`, is not a number of examples."""
+    if not isinstance(examples, int) or examples < 1:
+        raise ConfigError(f"examples = {shown(examples)} must be a whole number of at least 1.")

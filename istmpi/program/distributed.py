@@ -15,7 +15,6 @@ from torch import nn
 
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.writers import choose
-from istmpi.code import shown
 from istmpi.comm import Communicator, world
 from istmpi.comm.leaving import at_the_end
 from istmpi.comm.stopping import StopSign
@@ -25,7 +24,7 @@ from istmpi.errors import ConfigError
 from istmpi.evaluation.evaluator import Score
 from istmpi.files import appearing
 from istmpi.optim.own_optimizer import OwnOptimizer
-from istmpi.program.arguments import in_python, inputs_of, run_of
+from istmpi.program.arguments import in_python, inputs_of, require_count, require_kind, run_of
 from istmpi.program.printing import Printing
 from istmpi.program.round import Guard, Round, breaks
 from istmpi.program.scoring import ScoreOf, Scoring
@@ -89,10 +88,7 @@ class Distributed:
                     "groups and schedule go with an optimizer that is a function of parameters."
                 )
             batch = batch or examples_in(inputs)
-            if not isinstance(examples, int) or examples < 1:
-                raise ConfigError(
-                    f"examples = {shown(examples)} must be a whole number of at least 1."
-                )
+            require_count(examples)
             self.run = run_of(network, arguments, method, made or optimizer, batch, settings)
         shape = tuple(next(tensors_of(inputs)).shape[1:])
         rows, name = Rows(examples, inputs), self.run.model.name
@@ -189,7 +185,8 @@ class Distributed:
 
     def _loop(self, record: RunRecord, loaders: Path) -> Iterator[Round]:
         """Yield the rounds that are left; record and save each one. Collective."""
-        training, kept = self.training, self.run.checkpoint.keep
+        training = self.training
+        kept = self.run.checkpoint.keep
         self._in_rounds = True
         at_the_end.append(WeakMethod(self._note_if_left))
         goes_on = self._goes_on()
@@ -199,7 +196,8 @@ class Distributed:
             try:
                 yield self._round
             except GeneratorExit:
-                self._in_rounds, self._left = False, self._round.fate
+                self._in_rounds = False
+                self._left = self._round.fate
                 user = inspect.currentframe().f_back
                 # This generator's own caller may stand between.
                 if breaks(user) or breaks(user and user.f_back):
@@ -222,8 +220,11 @@ class Distributed:
 
     def _note_if_left(self) -> None:
         """Report once that the program left the loop before its last round."""
-        left = self._round.fate if self._in_rounds else self._left
-        self._in_rounds, self._left = False, ""
+        left = self._left
+        if self._in_rounds:
+            left = self._round.fate
+        self._in_rounds = False
+        self._left = ""
         if left:
             self.note(f"{left} End a loop early with job.end().")
 
@@ -279,15 +280,9 @@ class Distributed:
             raise ConfigError(
                 "evaluate is called inside a round. Call it after `for batch in round.take(...)`."
             )
-        for argument, value, kind in (
-            ("name", name, str),
-            ("higher_is_better", higher_is_better, bool),
-            ("same_loader", same_loader, bool),
-        ):
-            if not isinstance(value, kind):
-                raise ConfigError(
-                    f"evaluate: {argument} = {shown(value)} must be a {kind.__name__}."
-                )
+        require_kind("name", name, str)
+        require_kind("higher_is_better", higher_is_better, bool)
+        require_kind("same_loader", same_loader, bool)
         self._together("evaluate")
         means = self._scoring.means(score, loader, calibrate, same_loader)
         named, done = (

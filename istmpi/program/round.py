@@ -82,7 +82,8 @@ class Round:
         self._attempt: Generator[int, None, bool] = training.attempt()
         self._over, self._committed = False, False
         self._parts, self._losses, self._averaged = 1, [], False
-        self._in_steps, self._noted = False, False
+        self._in_steps = False
+        self._noted = False
         self._method.seconds_a_step = 0.0  # no rank leaves before all took a loader
         self._advance()
 
@@ -128,11 +129,8 @@ class Round:
         if each rank has its own data set. `istmpi.program.streams.Stream` says which batches a rank
         gets.
         """
-        for argument, value, least in (("accumulate", accumulate, 1), ("ahead", ahead, 0)):
-            if not isinstance(value, int) or value < least:
-                raise self._error(
-                    f"{argument} = {shown(value)} must be a whole number of at least {least}"
-                )
+        self._require_count("accumulate", accumulate, 1)
+        self._require_count("ahead", ahead, 0)
         if accumulate > 1 and self._method.spec.in_passes:
             raise ConfigError(
                 f"accumulate = {accumulate} does not go with {self._method.spec.name}, which "
@@ -147,6 +145,12 @@ class Round:
                 self._method.examples += examples_in(batch)
                 yield batch
 
+    def _require_count(self, argument: str, value: Any, least: int) -> None:
+        if not isinstance(value, int) or value < least:
+            raise self._error(
+                f"{argument} = {shown(value)} must be a whole number of at least {least}"
+            )
+
     def _place_in_pass(self, stream: Stream) -> tuple[int, int] | None:
         batches = self._method.job.batches
         if not self._method.spec.in_passes:
@@ -154,9 +158,8 @@ class Round:
         if stream.examples != batches.examples:
             raise ConfigError(
                 f"{self._method.spec.name} trains for epochs over this rank's {batches.examples} "
-                "examples, "
-                f"but the loader has {stream.examples}. Give Distributed the loader's examples= "
-                "and batch=."
+                f"examples, but the loader has {stream.examples}. Give Distributed the loader's "
+                "examples= and batch=."
             )
         return divmod(self._step, batches.in_a_pass)
 
@@ -174,8 +177,7 @@ class Round:
                 if not self._taken:
                     raise self._error(
                         f"local step {self._local_step + 1} was not taken. Call round.step(loss), "
-                        "or "
-                        "round.optimizer.step()"
+                        "or round.optimizer.step()"
                     )
                 if self._local_step + 1 == self.local_steps:
                     self._require_same_parameters()

@@ -117,7 +117,8 @@ class Scoring:
                     )
         self.examples = int(totals[names[0]][1])
         means = {key: float(total / count) for key, (total, count) in totals.items()}
-        if large := {key: value for key, value in means.items() if MOST < abs(value) < np.inf}:
+        large = {key: value for key, value in means.items() if MOST < abs(value) < np.inf}
+        if large:
             error = ConfigError(
                 f"the score is {large.get('', large)}; a record holds at most {MOST:g}. Scale it."
             )

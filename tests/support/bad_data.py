@@ -86,7 +86,7 @@ DATA = {
     "classes_nested": (both(classes=[["no"], ["yes"]]), f"of type list. {NAMES}"),
     "classes_enum": (both(classes=enum.Enum("Answers", "no yes")), f". {NAMES}"),
     "classes_twice": (both(classes=["no", "no"]), "has the class no twice in its attribute classes"),
-    "classes_one": (both(lambda i: (X[i], 0), classes=["no"]), "has one class, no; a network needs at least two"),
+    "classes_one": (both(lambda i: (X[i], 0), classes=["no"]), "has one class, no. A network needs at least two"),
     "classes_differ": (
         with_test(lambda i: (X[i], 0), classes=("yes",)),
         "test has other classes than train (the first that differ: no and yes)",

@@ -32,7 +32,7 @@ class Form:
         form."""
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
             raise DataError(
-                f"{name} has examples of {_kind(inputs)}, and the first training examples are "
+                f"{name} has examples of {_type_of(inputs)}, and the first training examples are "
                 "floats. Give all "
                 "examples one type."
             )
@@ -69,39 +69,50 @@ class Form:
 def kind_of(target: Any) -> str:
     """Return ``float`` or ``integer`` for a tensor of numbers, otherwise the target's type."""
     if not isinstance(target, torch.Tensor) or target.dtype == torch.bool or target.is_complex():
-        return _kind(target)
-    return "float" if target.is_floating_point() else "integer"
+        return _type_of(target)
+    if target.is_floating_point():
+        return "float"
+    return "integer"
 
 
-def _kind(value: Any) -> str:
-    dtype = getattr(value, "dtype", None)
+def _type_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return "dict"
-    return str(dtype).removeprefix("torch.") if dtype is not None else type(value).__name__
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return type(value).__name__
+    return str(dtype).removeprefix("torch.")
+
+
+def _fault_of(tensor: torch.Tensor) -> str:
+    """Return why a tensor cannot be sent to a network; empty if it can."""
+    if tensor.is_meta:
+        return "on the device meta, without values"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return f"of the layout {tensor.layout}"
+    return ""
 
 
 def require_tensors(inputs: tuple[Any, ...], batch: Any, name: str) -> None:
     """Raise DataError if a batch has tensors that cannot be sent to a network, or inputs that are
     no tensors."""
     for tensor in tensors_of((inputs, batch)):
-        fault = "on the device meta, without values" if tensor.is_meta else ""
-        fault = "quantized" if tensor.is_quantized else fault
-        fault = (
-            f"of the layout {tensor.layout}"
-            if tensor.layout != torch.strided or tensor.is_nested
-            else fault
-        )
+        fault = _fault_of(tensor)
         if fault:
             raise DataError(
                 f"{name} has tensors that are {fault}. Give plain tensors, or write a collate "
                 "function."
             )
-    for named in (each for each in inputs if isinstance(each, Mapping)):
-        if numbers := [key for key in named if not isinstance(key, str)]:
-            raise DataError(
-                f"{name} has inputs with the key {shown(numbers[0])}. Keys must be names of "
-                "arguments of forward."
-            )
+    for named in inputs:
+        keys = named if isinstance(named, Mapping) else ()
+        for key in keys:
+            if not isinstance(key, str):
+                raise DataError(
+                    f"{name} has inputs with the key {shown(key)}. Keys must be names of arguments "
+                    "of forward."
+                )
     tensors = [*tensors_of(inputs)]
     if not tensors:
         raise DataError(

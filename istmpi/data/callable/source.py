@@ -9,17 +9,18 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from istmpi.code import calling, module_of, shown
 from istmpi.comm.mpi import ranks_here
 from istmpi.data.callable.classes import class_names
+from istmpi.data.class_list import require_several
 from istmpi.data.dataset import SPLITS, Dataset, Split
 from istmpi.data.holdout import NO_TEST, TestSplit
 from istmpi.errors import ConfigError, DataError, did_you_mean
-from istmpi.tasks import CLASSIFICATION, OWN, REGRESSION
+from istmpi.tasks import CLASSIFICATION, OWN, REGRESSION, Task
 
 EXAMPLES = 16
 """The number of training examples that show the form of the data, and on which a network is
@@ -51,49 +52,53 @@ def open_own(
 
     module, function = loaded("--data", source, "function")
     datasets = _called(source, function, rank, test)
-    network = loaded("--model", scoring, "Class")[1] if scoring else None
-    splits = _opened(source, datasets, module, _arguments(getattr(network, "forward", None)), test)
-    splits["train"].ahead = ahead
-    batch = splits["train"].batch(np.arange(min(len(splits["train"]), EXAMPLES)))
-    (first, *others), target = (
-        batch.inputs,
-        None if isinstance(batch.targets, Mapping) else batch.targets[1],
-    )
+    network = None
+    if scoring:
+        _, network = loaded("--model", scoring, "Class")
+    takes = _arguments(getattr(network, "forward", None))
+    splits = _opened(source, datasets, module, takes, test)
+    train = splits["train"]
+    train.ahead = ahead
+    batch = train.batch(np.arange(min(len(train), EXAMPLES)))
+    first = batch.inputs[0]
+    target = None
+    if not isinstance(batch.targets, Mapping):
+        target = batch.targets[1]
     if isinstance(first, dict) and not (network and first):
-        raise DataError(
-            f"{source} has examples with entries "
-            f"{', '.join(map(str, batch.targets if target is None else first))}, "
-            "which are passed by name to your network's forward. Give such a network: --model "
-            "FILE.py:Class."
-        )
+        _refuse_names(source, batch.targets if target is None else first)
     classes = _same_classes(source, datasets)
-    shape = tuple(first.shape[1:]) if isinstance(first, Tensor) and not others else ()
-    functions, kind = (
-        functions_of({scoring: network, source.rpartition(":")[0]: module}),
-        kind_of(target),
-    )
-    outputs = target[0].numel() if kind == "float" else len(classes)
-    plain = shape and first.is_floating_point() and not functions and isinstance(target, Tensor)
-    form = (
-        Form(shape, tuple(target.shape[1:]), kind, len(classes) if kind == "integer" else 0)
-        if plain
-        else None
-    )
-    if plain and kind == "integer" and target.ndim == 1 and classes:
-        if len(classes) == 1:
-            raise DataError(
-                f"{source} has one class, {classes[0]}; a network needs at least two to tell apart."
-            )
+    functions = functions_of({scoring: network, source.rpartition(":")[0]: module})
+    shape: tuple[int, ...] = ()
+    if isinstance(first, Tensor) and len(batch.inputs) == 1:
+        shape = tuple(first.shape[1:])
+    kind = kind_of(target)
+    outputs = len(classes)
+    if kind == "float":
+        outputs = target[0].numel()
+    is_plain = shape and first.is_floating_point() and not functions and isinstance(target, Tensor)
+    if is_plain and kind == "integer" and target.ndim == 1 and classes:
+        require_several(classes, source, "A network needs at least two to tell apart.")
+        form = Form(shape, (), kind, len(classes))
         splits = {name: replace(it, form=form, shape=shape) for name, it in splits.items()}
         return Dataset(splits, CLASSIFICATION, shape, outputs, classes, source, "python")
-    if plain and kind == "float" and target.ndim < 3:
+    if is_plain and kind == "float" and target.ndim < 3:
+        form = Form(shape, tuple(target.shape[1:]), kind, 0)
         splits = {name: replace(it, form=form, shape=shape) for name, it in splits.items()}
-        return Dataset(
-            splits, REGRESSION, shape, outputs, None, source, "python", own_task=RegressionAsItIs
-        )
+        task: type[Task] = RegressionAsItIs
+        return Dataset(splits, REGRESSION, shape, outputs, None, source, "python", own_task=task)
     task = own_task(functions, target, source)
+    inputs = batch.inputs
     return Dataset(
-        splits, OWN, shape, outputs, None, source, "python", own_task=task, example=batch.inputs
+        splits, OWN, shape, outputs, None, source, "python", own_task=task, example=inputs
+    )
+
+
+def _refuse_names(source: str, entries: Mapping[Any, Any]) -> NoReturn:
+    """Raise DataError for examples with named entries and a network that takes none."""
+    names = ", ".join(map(str, entries))
+    raise DataError(
+        f"{source} has examples with entries {names}, which are passed by name to your network's "
+        "forward. Give such a network: --model FILE.py:Class."
     )
 
 

@@ -73,21 +73,14 @@ class OwnSplit(Split):
             }
             if not named:
                 entries = ", ".join(map(str, batch)) or "(none)"
+                arguments = ", ".join(self.takes or ()) or "names"
                 raise DataError(
                     f"{self.name} has examples with entries {entries}, but the network's forward "
-                    "takes "
-                    f"{', '.join(self.takes or ()) or 'names'}. Give entries these names."
+                    f"takes {arguments}. Give entries these names."
                 )
             inputs: Any = Named(named)
-        elif isinstance(batch, list | tuple) and len(batch) == 2:
-            inputs = Named(batch[0]) if isinstance(batch[0], Mapping) else batch[0]
         else:
-            parts = (
-                f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
-            )
-            raise DataError(
-                f"{self.name} has examples that are not (inputs, target) or dicts but {parts}."
-            )
+            inputs = self._first_of_two(batch)
         arguments = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
         require_tensors(arguments, batch, self.name)
         if self.form:
@@ -100,6 +93,20 @@ class OwnSplit(Split):
             target = batch[1].long() if self.form.classes else batch[1].reshape(rows, -1)
             return Batch((inputs.reshape(rows, *self.shape),), target, rows)
         return Batch(arguments, batch, rows)
+
+    def _first_of_two(self, batch: Any) -> Any:
+        """Return the inputs of a batch ``(inputs, target)``. Raises DataError for anything else."""
+        is_sequence = isinstance(batch, list | tuple)
+        if is_sequence and len(batch) == 2:
+            if isinstance(batch[0], Mapping):
+                return Named(batch[0])
+            return batch[0]
+        parts = type(batch).__name__
+        if is_sequence:
+            parts = f"{len(batch)} parts"
+        raise DataError(
+            f"{self.name} has examples that are not (inputs, target) or dicts but {parts}."
+        )
 
     def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
         rows = np.asarray(self.places(indices)).tolist()

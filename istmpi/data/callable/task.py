@@ -99,16 +99,20 @@ def own_task(
         if kind not in ("integer", "float"):
             raise ConfigError(
                 f"{source} has targets of {kind}; only integers and floats have a default loss. "
-                "Write "
-                "loss(outputs, batch) in its file, or as a @staticmethod of the network's class."
+                "Write loss(outputs, batch) in its file, or as a @staticmethod of the network's "
+                "class."
             )
-        default = _Integers() if kind == "integer" else _Floats(tuple(target.shape[1:]))
+        default: Any = _Integers()
+        if kind == "float":
+            default = _Floats(tuple(target.shape[1:]))
         holder = holder or default
         used["loss"] = f"{source}: the loss of {kind} targets", default.loss, default
         used.setdefault("score", (f"{source}: the score of {kind} targets", default.score, default))
     name, higher = _score_facts(holder, place.removesuffix(": score"), "score" in used)
     losses = _amounts(*used["loss"][:2])
-    scores = _amounts(*used["score"][:2]) if "score" in used else None
+    scores = None
+    if "score" in used:
+        scores = _amounts(*used["score"][:2])
     functions_by_name = {used["loss"][0]: losses}
     if scores:
         functions_by_name[used["score"][0]] = scores

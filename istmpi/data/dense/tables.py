@@ -110,9 +110,9 @@ def _cure_of_one_class(table: Table, raw: dict[str, list[str]], guessed: bool) -
     """Return the cure for labels that are all equal. ``guessed``: True if the last column was taken
     for the labels."""
     texts = sorted({text for labels in raw.values() for text in labels})
-    if named := [name for name in table.names or () if name.lower() in LABEL_NAMES]:
-        if guessed:
-            return f"The labels may be in the column {named[0]}: --label {named[0]}."
+    named = [name for name in table.names or () if name.lower() in LABEL_NAMES]
+    if named and guessed:
+        return f"The labels may be in the column {named[0]}: --label {named[0]}."
     if len(texts) > 1:
         return f"The labels {first_of(texts, _NAMED)} are one number. Write codes as names, such as c{texts[0]}."
     return ONE_CLASS
@@ -162,7 +162,8 @@ def _typed(
         by_number: dict[int, list[str]] = {}
         for text in texts:
             by_number.setdefault(int(text), []).append(text)
-        if joined := [spellings for spellings in by_number.values() if len(spellings) > 1]:
+        joined = [spellings for spellings in by_number.values() if len(spellings) > 1]
+        if joined:
             notes.assume(f"the labels {first_of(sorted(joined[0]), _NAMED)} are one number")
         few = len({int(text) for text in texts}) <= FEW
         reason += f" whole numbers, {'at most' if few else 'more than'} {FEW}, so they are "

@@ -84,7 +84,8 @@ def read_lines(stream: Stream, limits: Limits) -> Rows:
             line, count = _QUERY.subn(b"", line)
             queries += count
         if not first_line:
-            if based := _BASED.search(comment):
+            based = _BASED.search(comment)
+            if based:
                 commented = int(based[1] == b"one")
             if not line.strip():
                 continue
