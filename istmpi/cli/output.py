@@ -48,7 +48,10 @@ def console(**settings: Any) -> Console:
 
 
 def wide_console() -> Console:
-    return console(width=None if sys.stdout.isatty() else 1000)
+    """Return a console that breaks no line of a file or pipe."""
+    if sys.stdout.isatty():
+        return console()
+    return console(width=1000)
 
 
 def table(*columns: str) -> Table:

@@ -51,7 +51,9 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
 def _describe_ranks(training: Training) -> str:
     ranks = training.communicator.size
     hosts = list(dict.fromkeys(training.hosts))
-    shown = hosts[:4] if len(hosts) <= 4 else [*hosts[:4], "..."]
+    shown = hosts[:4]
+    if len(hosts) > 4:
+        shown.append("...")
     words = f"{ranks} on {counted(len(hosts), 'host')}: {', '.join(shown)}"
     if ranks == 1 and not comm.rank_variable():
         words += " (started without mpirun; use mpirun -n P istmpi train for P ranks)"
@@ -102,7 +104,9 @@ def _describe_method(training: Training, in_passes: bool) -> str:
 
 def _describe_checkpoints(training: Training, saver: Saver) -> str:
     every = training.run.checkpoint.every
-    words = f"every {every} rounds" if every else "final only"
+    words = "final only"
+    if every:
+        words = f"every {every} rounds"
     words += f", writer {saver.writer}"
     if saver.background and every > 0:
         words += ", in the background"
@@ -114,7 +118,9 @@ def _describe_evaluations(training: Training) -> str:
     data = training.dataset
     evaluator = training.evaluator
     every = run.evaluate.rounds_between(run.train.rounds)
-    words = f"every {every} rounds" if every > 1 else "every round"
+    words = "every round"
+    if every > 1:
+        words = f"every {every} rounds"
     if TASKS[data.task].of_nodes:
         return words
     words += f" on {count_scored_in_training(run, data):,} examples"

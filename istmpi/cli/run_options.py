@@ -136,8 +136,8 @@ def resolve(
             raise ConfigError(f"--set {setting}: this command sets it; use {option}.")
     if loaded.data.source == OF_A_PROGRAM and "data.source" not in changed:
         raise ConfigError(
-            f"{run} is a run of a program, whose data and loop are in its code. Start the program again, with "
-            "resume='auto' in job.rounds."
+            f"{run} is a run of a program, whose data and loop are in its code. Start the program "
+            "again, with resume='auto' in job.rounds."
         )
     if "method.name" in changed:
         loaded = limits.with_method(loaded, changed["method.name"])
@@ -146,15 +146,21 @@ def resolve(
         # A shipped run on other data is another run, and gets another folder.
         changed = {"name": name, **changed}
     resolved = loaded.override(changed)
-    # A saved run may have useless settings.
-    if resolved.optimizer != loaded.optimizer or not Path(run).is_dir():
-        schedules.require_effective(resolved.optimizer)
-    given = {
-        setting.removeprefix("method.") for setting in changed if setting.startswith("method.")
-    }
-    every = {entry.name for entry in fields(resolved.method)}
-    limits.require_read(resolved, given if Path(run).is_dir() else every, methods)
+    _require_effect(resolved, loaded, changed, Path(run).is_dir(), methods)
     return resolved
+
+
+def _require_effect(
+    resolved: Run, loaded: Run, changed: Mapping[str, Any], is_saved: bool, methods: Sequence[str]
+) -> None:
+    """Raise ConfigError for a setting without an effect; a saved run may have such settings."""
+    if resolved.optimizer != loaded.optimizer or not is_saved:
+        schedules.require_effective(resolved.optimizer)
+    if is_saved:
+        settings = {name.removeprefix("method.") for name in changed if name.startswith("method.")}
+    else:
+        settings = {entry.name for entry in fields(resolved.method)}
+    limits.require_read(resolved, settings, methods)
 
 
 def run_and_folder(run: str | None, resume: str) -> tuple[str | None, str, str | None]:

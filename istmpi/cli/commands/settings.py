@@ -104,18 +104,21 @@ def _key(setting: Setting) -> str:
 def _list(settings: Sequence[Setting]) -> None:
     listing = table()
     for setting in settings:
-        owner = f"{setting.owner}: " if setting.owner else ""
-        limits = f" ({setting.range})" if setting.range else ""
-        words = f"{owner}{setting.help}{limits}"
+        words = setting.help
+        if setting.owner:
+            words = f"{setting.owner}: {words}"
+        if setting.range:
+            words += f" ({setting.range})"
         listing.add_row(Text(setting.name, "bold"), shown_default(setting), words)
     console(soft_wrap=True).print(listing)
 
 
 def _list_variables() -> None:
     for name, (reader, default, help) in VARIABLES.items():
-        click.echo(f"{click.style(name, bold=True)}  {help}")
-        value = f"; here {one_line(os.environ[name])}" if name in os.environ else ""
-        click.echo(f"  {reader}; default {default}{value}")
+        words = f"{reader}; default {default}"
+        if name in os.environ:
+            words += f"; here {one_line(os.environ[name])}"
+        click.echo(f"{click.style(name, bold=True)}  {help}\n  {words}")
 
 
 def _describe(setting: Setting) -> str:
@@ -135,7 +138,9 @@ def _describe(setting: Setting) -> str:
 
 
 def shown_default(setting: Setting) -> str:
-    return "" if setting.default is None else json.dumps(setting.default)
+    if setting.default is None:
+        return ""
+    return json.dumps(setting.default)
 
 
 def markdown() -> str:
@@ -159,8 +164,12 @@ def _owner_of_table(setting: Setting) -> str:
 
 
 def _row(setting: Setting, section: str) -> str:
-    owner = f"*{setting.owner}.* " if setting.owner and section == "method" else ""
-    default = f"`{shown_default(setting)}`" if setting.default is not None else ""
+    owner = ""
+    if setting.owner and section == "method":
+        owner = f"*{setting.owner}.* "
+    default = ""
+    if setting.default is not None:
+        default = f"`{shown_default(setting)}`"
     # A bar would end the cell.
     limits = setting.range.replace("|", "\\|")
     words = setting.help.replace("|", "\\|")
