@@ -82,8 +82,10 @@ class Run:
         except DataError as error:
             raise ConfigError(str(error)) from None
         output = tree.get("output", {})
-        if path.name == SAVED_AS and is_file(path.parent / METRICS) and isinstance(output, dict):
-            tree["output"] = {**output, "folder": str(path.parent)}  # also of a copied folder
+        folder = str(path.parent)
+        of_a_run = path.name == SAVED_AS and is_file(path.parent / METRICS)
+        if of_a_run and isinstance(output, dict) and folder.isprintable():  # as a setting must be
+            tree["output"] = {**output, "folder": folder}  # also of a copied folder
         return _build(Run, drop_gone({"name": path.stem, **tree}, path.name), "", path.name)
 
     @staticmethod
