@@ -51,13 +51,12 @@ class Choice:
 
     @property
     def sensible(self) -> bool:
-        share, memory = self.cost.held.share_of_a_rank, self.cost.largest.memory.total
-        efficient = speed_up(self.scenario.alone(), self.seconds) >= max(
-            LEAST_EFFICIENCY * self.ranks, 1
-        )
-        return (
-            share >= LEAST_SHARE and memory <= (self.scenario.cluster.memory or inf) and efficient
-        )
+        faster = speed_up(self.scenario.alone(), self.seconds)
+        if faster < max(LEAST_EFFICIENCY * self.ranks, 1):
+            return False
+        if self.cost.largest.memory.total > (self.scenario.cluster.memory or inf):
+            return False
+        return self.cost.held.share_of_a_rank >= LEAST_SHARE
 
 
 @dataclass(frozen=True)
@@ -70,23 +69,13 @@ class Advice:
 
 
 def advise(scenario: Scenario, most_ranks: int) -> Advice:
-    """Recommend a run on a cluster, or a single process if no method is efficient; list all
-    methods."""
-    alone, best, chosen = scenario.alone(), {}, None
-    counts = [2**power for power in range(1, most_ranks.bit_length())]
-    names = [
-        name for name in dict.fromkeys([*FAITHFUL, scenario.run.method.name]) if name in METHODS
-    ]
-    for method in filter(scenario.can, names):
-        choices = [
-            _with_local_steps(scenario, method, ranks)
-            for ranks in counts
-            if scenario.allows(method, ranks)
-        ]
-        if sensible := [choice for choice in choices if choice.sensible]:
-            best[method] = choice = min(sensible, key=lambda choice: choice.seconds)
-            if chosen is None or choice.seconds * WORTH_IT <= chosen.seconds:
-                chosen = choice
+    """Recommend a run on a cluster, or one process if no method is efficient; list all methods."""
+    alone = scenario.alone()
+    best = _best_choices(scenario, most_ranks)
+    chosen: Choice | None = None
+    for choice in best.values():
+        if chosen is None or choice.seconds * WORTH_IT <= chosen.seconds:
+            chosen = choice
     notes = [f"Times assume {scenario.cluster.name}; measure your cluster with istmpi measure."]
     if chosen is None:
         first = (
@@ -94,13 +83,10 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
             f"speed with each method."
         )
         return Advice(first, _rows(scenario, 2, scenario.run.method.local_steps, best), notes)
-    gigabytes, share = (
-        chosen.cost.largest.memory.total / 1e9,
-        float(chosen.cost.held.share_of_a_rank),
-    )
-    notes.insert(
-        0, f"A rank needs {float(gigabytes):.3g} GB. An example trains {share:.0%} of the network."
-    )
+    gigabytes = float(chosen.cost.largest.memory.total / 1e9)
+    share = float(chosen.cost.held.share_of_a_rank)
+    needs = f"A rank needs {gigabytes:.3g} GB. An example trains {share:.0%} of the network."
+    notes.insert(0, needs)
     if chosen.method == "ist":
         notes += [
             "Accuracy: a network 1/P as wide under local-sgd or sparse-loco was usually as good: try it first.",
@@ -114,6 +100,21 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
         _rows(scenario, chosen.ranks, chosen.local_steps, best),
         notes,
     )
+
+
+def _best_choices(scenario: Scenario, most_ranks: int) -> dict[str, Choice]:
+    """Return the fastest sensible choice of each method that has one, the most faithful first."""
+    counts = [2**power for power in range(1, most_ranks.bit_length())]
+    best: dict[str, Choice] = {}
+    for method in dict.fromkeys([*FAITHFUL, scenario.run.method.name]):
+        if method not in METHODS or not scenario.can(method):
+            continue
+        allowed = [ranks for ranks in counts if scenario.allows(method, ranks)]
+        choices = [_with_local_steps(scenario, method, ranks) for ranks in allowed]
+        sensible = [choice for choice in choices if choice.sensible]
+        if sensible:
+            best[method] = min(sensible, key=lambda choice: choice.seconds)
+    return best
 
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:

@@ -26,28 +26,24 @@ def run_bytes(
     ranks: int,
     smaller: Mapping[int, Architecture] | None = None,
 ) -> int | None:
-    """The bytes that all ranks send in training; None if shares change, for dynamic-averaging, or
-    above `MOST_WORK`."""
-    work = (
-        run.train.rounds
-        * ranks**2
-        * sum(architecture.lengths[name] for name in architecture.groups)
-    )
+    """Return the bytes that all ranks send in training.
+
+    None if shares change, for dynamic-averaging, or above `MOST_WORK`.
+    """
+    units = sum(architecture.lengths[name] for name in architecture.groups)
+    work = run.train.rounds * ranks**2 * units
     stretches = run.stretches()
     names = [name for name, _, _ in stretches]
     if isinstance(run.method.shares, str) or "dynamic-averaging" in names or work > MOST_WORK:
         return None
-    total = first = 0
+    total = 0
+    first = 0
     for (name, side, rounds), following in zip(stretches, [*names[1:], ""]):
-        phase, network = (
-            run.override({"method.name": name}),
-            (smaller or {}).get(side, architecture),
-        )
-        route = draw_route(phase, network, ranks)
+        network = (smaller or {}).get(side, architecture)
+        route = draw_route(run.override({"method.name": name}), network, ranks)
         for number in range(first, first + rounds):
-            total += _sent(
-                route.legs(network.parameters, number, fresh=number == first), network, ranks
-            ).sum()
+            legs = route.legs(network.parameters, number, fresh=number == first)
+            total += _sent(legs, network, ranks).sum()
         first += rounds
         if following not in ("", name):  # the next method begins with the owners' values
             moved = with_slots(network.parameters, route.slots)
@@ -76,8 +72,10 @@ def _sent(legs: Iterable[Leg], architecture: Architecture, ranks: int) -> np.nda
 def draw_route(
     run: Run, architecture: Architecture, ranks: int, shares: Shares | None = None
 ) -> Route:
-    """Return the route of a run, with the deals of its seed. ``shares`` replace those of the
-    settings."""
+    """Return the route of a run, with the deals of its seed.
+
+    ``shares`` replace those of the settings.
+    """
     spec = spec_of(run.method.name)
 
     # Legs use the deals of three rounds. A partly redealt one is computed from round 0 on.

@@ -20,7 +20,8 @@ FIGURE_2 = {
     "method.local_steps": 10,
 }
 """The run of the paper's Figure 2, whose network is 1000-4000-4000-4000-200."""
-FIGURE_2_FEATURES, FIGURE_2_LABELS = 1000, 200
+FIGURE_2_FEATURES = 1000
+FIGURE_2_LABELS = 200
 
 Row = dict[str, Any]
 
@@ -88,7 +89,8 @@ def resized(architecture: Architecture, lengths: dict[str, int]) -> Architecture
 def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
     scenario.cluster.check(ranks)
     plan = scenario.cost(method, ranks)
-    steps, examples = plan.local_steps, plan.examples_per_step
+    steps = plan.local_steps
+    examples = plan.examples_per_step
     time = round_time(plan, scenario.cluster)
     epoch = time.total * scenario.examples / float(steps * examples)
     largest = plan.largest

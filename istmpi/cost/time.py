@@ -85,10 +85,10 @@ def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
 
 
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
-    """The lowest rate, in bits a second each way, at which a rank computes for the fraction
-    ``computing`` of its time.
+    """Return the lowest rate, in bits a second each way, at which ranks compute enough.
 
-    The rate is 0 if nothing is sent, and infinite if no rate is enough.
+    A rank should compute for the fraction ``computing`` of its time. The rate is 0 if nothing is
+    sent, and infinite if no rate is enough.
     """
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)
@@ -97,9 +97,13 @@ def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> flo
     if not terms:
         return 0.0
     terms.sort(key=lambda term: (term.hidden - term.fixed) / term.nbytes)
-    nbytes = room = 0.0
+    # The transfers that ranks wait for are those that steps hide least, up to some place in the
+    # list.
+    nbytes = 0.0
+    room = 0.0
     for term, following in zip_longest(terms, terms[1:]):
-        nbytes, room = nbytes + term.nbytes, room + term.hidden - term.fixed
+        nbytes += term.nbytes
+        room = room + term.hidden - term.fixed
         seconds_a_byte = (allowed + room) / nbytes
         if (
             following is None
@@ -110,7 +114,9 @@ def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> flo
 
 
 def _deal_seconds(cost: Cost, cluster: Cluster) -> float:
-    return 0.0 if cost.spec.sends_every_step else cluster.deal_seconds
+    if cost.spec.sends_every_step:
+        return 0.0
+    return cluster.deal_seconds
 
 
 def epoch_seconds(cost: Cost, cluster: Cluster, examples: int) -> float:

@@ -190,6 +190,14 @@ class MethodSpec:
         tensors = 1 + len(self.moved_slots(run))
         return nbytes * tensors >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
 
+    def kept_by_all(self, run: Run, architecture: Architecture, ranks: int) -> list[str]:
+        """Return the names of the parameters that all ranks keep from round to round."""
+        if self.replicated:
+            return list(architecture.parameters)
+        if self.shares_by_ring(run, architecture, ranks):
+            return self.shared(run, architecture)
+        return []
+
     def route(
         self,
         run: Run,
@@ -203,11 +211,6 @@ class MethodSpec:
         from istmpi.engine.packed_sizes import Largest
         from istmpi.engine.route import Route
 
-        common: Sequence[str] = ()
-        if self.replicated:
-            common = list(architecture.parameters)
-        elif self.shares_by_ring(run, architecture, ranks):
-            common = self.shared(run, architecture)
         exchange = None
         if self.legs:
             exchange = partial(self.legs, self, run)
@@ -219,7 +222,7 @@ class MethodSpec:
             deal=deal,
             groups=self.groups(run, architecture),
             stays=self.stays_with_holders(run, architecture, ranks),
-            common=frozenset(common),
+            common=frozenset(self.kept_by_all(run, architecture, ranks)),
             every=self.share_every(run),
             local_steps=run.method.local_steps,
             early=self.leaves_early(run, architecture, ranks),
@@ -261,11 +264,12 @@ class MethodSpec:
         """Return the learning rate and momentum of a run's outer step; (1, 0) without one."""
         if self.outer_step is None:
             return 1.0, 0.0
-        lr, momentum, settings = *self.outer_step, run.method
-        return (
-            lr if settings.outer_lr is None else settings.outer_lr,
-            momentum if settings.outer_momentum is None else settings.outer_momentum,
-        )
+        lr, momentum = self.outer_step
+        if run.method.outer_lr is not None:
+            lr = run.method.outer_lr
+        if run.method.outer_momentum is not None:
+            momentum = run.method.outer_momentum
+        return lr, momentum
 
     def state(self, run: Run) -> str:
         """Return what a round's end does with the optimizer's state: RESET, KEEP or CARRY."""
@@ -289,8 +293,12 @@ class MethodSpec:
     def slots(self, run: Run) -> tuple[str, ...]:
         """Return the kinds of slots that owners store."""
         _, momentum = self.outer(run)
-        stored = () if self.own_slots(run) else self.optimizer_slots(run)
-        return (*stored, *([VELOCITY] if momentum else []))
+        slots: list[str] = []
+        if not self.own_slots(run):
+            slots += self.optimizer_slots(run)
+        if momentum:
+            slots.append(VELOCITY)
+        return tuple(slots)
 
     def moved_slots(self, run: Run) -> tuple[str, ...]:
         """Return the kinds of slots that are sent with their parameters."""
