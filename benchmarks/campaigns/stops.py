@@ -49,6 +49,10 @@ class Case:
     findings: list[str] = field(default_factory=list)
 
     @property
+    def done(self) -> int:
+        return self.stops.total() - self.stops["refused"]
+
+    @property
     def kind(self) -> str:
         return "own loop" if self.own_loop else "patience" if self.settings["train.patience"] else "rounds"
 
@@ -263,13 +267,16 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.campaigns stops", description=__doc__.partition("\n")[0])
     parser.add_argument("--stops", type=int, default=440, help="of all runs together (440)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, help="after which no further run begins")
     parser.add_argument("--mpirun", action="store_true", help="real ranks and signals")
     parser.add_argument("--case", type=int, help="this one alone")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
     options = parser.parse_args(arguments)
     place = Path(tempfile.mkdtemp(prefix="istmpi-stops-"))
     cases, number = [], options.case or 0
-    while sum(case.stops["finished"] + case.stops["dropped"] + case.stops["signal"] for case in cases) < options.stops:
+    begun = time.monotonic()
+    minutes = options.minutes or 1e9
+    while sum(case.done for case in cases) < options.stops and time.monotonic() - begun < 60 * minutes:
         case = drawn(options.seed, number, place, options.mpirun)
         case.folder.mkdir()
         chance = random.Random(f"instants {options.seed} {number}")
