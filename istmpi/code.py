@@ -105,7 +105,9 @@ def shown(value: object) -> str:
         text = " ".join(repr(value).split())
     except Exception:
         return f"a value of type {type(value).__name__}"
-    return printable(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
+    if len(text) > SHOWN:
+        text = f"{text[:SHOWN]}..."
+    return printable(text)
 
 
 def raised_in(error: BaseException) -> str:

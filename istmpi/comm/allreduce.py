@@ -47,7 +47,7 @@ class MeanOverRanks:
         self.key = key
         """The key of the random roundings of encoded values. The caller sets a new one for every
         mean."""
-        # decision 16: a ring adds in one order, and its bytes are known in advance; MPI's does neither.
+        # decision 16: a ring adds in one order, and its bytes are known in advance, unlike MPI's.
         self._buckets = ring.buckets(nbytes, forms)
         self._reset()
 

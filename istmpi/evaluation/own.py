@@ -58,7 +58,7 @@ class OwnSums:
         if self._looks and len(self._first) < LOOKED_AT and not self.note:
             self._first.append((outputs, batch))
             self.note = self._task.no_means(self._first)
-        # The ranks compare faults at the end: an error on one rank alone would leave others waiting.
+        # Ranks compare faults at the end: after an error here, others would wait for this one.
         if not self._fault and not all(isfinite(amount.total) for amount in amounts.values()):
             self._fault = self._describe_fault(outputs, batch)
         self.examples += batch.examples
