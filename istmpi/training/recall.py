@@ -42,10 +42,10 @@ def recall(
         best
         and training.run.checkpoint.best
         and best.round is not None
-        and best.round != _round_of(path, training)
+        and not _is_of(lines[best.round - 1], path, training)
     ):
         note(
-            f"{path} is not from the best round, {best.round}, or is damaged; the best score starts over."
+            f"{path} is not from this run's best round, {best.round}, or is damaged; the best score starts over."
         )
         best.forget()
     return lines
@@ -74,10 +74,14 @@ def _is_scored(last: Sequence[Line]) -> bool:
     return not last or any(name in last[0] for name in ("score", "validation_score"))
 
 
-def _round_of(path: Path, training: Training) -> int | None:
+def _is_of(line: Line, path: Path, training: Training) -> bool:
+    """Return True if a saved network is valid, and has the round and the loss of a line of the
+    record. Collective."""
     try:
         require_valid(path, training.communicator)
         with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
-            return checkpoint.header.round
+            header = checkpoint.header
+            loss = None if isnan(header.loss) else header.loss
+            return (header.round, loss) == (line["round"], line.get("loss"))
     except UserError:
-        return None
+        return False

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import damaging
 import h5py
@@ -172,14 +173,20 @@ def saved(path):
     return arrays
 
 
-def test_the_best_begins_anew_where_its_network_is_gone(comm, shared_tmp):
-    lively = {"checkpoint__best": True, "train__rounds": 2}
+@pytest.mark.parametrize("other", [None, "other"])
+def test_the_best_begins_anew_where_its_network_is_gone_or_of_another_run(comm, shared_tmp, other):
+    """Both runs have their best network after round 1."""
+    lively = {"checkpoint__best": True, "train__rounds": 1}
     ran(comm, shared_tmp / "gone", **lively)
+    if other:
+        ran(comm, shared_tmp / other, **lively, optimizer__lr=0.01)
     if comm.rank == 0:
         (shared_tmp / "gone/best.h5").unlink()
+        if other:
+            shutil.copy(shared_tmp / other / "best.h5", shared_tmp / "gone/best.h5")
     comm.barrier()
-    summary, said = ran(comm, shared_tmp / "gone", "auto", **{**lively, "train__rounds": 4})
-    assert summary.best.round >= 3
+    summary, said = ran(comm, shared_tmp / "gone", "auto", **{**lively, "train__rounds": 3})
+    assert summary.best.round >= 2
     if comm.rank == 0:
         assert any("the best score starts over" in one for one in said)
 
