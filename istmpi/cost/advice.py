@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from typing import Any
 
 from istmpi.cost.rivals import counted
 from istmpi.cost.run_cost import Cost
@@ -26,7 +27,7 @@ WORTH_IT = 1.25
 FAITHFUL = ("data-parallel", "local-sgd", "streaming-diloco", "sparse-loco", "ist")
 """Methods, in the order of how closely they train like one process."""
 COLUMNS = ("method", "ranks", "local steps", "an epoch", f"link for {COMPUTING:.0%} computing")
-CHEAPER = {
+CHEAPER: dict[str, dict[str, Any]] = {
     ", a tenth redealt": {"method.redeal": 0.1},
     ", a tenth redealt, int8": {"method.redeal": 0.1, "method.wire": "int8"},
     ", never redealt": {"method.redeal": 0.0},
@@ -151,7 +152,7 @@ def _rows(
         and not spec.in_passes
         and (name in best or scenario.allows(name, ranks))
     ]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for title, method, variant in [*methods, *_variants(scenario, ranks)]:
         choice = best.get(title) or Choice(
             variant, method, ranks, max(local_steps, LEAST_LOCAL_STEPS.get(method, 1))

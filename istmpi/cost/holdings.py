@@ -207,6 +207,8 @@ class Holdings:
         )
 
     def _moving(self, name: str) -> Fraction:
+        if self.redeal is None:
+            return Fraction(0)
         length = self.lengths[name]
         redealt = min(ceil(self.redeal * length), length)
         return Fraction(redealt - 1, length * (length - 1)) if redealt > 1 else Fraction(0)

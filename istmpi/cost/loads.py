@@ -132,6 +132,12 @@ def _load(leg: Leg, deal: ExpectedDeal, wire: str) -> Load:
     return _BY_NAME[leg.name](held)
 
 
+def _limit(nbytes: Number, limit: int) -> Number:
+    if nbytes > limit:
+        return limit
+    return nbytes
+
+
 def pull(held: Holdings) -> Load:
     elsewhere = 1 - Fraction(1, held.ranks)
     fetched: Number = max(held.owner_bytes(part) for part in held.parts)
@@ -143,7 +149,7 @@ def pull(held: Holdings) -> Load:
         messages=held.ranks - 1,
         busiest=max(inward, outward),
         handled=inward + outward + Fraction(fetched, held.ranks),
-        buffers=min(inward, STAGING_BYTES) + min(outward, STAGING_BYTES),
+        buffers=_limit(inward, STAGING_BYTES) + _limit(outward, STAGING_BYTES),
     )
 
 
@@ -161,7 +167,7 @@ def _hop(held: Holdings, subnet: Number) -> Load:
         messages=held.ranks - 1,
         busiest=moved,
         handled=moved + 2 * subnet,
-        buffers=2 * min(moved, STAGING_BYTES),
+        buffers=2 * _limit(moved, STAGING_BYTES),
     )
 
 
@@ -173,7 +179,7 @@ def _mean(held: Holdings) -> Load:
         sent=sent,
         messages=2 * (held.ranks - 1),
         busiest=Fraction(sent, held.ranks),
-        buffers=min(
+        buffers=_limit(
             Fraction(held.network_bytes, held.ranks), ring.SEGMENTS_AT_ONCE * ring.CHUNK_BYTES
         ),
     )
