@@ -102,7 +102,8 @@ def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS) -
         settings["method.threshold"] = chance.choice([0.0, 0.002, 1.0])
     if method == "codistillation":
         settings["method.burn_in"] = chance.choice([0, 4])
-    return settings
+    read = {f"method.{name}" for name in METHODS[method].reads}
+    return {name: value for name, value in settings.items() if name in read or not name.startswith("method.")}
 
 
 # ---- one run through its kills
