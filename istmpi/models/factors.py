@@ -76,7 +76,9 @@ def multiply(
     weights = functions(places.weights)
     for name, module in network.named_modules():
         if name in layers:
-            hook = partial(input_multiplied, layers[name])
+            # Found here, for torch.compile would look at the layer in each pass.
+            axis = -1 - len(getattr(module, "kernel_size", ()))
+            hook = partial(input_multiplied, layers[name], axis)
             module.register_forward_pre_hook(hook, with_kwargs=True)
         if name in ends:
             module.register_forward_hook(lambda _, __, output, end=ends[name]: output * end())

@@ -101,7 +101,10 @@ def positions(pairs: Sequence[tuple[Any, int]]) -> Any:
 def multiply_along(x: Any, factor: Any, axis: int | None) -> Any:
     """Multiply a tensor by a number, or along an axis by a vector, which a convolution's groups
     repeat."""
-    if getattr(factor, "ndim", 0) == 0:
+    import torch
+
+    # torch.compile traces isinstance on a number, but not getattr.
+    if not isinstance(factor, torch.Tensor) or factor.ndim == 0:
         return x * factor
     if axis is None:
         raise AssertionError("a factor for each position needs the axis")

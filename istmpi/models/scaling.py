@@ -280,9 +280,13 @@ class Scaled(Calls):
 
 
 def input_multiplied(
-    factor: Callable[[], Any], layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    factor: Callable[[], Any],
+    axis: int,
+    _: nn.Module,
+    inputs: tuple[Any, ...],
+    named: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    axis = -1 - len(getattr(layer, "kernel_size", ()))
+    """Multiply a layer's input by ``factor()`` along an axis; a forward pre-hook."""
     if inputs:
         return (multiply_along(inputs[0], factor(), axis), *inputs[1:]), named
     return inputs, {**named, "input": multiply_along(named["input"], factor(), axis)}
