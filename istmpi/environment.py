@@ -26,7 +26,7 @@ VARIABLES = {
         "$ISTMPI_VENV-hdf5/bin/python",
         "Python whose h5py was built with MPI.",
     ),
-    "ISTMPI_SITE": ("bin/mkdocs.yml", "/tmp/istmpi-site", "Folder for the site of the pages."),
+    "ISTMPI_SITE": ("tools/mkdocs.yml", "/tmp/istmpi-site", "Folder for the site of the pages."),
 }
 """The reading program, the default and the meaning of each variable."""
 

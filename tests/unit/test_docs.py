@@ -64,7 +64,7 @@ def test_every_month_of_the_log_has_a_file_and_a_line_in_its_index():
 
 def test_the_site_builds_whole_and_without_a_warning(tmp_path):
     pytest.importorskip("mkdocstrings", reason="needs istmpi[docs]")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", ROOT / "bin/mkdocs.yml"]
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", ROOT / "tools/mkdocs.yml"]
     done = subprocess.run(words, env=os.environ | {"ISTMPI_SITE": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 0 and (tmp_path / "index.html").exists(), done.stderr
     assert list(tmp_path.glob("assets/stylesheets/*.css")) and list(tmp_path.glob("assets/javascripts/*.js"))
