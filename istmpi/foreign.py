@@ -208,24 +208,16 @@ def exit_error(error: BaseException) -> IstmpiError | None:
     if not frames:
         return None
     last = frames[-1]
-    return exit_error_at(last.filename, last.lineno, ending, code)
-
-
-def exit_error_at(file: str, line: int | None, ending: str, code: object) -> IstmpiError | None:
-    """Return the error of `exit_error` for a line of a file; None for istmpi's files.
-
-    ``ending``: the exception, or the call that ends the program, as text.
-    """
-    if Path(file).is_relative_to(Path(__file__).parent):
+    if Path(last.filename).is_relative_to(Path(__file__).parent):
         return None
-    error = IstmpiError(
-        f"{file}, line {line}, ends the program with {ending} before its work is done. Return, or "
-        "raise an error with the reason."
+    end = IstmpiError(
+        f"{last.filename}, line {last.lineno}, ends the program with {ending} before its work is "
+        "done. Return, or raise an error with the reason."
     )
-    error.exit_code = 1
+    end.exit_code = 1
     if isinstance(code, int) and code % 256:  # a system keeps eight bits of it
-        error.exit_code = code
-    return error
+        end.exit_code = code
+    return end
 
 
 @contextmanager
