@@ -78,8 +78,8 @@ class _Proof:
             width for width in table.dealt if width in lengths and width not in table.fading
         ]
         if len(together) > 1:
-            twins = self._trial(table, lengths, together)
-            if twins and not twins.obey(table, together):
+            twins, obey = self._try(table, lengths, together)
+            if twins and not obey:
                 deviation = twins.deviation(table, together)
                 unscaled[f"its forward: halves of several widths {_changed_by(deviation)}"] = tuple(
                     together
@@ -102,28 +102,27 @@ class _Proof:
             self._twins[key] = Twins(self._network, lengths)
         return self._twins[key]
 
-    def _trial(
+    def _try(
         self, table: Table, lengths: Mapping[str, int], widths: Collection[str]
-    ) -> Twins | None:
+    ) -> tuple[Twins | None, bool]:
         """Return twins at the first lengths at which the network runs, with one and with two of
-        each unit."""
+        each unit, and True if they obey the law; (None, True) if it runs at none."""
         halved = dict(lengths)
         for width in widths:
             halved[width] = max(lengths[width] // COPIES, 1)
         for tried in (few(lengths), halved, dict(lengths)):
             with suppress(ConfigError):
                 twins = self._at(tried)
-                twins.deviation(table, widths)
-                return twins
-        return None
+                return twins, twins.obey(table, widths)
+        return None, True
 
     def _with_right_powers(
         self, table: Table, lengths: Mapping[str, int], width: str
     ) -> tuple[Table, str]:
         """Return the table with right powers of a width's share, or the problem if there are
         none."""
-        twins = self._trial(table, lengths, [width])
-        if twins is None or twins.obey(table, [width]):
+        twins, obey = self._try(table, lengths, [width])
+        if twins is None or obey:
             return table, ""
         for powers in itertools.islice(_choices(table, self._means, width), TRIES):
             changed = _with_powers(table, width, powers)
