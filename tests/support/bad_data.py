@@ -87,17 +87,11 @@ DATA = {
     "classes_enum": (both(classes=enum.Enum("Answers", "no yes")), f". {NAMES}"),
     "classes_twice": (both(classes=["no", "no"]), "has the class no twice in its attribute classes"),
     "classes_one": (both(lambda i: (X[i], 0), classes=["no"]), "has one class, no. A network needs at least two"),
-    "classes_differ": (
-        with_test(lambda i: (X[i], 0), classes=("yes",)),
-        "test has other classes than train (the first that differ: no and yes)",
-    ),
+    "classes_differ": (with_test(lambda i: (X[i], 0), classes=("yes",)), "than train (the first that differ: no and yes)"),
     # ---- splits that do not fit together
     "four_splits": (lambda: (Examples(),) * 4, "it returns a tuple of 4 (Examples, Examples, Examples, Examples)"),
     "another_split": (lambda: {"train": Examples(), "more": Examples()}, "it returns a dict of train, more instead of"),
-    "keys_raise": (
-        lambda: type("Dict", (dict,), {"keys": boom})(train=1),
-        "its result fails: RuntimeError: boom",
-    ),
+    "keys_raise": (lambda: type("Dict", (dict,), {"keys": boom})(train=1), "its result fails: RuntimeError: boom"),
     "test_shape": (
         lambda: (Examples(lambda i: (X[i].reshape(2, 3), 0)), Examples(lambda i: (X[i].reshape(3, 2), 0))),
         "test has examples of shape (3, 2), and the first training examples have (2, 3)",
@@ -105,15 +99,9 @@ DATA = {
     "test_bytes": (with_test(lambda i: (X[i].byte(), 0)), "test has examples of uint8, and the first training"),
     "test_dicts": (with_test(lambda i: ({"x": X[i]}, 0)), "test has examples of dict, and the first training"),
     "test_fractions": (with_test(lambda i: (X[i], 0.7)), "test has targets of float, and the first training examples"),
-    "test_whole_numbers": (
-        lambda: (Examples(lambda i: (X[i], 0.5)), Examples()),
-        "test has targets of integer, and the first training examples have targets of float",
-    ),
+    "test_whole_numbers": (lambda: (Examples(lambda i: (X[i], 0.5)), Examples()), "test has targets of integer"),
     "test_transposed": (
-        lambda: (
-            Examples(lambda i: (X[i], X[i].reshape(2, 3))),
-            Examples(lambda i: (X[i], X[i].reshape(3, 2))),
-        ),
+        lambda: (Examples(lambda i: (X[i], X[i].reshape(2, 3))), Examples(lambda i: (X[i], X[i].reshape(3, 2)))),
         "targets have the shape (3, 2), and those of the first training examples (2, 3)",
     ),
     "label_100": (both(lambda i: (X[i], -100)), "train has class -100; there are 2, numbered from 0"),
@@ -125,10 +113,7 @@ DATA = {
     "numbers_as_keys": (both(lambda i: ({0: X[i]}, 0)), "train has inputs with the key 0. Keys must be names"),
     "three_parts": (both(lambda i: (X[i], X[i], 0)), "examples that are not (inputs, target) or dicts but 3 parts"),
     "meta": (both(lambda i: (torch.empty(6, device="meta"), 0)), "train has tensors that are on the device meta"),
-    "quantized": (
-        both(lambda i: (QUANTIZED[i], 0)),
-        "train has tensors that are quantized. Give plain tensors",
-    ),
+    "quantized": (both(lambda i: (QUANTIZED[i], 0)), "train has tensors that are quantized. Give plain tensors"),
     "lengths": (both(lambda i: (X[i][: 3 + i % 2], 0)), "train example 1 cannot be batched with example 0"),
     "bytes": (both(lambda i: (X[i].byte(), int(Y[i]))), "mlp: forward fails: RuntimeError"),
     "complex": (both(lambda i: (X[i] + 1j, int(Y[i]))), "mlp: forward fails: RuntimeError"),
@@ -140,10 +125,7 @@ DATA = {
         collated(lambda batch: [torch.cat([part, part]) for part in batch]),
         "train: its collate function makes examples of shape (2, 6) from 1 example;",
     ),
-    "collate_drops": (
-        collated(lambda batch: [batch[0], batch[1][1:]]),
-        "train: its collate function makes targets of shape (0,) from 1 example;",
-    ),
+    "collate_drops": (collated(lambda batch: [batch[0], batch[1][1:]]), "makes targets of shape (0,) from 1 example;"),
 }
 globals().update({name: function for name, (function, _) in DATA.items()})
 drops = collated(lambda batch: [part[: max(1, len(part) - 1)] for part in batch])

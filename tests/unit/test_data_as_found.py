@@ -12,23 +12,14 @@ from istmpi.data.prepare import prepare
 from istmpi.errors import ConfigError, DataError
 
 CSV = {
-    "constant": (
-        "label,p0,p1\n1,3,0\n0,4,0\n1,5,0\n",
-        "in.csv has one class, 0. The labels may be in the column label: --label label.",
-    ),
-    "constant number": (
-        "target,p0,p1\n1,3,0.5\n0,4,0.5\n1,5,0.5\n",
-        "all labels are equal. The labels may be in the column target",
-    ),
+    "constant": ("label,p0,p1\n1,3,0\n0,4,0\n1,5,0\n", "one class, 0. The labels may be in the column label: --label"),
+    "constant number": ("target,p0,p1\n1,3,0.5\n0,4,0.5\n1,5,0.5\n", "equal. The labels may be in the column target"),
     "codes": ("a,b\n1,01\n2,1\n3,001\n", "has one class, 1. The labels 001, 01, 1 are one number. Write codes as"),
     "one name": ("a,b\n1,x\n2,x\n", "in.csv has one class, x. A network needs at least two"),
     "NaN": ("a,b\n1,cat\n2,dog\n3,NaN\n", "example 2 has the name NaN, which programs write for a missing label"),
     "NA": ("a,b\n1,cat\n2,NA\n", "has the name NA"),
     "null": ("a,b\n1,cat\n2,null\n", "has the name null"),
-    "numbers above names": (
-        "5.1,3.5,0\n4.9,3.0,cat\n4.7,3.2,dog\n",
-        "line 1: 5.1, 3.5, 0 may be a header",
-    ),
+    "numbers above names": ("5.1,3.5,0\n4.9,3.0,cat\n4.7,3.2,dog\n", "line 1: 5.1, 3.5, 0 may be a header"),
     "only an index": (",b\n0,x\n1,y\n", "in.csv, line 1: '' is not a number"),
 }
 SPLITS = {

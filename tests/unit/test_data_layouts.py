@@ -46,11 +46,7 @@ def notes(report):
             {"train": 2, "test": 1},
             "validation examples are used for testing",
         ),
-        (
-            ["trn/a/0.png", "trn/dog/0.png", "tst/a/0.png", "dev/a/0.png"],
-            {"train": 2, "test": 1, "validation": 1},
-            "",
-        ),
+        (["trn/a/0.png", "trn/dog/0.png", "tst/a/0.png", "dev/a/0.png"], {"train": 2, "test": 1, "validation": 1}, ""),
         (
             ["my/data/train/a/0.png", "my/data/train/dog/0.png", "my/data/test/a/b/0.png", "my/logo.png"],
             {"train": 2, "test": 1},
@@ -60,11 +56,7 @@ def notes(report):
         (["train/train/0.png", "train/dog/0.png", "test/train/0.png"], {"train": 2, "test": 1}, ""),
         (["train/#.png*5", "dog/#.png*5"], {"train": 8, "test": 2}, ""),
         (["cat_valid/#.png*5", "dog_invalid/#.png*5"], {"train": 8, "test": 2}, ""),
-        (
-            ["cat/#.png*5", "dog/#.png*5", "0.png", "1.png"],
-            {"train": 8, "test": 2},
-            "2 files not read: 2 .png; such as 0.png",
-        ),
+        (["cat/#.png*5", "dog/#.png*5", "0.png", "1.png"], {"train": 8, "test": 2}, "2 files not read: 2 .png; such"),
     ],
 )
 def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, said):
@@ -79,18 +71,12 @@ def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, sai
 @pytest.mark.parametrize(
     "names, message",
     [
-        (
-            ["cat/train/0.png", "cat/test/0.png", "dog/train/0.png"],
-            "cat/test/0.png has a folder test/, but a split is ",
-        ),
+        (["cat/train/0.png", "cat/test/0.png", "dog/train/0.png"], "cat/test/0.png has a folder test/, but a split"),
         (["a/train/cat/0.png", "b/test/cat/0.png"], "a/train/cat/0.png has a folder train/"),
         (["train/cat/val/0.png", "test/cat/0.png"], "train/cat/val/0.png has a folder val/"),
         (["Train/cat/0.png", "more/cat/0.png"], "more/cat/0.png is in neither"),
         (["Train/cat/0.png", "Test/0.png"], "Test/0.png is not in a class folder; it must be Test/CLASS/FILE"),
-        (
-            ["seg_train/seg_train/cat/0.png", "seg_test/seg_test/cat/0.png"],
-            "seg_test, seg_train are named like",
-        ),
+        (["seg_train/seg_train/cat/0.png", "seg_test/seg_test/cat/0.png"], "seg_test, seg_train are named like"),
         (["training_set/cat/0.png", "test_set/cat/0.png"], "the folders test_set, training_set are named like splits"),
         (["train_images/0.png", "test_images/0.png"], "the folders test_images, train_images are named like splits"),
         (["Training Set/cat/0.png", "Test Set/cat/0.png"], "the folders Test Set, Training Set are named like"),

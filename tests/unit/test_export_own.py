@@ -201,10 +201,7 @@ def test_onnx_predicts_the_same(checkpoints, tmp_path, name):
     [
         ("deciding", "torch.export cannot trace its forward: Could not guard on data-dependent expression"),
         ("counting", "branches on the number of examples"),
-        (
-            "measuring",
-            "as len(x) and loops do, so torch.export cannot trace it. Write x.shape[0] in place",
-        ),
+        ("measuring", "as len(x) and loops do, so torch.export cannot trace it. Write x.shape[0] in place"),
     ],
 )
 def test_what_cannot_be_traced_is_one_line_and_loses_no_weights(

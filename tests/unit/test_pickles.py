@@ -84,10 +84,7 @@ def test_a_pickle_cannot_take_all_memory():
 @pytest.mark.parametrize(
     "content, message",
     [
-        (
-            lambda batch: {**batch, b"data": batch[b"data"].astype(np.float32)},
-            "pixels .* of float32 and 4 labels are not",
-        ),
+        (lambda batch: {**batch, b"data": batch[b"data"].astype(np.float32)}, "pixels .* of float32 and 4 labels are"),
         (lambda batch: {**batch, b"labels": [0.5, 1, 2, 3]}, "its labels must be whole numbers from 0 to 9"),
         (lambda batch: {**batch, b"labels": [0, 1, 2, 10]}, "its labels must be whole numbers from 0 to 9"),
         (lambda batch: {**batch, b"labels": [0, 1, 2]}, r"pixels \(4, 3072\) of uint8 and 3 labels are not CIFAR's"),

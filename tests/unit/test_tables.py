@@ -84,10 +84,7 @@ def test_small_inputs_are_refused_with_the_reason(case, name, message):
 @pytest.mark.parametrize(
     "name, reason",
     [
-        (
-            "floatlab.csv",
-            "40 labels have 3 different numbers, whole, with decimal points, so they are numbers to predict",
-        ),
+        ("floatlab.csv", "40 labels have 3 different numbers, whole, with decimal points, so they are numbers to"),
         ("many.csv", "600 labels have 150 different whole numbers, more than 100, so they are numbers to predict"),
     ],
 )
