@@ -87,7 +87,10 @@ DATA = {
     "classes_enum": (both(classes=enum.Enum("Answers", "no yes")), f". {NAMES}"),
     "classes_twice": (both(classes=["no", "no"]), "has the class no twice in its attribute classes"),
     "classes_one": (both(lambda i: (X[i], 0), classes=["no"]), "has one class, no. A network needs at least two"),
-    "classes_differ": (with_test(lambda i: (X[i], 0), classes=("yes",)), "than train (the first that differ: no and yes)"),
+    "classes_differ": (
+        with_test(lambda i: (X[i], 0), classes=("yes",)),
+        "than train (the first that differ: no and yes)",
+    ),
     # ---- splits that do not fit together
     "four_splits": (lambda: (Examples(),) * 4, "it returns a tuple of 4 (Examples, Examples, Examples, Examples)"),
     "another_split": (lambda: {"train": Examples(), "more": Examples()}, "it returns a dict of train, more instead of"),
