@@ -1,5 +1,9 @@
 """Arrays and labels of other people's files: no value is changed in silence, and what is decided is said."""
 
+import io
+import struct
+import zipfile
+
 import numpy as np
 import pytest
 from batches import examples_of
@@ -184,3 +188,78 @@ def test_another_kind_of_file_is_named(tmp_path):
     (tmp_path / "user.h5").write_bytes(b"\x89HDF")
     with pytest.raises(DataError, match=r"holds user.h5, but no .npz or .npy. Save its arrays with np.savez"):
         prepare("arrays", tmp_path / "user.h5", tmp_path / "data.h5")
+
+
+# ---- damaged files
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+
+
+def save(path, compression, x=lambda content: content):
+    """An .npz of 60 examples, the file of its x changed."""
+    members = {"x.npy": x(npy(np.ones((60, 3), np.float32))), "y.npy": npy(np.arange(60) % 2)}
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
+
+
+def with_field(path, offset, value):
+    """Change two bytes of the first entry in the directory of a zip file."""
+    content = bytearray(path.read_bytes())
+    start = content.index(b"PK\x01\x02") + offset
+    content[start : start + 2] = struct.pack("<H", value)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("compression", [STORED, DEFLATED])
+@pytest.mark.parametrize(
+    "x, field, message",
+    [
+        (lambda content: content[:-60], None, "x.npz cannot be read as a NumPy file: EOF: reading array data"),
+        (lambda content: b"else", None, "x.npz cannot be read as a NumPy file: its member x is not an array"),
+        (lambda content: content, (16, 0), "Bad CRC-32 for file 'x.npy'"),
+        (lambda content: content, (8, 1), "encrypted"),
+        (lambda content: content, (10, 99), "compression method is not supported"),
+    ],
+)
+def test_a_member_that_is_not_what_its_headers_say_is_refused(tmp_path, compression, x, field, message):
+    path = save(tmp_path / "x.npz", compression, x)
+    if field:
+        open_dataset(str(path))
+        with_field(path, *field)
+    with pytest.raises(DataError, match=message):
+        open_dataset(str(path))
+
+
+@pytest.mark.parametrize(
+    "shape, descr",
+    [
+        ("(-1, 3)", "<f4"),
+        ("(1000000000000, 3)", "<f4"),
+        ("(18446744073709551616,)", "<f4"),
+        ("(60, True)", "<f4"),
+        ("(60, 3)", "|O"),
+        ("(60, 3)", "<U0"),
+        ("(60, 3)", "<U1000000000"),
+        ("(1" + 4000 * "0" + ",)", "<f4"),
+        ("('60', 3)", "<f4"),
+        ("(" * 5000, "<f4"),
+        ("{}", "<f4"),
+    ],
+)
+def test_a_header_that_no_array_has_is_refused(tmp_path, shape, descr):
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(720)
+    for compression in (STORED, DEFLATED):
+        path = save(tmp_path / "x.npz", compression, lambda _: content)
+        with pytest.raises(DataError, match=r"x.npz") as refused:
+            open_dataset(str(path))
+        assert "\n" not in str(refused.value)

@@ -1,11 +1,14 @@
 """Archives: the same files from a folder and from a tar, and nothing that a hostile tar could smuggle in."""
 
+import gzip
 import io
+import os
 import tarfile
 
 import pytest
 from data_files import pack
 
+from istmpi.data import archive as archives
 from istmpi.data.archive import Archive
 from istmpi.errors import DataError
 
@@ -28,6 +31,8 @@ def test_a_folder(folder):
     assert archive.names == sorted(FILES)
     assert dict(archive.read(archive.names)) == FILES
     assert dict(archive.read({"top.txt"})) == {"top.txt": b"top"}
+    single = Archive(folder / "top.txt")
+    assert single.names == ["top.txt"] and dict(single.read(single.names)) == {"top.txt": b"top"}
 
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
@@ -38,12 +43,6 @@ def test_a_tar(folder, tmp_path, ending):
     for name, content in FILES.items():
         with archive.open(f"root/{name}") as file:
             assert file.read() == content and file.seek(0) == 0
-
-
-def test_a_single_file(folder):
-    archive = Archive(folder / "top.txt")
-    assert archive.names == ["top.txt"]
-    assert dict(archive.read(archive.names)) == {"top.txt": b"top"}
 
 
 def member(name, content=b"", kind=tarfile.REGTYPE, link=""):
@@ -90,15 +89,63 @@ def test_a_truncated_tar(folder, tmp_path, ending):
         list(Archive(path).read(Archive(path).names))
 
 
-@pytest.mark.parametrize("content", [b"", b"not a tar at all" * 100])
-def test_what_is_called_tar_but_is_none(tmp_path, content):
-    (tmp_path / "fake.tar.gz").write_bytes(content)
-    with pytest.raises(DataError, match="fake.tar.gz"):
-        Archive(tmp_path / "fake.tar.gz")
-
-
-def test_nothing_there(tmp_path):
+def test_what_is_no_archive_of_files_is_refused(tmp_path):
+    for content in (b"", b"not a tar at all" * 100):
+        (tmp_path / "fake.tar.gz").write_bytes(content)
+        with pytest.raises(DataError, match="fake.tar.gz"):
+            Archive(tmp_path / "fake.tar.gz")
     with pytest.raises(DataError, match="does not exist"):
         Archive(tmp_path / "nowhere")
     with pytest.raises(DataError, match="has no files"):
         Archive(write_tar(tmp_path / "links.tar", member("a", kind=tarfile.SYMTYPE, link="b")))
+
+
+# ---- what an archive may say of itself
+
+
+def with_size(header, size):
+    """A header of a tar file with another size and the checksum of it."""
+    header = header[:124] + size + header[136:148] + b" " * 8 + header[156:]
+    return header[:148] + b"%06o\0 " % sum(header) + header[156:]
+
+
+def test_names_out_of_archives_are_printable(tmp_path):
+    evil = "a\x1b[31m/two\nlines.wav"
+    (tmp_path / "folder" / os.fsdecode(b"\xff\xfe")).mkdir(parents=True)
+    (tmp_path / "folder" / os.fsdecode(b"\xff\xfe") / "1.png").write_bytes(b"1")
+    path = write_tar(tmp_path / "x.tar", member(evil, b"content"))
+    packed, loose = Archive(path), Archive(tmp_path / "folder")
+    assert packed.names == [r"a\x1b[31m/two\nlines.wav"] and loose.names == [r"\udcff\udcfe/1.png"]
+    assert list(packed.read(packed.names)) == [(packed.names[0], b"content")]
+    assert list(loose.read(loose.names)) == [(loose.names[0], b"1")]
+    with loose.open(loose.names[0]) as file:
+        assert file.read() == b"1"
+
+
+def test_a_large_member_is_refused_before_all_of_it_is_read(tmp_path, monkeypatch):
+    archive = Archive(write_tar(tmp_path / "x.tar", member("a/1.wav", bytes(100))))
+    assert len(list(archive.read(archive.names, limit=100))) == 1
+    with pytest.raises(DataError, match="x.tar: a/1.wav has more than 0 MB, the limit for this kind of file"):
+        list(archive.read(archive.names, limit=99))
+    hollow = tmp_path / "hollow.tar"
+    entry = tarfile.TarInfo("yes/s_nohash_0.wav")
+    entry.size = 2**33
+    with hollow.open("wb") as file:
+        file.write(entry.tobuf())
+        file.truncate(2**33 + 2048)  # takes no room on the disk
+    with pytest.raises(DataError, match="has more than 256 MB"):
+        list(Archive(hollow).read(["yes/s_nohash_0.wav"]))
+    assert archives.MOST == 2**28
+
+
+def test_headers_whose_size_cannot_be_are_refused(tmp_path):
+    """One has no end, and is not looked for; behind the other the member before would come for ever."""
+    endless = with_size(tarfile.TarInfo("1.wav").tobuf(), b"\x80\0\0\0\0\x7f" + b"\xff" * 6)
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(endless + bytes(2048)))
+    with pytest.raises(DataError, match="the size of 1.wav cannot be"):
+        Archive(tmp_path / "x.tar.gz")
+    path = write_tar(tmp_path / "x.tar", member("a/1.wav", b"1"), member("a/2.wav", b"2"))
+    content = path.read_bytes()
+    path.write_bytes(content[:1024] + with_size(content[1024:1536], b"\xff" * 10 + b"\xfc\x00") + content[1536:])
+    with pytest.raises(DataError, match=r"x.tar cannot be read|holds no files"):
+        Archive(path)

@@ -336,3 +336,9 @@ def test_whole_numbers_that_float64_would_merge_are_refused(table):
         prepared(table("a,b\n" + "".join(f"{n},{17 * 10**17 + n}\n" for n in range(1, 140))), task="regression")
     report, _, _ = prepared(table("a,b\n" + "".join(f"{2**53 * n},{n % 2}\n" for n in range(1, 40)), "exact.csv"))
     assert report.counts["train"] + report.counts["test"] == 39
+
+
+def test_a_table_of_one_endless_line_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"1," * 2**25)
+    with pytest.raises(DataError, match="x.csv has a line of more than 32 MB"):
+        prepared(tmp_path / "x.csv")
