@@ -185,7 +185,7 @@ class MultiLabel(Task):
     """Rows with any number of labels (`istmpi.multilabel.Labels`); the score is precision at 1.
 
     ``outputs`` may also be an object that computes its own losses, such as
-    `istmpi.models.linear.Deferred`.
+    `istmpi.network.linear.Deferred`.
     """
 
     score = "P@1"

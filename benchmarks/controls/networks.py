@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.reporting import RESULTS, commit
 from istmpi.inspection.examine import inspect
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from tests.networks.plain import kind_of, outputs_of, quiet, random_values, twinned
 from tests.networks.plain import lengths_of as widths_of
 from tests.networks.running import network, place, train

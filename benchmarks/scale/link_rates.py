@@ -21,7 +21,7 @@ from istmpi.config import Run
 from istmpi.cost import cost, time
 from istmpi.cost.cluster import Cluster, preset
 from istmpi.cost.time import round_time
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 
 PAGE = Path(__file__).parents[2] / "docs" / "costs.md"
 RANKS, LOCAL_STEPS = 8, 20

@@ -85,7 +85,7 @@ class Header:
     each group."""
     versions: Mapping[str, str] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
-    """The network's `istmpi.models.table.Table` as a tree for JSON; empty for an mlp in files of
+    """The network's `istmpi.network.table.Table` as a tree for JSON; empty for an mlp in files of
     earlier versions."""
 
     side: _Upto = 0

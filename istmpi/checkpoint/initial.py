@@ -21,8 +21,8 @@ from istmpi.engine.slots import weights_among
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.foreign import printable, reading
-from istmpi.models.architecture import Architecture
-from istmpi.models.joined import Factor, as_tensor, changes, of_rows
+from istmpi.network.architecture import Architecture
+from istmpi.network.joined import Factor, as_tensor, changes, of_rows
 from istmpi.optional import optional
 
 CURE = "Give a network.h5, a .safetensors file or a folder of them, or a state dict saved by torch.save."

@@ -32,11 +32,11 @@ from istmpi.hdf5 import (
     structure_errors,
     version_of,
 )
-from istmpi.models import architecture
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
-from istmpi.models.table import Table
 from istmpi.models.tables import has_table
+from istmpi.network import architecture
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
+from istmpi.network.table import Table
 from istmpi.tasks import TASKS
 
 MOMENTS = ("mean", "std")

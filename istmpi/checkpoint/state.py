@@ -19,8 +19,8 @@ from istmpi.data.dataset import Dataset
 from istmpi.engine.slots import Slot, parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
-from istmpi.models.architecture import Architecture
-from istmpi.models.table import BatchNormalisation
+from istmpi.network.architecture import Architecture
+from istmpi.network.table import BatchNormalisation
 
 STOPPED_START = "start"
 """A kind of slot in files of earlier versions: the weights at the start of a round that was

@@ -12,8 +12,8 @@ from istmpi.engine.layout import Replicated, part_shape
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError, DataError, IstmpiError
-from istmpi.models.architecture import Architecture
-from istmpi.models.joined import as_tensor, changes
+from istmpi.network.architecture import Architecture
+from istmpi.network.joined import as_tensor, changes
 
 Yields = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 

@@ -14,9 +14,9 @@ from istmpi.config import Run
 from istmpi.cost import Cost, phase_costs
 from istmpi.errors import ConfigError
 from istmpi.methods import limits
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import ACCEPTED_INPUTS, require_known, user_network
 from istmpi.models.tables import Facts, has_table, table_of
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import ACCEPTED_INPUTS, require_known, user_network
 from istmpi.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:

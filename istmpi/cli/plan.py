@@ -12,7 +12,7 @@ from istmpi.cost import Cost, cost, run_bytes
 from istmpi.cost.holdings import Part
 from istmpi.data.callable.source import is_function
 from istmpi.foreign import one_line
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from istmpi.report import tables
 
 

@@ -9,7 +9,7 @@ from istmpi.config import Run
 from istmpi.cost.counts import FORWARD_NORMALISATION_FLOPS
 from istmpi.cost.holdings import Number
 from istmpi.cost.run_cost import cost
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 
 SAMPLED = 1024
 """The most training examples to calibrate on, unless evaluate.calibration_examples is set."""

@@ -6,7 +6,7 @@ from math import prod
 
 from istmpi.cost.holdings import Number, Part
 from istmpi.engine.axes import bytes_of
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from istmpi.optim.optimizers import OptimizerSpec
 
 NORMALISATION_FLOPS = 20

@@ -11,7 +11,7 @@ from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.route import Route
 from istmpi.methods import MethodSpec
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from istmpi.cost.calibration import calibration_examples
 from istmpi.cost.holdings import Number
 from istmpi.cost.run_cost import phase_costs
 from istmpi.cost.whole_graph import unitwise, whole_graph_bytes
-from istmpi.models.architecture import Architecture
 from istmpi.multilabel import TOP, Ranking
+from istmpi.network.architecture import Architecture
 
 TOTALS = 24
 """Bytes of loss, score and number of examples, which ranks add up."""

@@ -14,7 +14,7 @@ from istmpi.engine.partition import draw_ranks
 from istmpi.engine.route import Leg, Route
 from istmpi.engine.shares import Shares
 from istmpi.methods import spec_of
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 
 MOST_WORK = 10**8
 """The largest work for exact sums: rounds times pairs of ranks times units."""

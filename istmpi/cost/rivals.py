@@ -10,7 +10,7 @@ from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.route import Leg, Parameters, Route
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.methods import METHODS, MethodSpec
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 
 
 class RouteThroughRank0(Route):

@@ -13,7 +13,7 @@ from istmpi.cost.rivals import counted
 from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.engine.route import Route
 from istmpi.methods import MethodSpec, limits, spec_of
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from istmpi.optim.optimizers import optimizer_spec
 
 

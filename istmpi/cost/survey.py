@@ -11,7 +11,7 @@ from istmpi.cost.cluster import Cluster
 from istmpi.cost.rivals import counted
 from istmpi.cost.run_cost import Cost, cost
 from istmpi.cost.time import round_time
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 
 FIGURE_2 = {
     "model.hidden": (4000, 4000, 4000),

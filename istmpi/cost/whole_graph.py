@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from istmpi.models.architecture import Architecture
-from istmpi.models.table import AGGREGATION
+from istmpi.network.architecture import Architecture
+from istmpi.network.table import AGGREGATION
 
 GATHERED = 2**24
 """The most values of nodes that are gathered at a time, if units are spread over ranks."""

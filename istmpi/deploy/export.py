@@ -30,7 +30,7 @@ from istmpi.deploy.program import (
 )
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing, require_free
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from istmpi.tasks import OWN
 
 Parts = Mapping[str, Callable[[BinaryIO], object]]

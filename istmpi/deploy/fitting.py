@@ -18,8 +18,8 @@ from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
 from istmpi.methods import spec_of
-from istmpi.models.architecture import Architecture
 from istmpi.names import class_of, is_own
+from istmpi.network.architecture import Architecture
 from istmpi.tasks import OWN
 
 
@@ -39,7 +39,7 @@ def attach_code(
     network = checkpoint.architecture
     header = checkpoint.header
     _require_fitting_class(checkpoint, model)
-    from istmpi.models.arguments import user_network
+    from istmpi.network.arguments import user_network
 
     data = header.data
     unknown = data.task == OWN and example is None

@@ -18,9 +18,9 @@ from istmpi.checkpoint.reader import Checkpoint, Tensor
 from istmpi.checkpoint.state import Moments
 from istmpi.engine.axes import ITEMSIZE
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import Architecture
-from istmpi.models.joined import Factor, changes, of_rows
-from istmpi.models.norms import BatchNorm
+from istmpi.network.architecture import Architecture
+from istmpi.network.joined import Factor, changes, of_rows
+from istmpi.network.norms import BatchNorm
 
 _CHUNK = 2**24  # bytes
 
@@ -95,7 +95,7 @@ class State:
     problem: str = ""
     """The reason why the class cannot load this state; empty if it can."""
     calls: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
-    """Factors of sums that no weight can hold, for `istmpi.models.scaling.multiply_sums`."""
+    """Factors of sums that no weight can hold, for `istmpi.network.scaling.multiply_sums`."""
     module: nn.Module | None = None
     """The network itself, if no plain class makes it; else None."""
 

@@ -28,13 +28,13 @@ from istmpi.errors import DataError
 from istmpi.evaluation import blocks
 from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
 from istmpi.exits import outputs_of
-from istmpi.models.leaves import prepare
-from istmpi.models.norms import Calibrated, calibrate
+from istmpi.network.leaves import prepare
+from istmpi.network.norms import Calibrated, calibrate
 from istmpi.trees import call
 
 if TYPE_CHECKING:
     from istmpi.exits import Outputs
-    from istmpi.models.architecture import Architecture
+    from istmpi.network.architecture import Architecture
 
 
 class CalibratedNetwork:

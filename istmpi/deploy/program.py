@@ -23,8 +23,8 @@ from istmpi.deploy.layers import State
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
-from istmpi.models.architecture import Architecture
-from istmpi.models.scaling import multiply_sums
+from istmpi.network.architecture import Architecture
+from istmpi.network.scaling import multiply_sums
 from istmpi.optional import optional
 
 if TYPE_CHECKING:

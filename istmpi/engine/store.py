@@ -28,7 +28,7 @@ class ParameterStore:
 
     ``tensors[name]`` has the shape of this rank's part in ``owners``; the names of optimizer state
     are `Slot` objects. ``scale`` maps unit groups to the factors of their contributions in the full
-    network (`istmpi.models.architecture.Architecture.factor`); ``fitted`` replaces factors.
+    network (`istmpi.network.architecture.Architecture.factor`); ``fitted`` replaces factors.
     """
 
     def __init__(

@@ -22,9 +22,9 @@ from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
-from istmpi.models.architecture import Architecture
-from istmpi.models.leaves import prepare
-from istmpi.models.norms import Calibrated, Moments, calibrate
+from istmpi.network.architecture import Architecture
+from istmpi.network.leaves import prepare
+from istmpi.network.norms import Calibrated, Moments, calibrate
 from istmpi.trees import call, mapped, tensors_of
 
 if TYPE_CHECKING:

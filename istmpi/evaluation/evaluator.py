@@ -35,9 +35,9 @@ from istmpi.evaluation.sample import (
 )
 from istmpi.evaluation.score import PointTotals, RankingTotals, Score, Totals
 from istmpi.exits import outputs_of, weighted_loss
-from istmpi.models.architecture import Architecture
 from istmpi.multilabel import Ranking
 from istmpi.names import is_own
+from istmpi.network.architecture import Architecture
 from istmpi.tasks import MultiLabel, OwnTask, task_of
 from istmpi.trees import tensors_of
 

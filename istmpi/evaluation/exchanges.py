@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from istmpi.comm import Communicator
 from istmpi.engine.store import ParameterStore
-from istmpi.models.leaves import Leaf
-from istmpi.models.norms import Calibrated, Moments
+from istmpi.network.leaves import Leaf
+from istmpi.network.norms import Calibrated, Moments
 
 
 class SameExamples:

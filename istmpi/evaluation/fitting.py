@@ -20,8 +20,8 @@ from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
-from istmpi.models.architecture import Architecture
-from istmpi.models.table import power_of
+from istmpi.network.architecture import Architecture
+from istmpi.network.table import power_of
 from istmpi.trees import call
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from istmpi.devices import HOST
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
-from istmpi.models.architecture import Architecture
-from istmpi.models.leaves import Leaf, leaves_of, prepare
-from istmpi.models.norms import Calibrated, averaged, calibrating, moments_of
-from istmpi.models.norms import Moments as UnitMoments
-from istmpi.models.trials import seeded
+from istmpi.network.architecture import Architecture
+from istmpi.network.leaves import Leaf, leaves_of, prepare
+from istmpi.network.norms import Calibrated, averaged, calibrating, moments_of
+from istmpi.network.norms import Moments as UnitMoments
+from istmpi.network.trials import seeded
 from istmpi.trees import call, mapped
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class _Built:
     gathered: Mapping[str, nn.Parameter]
     """The parameters that are whole on each rank; empty until they are loaded."""
     moments_of: Callable[[torch.Tensor, str, bool], UnitMoments]
-    """A function that computes moments in a calibration (`istmpi.models.norms.calibrating`)."""
+    """A function that computes moments in a calibration (`istmpi.network.norms.calibrating`)."""
     exchange: OwnExamples | None = None
     """The exchange, if each rank passes its own examples."""
 

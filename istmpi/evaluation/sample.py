@@ -6,7 +6,7 @@ from istmpi import rng
 from istmpi.config import Run
 from istmpi.cost.calibration import SAMPLED, calibration_examples
 from istmpi.data.dataset import Dataset
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 
 
 def count_scored(run: Run, data: Dataset, length: int) -> int:

@@ -15,8 +15,8 @@ from istmpi.comm import Communicator
 from istmpi.cost.whole_graph import GATHERED
 from istmpi.engine.store import ParameterStore
 from istmpi.models.aggregation import Bias
-from istmpi.models.architecture import Architecture
-from istmpi.models.leaves import Leaf, leaves_of
+from istmpi.network.architecture import Architecture
+from istmpi.network.leaves import Leaf, leaves_of
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 

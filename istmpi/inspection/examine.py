@@ -21,13 +21,13 @@ from istmpi.inspection.inference import Inferred, infer
 from istmpi.inspection.recording import Recorder
 from istmpi.inspection.tracing import EXAMPLES, followed, trace
 from istmpi.inspection.uses import sums_of
-from istmpi.models.joined import groups_on
-from istmpi.models.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
-from istmpi.models.norms import Calibrated, built
-from istmpi.models.scaling import storage_of
-from istmpi.models.table import BatchNormalisation, Blocks, Joined, ParameterEntry, Table
-from istmpi.models.trials import few, hooked, one_thread, require_trainable, seeded, shortly
-from istmpi.models.user import UserNetwork
+from istmpi.network.joined import groups_on
+from istmpi.network.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
+from istmpi.network.norms import Calibrated, built
+from istmpi.network.scaling import storage_of
+from istmpi.network.table import BatchNormalisation, Blocks, Joined, ParameterEntry, Table
+from istmpi.network.trials import few, hooked, one_thread, require_trainable, seeded, shortly
+from istmpi.network.user import UserNetwork
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)

@@ -22,9 +22,9 @@ from typing import Any
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.inspection.twins import COPIES, Twins
-from istmpi.models.table import Table, Use, power_of, with_power
-from istmpi.models.trials import few, one_thread
-from istmpi.models.user import UserNetwork
+from istmpi.network.table import Table, Use, power_of, with_power
+from istmpi.network.trials import few, one_thread
+from istmpi.network.user import UserNetwork
 
 MORE_COPIES = 4
 POWERS = (0.5, 0.0, 1.0, -1.0, -0.5, 1.5, 2.0)

@@ -27,11 +27,11 @@ from istmpi.inspection.orders import (
 )
 from istmpi.inspection.proof import Moving, Place, Reading, Trial, misread
 from istmpi.inspection.readings import ALIKE, readings
-from istmpi.models.leaves import shaped
 from istmpi.models.residual import residual_blocks
-from istmpi.models.table import ResidualBlock, inside, unit_of
-from istmpi.models.trials import one_thread, require_trainable, shortly
-from istmpi.models.user import UserNetwork, Width
+from istmpi.network.leaves import shaped
+from istmpi.network.table import ResidualBlock, inside, unit_of
+from istmpi.network.trials import one_thread, require_trainable, shortly
+from istmpi.network.user import UserNetwork, Width
 
 READINGS = 256
 SEEDS = 4

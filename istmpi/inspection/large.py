@@ -12,9 +12,9 @@ import torch
 
 from istmpi.engine.axes import Pattern
 from istmpi.inspection.examine import PRODUCTS, inspect
-from istmpi.models.leaves import without_values
-from istmpi.models.table import Table
-from istmpi.models.user import UserNetwork
+from istmpi.network.leaves import without_values
+from istmpi.network.table import Table
+from istmpi.network.user import UserNetwork
 
 KEPT = 64
 """The largest number of units of a dealt width in the network that is inspected."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from istmpi.engine.axes import Axis
-from istmpi.models.trials import Watching
+from istmpi.network.trials import Watching
 
 SPLITS = {"split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"}
 DEEPEST = 8

@@ -17,9 +17,9 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.inspection.orders import Growth, Joins, Order, Structure, grown, positions_along
-from istmpi.models.norms import built
-from istmpi.models.scaling import storage_of, tensors_in
-from istmpi.models.trials import (
+from istmpi.network.norms import built
+from istmpi.network.scaling import storage_of, tensors_in
+from istmpi.network.trials import (
     FEW,
     Watching,
     alike,
@@ -30,7 +30,7 @@ from istmpi.models.trials import (
     set_values,
     shortly,
 )
-from istmpi.models.user import UserNetwork, Width
+from istmpi.network.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
 """The primes that are tried first as a width's number of units. A prime is skipped if it divides

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from istmpi.models.scaling import (
+from istmpi.network.scaling import (
     Call,
     Calls,
     Provenance,
@@ -21,7 +21,7 @@ from istmpi.models.scaling import (
     storage_of,
     tensors_in,
 )
-from istmpi.models.trials import Watching
+from istmpi.network.trials import Watching
 
 NORMALISATIONS = {
     "native_batch_norm",

@@ -19,10 +19,10 @@ from torch import nn
 from istmpi.engine.axes import Factor, Pattern, product
 from istmpi.errors import ConfigError
 from istmpi.inspection.recording import Recorder
-from istmpi.models.norms import built
-from istmpi.models.table import Blocks, Operator, inside, unit_of
-from istmpi.models.trials import few, one_thread, seeded
-from istmpi.models.user import UserNetwork
+from istmpi.network.norms import built
+from istmpi.network.table import Blocks, Operator, inside, unit_of
+from istmpi.network.trials import few, one_thread, seeded
+from istmpi.network.user import UserNetwork
 
 EXAMPLES = 2
 """The number of examples in the recorded passes. Batch statistics need two."""

@@ -13,11 +13,11 @@ from torch import nn
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import Architecture
-from istmpi.models.norms import Calibrated, built
-from istmpi.models.table import Table, power_of
-from istmpi.models.trials import Watching, alike, random_values, running, seeded, set_values
-from istmpi.models.user import UserNetwork
+from istmpi.network.architecture import Architecture
+from istmpi.network.norms import Calibrated, built
+from istmpi.network.table import Table, power_of
+from istmpi.network.trials import Watching, alike, random_values, running, seeded, set_values
+from istmpi.network.user import UserNetwork
 
 COPIES = 2
 EXAMPLES = 16

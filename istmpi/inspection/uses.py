@@ -13,8 +13,8 @@ from math import prod
 from istmpi.engine.axes import Pattern
 from istmpi.inspection.recording import MATRIX, Recorder, Sum
 from istmpi.inspection.tracing import Family, axis_of, factors_of, summands
-from istmpi.models.table import Joined, Use
-from istmpi.models.user import UserNetwork
+from istmpi.network.table import Joined, Use
+from istmpi.network.user import UserNetwork
 
 LINEAR = {*MATRIX, "convolution", "_trilinear"}
 """Operations whose result is proportional to each operand."""

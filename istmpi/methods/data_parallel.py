@@ -14,7 +14,7 @@ from istmpi.engine.wire import forms_of
 from istmpi.errors import ConfigError
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
-from istmpi.models.linear import linear_layers
+from istmpi.network.linear import linear_layers
 
 
 class DataParallel(ReplicatedMethod):

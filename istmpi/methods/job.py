@@ -14,7 +14,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.data.batches import Batches
 from istmpi.engine.shares import Shares
 from istmpi.engine.store import ParameterStore
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import Task
 

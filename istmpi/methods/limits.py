@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from istmpi.data.dataset import Dataset
     from istmpi.engine.partition import Partition
     from istmpi.methods.spec import MethodSpec
-    from istmpi.models.architecture import Architecture
+    from istmpi.network.architecture import Architecture
 
 
 BALANCED = "balanced"

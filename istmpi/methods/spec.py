@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from istmpi.engine.partition import Partition
     from istmpi.engine.route import Leg, Parameters, Route
     from istmpi.methods.base import Method
-    from istmpi.models.architecture import Architecture
+    from istmpi.network.architecture import Architecture
 
 RESET, KEEP, CARRY = "reset", "keep", "carry"
 """The values of method.optimizer_state: at a round's end the state is deleted, stays on its rank,

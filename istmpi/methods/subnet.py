@@ -13,7 +13,7 @@ from istmpi.code import calling
 from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
 from istmpi.methods.job import Job
-from istmpi.models.linear import defer, label_layers, release_gradients
+from istmpi.network.linear import defer, label_layers, release_gradients
 from istmpi.optim.optimizers import optimizer_spec
 from istmpi.optim.sparse_rows import SparseRows, bags
 

@@ -8,9 +8,9 @@ leaf is a layer that can compute with some of its weight's rows.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import require_known, user_network
 from istmpi.models.tables import Facts, require_table
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import require_known, user_network
 from istmpi.tasks import CLASSIFICATION
 
 

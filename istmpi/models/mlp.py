@@ -8,9 +8,9 @@ from collections import OrderedDict
 
 from torch import nn
 
-from istmpi.models.linear import Linear
-from istmpi.models.norms import BatchNorm
 from istmpi.names import ACTIVATIONS
+from istmpi.network.linear import Linear
+from istmpi.network.norms import BatchNorm
 
 
 class MLP(nn.Sequential):

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.models.leaves import shaped
-from istmpi.models.table import ResidualBlock
-from istmpi.models.trials import alike, few, hooked, random_values, running
-from istmpi.models.user import UserNetwork, Width
+from istmpi.network.leaves import shaped
+from istmpi.network.table import ResidualBlock
+from istmpi.network.trials import alike, few, hooked, random_values, running
+from istmpi.network.user import UserNetwork, Width
 from istmpi.trees import mapped
 
 EXAMPLES = 3

@@ -13,8 +13,8 @@ from typing import Any
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.table import AGGREGATION, BatchNormalisation, Operator, ParameterEntry, Table
 from istmpi.names import ACTIVATIONS, NORMS
+from istmpi.network.table import AGGREGATION, BatchNormalisation, Operator, ParameterEntry, Table
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ The layers are those of arXiv 1910.02120 for Amazon-670k.
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.linear import LabelBlocks
+from istmpi.network.linear import LabelBlocks
 
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": None}
 

@@ -15,7 +15,7 @@ from istmpi.data.callable.source import is_function
 from istmpi.errors import ConfigError, IstmpiError, did_you_mean
 from istmpi.methods import spec_of
 from istmpi.methods.limits import require_read
-from istmpi.models.source import class_name
+from istmpi.network.source import class_name
 from istmpi.optim.optimizers import PROGRAM
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.settings import types_of

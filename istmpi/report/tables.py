@@ -13,7 +13,7 @@ from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.survey import Row
 from istmpi.foreign import printable
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from istmpi.optim import schedules
 from istmpi.report.comparison import Comparison
 from istmpi.report.sheets import notes, sheets, verdict

@@ -28,7 +28,7 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.models import mlp_network
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from istmpi.optim.optimizers import optimizer_spec
 from istmpi.training.loop import Training
 from istmpi.units import counted

@@ -15,14 +15,14 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import Architecture
 from istmpi.models.tables import Facts, has_table, table_of
+from istmpi.network.architecture import Architecture
 
 if TYPE_CHECKING:
     import torch
 
-    from istmpi.models.table import Table
-    from istmpi.models.user import UserNetwork
+    from istmpi.network.table import Table
+    from istmpi.network.user import UserNetwork
 
 EXAMPLES = 16
 """The most training examples on which a network is tried before training."""
@@ -76,7 +76,7 @@ def _usable(
 ) -> Architecture:
     import torch
 
-    from istmpi.models.table import Table
+    from istmpi.network.table import Table
 
     with communicator.agreed():
         network = _ready(run, Table.from_tree(tree), code, data)
@@ -152,7 +152,7 @@ def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
 def planned_network(run: Run, data: Dataset) -> Architecture:
     """Return a run's network without other ranks or a pass of training examples. Raises ConfigError
     if unusable."""
-    from istmpi.models.table import Table
+    from istmpi.network.table import Table
 
     code = _code(run, data)
     if (table := _written_down(run, code, data)) is not None:
@@ -170,7 +170,7 @@ def planned_network(run: Run, data: Dataset) -> Architecture:
 
 
 def _code(run: Run, data: Dataset) -> UserNetwork:
-    from istmpi.models.arguments import require_known, user_network
+    from istmpi.network.arguments import require_known, user_network
 
     require_known(run.model.name)
     arguments = run.model.arguments_for(data.task)

@@ -27,7 +27,7 @@ from istmpi.evaluation.evaluator import Evaluator
 from istmpi.methods import limits, spec_of
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import task_of
 from istmpi.training.best import Best

@@ -20,8 +20,8 @@ import torch
 from istmpi import __version__, inspection, models
 from istmpi.files import temporary
 from istmpi.foreign import JSON_BYTES, content
-from istmpi.models.table import Table, plain
-from istmpi.models.user import UserNetwork
+from istmpi.network.table import Table, plain
+from istmpi.network.user import UserNetwork
 from istmpi.trees import mapped
 
 KEPT = 200

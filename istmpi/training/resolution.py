@@ -17,7 +17,7 @@ from istmpi.engine.axes import Parameter
 from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
-from istmpi.models.architecture import Architecture
+from istmpi.network.architecture import Architecture
 from istmpi.training.network import network_of
 
 

@@ -13,10 +13,10 @@ from istmpi.cost.evaluation import evaluation_plan, pass_bytes
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
 from istmpi.inspection.examine import inspect
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
-from istmpi.models.scaling import multiply_sums
 from istmpi.names import NETWORKS as SHIPPED
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
+from istmpi.network.scaling import multiply_sums
 from istmpi.training.loop import Training
 from tests.networks import joined_nets
 

@@ -14,8 +14,8 @@ from istmpi.data.graph.split import Graph
 from istmpi.data.prepare import prepare
 from istmpi.data.writer import write
 from istmpi.errors import ConfigError
-from istmpi.models.arguments import user_network
-from istmpi.models.user import UserNetwork
+from istmpi.network.arguments import user_network
+from istmpi.network.user import UserNetwork
 from istmpi.simulated import simulate
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN, NODE_CLASSES
 from istmpi.training.loop import Training

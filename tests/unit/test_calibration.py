@@ -10,8 +10,8 @@ from small import own_run
 from istmpi.config import Run
 from istmpi.cost.calibration import SAMPLED, calibration_examples, evaluation_share, forward_flops, rounds_flops
 from istmpi.inspection.examine import inspect
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 

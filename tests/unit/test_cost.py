@@ -24,7 +24,8 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.methods import METHODS
-from istmpi.models import architecture, mlp_network
+from istmpi.models import mlp_network
+from istmpi.network import architecture
 from istmpi.optim.optimizers import optimizer_spec
 
 NETWORK = mlp_network(1000, (4000, 4000, 4000), 200, norm="none")

@@ -14,9 +14,9 @@ from istmpi.deploy.fitting import changed_source
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
 from istmpi.methods import spec_of
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
-from istmpi.models.table import Table
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
+from istmpi.network.table import Table
 
 FILE = Path(networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from istmpi.inspection.examine import inspect
-from istmpi.models.arguments import user_network
-from istmpi.models.table import ResidualBlock
+from istmpi.network.arguments import user_network
+from istmpi.network.table import ResidualBlock
 from istmpi.tasks import NEXT_TOKEN, NODE_CLASSES
 
 FOLDER = Path(__file__).parents[2] / "examples"

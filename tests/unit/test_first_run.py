@@ -17,7 +17,7 @@ from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError, DataError
 from istmpi.methods.class_loss import class_loss
 from istmpi.methods.limits import require_classes
-from istmpi.models.arguments import user_network
+from istmpi.network.arguments import user_network
 from istmpi.tasks import CLASSIFICATION, REGRESSION, Classification
 from istmpi.training.epochs import in_rounds
 

@@ -17,10 +17,10 @@ from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
 from istmpi.models.aggregation import Bags, Edges, dropped
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
 from istmpi.models.graphs import GAT, GCN, SAGE
 from istmpi.models.tables import Facts, table_of
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
 from istmpi.tasks import NODE_CLASSES, NODE_LABELS, TASKS, NodeClasses, NodeLabels
 
 MODELS = {"gcn": GCN, "sage": SAGE}

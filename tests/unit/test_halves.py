@@ -6,9 +6,9 @@ from torch import nn
 
 from istmpi.inspection.examine import inspect
 from istmpi.inspection.twins import copy_units
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
-from istmpi.models.table import power_of, with_power
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
+from istmpi.network.table import power_of, with_power
 from tests.networks.plain import lengths_of, outputs_of, plain, quiet, random_values, with_units
 from tests.networks.running import network
 from tests.networks.table import FACTORS, RESIDUAL

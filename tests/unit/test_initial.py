@@ -17,9 +17,9 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
 from istmpi.inspection.examine import inspect
 from istmpi.models import mlp_network
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
-from istmpi.models.leaves import prepare
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
+from istmpi.network.leaves import prepare
 
 SCALE = {"hidden1": 0.25, "hidden2": 0.125}
 OTHER = {"hidden1": 0.5, "hidden2": 0.2}

@@ -9,7 +9,7 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.inspection import large
 from istmpi.inspection.examine import inspect
-from istmpi.models.arguments import user_network
+from istmpi.network.arguments import user_network
 
 
 class Recurrent(nn.Module):

@@ -11,10 +11,11 @@ from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.engine.layout import Owners
 from istmpi.inspection.examine import inspect, proved_leaves
 from istmpi.inspection.inference import infer
-from istmpi.models import leaves, mlp_network
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
-from istmpi.models.leaves import Elsewhere, Leaf, candidates, prepare, without_values
+from istmpi.models import mlp_network
+from istmpi.network import leaves
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
+from istmpi.network.leaves import Elsewhere, Leaf, candidates, prepare, without_values
 
 FILE = networks.__file__
 WORDS = torch.tensor([[0, 5, 5, 2], [6, 1, 3, 0]])

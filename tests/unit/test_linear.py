@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from istmpi.models import linear
-from istmpi.models.linear import Linear, release_gradients
+from istmpi.network import linear
+from istmpi.network.linear import Linear, release_gradients
 
 INPUTS, OUTPUTS = 30, 20
 

@@ -7,10 +7,10 @@ from torch import nn
 from istmpi import with_loss
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
 from istmpi.models.moe import Experts
-from istmpi.models.trials import one_thread
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
+from istmpi.network.trials import one_thread
 from istmpi.tasks import NEXT_TOKEN
 
 SMALL = {"layers": 2, "embed": 8, "heads": [2, 3], "head_dim": 4, "hidden": 12, "experts": [6, 5]}

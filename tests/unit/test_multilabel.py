@@ -14,11 +14,11 @@ from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
-from istmpi.models.arguments import user_network
-from istmpi.models.linear import LabelBlocks, defer
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.xc import XC
 from istmpi.multilabel import AT, Labels, Ranking, losses_of, parts_of
+from istmpi.network.arguments import user_network
+from istmpi.network.linear import LabelBlocks, defer
 from istmpi.optim.sparse_rows import SparseRows, bags
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 from istmpi.training.network import planned_network

@@ -17,8 +17,8 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.inspection import examine
 from istmpi.inspection.examine import inspect
-from istmpi.models.architecture import Architecture
-from istmpi.models.norms import calibrate
+from istmpi.network.architecture import Architecture
+from istmpi.network.norms import calibrate
 from tests.networks.failing import FAILING
 from tests.networks.plain import (
     examples,

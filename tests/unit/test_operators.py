@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.inspection.inference import infer
 from istmpi.inspection.tracing import trace
-from istmpi.models.arguments import user_network
-from istmpi.models.norms import built
-from istmpi.models.trials import one_thread
+from istmpi.network.arguments import user_network
+from istmpi.network.norms import built
+from istmpi.network.trials import one_thread
 
 FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"

@@ -18,7 +18,7 @@ from istmpi.errors import ConfigError
 from istmpi.inspection.inference import infer
 from istmpi.inspection.orders import Growth, Run
 from istmpi.inspection.proof import Trial
-from istmpi.models.arguments import user_network
+from istmpi.network.arguments import user_network
 from tests.networks import joined_nets
 
 FILE = Path(networks.__file__)

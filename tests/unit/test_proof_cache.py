@@ -12,7 +12,7 @@ from small import small_run
 from istmpi.data.sources import open_dataset
 from istmpi.inspection import large
 from istmpi.inspection.examine import inspect
-from istmpi.models.arguments import user_network
+from istmpi.network.arguments import user_network
 from istmpi.training import proof_cache
 from istmpi.training.network import planned_network
 from istmpi.training.proof_cache import recall, remember

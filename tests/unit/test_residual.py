@@ -14,9 +14,9 @@ from istmpi.engine.axes import Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
 from istmpi.inspection.inference import infer
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
 from istmpi.models.resnet import ResNet
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
 from istmpi.report.tables import warn_of_widths
 
 FILE = residual_networks.__file__

@@ -11,8 +11,8 @@ from istmpi.config import SHIPPED, Run, every_setting, shipped
 from istmpi.errors import ConfigError
 from istmpi.foreign import read_toml
 from istmpi.methods import METHODS
-from istmpi.models.arguments import DATA_ARGUMENTS, arguments_of
 from istmpi.names import NETWORKS
+from istmpi.network.arguments import DATA_ARGUMENTS, arguments_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from istmpi.models.arguments import user_network
+from istmpi.network.arguments import user_network
 
 NET = """
 import json, os.path

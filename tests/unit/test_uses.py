@@ -12,8 +12,8 @@ import torch
 import using_networks
 
 from istmpi.inspection.examine import inspect
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
 
 FILE = Path(using_networks.__file__)
 COPIES = 2

@@ -11,12 +11,12 @@ from istmpi.errors import ConfigError
 from istmpi.exits import joined
 from istmpi.inspection.examine import inspect
 from istmpi.inspection.tracing import trace
-from istmpi.models import architecture
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
-from istmpi.models.norms import built
-from istmpi.models.table import flops
-from istmpi.models.trials import one_thread
+from istmpi.network import architecture
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
+from istmpi.network.norms import built
+from istmpi.network.table import flops
+from istmpi.network.trials import one_thread
 
 IMAGE, IMAGENET = (3, 16, 16), (3, 224, 224)
 SMALL = {

@@ -11,11 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.data.sparse.split import SparseSplit
-from istmpi.models.architecture import Architecture
-from istmpi.models.arguments import user_network
-from istmpi.models.linear import defer
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.xc import XC
+from istmpi.network.architecture import Architecture
+from istmpi.network.arguments import user_network
+from istmpi.network.linear import defer
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 
 FEATURES, LABELS, BATCH, IN_A_ROW = 400, 300, 6, 5

@@ -19,8 +19,8 @@ from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 if TYPE_CHECKING:
     from istmpi.data.dataset import Dataset
     from istmpi.inspection.inference import Inferred
-    from istmpi.models.architecture import Architecture
-    from istmpi.models.table import Operator
+    from istmpi.network.architecture import Architecture
+    from istmpi.network.table import Operator
 
 
 @click.command("model")
@@ -71,8 +71,8 @@ def command(
         raise click.UsageError("--tokens needs --shape; with data, leave it out.")
     from istmpi.config.learner import OWN_SETTINGS
     from istmpi.inspection.examine import examine
-    from istmpi.models.architecture import Architecture
-    from istmpi.models.arguments import user_network
+    from istmpi.network.architecture import Architecture
+    from istmpi.network.arguments import user_network
 
     if shape is None:
         dataset = _open_data(network, data)
@@ -132,7 +132,7 @@ def _show(facts: Mapping[str, Any], inferred: Inferred) -> None:
 
 def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
     from istmpi.cost.holdings import Holdings
-    from istmpi.models.table import flops
+    from istmpi.network.table import flops
     from istmpi.report.tables import warn_of_widths
 
     table = network.table

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from istmpi.engine.axes import Axis
-from istmpi.models.joined import along, factors_of_segments, is_constant, positions
-from istmpi.models.scaling import input_multiplied, multiply_sums
-from istmpi.models.table import Joined
+from istmpi.network.joined import along, factors_of_segments, is_constant, positions
+from istmpi.network.scaling import input_multiplied, multiply_sums
+from istmpi.network.table import Joined
+from torch import nn
 
 Groups = tuple[str, ...]
 
@@ -24,7 +23,7 @@ class Places:
     ends: Mapping[str, Groups]
     """Layers at the ends of blocks, whose outputs are multiplied."""
     calls: Mapping[Any, Groups]
-    """Calls, by the keys of `istmpi.models.scaling.Scaled`."""
+    """Calls, by the keys of `istmpi.network.scaling.Scaled`."""
     weights: Mapping[str, Groups]
     """Parameters that are multiplied themselves."""
     joined: Mapping[str, Joined]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from istmpi.code import calling, gradients_kept, short
 from istmpi.errors import ConfigError
 from istmpi.exits import joined, outputs_of
-from istmpi.models.source import Source
+from istmpi.network.source import Source
 from istmpi.trees import call, inputs_to, mapped, tensors_of
 
 if TYPE_CHECKING:
@@ -170,8 +170,7 @@ class UserNetwork:
         """Give ``frozen`` the full network's values where shapes are equal: random values may
         depend on widths."""
         import torch
-
-        from istmpi.models.trials import seeded
+        from istmpi.network.trials import seeded
 
         if not self.frozen and not all(values.is_meta for values in frozen.values()):
             with seeded(), torch.device("cpu"):

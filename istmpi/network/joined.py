@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
 from istmpi.engine.axes import Axis
-from istmpi.models.table import power_of
+from istmpi.network.table import power_of
 
 Factor = float | np.ndarray
 

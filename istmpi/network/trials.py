@@ -7,14 +7,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import torch
+from istmpi.errors import ConfigError
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from istmpi.errors import ConfigError
-
 if TYPE_CHECKING:
-    from istmpi.models.user import UserNetwork
+    from istmpi.network.user import UserNetwork
 
 FEW = 4
 """Units of each width in a small network."""

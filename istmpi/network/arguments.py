@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.source import Source, load, load_class, source_of
 from istmpi.models.tables import has_table
-from istmpi.models.user import UserNetwork
 from istmpi.names import SHIPPED, place_of
+from istmpi.network.source import Source, load, load_class, source_of
+from istmpi.network.user import UserNetwork
 from istmpi.settings import Field, Meta, checked
 from istmpi.tasks import CLASSIFICATION, OWN, TASKS
 

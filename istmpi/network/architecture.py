@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import ITEMSIZE, Parameter, Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.joined import Factor, along, as_tensor, changes, factors_of_segments, vector
-from istmpi.models.table import ResidualBlock, Table, Use, power_of
 from istmpi.models.tables import has_table
+from istmpi.network.joined import Factor, along, as_tensor, changes, factors_of_segments, vector
+from istmpi.network.table import ResidualBlock, Table, Use, power_of
 
 if TYPE_CHECKING:
     import torch
+    from istmpi.network.norms import Calibrated
+    from istmpi.network.user import UserNetwork
     from torch import nn
-
-    from istmpi.models.norms import Calibrated
-    from istmpi.models.user import UserNetwork
 
 Lengths = Mapping[str, int]
 Scale = Mapping[str, float]
@@ -174,8 +173,8 @@ class Architecture:
         their `factor`. A block whose unit, such as ``blocks[3]``, has the length 0 becomes the
         identity.
         """
-        from istmpi.models.norms import built
         from istmpi.models.residual import Absent, put
+        from istmpi.network.norms import built
 
         widths = {name: lengths[name] for name in self.groups if name not in self.blocks}
         network = built(self.code, widths, device=device)
@@ -210,7 +209,7 @@ class Architecture:
         meta device."""
         if not self.leaves:
             return self.build(lengths or self.lengths, scale)
-        from istmpi.models.leaves import without_values
+        from istmpi.network.leaves import without_values
 
         with without_values():  # buffers need the CPU; a network with a written table has none
             return self.build(
@@ -219,13 +218,13 @@ class Architecture:
 
     def plain(self, seed: int = 0) -> nn.Module:
         """Build the full network as its class does, with PyTorch's own batch normalisations."""
-        from istmpi.models.trials import seeded
+        from istmpi.network.trials import seeded
 
         with seeded(seed):
             return self.code.build().to(self.dtype)
 
     def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
-        from istmpi.models.norms import Calibrated
+        from istmpi.network.norms import Calibrated
 
         layers = (
             (name, layer)
@@ -258,7 +257,7 @@ class Architecture:
 
         A float is used in all passes. For a tensor, each pass calls ``factor`` again.
         """
-        from istmpi.models.factors import Places, multiply
+        from istmpi.network.factors import Places, multiply
 
         uses = self._keys_of_uses(lengths)
         axes = {key: joined.segments for key, joined in self.table.joined.items()}
@@ -353,7 +352,7 @@ class Architecture:
         """
         if has_table(self.name):
             return None
-        from istmpi.models.trials import seeded
+        from istmpi.network.trials import seeded
 
         with seeded():
             outputs = self.code.forward(self._trial(), *inputs)
@@ -366,7 +365,7 @@ class Architecture:
 
     def _trial(self) -> nn.Module:
         """Build the full network with initial values."""
-        from istmpi.models.leaves import draw_values
+        from istmpi.network.leaves import draw_values
 
         network = self.without_values({})
         draw_values(network, self.leaves, self.parameters, self.lengths, self.dtype)

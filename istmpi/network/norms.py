@@ -7,13 +7,12 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from istmpi.network.table import EPSILON
+from istmpi.network.trials import hooked, seeded
+from istmpi.network.user import UserNetwork
+from istmpi.trees import call
 from torch import nn
 from torch.nn import functional
-
-from istmpi.models.table import EPSILON
-from istmpi.models.trials import hooked, seeded
-from istmpi.models.user import UserNetwork
-from istmpi.trees import call
 
 Moments = tuple[torch.Tensor, torch.Tensor]
 

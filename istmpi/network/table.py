@@ -133,7 +133,7 @@ class Use:
 @dataclass(frozen=True)
 class Joined:
     """The axis over which a product with a weight sums, if it is a sum of segments
-    (`istmpi.models.joined`)."""
+    (`istmpi.network.joined`)."""
 
     segments: str
     """The axis, such as ``hidden + 6``."""
