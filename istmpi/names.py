@@ -23,6 +23,9 @@ Their settings, widths and axes are found as for a user's network.
 SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
 """The networks that ship; mlp has a section of its own (`istmpi.config.learner.Model`)."""
 
+WRITTEN_TABLES = ("gcn", "mlp", "sage", "xc")
+"""The networks whose tables are written by hand (`istmpi.models.tables`), not found."""
+
 ACTIVATIONS = {
     "relu": "ReLU",
     "leaky-relu": "LeakyReLU",
@@ -40,6 +43,11 @@ def is_own(name: Any) -> bool:
 def is_module(name: Any) -> bool:
     """Return True if a network is a plain torch.nn.Module: the user's own, or one of `NETWORKS`."""
     return isinstance(name, str) and (is_own(name) or name in NETWORKS)
+
+
+def has_table(name: str) -> bool:
+    """Return True if a network's table is written by hand."""
+    return name in WRITTEN_TABLES
 
 
 def place_of(name: str) -> str:

@@ -32,7 +32,7 @@ from istmpi.hdf5 import (
     structure_errors,
     version_of,
 )
-from istmpi.models.tables import has_table
+from istmpi.names import has_table
 from istmpi.network import architecture
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network

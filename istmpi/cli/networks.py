@@ -14,7 +14,8 @@ from istmpi.config import Run
 from istmpi.cost import Cost, phase_costs
 from istmpi.errors import ConfigError
 from istmpi.methods import limits
-from istmpi.models.tables import Facts, has_table, table_of
+from istmpi.models.tables import Facts, table_of
+from istmpi.names import has_table
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import ACCEPTED_INPUTS, require_known, user_network
 from istmpi.tasks import CLASSIFICATION, TASKS

@@ -22,8 +22,7 @@ from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.gone import drop_gone, is_gone
 from istmpi.methods import METHODS
-from istmpi.models.tables import has_table
-from istmpi.names import class_of, is_module, is_own
+from istmpi.names import class_of, has_table, is_module, is_own
 from istmpi.network.arguments import usable
 from istmpi.record import METRICS
 from istmpi.record import SETTINGS as SAVED_AS

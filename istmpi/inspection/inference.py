@@ -27,7 +27,7 @@ from istmpi.inspection.orders import (
 )
 from istmpi.inspection.proof import Moving, Place, Reading, Trial, misread
 from istmpi.inspection.readings import ALIKE, readings
-from istmpi.models.residual import residual_blocks
+from istmpi.inspection.residual import residual_blocks
 from istmpi.network.leaves import shaped
 from istmpi.network.table import ResidualBlock, inside, unit_of
 from istmpi.network.trials import one_thread, require_trainable, shortly

@@ -52,11 +52,6 @@ def require_table(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table
     return _TABLES[name](facts, settings)
 
 
-def has_table(name: str) -> bool:
-    """Return True if a network's table is written by hand."""
-    return name in _TABLES
-
-
 def mlp_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
     norm, output_norm = settings["norm"], settings["output_norm"]
     _require_known(settings, "norm", NORMS)

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import ITEMSIZE, Parameter, Pattern
 from istmpi.errors import ConfigError
-from istmpi.models.tables import has_table
+from istmpi.names import has_table
 from istmpi.network.joined import Factor, along, as_tensor, changes, factors_of_segments, vector
 from istmpi.network.table import ResidualBlock, Table, Use, power_of
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
     from istmpi.network.norms import Calibrated
     from istmpi.network.user import UserNetwork
-    from torch import nn
 
 Lengths = Mapping[str, int]
 Scale = Mapping[str, float]
@@ -173,7 +174,7 @@ class Architecture:
         their `factor`. A block whose unit, such as ``blocks[3]``, has the length 0 becomes the
         identity.
         """
-        from istmpi.models.residual import Absent, put
+        from istmpi.network.absent import Absent, put
         from istmpi.network.norms import built
 
         widths = {name: lengths[name] for name in self.groups if name not in self.blocks}

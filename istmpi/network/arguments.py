@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.models.tables import has_table
-from istmpi.names import SHIPPED, place_of
+from istmpi.names import SHIPPED, has_table, place_of
 from istmpi.network.source import Source, load, load_class, source_of
 from istmpi.network.user import UserNetwork
 from istmpi.settings import Field, Meta, checked

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from istmpi.engine.axes import Axis
 from istmpi.network.joined import along, factors_of_segments, is_constant, positions
 from istmpi.network.scaling import input_multiplied, multiply_sums
 from istmpi.network.table import Joined
-from torch import nn
 
 Groups = tuple[str, ...]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
 from istmpi.engine.axes import Axis
 from istmpi.network.table import power_of
 

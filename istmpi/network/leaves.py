@@ -13,14 +13,15 @@ from math import prod
 from typing import Any
 
 import torch
-from istmpi.engine.axes import Parameter
-from istmpi.errors import ConfigError
-from istmpi.network.linear import LabelBlocks
-from istmpi.network.trials import Watching
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakIdKeyDictionary
+
+from istmpi.engine.axes import Parameter
+from istmpi.errors import ConfigError
+from istmpi.network.linear import LabelBlocks
+from istmpi.network.trials import Watching
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TABLES = (nn.Embedding, nn.EmbeddingBag)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from istmpi.multilabel import Labels, together, total_of, weights_of
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from istmpi.multilabel import Labels, together, total_of, weights_of
 
 BLOCK_BYTES = 8 * 2**20
 SMALL = 2**17

@@ -7,12 +7,13 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
+
 from istmpi.network.table import EPSILON
 from istmpi.network.trials import hooked, seeded
 from istmpi.network.user import UserNetwork
 from istmpi.trees import call
-from torch import nn
-from torch.nn import functional
 
 Moments = tuple[torch.Tensor, torch.Tensor]
 

@@ -16,11 +16,12 @@ from math import inf, log, prod
 from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
 from istmpi.network.joined import multiply_along
 from istmpi.network.leaves import Elsewhere
 from istmpi.network.trials import hooked
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
 OUTPUT = -1
 """The number that stands for the result in place of an operand."""

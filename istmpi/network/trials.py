@@ -7,10 +7,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import torch
-from istmpi.errors import ConfigError
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
+
+from istmpi.errors import ConfigError
 
 if TYPE_CHECKING:
     from istmpi.network.user import UserNetwork

@@ -170,6 +170,7 @@ class UserNetwork:
         """Give ``frozen`` the full network's values where shapes are equal: random values may
         depend on widths."""
         import torch
+
         from istmpi.network.trials import seeded
 
         if not self.frozen and not all(values.is_meta for values in frozen.values()):

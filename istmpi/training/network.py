@@ -15,7 +15,8 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
-from istmpi.models.tables import Facts, has_table, table_of
+from istmpi.models.tables import Facts, table_of
+from istmpi.names import has_table
 from istmpi.network.architecture import Architecture
 
 if TYPE_CHECKING:

@@ -26,6 +26,9 @@ from istmpi.trees import mapped
 
 KEPT = 200
 
+ROOMS = (network_room, models, inspection)
+"""The rooms whose code decides a table; a change of it makes kept tables invalid."""
+
 
 def recall(network: UserNetwork) -> dict[str, Any] | None:
     """Return the kept table of a network, as `Table.tree`; None if no file for it can be read and
@@ -66,7 +69,7 @@ def _facts(network: UserNetwork) -> dict[str, Any] | None:
     if not network.source.hash:
         return None
     code = hashlib.sha256()
-    for room in (models, inspection):
+    for room in ROOMS:
         for file in sorted(Path(room.__path__[0]).glob("*.py")):
             code.update(file.read_bytes())
     arguments = {**network.facts, **network.settings}

@@ -216,7 +216,7 @@ def test_a_class_of_a_package_is_found():
         (["no.such.package:Net"], "cannot be imported: ModuleNotFoundError: No module named 'no'"),
         (["istmpi.errors:Net"], "istmpi.errors has no class Net, nor any torch.nn.Module"),
         ([f"{FILE}:Convolutiona"], "has no class Convolutiona; did you mean Convolutional?"),
-        (["istmpi.models.residual:put"], "put is a function, no torch.nn.Module class; known: Absent"),
+        (["istmpi.inspection.residual:put"], "put is a function, no torch.nn.Module class; known: Absent"),
         ([f"{FILE}:NOT_A_NETWORK"], "does not have a torch.nn.Module as NOT_A_NETWORK"),
         ([f"{FILE}:NoDefault"], "its argument hidden has no default, and the data do not define it"),
         ([f"{FILE}:OtherOutputs"], r"its forward returns (2, 9) for 2 examples; the data need (2, 10)"),

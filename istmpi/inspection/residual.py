@@ -14,43 +14,13 @@ import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
+from istmpi.network.absent import Absent, copied, put
 from istmpi.network.leaves import shaped
 from istmpi.network.table import ResidualBlock
 from istmpi.network.trials import alike, few, hooked, random_values, running
 from istmpi.network.user import UserNetwork, Width
-from istmpi.trees import mapped
 
 EXAMPLES = 3
-
-
-class Absent(nn.Module):
-    """The identity, in place of a ``block`` that a rank does not hold. Its attributes are the
-    block's.
-
-    If the block returns a tuple of length ``outputs``, the result is the input and Nones. ``made``,
-    if given, is the result instead.
-    """
-
-    def __init__(self, block: nn.Module, outputs: int = 0, made: Any = None):
-        super().__init__()
-        self.__dict__["_block"] = block  # not registered as a child module
-        self._outputs = outputs
-        self._made = made
-
-    def __getattr__(self, name: str) -> Any:
-        if "_block" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.__dict__["_block"], name)
-
-    def forward(self, x: Any, *others: Any, **named: Any) -> Any:
-        if self._made is not None:
-            return _copied(self._made)
-        return (x, *[None] * (self._outputs - 1)) if self._outputs else x
-
-
-def put(network: nn.Module, path: str, module: nn.Module) -> None:
-    holder, _, key = path.rpartition(".")
-    network.get_submodule(holder)._modules[key] = module
 
 
 def residual_blocks(
@@ -125,7 +95,7 @@ def _calls(
     calls: dict[str, list[Any]] = {path: [] for path in paths}
 
     def note(path: str, _: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-        calls[path].append((_copied(inputs), named, _copied(output)))
+        calls[path].append((copied(inputs), named, copied(output)))
 
     modules = {path: built.get_submodule(path) for path in paths}
     with hooked(
@@ -170,11 +140,11 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
         hooked(layer.register_forward_hook(partial(note, name)) for name, layer in noted),
         torch.no_grad(),
     ):
-        block(*_copied(inputs), **named)
+        block(*copied(inputs), **named)
 
     def is_identity(silent: Sequence[str]) -> bool:
         with _times(0, [layers[name] for name in silent]), torch.no_grad():
-            return alike(_first(block(*_copied(inputs), **named)), inputs[0])
+            return alike(_first(block(*copied(inputs), **named)), inputs[0])
 
     if not is_identity(called):
         return ()
@@ -190,7 +160,7 @@ def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tenso
     try:
         with _times(2, [layer]):
             return isinstance(output, torch.Tensor) and alike(
-                type(layer).forward(layer, *_copied(inputs)), 2 * output
+                type(layer).forward(layer, *copied(inputs)), 2 * output
             )
     except Exception:  # a user's layer may need other arguments
         return False
@@ -198,10 +168,6 @@ def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tenso
 
 def _first(output: Any) -> Any:
     return output[0] if isinstance(output, tuple) and output else output
-
-
-def _copied(value: Any) -> Any:
-    return mapped(torch.Tensor.clone, value)
 
 
 @contextmanager
