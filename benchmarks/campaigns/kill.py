@@ -31,8 +31,8 @@ import h5py
 from benchmarks.campaigns.job import SECONDS_TO_START, Job, rounds_of, wait_until
 from benchmarks.campaigns.libraries import WRITERS, libraries
 from benchmarks.reporting import HERE, report
-from istmpi.methods import METHODS
-from istmpi.methods.spec import KEEP
+from istmpi.config.methods import METHODS
+from istmpi.config.spec import KEEP
 
 KILLS_OF_A_RUN = 8
 MOMENTS = ("starting", "training", "writing", "ending")

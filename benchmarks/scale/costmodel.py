@@ -30,12 +30,12 @@ from benchmarks.scale.graphs import made
 from benchmarks.scale.memory import watched
 from benchmarks.scale.xc_rows import write
 from istmpi.cli.main import main
+from istmpi.cluster.measure import measure
+from istmpi.cluster.time import round_time
 from istmpi.comm import world
 from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
-from istmpi.cost.time import round_time
 from istmpi.training.loop import Training
-from istmpi.training.measure import measure
 
 MLP = {"model.output_norm": True}
 TEXT = {"model.name": "transformer", "model.embed": 128, "model.head_dim": 16, "data.length": 64, "train.batch": 16}

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from istmpi.cli.networks import described
+from istmpi.cluster import time
+from istmpi.cluster.figures import Cluster, preset
+from istmpi.cluster.time import round_time
 from istmpi.config import Run
-from istmpi.cost import cost, time
-from istmpi.cost.cluster import Cluster, preset
-from istmpi.cost.time import round_time
+from istmpi.cost import cost
 from istmpi.network.architecture import Architecture
 
 PAGE = Path(__file__).parents[2] / "docs" / "costs.md"

@@ -15,9 +15,9 @@ import numpy as np
 from istmpi.checkpoint.format import FORMAT, Header
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
 from istmpi.comm import Communicator
+from istmpi.config.methods import METHODS
 from istmpi.engine.slots import Slot
 from istmpi.errors import DataError, OutputError
-from istmpi.methods import METHODS
 
 FOLDER = "checkpoints"
 NETWORK = "network.h5"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from istmpi.config.learner import OWN_SETTINGS, Model
+from istmpi.config.methods import METHODS
 from istmpi.config.run import Run
-from istmpi.methods import METHODS
 from istmpi.names import NETWORKS
 from istmpi.network.arguments import arguments_of
 from istmpi.settings import help_of, kind_of_value, range_of, types_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from istmpi.comm.codec import CODECS
-from istmpi.methods import METHODS, MethodSettings
+from istmpi.config.methods import METHODS, MethodSettings
 from istmpi.names import ACTIVATIONS, NETWORKS, NORMS
 from istmpi.optim import schedules
 from istmpi.optim.optimizers import OPTIMIZERS

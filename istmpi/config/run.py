@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import tomli_w
 
 from istmpi.config.learner import OWN_SETTINGS, Method, Model, Optimizer, OwnModel
+from istmpi.config.methods import METHODS
 from istmpi.config.sections import Checkpoint, Comm, Data, Evaluate, Output, Train
 from istmpi.data.callable.source import is_function, takes_rank
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.gone import drop_gone, is_gone
-from istmpi.methods import METHODS
 from istmpi.names import class_of, has_table, is_module, is_own
 from istmpi.network.arguments import usable
 from istmpi.record import METRICS

@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import cast
 
 from istmpi.config import Run
+from istmpi.config.methods import MethodSpec
 from istmpi.cost.holdings import Holdings, Number
 from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.route import Route
-from istmpi.methods import MethodSpec
 from istmpi.network.architecture import Architecture
 
 

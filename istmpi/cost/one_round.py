@@ -7,13 +7,13 @@ from functools import lru_cache
 import numpy as np
 
 from istmpi.config import Run
+from istmpi.config.methods import spec_of
 from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import with_slots
 from istmpi.engine.layout import Replicated, TrainingLayout
 from istmpi.engine.partition import draw_ranks
 from istmpi.engine.route import Leg, Route
 from istmpi.engine.shares import Shares
-from istmpi.methods import spec_of
 from istmpi.network.architecture import Architecture
 
 MOST_WORK = 10**8

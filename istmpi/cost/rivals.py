@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from istmpi.config import Run
+from istmpi.config.methods import METHODS, MethodSpec
 from istmpi.cost.loads import SERVER
 from istmpi.engine.axes import with_slots
 from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.route import Leg, Parameters, Route
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.methods import METHODS, MethodSpec
 from istmpi.network.architecture import Architecture
 
 

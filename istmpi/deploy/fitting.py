@@ -10,6 +10,7 @@ import numpy as np
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import restore_frozen
+from istmpi.config.methods import spec_of
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, other_reading, same_form
 from istmpi.data.holdout import TestSplit
@@ -17,7 +18,6 @@ from istmpi.data.moments import named
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
-from istmpi.methods import spec_of
 from istmpi.names import class_of, is_own
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import OWN

@@ -19,6 +19,7 @@ from torch import nn
 
 from istmpi.amounts import Amount
 from istmpi.code import calling
+from istmpi.config.methods import METHODS
 from istmpi.data.batch import Batch
 from istmpi.engine.axes import narrowed, with_slots
 from istmpi.engine.layout import TrainingLayout, part_shape
@@ -27,7 +28,6 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.shards import Shards
 from istmpi.errors import ConfigError, DivergedError, IstmpiError
 from istmpi.exits import weighted_loss
-from istmpi.methods import METHODS
 from istmpi.methods.class_loss import class_loss
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from istmpi.config.methods import METHODS, spec_of
+from istmpi.config.spec import KEEP, asked
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
 from istmpi.exits import require_fitting
-from istmpi.methods import METHODS, spec_of
-from istmpi.methods.spec import KEEP, asked
 from istmpi.optim import schedules
 from istmpi.settings import shown
 from istmpi.tasks import TASKS
@@ -18,9 +18,9 @@ from istmpi.tasks import TASKS
 if TYPE_CHECKING:
     from istmpi.config import Run
     from istmpi.config.sections import Train
+    from istmpi.config.spec import MethodSpec
     from istmpi.data.dataset import Dataset
     from istmpi.engine.partition import Partition
-    from istmpi.methods.spec import MethodSpec
     from istmpi.network.architecture import Architecture
 
 

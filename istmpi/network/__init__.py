@@ -1,2 +1,2 @@
-"""What engine, cost model, evaluation and checkpoints ask of a network: its table, and its code at any
-widths."""
+"""A network as engine, cost model, evaluation and checkpoints see it: a table, and code that builds
+it at any widths."""

@@ -44,6 +44,7 @@ WIDTHS = Annotated[
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
 ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph", "gat": "a graph"}
 """The inputs of networks that accept only one kind and are not inspected."""
+PACKAGE = Path(__file__).parents[1]
 _MISSING = inspect.Parameter.empty
 
 
@@ -51,7 +52,7 @@ _MISSING = inspect.Parameter.empty
 def arguments_of(network: str) -> tuple[Field, ...]:
     """Return name, type with description, and default of each setting of a built-in network."""
     module, _, name = SHIPPED[network].partition(":")
-    path = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
+    path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     (constructor,) = (

@@ -11,9 +11,9 @@ from torch import nn
 
 from istmpi.code import shown
 from istmpi.config import Run
+from istmpi.config.methods import spec_of
 from istmpi.data.callable.source import is_function
 from istmpi.errors import ConfigError, IstmpiError, did_you_mean
-from istmpi.methods import spec_of
 from istmpi.methods.limits import require_read
 from istmpi.network.source import class_name
 from istmpi.optim.optimizers import PROGRAM

@@ -14,8 +14,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from istmpi.config import Run
+from istmpi.config.methods import spec_of
 from istmpi.foreign import Fields
-from istmpi.methods import spec_of
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group, sort_phases
 from istmpi.report.styles import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from istmpi.cost.survey import Row
+    from istmpi.cluster.survey import Row
 
 PICTURE = "progress.png"
 

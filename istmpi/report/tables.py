@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from istmpi.cluster.figures import Cluster
+from istmpi.cluster.survey import Row
 from istmpi.config import Run
-from istmpi.cost.cluster import Cluster
 from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.holdings import Holdings
-from istmpi.cost.survey import Row
 from istmpi.foreign import printable
 from istmpi.network.architecture import Architecture
 from istmpi.optim import schedules

@@ -17,6 +17,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
+from istmpi.config.methods import spec_of
 from istmpi.errors import (
     ConfigError,
     DataError,
@@ -28,7 +29,6 @@ from istmpi.errors import (
 from istmpi.files import preparing
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
-from istmpi.methods import spec_of
 from istmpi.methods.limits import with_method
 from istmpi.record import COMPARISON, FAILURE, SETTINGS, SUMMARY, RunFolder, home
 from istmpi.training.loop import Training

@@ -5,9 +5,9 @@ from math import ceil
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.config.methods import METHODS
 from istmpi.data.batches import place
 from istmpi.data.dataset import Dataset
-from istmpi.methods import METHODS
 
 
 def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None) -> Run:

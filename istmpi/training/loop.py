@@ -18,11 +18,11 @@ from istmpi.checkpoint.state import (
     restore_frozen,
     versions,
 )
+from istmpi.config.methods import spec_of
 from istmpi.engine.slots import kinds_of
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Score
 from istmpi.foreign import forbid_exit
-from istmpi.methods import spec_of
 from istmpi.methods.base import driven
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress

@@ -16,6 +16,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.clock import Clock
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
+from istmpi.config.methods import spec_of
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.data.moments import Moments
@@ -24,7 +25,7 @@ from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
-from istmpi.methods import limits, spec_of
+from istmpi.methods import limits
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.network.architecture import Architecture

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from istmpi import __version__, inspection, models
+from istmpi import network as network_room
 from istmpi.files import temporary
 from istmpi.foreign import JSON_BYTES, content
 from istmpi.network.table import Table, plain

@@ -10,9 +10,9 @@ from istmpi.checkpoint.format import DataSummary
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.config.methods import spec_of
 from istmpi.data.dataset import SPLITS, Dataset, Split, other_reading
 from istmpi.errors import ConfigError, DataError
-from istmpi.methods import spec_of
 from istmpi.names import class_of
 from istmpi.tasks import OWN
 

@@ -3,12 +3,12 @@
 import pytest
 from small import small_run
 
+from istmpi.cluster import measure
+from istmpi.cluster.time import round_time
+from istmpi.config.methods import METHODS
 from istmpi.cost import cost, round_bytes
-from istmpi.cost.time import round_time
 from istmpi.engine.slots import kinds_of
-from istmpi.methods import METHODS
 from istmpi.models import mlp_network
-from istmpi.training import measure
 from istmpi.training.loop import Training
 
 CASES = {

@@ -9,10 +9,10 @@ from small import assert_same_bits, small_run, trained, whole
 from torch import nn
 from torch.nn import functional
 
+from istmpi.config.methods import METHODS
 from istmpi.data.batches import Batches
 from istmpi.data.sources import open_dataset
 from istmpi.engine.store import ParameterStore
-from istmpi.methods import METHODS
 from istmpi.network import architecture
 
 # Batch normalisation makes gradients that are zero but for rounding, which Adam blows up to 1e-9.

@@ -13,6 +13,7 @@ from torch.nn import functional
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
+from istmpi.config.methods import METHODS
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
@@ -20,7 +21,6 @@ from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.sample import draw_calibration_rows
-from istmpi.methods import METHODS
 from istmpi.models.resnet import ResNet
 from istmpi.training.loop import Training
 

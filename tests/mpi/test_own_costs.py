@@ -7,9 +7,9 @@ import pytest
 from own_runs import BOTH, DEEP
 from small import own_run
 
+from istmpi.cluster import measure
 from istmpi.cost import cost, round_bytes
 from istmpi.data.sources import open_dataset
-from istmpi.training import measure
 from istmpi.training.loop import Training
 from istmpi.training.network import network_of
 

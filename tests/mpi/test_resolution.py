@@ -9,13 +9,13 @@ from small import assert_same_bits, own_run, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
+from istmpi.config.methods import METHODS
 from istmpi.cost import phase_costs
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
-from istmpi.methods import METHODS
 from istmpi.training.loop import Training
 
 GROWING = {"train__resolution": [[0.5, 4], [0.5, 8]], "train__rounds": 4}

@@ -11,8 +11,8 @@ from small import assert_same_bits, own_run, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
+from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
-from istmpi.methods import METHODS
 from istmpi.training.loop import Training
 
 OPTIMIZERS = {

@@ -9,9 +9,9 @@ from small import assert_same_bits, small_run, trained, whole
 from istmpi.comm import mpi, ring
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, INT8
+from istmpi.config.methods import METHODS
 from istmpi.cost import round_bytes
 from istmpi.errors import ConfigError
-from istmpi.methods import METHODS
 from istmpi.training.loop import Training
 
 FORMS = {"weight": INT8, "bias": BFLOAT16, "wide": INT8, "double": EXACT, "last": INT8}

@@ -11,11 +11,11 @@ import math
 import torch
 from batches import plain
 
+from istmpi.config.methods import METHODS
 from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_for_training
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
-from istmpi.methods import METHODS
 
 EPSILON = 1e-5
 

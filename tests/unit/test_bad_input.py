@@ -14,8 +14,8 @@ from rich.console import Console
 
 from istmpi.cli.main import main
 from istmpi.cli.run_options import changes
+from istmpi.cluster.figures import PRESETS, load
 from istmpi.config import Run
-from istmpi.cost.cluster import PRESETS, load
 from istmpi.deploy.prediction import lines
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import LINE, one_line, printable

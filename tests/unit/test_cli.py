@@ -13,8 +13,8 @@ from curves import curve
 
 from istmpi.cli.main import ALONE, istmpi
 from istmpi.cli.run_options import OPTIONS, resolve
+from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
-from istmpi.methods import METHODS
 
 
 def cli(*arguments, env=()):

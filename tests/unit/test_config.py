@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from istmpi.cli.run_options import changes
 from istmpi.config import Data, Method, Model, Optimizer, Output, Run, Train, every_setting, shipped, type_of
+from istmpi.config.methods import METHODS, MethodSettings
 from istmpi.errors import ConfigError
-from istmpi.methods import METHODS, MethodSettings
 from istmpi.names import NETWORKS
 from istmpi.settings import Meta, checked, shown, types_of
 

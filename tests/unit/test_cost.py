@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from istmpi.cluster.survey import FIGURE_2
 from istmpi.config import Run
+from istmpi.config.methods import METHODS
 from istmpi.cost import RIVALS, cost, pair_bytes, phase_costs, round_bytes
 from istmpi.cost.deal import expect_deal, expect_route
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.loads import expected_load, later_legs
 from istmpi.cost.one_round import draw_route
 from istmpi.cost.pairs import leg_bytes
-from istmpi.cost.survey import FIGURE_2
 from istmpi.engine.axes import Parameter, Pattern, narrowed
 from istmpi.engine.layout import Owners
 from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
-from istmpi.methods import METHODS
 from istmpi.models import mlp_network
 from istmpi.network import architecture
 from istmpi.optim.optimizers import optimizer_spec

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from istmpi.cli import options
 from istmpi.cli.commands.costmodel import command
 from istmpi.cli.output import console
+from istmpi.cluster.figures import Cluster, Link, load, preset
+from istmpi.cluster.survey import FIGURE_2, Scenario, survey
 from istmpi.config import Run
-from istmpi.cost.cluster import Cluster, Link, load, preset
-from istmpi.cost.survey import FIGURE_2, Scenario, survey
 from istmpi.errors import IstmpiError
 from istmpi.models import mlp_network
 from istmpi.report import tables

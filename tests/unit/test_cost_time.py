@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from istmpi.cluster.advice import COLUMNS, LEAST_SHARE, LOCAL_STEPS, TRANSFER_SHARE, advise
+from istmpi.cluster.figures import PRESETS, Cluster, load, network, preset
+from istmpi.cluster.survey import FIGURE_2, Scenario, survey
+from istmpi.cluster.time import BACKWARD_SHARE, round_time, step_seconds
 from istmpi.config import Run
+from istmpi.config.methods import METHODS
 from istmpi.cost import RIVALS
-from istmpi.cost.advice import COLUMNS, LEAST_SHARE, LOCAL_STEPS, TRANSFER_SHARE, advise
-from istmpi.cost.cluster import PRESETS, Cluster, load, network, preset
 from istmpi.cost.counts import PROCESS
-from istmpi.cost.survey import FIGURE_2, Scenario, survey
-from istmpi.cost.time import BACKWARD_SHARE, round_time, step_seconds
 from istmpi.errors import ConfigError, DataError
-from istmpi.methods import METHODS
 from istmpi.models import mlp_network
 
 NETWORK = mlp_network(1000, (4000, 4000, 4000), 200, norm="none")

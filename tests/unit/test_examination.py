@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from istmpi.config import Run
+from istmpi.config.methods import spec_of
 from istmpi.deploy.fitting import changed_source
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
-from istmpi.methods import spec_of
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.table import Table

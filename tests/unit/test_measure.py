@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from istmpi.cost.cluster import fit
+from istmpi.cluster.figures import fit
 
 
 def test_a_fit_finds_the_line_that_the_points_are_on():

@@ -10,9 +10,9 @@ import pytest
 from patience import patience
 
 from istmpi.config import Run
+from istmpi.config.methods import METHODS
 from istmpi.cost import RIVALS, cost, round_bytes
 from istmpi.data.sources import open_dataset
-from istmpi.methods import METHODS
 from istmpi.models import mlp_network
 from istmpi.training.network import planned_network
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from istmpi.cluster.advice import advise
+from istmpi.cluster.figures import Cluster, network, preset
+from istmpi.cluster.survey import Scenario
+from istmpi.cluster.time import epoch_seconds, link_rate, round_time
 from istmpi.config import Run
 from istmpi.cost import cost, round_bytes
-from istmpi.cost.advice import advise
-from istmpi.cost.cluster import Cluster, network, preset
-from istmpi.cost.survey import Scenario
-from istmpi.cost.time import epoch_seconds, link_rate, round_time
 from istmpi.engine.fragments import departures, layers
 from istmpi.errors import ConfigError
 from istmpi.models import mlp_network

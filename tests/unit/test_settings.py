@@ -8,9 +8,9 @@ import pytest
 
 from istmpi.cli.commands.settings import command, markdown, schema
 from istmpi.config import SHIPPED, Run, every_setting, shipped
+from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 from istmpi.foreign import read_toml
-from istmpi.methods import METHODS
 from istmpi.names import NETWORKS
 from istmpi.network.arguments import DATA_ARGUMENTS, arguments_of
 

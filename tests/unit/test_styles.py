@@ -4,8 +4,8 @@ import re
 from itertools import combinations
 from pathlib import Path
 
+from istmpi.config.methods import METHODS
 from istmpi.cost.rivals import RIVALS
-from istmpi.methods import METHODS
 from istmpi.report.styles import STYLES, styles
 
 ROOT = Path(__file__).parents[2]

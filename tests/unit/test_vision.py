@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from istmpi.cluster.survey import resized
 from istmpi.config import Run
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
-from istmpi.cost.survey import resized
 from istmpi.errors import ConfigError
 from istmpi.exits import joined
 from istmpi.inspection.examine import inspect

@@ -12,15 +12,15 @@ from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, described
 from istmpi.cli.options import as_json, real, text, whole
 from istmpi.cli.output import console, print_json, say, table
 from istmpi.cli.run_options import changes, planning, resolve, run_argument
+from istmpi.cluster import survey as costs
+from istmpi.cluster.advice import COLUMNS, Advice, advise
+from istmpi.cluster.figures import LEAST, Cluster, load, network, preset
+from istmpi.cluster.survey import Scenario
 from istmpi.config import Run
+from istmpi.config.methods import METHODS
 from istmpi.cost import RIVALS, counted
-from istmpi.cost import survey as costs
-from istmpi.cost.advice import COLUMNS, Advice, advise
-from istmpi.cost.cluster import LEAST, Cluster, load, network, preset
-from istmpi.cost.survey import Scenario
 from istmpi.errors import ConfigError, OutputError
 from istmpi.foreign import MOST, is_file
-from istmpi.methods import METHODS
 from istmpi.names import is_module
 from istmpi.report import tables
 from istmpi.units import number

@@ -79,10 +79,10 @@ def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool)
 
 def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdout: Console) -> None:
     from istmpi.cli.networks import described
+    from istmpi.cluster.figures import load, network
+    from istmpi.cluster.time import round_time
     from istmpi.config import Run
     from istmpi.cost import cost
-    from istmpi.cost.cluster import load, network
-    from istmpi.cost.time import round_time
     from istmpi.report.comparison import compare, find_reached
     from istmpi.report.curves import read_curves
 

@@ -316,7 +316,7 @@ def check(
     # Imported here: the command line imports this file.
     from istmpi.cli.main import istmpi
     from istmpi.cli.networks import described
-    from istmpi.methods import spec_of
+    from istmpi.config.methods import spec_of
 
     with click.Context(istmpi) as context:
         command = istmpi.get_command(context, verb)

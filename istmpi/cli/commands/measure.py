@@ -11,7 +11,7 @@ from istmpi.cli.options import as_json, text
 from istmpi.cli.run_options import planning, resolve, run_argument
 
 if TYPE_CHECKING:
-    from istmpi.cost.cluster import Cluster
+    from istmpi.cluster.figures import Cluster
 
 
 @click.command("measure")
@@ -39,7 +39,8 @@ def command(
     communicator = comm.world()
     with communicator.agreed():
         from istmpi.cli.networks import described_on_all_ranks
-        from istmpi.methods import limits, spec_of
+        from istmpi.config.methods import spec_of
+        from istmpi.methods import limits
 
         resolved = resolve(run, assignments, given)
     planned = described_on_all_ranks(resolved, layers, communicator)
@@ -50,7 +51,7 @@ def command(
         deal = spec.deal(planned.run, network, communicator.size, 0)
         limits.require_subnets(network, deal, [communicator.rank])
 
-    from istmpi.training.measure import measure
+    from istmpi.cluster.measure import measure
 
     cluster = measure(planned.run, planned.architecture, communicator)
     with communicator.agreed():

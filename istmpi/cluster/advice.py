@@ -7,11 +7,11 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
+from istmpi.cluster.survey import Scenario, resized, speed_up
+from istmpi.cluster.time import COMPUTING, epoch_seconds, link_rate, round_time
+from istmpi.config.methods import METHODS
 from istmpi.cost.rivals import counted
 from istmpi.cost.run_cost import Cost
-from istmpi.cost.survey import Scenario, resized, speed_up
-from istmpi.cost.time import COMPUTING, epoch_seconds, link_rate, round_time
-from istmpi.methods import METHODS
 from istmpi.units import in_seconds, number
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)

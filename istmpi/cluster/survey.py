@@ -6,11 +6,11 @@ from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from istmpi.cluster.figures import Cluster
+from istmpi.cluster.time import round_time
 from istmpi.config import Run
-from istmpi.cost.cluster import Cluster
 from istmpi.cost.rivals import counted
 from istmpi.cost.run_cost import Cost, cost
-from istmpi.cost.time import round_time
 from istmpi.network.architecture import Architecture
 
 FIGURE_2 = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import inf
 
-from istmpi.cost.cluster import Cluster, Link
+from istmpi.cluster.figures import Cluster, Link
 from istmpi.cost.counts import PartCost
 from istmpi.cost.loads import ALLREDUCE
 from istmpi.cost.run_cost import Cost

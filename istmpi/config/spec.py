@@ -65,7 +65,7 @@ class MethodSpec:
     """The names of the method's own settings in [method]; `istmpi.methods.MethodSettings` has their
     types."""
     legs: Callable[[MethodSpec, Run, Route, Parameters, int], Iterable[Leg]] | None = None
-    """The legs with which ranks exchange whole networks in a round (`istmpi.methods.legs`); None:
+    """The legs with which ranks exchange whole networks in a round (`istmpi.config.legs`); None:
     `Route.out_of`."""
     sends_every_step: bool = False
     """True if the method sends in every local step. Ranks take these steps together, so they may

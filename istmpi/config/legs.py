@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from istmpi.config import Run
+    from istmpi.config.spec import MethodSpec
     from istmpi.engine.route import Leg, Parameters, Route
-    from istmpi.methods.spec import MethodSpec
 
 
 def through_owners(

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from istmpi.cluster.figures import Cluster, Link, fit
 from istmpi.comm import Communicator, library
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.cost import Cost, cost
-from istmpi.cost.cluster import Cluster, Link, fit
 from istmpi.cost.counts import PartCost
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.loads import pull, push
