@@ -32,8 +32,8 @@ from istmpi.hdf5 import (
     structure_errors,
     version_of,
 )
+from istmpi.models import architecture
 from istmpi.names import has_table
-from istmpi.network import architecture
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.table import Table

@@ -17,7 +17,7 @@ from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DivergedError
-from istmpi.network import architecture
+from istmpi.models import architecture
 from istmpi.training.loop import Training
 
 pytestmark = pytest.mark.ranks(only=[1, 2, 3])

@@ -13,7 +13,7 @@ from istmpi.config.methods import METHODS
 from istmpi.data.batches import Batches
 from istmpi.data.sources import open_dataset
 from istmpi.engine.store import ParameterStore
-from istmpi.network import architecture
+from istmpi.models import architecture
 
 # Batch normalisation makes gradients that are zero but for rounding, which Adam blows up to 1e-9.
 ADAM = {"optimizer__name": "adamw", "model__norm": "none", "model__bias": True}

@@ -7,7 +7,7 @@ from torch.nn import functional
 from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.store import ParameterStore
-from istmpi.network import architecture
+from istmpi.models import architecture
 
 
 class Replica:

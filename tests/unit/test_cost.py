@@ -24,8 +24,7 @@ from istmpi.engine.layout import Owners
 from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
-from istmpi.models import mlp_network
-from istmpi.network import architecture
+from istmpi.models import architecture, mlp_network
 from istmpi.optim.optimizers import optimizer_spec
 
 NETWORK = mlp_network(1000, (4000, 4000, 4000), 200, norm="none")

@@ -11,9 +11,8 @@ from istmpi.config import Model
 from istmpi.engine.axes import narrowed
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError
-from istmpi.models import mlp_network
+from istmpi.models import architecture, mlp_network
 from istmpi.models.tables import ACTIVATIONS
-from istmpi.network import architecture
 from istmpi.network.norms import BatchNorm
 from istmpi.tasks import Classification, Regression
 

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
+from istmpi.models import architecture
 from istmpi.models.transformer import Transformer
-from istmpi.network import architecture
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.trials import one_thread

@@ -11,7 +11,7 @@ from istmpi.errors import ConfigError
 from istmpi.exits import joined
 from istmpi.inspection.examine import inspect
 from istmpi.inspection.tracing import trace
-from istmpi.network import architecture
+from istmpi.models import architecture
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.norms import built
