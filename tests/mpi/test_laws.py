@@ -7,12 +7,12 @@ import pytest
 import torch
 from small import assert_same_bits, small_run, trained, whole
 
-import istmpi.methods
+from istmpi.config import methods
 from istmpi.engine.partition import Partition
 from istmpi.errors import DivergedError, IstmpiError
 from istmpi.training.loop import Training
 
-METHODS = pytest.mark.parametrize("method", istmpi.methods.METHODS)
+METHODS = pytest.mark.parametrize("method", methods.METHODS)
 
 
 @pytest.mark.both
@@ -31,7 +31,7 @@ def test_a_deal_that_differs_is_noticed_before_weights_are_scrambled(comm, monke
     assert_same_bits(whole(training), before)
 
 
-@pytest.mark.parametrize("method", [name for name in istmpi.methods.METHODS if name != "fedavg"])
+@pytest.mark.parametrize("method", [name for name in methods.METHODS if name != "fedavg"])
 def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
     """35 examples a rank, batches of 8, 3 local steps: neither divides the other, and none is thrown away."""
     settings = {"data__placement": "sharded", "method__local_steps": 3, "train__rounds": 5}
