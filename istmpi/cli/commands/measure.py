@@ -12,6 +12,9 @@ from istmpi.cli.run_options import planning, resolve, run_argument
 
 if TYPE_CHECKING:
     from istmpi.cluster.figures import Cluster
+    from istmpi.comm import Communicator
+    from istmpi.config import Run
+    from istmpi.network.architecture import Architecture
 
 
 @click.command("measure")
@@ -39,17 +42,11 @@ def command(
     communicator = comm.world()
     with communicator.agreed():
         from istmpi.cli.networks import described_on_all_ranks
-        from istmpi.config.methods import spec_of
-        from istmpi.methods import limits
 
         resolved = resolve(run, assignments, given)
     planned = described_on_all_ranks(resolved, layers, communicator)
     with communicator.agreed():
-        spec = spec_of(planned.run.method.name)
-        network = planned.architecture
-        limits.require_dealable(spec, planned.run, network)
-        deal = spec.deal(planned.run, network, communicator.size, 0)
-        limits.require_subnets(network, deal, [communicator.rank])
+        _require_subnet(planned.run, planned.architecture, communicator)
 
     from istmpi.cluster.measure import measure
 
@@ -59,6 +56,17 @@ def command(
             cluster.save(Path(out))
     if communicator.rank == 0:
         _print(cluster, out, as_json)
+
+
+def _require_subnet(run: Run, network: Architecture, communicator: Communicator) -> None:
+    """Raise ConfigError if the first deal leaves this rank without units."""
+    from istmpi.config.methods import spec_of
+    from istmpi.methods import limits
+
+    spec = spec_of(run.method.name)
+    limits.require_dealable(spec, run, network)
+    deal = spec.deal(run, network, communicator.size, 0)
+    limits.require_subnets(network, deal, [communicator.rank])
 
 
 def _print(cluster: Cluster, out: str, as_json: bool) -> None:
