@@ -10,24 +10,13 @@ from checkpoint_files import make_checkpoints
 from istmpi.cli.main import istmpi, main
 
 
-def _beside_the_project(name: str, content: str) -> Path:
-    """A folder ../shared/NAME; tests that need it are skipped without it."""
-    folder = Path(__file__).resolve().parents[3] / "shared" / name
-    if not folder.is_dir():
-        pytest.skip(f"there are no {content} at {folder}")
-    return folder
-
-
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real data."""
-    return _beside_the_project("data", "real data")
-
-
-@pytest.fixture(scope="session")
-def shared_cases() -> Path:
-    """The folder of small inputs that were once read wrongly, with their right values in its README."""
-    return _beside_the_project("cases", "small inputs")
+    """The folder of real data, ../shared/data; tests that need it are skipped without it."""
+    folder = Path(__file__).resolve().parents[3] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"there are no real data at {folder}")
+    return folder
 
 
 @pytest.fixture(scope="session")

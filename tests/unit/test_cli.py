@@ -27,6 +27,12 @@ def cli(*arguments, env=()):
     )
 
 
+def resolved(run="digits", assignments=(), **given):
+    """The run that a command line gives; of its options the others are left out."""
+    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS}
+    return resolve(run, assignments, options | given)
+
+
 def test_a_plan_under_a_launcher_is_of_its_ranks_and_is_printed_once():
     plans = [cli("train", "--dry-run", env={"PMI_RANK": rank, "PMI_SIZE": "2", "COLUMNS": "40"}) for rank in "01"]
     assert [plan.returncode for plan in plans] == [0, 0] and plans[1].stdout == ""
@@ -66,16 +72,27 @@ def test_help_lists_every_command_with_its_own_words():
 def test_a_command_line_overrides_a_run_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[model]\nhidden = [64]\n[optimizer]\nlr = 0.5\n[method]\nlocal_steps = 3")
-    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS}
-    options |= {"hidden": "32,16", "threads": "auto", "data": "1.npz"}
-    run = resolve(str(file), ("model.norm=layer", "method.optimizer_state = carry"), options)
+    changed = ("model.norm=layer", "method.optimizer_state = carry")
+    run = resolved(str(file), changed, hidden="32,16", threads="auto", data="1.npz")
     assert run.model.hidden == (32, 16)
     assert (run.optimizer.lr, run.method.local_steps, run.train.threads) == (0.5, 3, 0)
     assert (run.model.norm, run.method.optimizer_state, run.data.source) == ("layer", "carry", "1.npz")
     assert run.name == "mine"
+    for text, source in (
+        ("it's 1.h5",) * 2,
+        ("'it s 1.h5'", "it s 1.h5"),
+        ('"it s 1.h5"', "it s 1.h5"),
+        ("'1.h5",) * 2,
+    ):
+        assert resolved(assignments=(f"data.source={text}",)).data.source == source, "quotes as in a run file"
+    with pytest.raises(ConfigError, match="--shares 1;2"):
+        resolved(shares="1;2")
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device"])
+MAKE = {"a pipe": os.mkfifo, "a folder": os.mkdir, "a device": lambda path: path.symlink_to("/dev/zero")}
+
+
+@pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(
     "name, command",
     [
@@ -88,12 +105,7 @@ def test_a_command_line_overrides_a_run_file(tmp_path):
 )
 def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path, kind, name, command):
     path = tmp_path / name
-    if kind == "a pipe":
-        os.mkfifo(path)
-    elif kind == "a folder":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/zero")
+    MAKE[kind](path)
     code, out, err = istmpi_command(*command, path, *[tmp_path / "x.out.h5"] * (command[0] == "prepare"))
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert str(path) in err and (f"is {kind}" in err or kind == "a folder" and name in ("x.toml", "x.csv"))
@@ -158,15 +170,14 @@ def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, arguments, messag
     assert len(err.splitlines()) == 1 and err.startswith("istmpi: ")
 
 
-def test_a_plan_for_programs_has_the_figures_of_the_table():
-    result = cli("train", "--dry-run", "--ranks", "4", "--json", "--hidden", "512,512", "--rounds", "60")
-    plan = json.loads(result.stdout)
-    assert plan["parameters"][1] == {
-        "name": "hidden1.norm.weight",
-        "axes": "hidden1",
-        "network": [512],
-        "largest_subnet": [128],
-    }
+def test_a_plan_has_shapes_bytes_flops_and_memory_for_people_and_for_programs(istmpi_command):
+    words = "train", "--dry-run", "--ranks", "4", "--hidden", "512,512", "--rounds", "60"
+    code, out, _ = istmpi_command(*words)
+    facts = ("hidden2 hidden1", "512 x 512", "128 x 128", "FLOPs a local step", "bytes sent a round", "memory")
+    assert code == 0 and all(fact in out for fact in facts)
+    plan = json.loads(istmpi_command(*words, "--json")[1])
+    norm = {"name": "hidden1.norm.weight", "axes": "hidden1", "network": [512], "largest_subnet": [128]}
+    assert plan["parameters"][1] == norm
     (phase,) = plan["phases"]
     assert (phase["method"], phase["rounds"], plan["ranks"]) == ("ist", 60, 4)
     assert phase["examples"] == 60 * phase["local_steps"] * 128 * 4
@@ -174,8 +185,6 @@ def test_a_plan_for_programs_has_the_figures_of_the_table():
 
 
 def full():
-    if not os.path.exists("/dev/full"):
-        pytest.skip("needs Linux's /dev/full")
     return os.open("/dev/full", os.O_WRONLY)
 
 
@@ -205,7 +214,7 @@ def test_a_standard_output_that_takes_nothing_is_one_line_and_exit_code_74(argum
     assert said.startswith(f"istmpi: cannot write to standard output ({why})")
 
 
-def test_a_reader_that_leaves_ends_no_command(tmp_path):
+def test_a_reader_that_leaves_or_a_closed_output_ends_no_command(tmp_path):
     train = ["train", "--rounds", "2", "--hidden", "8", "--out", tmp_path / "run"]
     for words in (["costmodel"], ["costmodel", "--json"], ["runs"], train):
         reading, writing = os.pipe()
@@ -214,10 +223,8 @@ def test_a_reader_that_leaves_ends_no_command(tmp_path):
             done = subprocess.run([*PROGRAM, *words], stdout=unread, stderr=subprocess.PIPE, text=True)
         assert (done.returncode, done.stderr) == (0, ""), words
     assert (tmp_path / "run" / "network.h5").exists()
-
-
-def test_an_output_that_is_closed_is_not_written():
-    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "runs"], stderr=subprocess.PIPE, text=True)
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "runs"]
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -246,25 +253,6 @@ def test_every_command_is_for_all_ranks_or_for_one_process():
     for name in istmpi.list_commands(context):
         source = inspect.getsource(sys.modules[istmpi.get_command(context, name).callback.__module__])
         assert ("world()" in source) == (name not in ALONE), name
-
-
-def test_a_plan_names_shapes_bytes_flops_and_memory():
-    result = cli("train", "--dry-run", "--ranks", "8")
-    assert result.returncode == 0, result.stderr
-    for fact in ("hidden2 hidden1", "512 x 512", "64 x 64", "FLOPs a local step", "bytes sent a round", "memory"):
-        assert fact in result.stdout
-
-
-@pytest.mark.parametrize("text", ["it's 1.h5", "'it s 1.h5'", '"it s 1.h5"', "'it s 1.h5"])
-def test_texts_may_have_quotes_as_in_a_run_file(text):
-    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS}
-    expected = text[1:-1] if text[0] == text[-1] else text
-    assert resolve("digits", (f"data.source={text}",), options).data.source == expected
-
-
-def test_values_with_commas_must_be_lists():
-    with pytest.raises(ConfigError, match="--shares 1;2"):
-        resolve("digits", (), {**{option.lstrip("-").replace("-", "_"): None for option in OPTIONS}, "shares": "1;2"})
 
 
 @pytest.mark.parametrize(
@@ -300,23 +288,22 @@ UNREAD = {
 @pytest.mark.parametrize("assignment", UNREAD)
 def test_a_setting_that_the_method_does_not_read_is_refused(assignment, method):
     setting = assignment.partition("=")[0]
-    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS} | {"method": method}
     if method not in UNREAD[assignment]:
-        resolve("digits", (assignment,), options)
+        resolved(assignments=(assignment,), method=method)
         return
     with pytest.raises(ConfigError, match=f"{setting} = .* has no effect with {method}. Leave it out, or use "):
-        resolve("digits", (assignment,), options)
-    resolve("digits", (assignment,), {**options, "method": None}, methods=("ist", "admm", "diloco", "local-sgd"))
+        resolved(assignments=(assignment,), method=method)
+    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS}
+    resolve("digits", (assignment,), options, methods=("ist", "admm", "diloco", "local-sgd"))
 
 
 def test_a_method_of_the_command_line_drops_what_only_the_file_s_method_reads(tmp_path):
     (tmp_path / "run.toml").write_text('[method]\nname = "ist"\nredeal = 0.1\nlocal_steps = 7\n')
-    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS}
-    run = resolve(str(tmp_path / "run.toml"), (), options | {"method": "diloco"})
+    run = resolved(str(tmp_path / "run.toml"), method="diloco")
     assert (run.method.redeal, run.method.local_steps) == (1.0, 7)
     (tmp_path / "run.toml").write_text('[method]\nname = "diloco"\nredeal = 0.1\n')
     with pytest.raises(ConfigError, match="method.redeal = 0.1 has no effect with diloco. Leave it out, or use ist."):
-        resolve(str(tmp_path / "run.toml"), (), options)
+        resolved(str(tmp_path / "run.toml"))
 
 
 def test_a_rank_that_a_launcher_terminates_while_it_leaves_keeps_its_exit_code():

@@ -1,4 +1,4 @@
-"""Batches: a pure function of (seed, stream, step) that drops nothing and repeats nothing within a pass."""
+"""Placement and batches: who may draw what, and when: pure functions that drop nothing and repeat nothing in a pass."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ from batches import plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.data.batches import Batches
+from istmpi.data.batches import PLACEMENTS, Batches, place
 from istmpi.data.dense.split import DenseSplit
+from istmpi.errors import ConfigError, DataError
 
 
 def make(count: int, batch: int, seed: int = 0, stream: int = 0, rows: np.ndarray | None = None) -> Batches:
@@ -32,34 +33,22 @@ def test_jumping_equals_walking(step, batch):
     for before in range(max(0, step - 5), step):
         walker.at(before)
     np.testing.assert_array_equal(plain(walker.at(step))[0], plain(make(37, batch).at(step))[0])
-    np.testing.assert_array_equal(walker.indices(step), walker.indices(step))
 
 
-def test_x_and_y_belong_together():
-    x, y = plain(make(50, 8).at(3))
-    assert x.dtype == np.float32 and x.flags.c_contiguous and x.shape == (8, 1)
-    np.testing.assert_array_equal(x[:, 0], y)
-
-
-def test_only_the_given_rows_are_drawn():
+def test_x_and_y_of_the_given_rows_belong_together():
     rows = np.array([3, 5, 8, 13])
     batches = make(20, 3, rows=rows)
     assert set(np.concatenate([batches.indices(step) for step in range(4)])) == set(rows)
+    x, y = plain(batches.at(3))
+    assert x.dtype == np.float32 and x.flags.c_contiguous and x.shape == (3, 1)
+    np.testing.assert_array_equal(x[:, 0], y)
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"stream": 1}])
-def test_another_seed_or_stream_is_another_order(change):
-    """The published code gives every worker the same batches."""
-    assert not np.array_equal(make(1000, 64).indices(0), make(1000, 64, **change).indices(0))
-
-
-def test_passes_differ():
-    batches = make(100, 100)
-    assert not np.array_equal(batches.indices(0), batches.indices(1))
-
-
-def test_the_order_is_fixed_for_ever():
+def test_the_order_is_another_in_each_pass_seed_and_stream_and_fixed_for_ever():
     """A resumed run, or a rank with another NumPy, must draw these very rows."""
+    orders = [make(100, 100).indices(0), make(100, 100).indices(1)]
+    orders += [make(100, 100, seed=1).indices(0), make(100, 100, stream=1).indices(0)]
+    assert len({order.tobytes() for order in orders}) == 4
     assert make(100, 6, seed=7, stream=2).indices(20).tolist() == [46, 90, 71, 87, 67, 77]
 
 
@@ -93,3 +82,68 @@ def test_the_fingerprint_of_many_rows_reads_a_sample_of_them(monkeypatch):
     untouched = x.copy()
     untouched[np.setdiff1d(np.arange(2000), seen)] += 1
     assert DenseSplit(untouched, np.arange(2000)).features_checksum == checksum
+
+
+# ---- placement
+
+
+def all_rows(placement, labels, streams, seed=0, alpha=1.0):
+    return [place(placement, labels, stream, streams, seed, alpha) for stream in range(streams)]
+
+
+@given(count=st.integers(1, 200), streams=st.integers(1, 9), seed=st.integers(0, 99))
+def test_shards_are_disjoint_cover_all_and_differ_by_at_most_one(count, streams, seed):
+    if count < streams:
+        with pytest.raises(DataError, match=f"rank {count} of {streams} gets no training example of {count}"):
+            place("sharded", np.zeros(count), count, streams, seed)
+        return
+    shards = all_rows("sharded", np.zeros(count), streams, seed)
+    assert sorted(np.concatenate(shards)) == list(range(count))
+    sizes = [len(shard) for shard in shards]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(streams=st.integers(1, 8), seed=st.integers(0, 99), alpha=st.sampled_from([0.3, 1.0, 100.0]))
+def test_by_label_is_disjoint_and_covers_all(streams, seed, alpha):
+    labels = np.arange(400) % 20
+    try:
+        shards = all_rows("by-label", labels, streams, seed, alpha)
+    except DataError:
+        return  # a rank without a row is refused, see below
+    assert sorted(np.concatenate(shards)) == list(range(400))
+
+
+def test_alpha_says_how_uneven_by_label_is():
+    """A vanishing alpha gives each class to one rank."""
+
+    def largest_share(alpha):
+        """Of a rank's rows, how many are of its largest class, on average."""
+        labels = np.arange(4000) % 10
+        shards = all_rows("by-label", labels, 4, 0, alpha)
+        return np.mean([np.bincount(labels[rows]).max() / len(rows) for rows in shards])
+
+    assert largest_share(1000.0) < 0.12 < largest_share(0.5) < largest_share(0.1)
+    labels = np.arange(300) % 30
+    shards = all_rows("by-label", labels, 2, 0, 1e-9)
+    assert not set(labels[shards[0]]) & set(labels[shards[1]])
+
+
+def test_a_rank_without_rows_and_labels_that_are_no_classes_are_refused():
+    with pytest.raises(DataError, match=r"rank \d+ of 64 gets no training example of 12 .* raise alpha"):
+        all_rows("by-label", np.arange(12) % 3, 64)
+    with pytest.raises(ConfigError, match="regression"):
+        place("by-label", np.zeros((4, 1)), 0, 2, 0)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_placement_is_pure_and_ascending(placement):
+    labels = np.arange(600) % 6
+    rows = place(placement, labels, 1, 3, 5, 2.0)
+    np.testing.assert_array_equal(rows, place(placement, labels, 1, 3, 5, 2.0))
+    assert rows.dtype == np.int64 and (np.diff(rows) > 0).all()
+    assert (rows.tolist() == list(range(600))) == (placement in ("shared", "local"))
+
+
+def test_by_label_is_fixed_for_ever():
+    """Ranks with different versions of NumPy must agree on who has which row."""
+    assert [len(rows) for rows in all_rows("by-label", np.arange(1000) % 5, 3, 11, 0.5)] == [509, 268, 223]

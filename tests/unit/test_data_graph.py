@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import pickle
-import subprocess
 import sys
 
 import numpy as np
@@ -65,13 +64,10 @@ def test_arrays_of_pyg(tmp_path):
     assert data.splits["validation"].batch(np.arange(1)).targets.tolist() == [-1] * 5 + [1]
 
 
-def test_a_directed_graph_is_heard_one_way(tmp_path):
+def test_a_directed_graph_is_heard_one_way_and_an_edge_told_in_both_is_not_there_twice(tmp_path):
     report, data = prepared(tmp_path, arrays(), directed=True)
     assert np.array_equal(edges_of(data), expected_edges(directed=True))
     assert report.facts["directed edges"] == 4 and report.facts["dropped duplicate edges"] == 1
-
-
-def test_an_edge_told_in_both_ways_is_not_there_twice(tmp_path):
     report, data = prepared(tmp_path, arrays(edge_index=np.concatenate([PAIRS, PAIRS[::-1]], axis=1)))
     assert np.array_equal(edges_of(data), expected_edges())
     assert report.facts["dropped duplicate edges"] == 2  # 1-2 was there twice in each way
@@ -164,43 +160,32 @@ def test_planetoids_files(tmp_path):
     assert report.facts["dropped edges from a node to itself"] == 1
 
 
-def test_a_node_far_beyond_all_others_is_refused(tmp_path):
-    """There would be features for each node before it."""
-    planetoid(tmp_path / "raw")
-    index = tmp_path / "raw" / "ind.tiny.test.index"
-    index.write_text(index.read_text().replace("7", "500000000"))
-    with pytest.raises(DataError, match=r"ind.tiny.\* do not fit together"):
-        prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
-
-
-def test_a_number_that_is_one_for_python_alone_is_refused(tmp_path):
-    planetoid(tmp_path / "raw")
-    index = tmp_path / "raw" / "ind.tiny.test.index"
-    index.write_text(index.read_text().replace("7", "0_7"))
-    with pytest.raises(DataError, match=r"ind.tiny.test.index cannot be read: '0_7' is not a number"):
-        prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
-
-
 class Runs:
     def __reduce__(self):
         return print, ("this must not be run",)
 
 
-@pytest.mark.parametrize("value", [Runs(), {0: Runs()}, np.array([Runs()], object)])
-def test_a_pickle_runs_nothing(tmp_path, value, capsys):
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        *(
+            ("graph", pickle.dumps(value, protocol=2), r"ind\.tiny\.graph is not a Planetoid pickle")
+            for value in (Runs(), {0: Runs()}, np.array([Runs()], object))
+        ),
+        *(
+            ("graph", python2(lists), "ind.tiny.graph is not a dictionary of node lists")
+            for lists in ({0: [1], b"a": []}, {0: [1.5]}, {0: {1: 2}})
+        ),
+        ("test.index", b"500000000\n4\n5\n", r"ind.tiny.\* do not fit together"),  # with features for each before it
+        ("test.index", b"0_7\n4\n5\n", "ind.tiny.test.index cannot be read: '0_7' is not a number"),
+    ],
+)
+def test_another_file_of_planetoid_is_refused_and_runs_nothing(tmp_path, name, content, message, capsys):
     planetoid(tmp_path / "raw")
-    (tmp_path / "raw" / "ind.tiny.graph").write_bytes(pickle.dumps(value, protocol=2))
-    with pytest.raises(DataError, match=r"ind\.tiny\.graph is not a Planetoid pickle") as error:
+    (tmp_path / "raw" / f"ind.tiny.{name}").write_bytes(content)
+    with pytest.raises(DataError, match=message) as error:
         prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
     assert "\n" not in str(error.value) and capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("lists", [{0: [1], b"a": []}, {0: [1.5]}, {0: {1: 2}}], ids=["node", "neighbour", "list"])
-def test_what_is_no_node_or_list_of_nodes_is_refused(tmp_path, lists):
-    planetoid(tmp_path / "raw")
-    (tmp_path / "raw" / "ind.tiny.graph").write_bytes(python2(lists))
-    with pytest.raises(DataError, match=r"ind.tiny.graph is not a dictionary of node lists"):
-        prepare("graph", tmp_path / "raw", tmp_path / "tiny.h5")
 
 
 # ---- clusters
@@ -220,13 +205,10 @@ def test_clusters_are_cut_once(tmp_path):
     assert len(open_for_training(how).train) == 3
 
 
-def test_metis_that_is_absent_is_named_with_the_cure(tmp_path, monkeypatch):
+def test_clusters_need_metis_and_a_graph_that_was_cut(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
     with pytest.raises(DataError, match=r"METIS.*pip install 'istmpi\[graph\]'"):
         prepared(tmp_path, arrays(), clusters=2)
-
-
-def test_clusters_need_a_graph_that_was_cut(tmp_path):
     report, _ = prepared(tmp_path, arrays())
     with pytest.raises(ConfigError, match="--clusters N"):
         open_for_training(Data(source=str(report.target), graph="clusters"))
@@ -245,6 +227,8 @@ CSR = {
     "adj_shape": np.array([6, 6]),
 }
 """The matrix of a ring of four of the nodes, in place of pairs."""
+
+
 BAD = {
     "an edge to a node that does not exist": ({"edge_index": FAR}, {}, "edge 1 goes from node 1 to node 9"),
     "a negative node": ({"edge_index": -FAR}, {}, "node -1, but"),
@@ -256,6 +240,7 @@ BAD = {
     "no node to be scored": ({"test_mask": np.zeros(6, bool)}, {}, "no test node"),
     "features with NaN": ({"x": np.where(X == 4, np.nan, X)}, {}, "node 2 has nan as feature 1"),
     "features of other nodes": ({"x": X[:5]}, {}, "features of 5 nodes, but labels of 6"),
+    "features that float32 merges": ({"x": 1.7e9 + np.arange(6.0)[:, None]}, {}, "too close together for the 24 bits"),
     "a node without a label": ({"y": np.array([0, 1, -1, 1, 0, 1])}, {}, "test node 2 has no label"),
     "several labels that are none": ({"y": np.full((6, 2), 3)}, {}, "has 3 as label 0"),
     "labels that are not whole": ({"y": np.full(6, 0.5)}, {}, "whole numbers"),
@@ -308,21 +293,15 @@ def test_predictions_are_what_was_scored(tmp_path, istmpi_command, several):
         assert score == pytest.approx(np.mean([int(rows[node]["class"]) == labels[node] for node in test]))
 
 
-def test_the_command_tells_what_it_found_and_ends_with_2(tmp_path):
-    command = [sys.executable, "-c", "from istmpi.cli.main import main; main()", "prepare", "graph"]
-    done = subprocess.run([*command, make_graph(tmp_path / "raw"), tmp_path / "a.h5"], capture_output=True, text=True)
-    assert done.returncode == 0 and "edges, each in both directions" in done.stdout, done
-    (tmp_path / "raw" / "raw" / "edge.csv.gz").write_bytes(gzip.compress(b"0,77\n"))
-    done = subprocess.run([*command, tmp_path / "raw", tmp_path / "b.h5"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "node 77" in done.stderr
-
-
-@pytest.mark.parametrize("edge", ["0,1#5", "0,1_0", "0,١", " "])
-def test_what_is_no_number_in_a_table_is_refused(tmp_path, edge):
-    make_graph(tmp_path / "raw")
-    (tmp_path / "raw" / "raw" / "edge.csv.gz").write_bytes(gzip.compress(f"{edge}\n".encode()))
-    with pytest.raises(DataError, match="edge.csv.gz cannot be read: could not convert"):
-        prepare("graph", tmp_path / "raw", tmp_path / "a.h5")
+def test_the_command_tells_what_it_found_and_ends_with_2(tmp_path, istmpi_command):
+    raw, edges = make_graph(tmp_path / "raw"), tmp_path / "raw" / "raw" / "edge.csv.gz"
+    code, out, _ = istmpi_command("prepare", "graph", raw, tmp_path / "a.h5")
+    assert code == 0 and "edges, each in both directions" in out
+    for edge in ("0,77", "0,1#5", "0,1_0", "0,١", " "):
+        edges.write_bytes(gzip.compress(f"{edge}\n".encode()))
+        code, _, err = istmpi_command("prepare", "graph", raw, tmp_path / "b.h5")
+        said = "node 77" if edge == "0,77" else "edge.csv.gz cannot be read: could not convert"
+        assert code == 2 and err.count("\n") == 1 and said in err
 
 
 def test_a_damaged_file_is_named(tmp_path):

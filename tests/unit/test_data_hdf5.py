@@ -54,13 +54,10 @@ def test_what_is_written_is_read(file):
     np.testing.assert_allclose(x, (X[rows] - X[:20].mean(0)) / X[:20].std(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(y, Y[rows])
     np.testing.assert_array_equal(data.test.labels(), Y[20:])
-
-
-def test_rows_are_copies(file):
-    split = open_prepared(file).train
-    first = examples_of(split, [0])[0].copy()
-    examples_of(split, [0])[0][:] = 0
-    np.testing.assert_array_equal(examples_of(split, [0])[0], first)
+    examples_of(data.train, rows)[0][:] = 0
+    np.testing.assert_array_equal(examples_of(data.train, rows)[0], x)  # they are copies
+    with h5py.File(file, "r+") as again:  # the file is not held open
+        again.attrs["source"] = "changed"
 
 
 def test_bytes_stay_bytes_and_groups_are_normalised_together(tmp_path):
@@ -75,16 +72,11 @@ def test_bytes_stay_bytes_and_groups_are_normalised_together(tmp_path):
     np.testing.assert_array_equal(examples_of(data.train, [4])[0], (x[4:5].astype(np.float32) - data.mean) / data.std)
 
 
-def test_a_constant_feature_becomes_zero(tmp_path):
-    x = X.copy()
+def test_a_constant_feature_becomes_zero_and_numbers_to_predict_stay(tmp_path):
+    x, y = X.copy(), X[:, :2]
     x[:, 2] = 0.1
-    data = open_prepared(write(tmp_path / "data.h5", x))
+    data = open_prepared(write(tmp_path / "data.h5", x, y, task="regression", classes=None))
     np.testing.assert_allclose(examples_of(data.train, np.arange(20))[0][:, 2], 0, atol=1e-6)
-
-
-def test_regression(tmp_path):
-    y = X[:, :2]
-    data = open_prepared(write(tmp_path / "data.h5", y=y, task="regression", classes=None))
     assert data.classes is None and data.outputs == 2
     np.testing.assert_array_equal(examples_of(data.train, [3])[1], y[3:4])
 
@@ -98,21 +90,12 @@ class Broken:
         raise ZeroDivisionError
 
 
-def broken(source):
-    material = made()
-    return replace(material, datasets={**material.datasets, "train/x": source})
-
-
-def test_a_failure_leaves_nothing(tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        write_file("arrays", broken(Broken()), tmp_path / "data.h5")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failure_leaves_the_old_file_as_it_was(file):
-    before = file.read_bytes()
-    with pytest.raises(ZeroDivisionError):
-        write_file("arrays", broken(Broken()), file, force=True)
+def test_a_failure_leaves_nothing_or_the_old_file_as_it_was(file):
+    before, material = file.read_bytes(), made()
+    broken = replace(material, datasets={**material.datasets, "train/x": Broken()})
+    for target in (file, file.with_name("new.h5")):
+        with pytest.raises(ZeroDivisionError):
+            write_file("arrays", broken, target, force=True)
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
     x = X.copy()
     x[1, 4] = np.nan
@@ -120,23 +103,13 @@ def test_a_failure_leaves_the_old_file_as_it_was(file):
         made(x)
 
 
-def test_an_existing_target_is_kept_unless_forced(file):
+def test_an_existing_target_is_kept_unless_forced_and_one_that_training_would_not_know_is_refused(file):
     with pytest.raises(ConfigError, match=r"data.h5 exists.*--force"):
         write_file("arrays", made(), file)
     write_file("arrays", made(source="new"), file, force=True)
     assert open_prepared(file).source == "new"
-
-
-def test_a_target_that_training_would_not_know_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="Name it data.bin.h5"):
-        write_file("arrays", made(), tmp_path / "data.bin")
-
-
-def test_the_file_is_not_held_open(file):
-    data = open_prepared(file)
-    with h5py.File(file, "r+") as again:
-        again.attrs["source"] = "changed"
-    assert len(data.train) == 20
+        write_file("arrays", made(), file.with_name("data.bin"))
 
 
 def damage(file, edit):
@@ -153,8 +126,6 @@ def damage(file, edit):
         (lambda f: f.attrs.__setitem__("shape", "wide"), "is damaged"),
         (lambda f: f.attrs.__setitem__("task", "art"), "has task 'art'"),
         (lambda f: f.attrs.__delitem__("shape"), "has no attribute shape"),
-        (lambda f: f.attrs.__setitem__("shape", (7,)), "is damaged"),
-        (lambda f: f.attrs.__setitem__("train", 21), "have changed since saving"),
         (lambda f: f.attrs.__setitem__("test", 0), "have changed since saving"),
         (lambda f: f.__delitem__("train/y"), "has no dataset train/y"),
         (lambda f: f.__delitem__("test"), "has no dataset test/x"),
@@ -330,8 +301,8 @@ def test_a_dataset_in_chunks_is_refused_before_it_is_read(file, name):
         open_prepared(file)
 
 
-@pytest.mark.parametrize("keep", [0, 100, 1000, -1])
-def test_a_truncated_file_is_refused(file, keep):
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"data\.h5 is (not an HDF5 file|truncated|damaged)"):
-        open_prepared(file)
+def test_a_truncated_file_is_refused(file):
+    for keep in (-1, 1000, 100, 0):
+        file.write_bytes(file.read_bytes()[:keep])
+        with pytest.raises(DataError, match=r"data\.h5 is (not an HDF5 file|truncated|damaged)"):
+            open_prepared(file)

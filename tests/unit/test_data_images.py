@@ -63,17 +63,13 @@ def test_without_a_key_nothing_is_random(how):
     assert images.features_checksum == plain.features_checksum
 
 
-def test_a_network_that_takes_numbers_gets_the_same_version_flat():
+def test_a_network_that_takes_numbers_gets_the_same_version_flat_and_what_is_stored_stays():
     images, rows = split(), np.arange(6)
     flat = given_to_the_network(images.reshaped((60,)).batch(rows, 9))
-    assert flat.shape == (6, 60)
     np.testing.assert_array_equal(flat.reshape(6, 3, 5, 4), given_to_the_network(images.batch(rows, 9)))
-
-
-def test_what_is_stored_stays_as_it_is():
-    images = ImageSplit(np.ones((2, 48), np.float32), np.arange(2), shape=(3, 4, 4), augmentation=ALL)
-    images.batch(np.arange(2), 1)
-    assert (images.x == 1).all()
+    stored = ImageSplit(np.ones((2, 48), np.float32), np.arange(2), shape=(3, 4, 4), augmentation=ALL)
+    stored.batch(np.arange(2), 1)
+    assert flat.shape == (6, 60) and (stored.x == 1).all()
 
 
 # ---- chance
@@ -171,46 +167,34 @@ def test_prepared_images_reach_a_network_in_their_shape(tmp_path):
     np.testing.assert_allclose(given_to_the_network(data.train.batch(np.arange(10))), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "how, says",
-    [
+def test_what_would_leave_nothing_of_an_image_is_refused():
+    for how, says in (
         (Augmentation(crop=8), r"data.crop = 8 must be below the 8 pixels of digits's images \(1 x 8 x 8\)."),
         (Augmentation(flip=True, cutout=9), "data.cutout = 9 must be below the 8 pixels"),
-    ],
-)
-def test_what_would_leave_nothing_of_an_image_is_refused(how, says):
-    with pytest.raises(ConfigError, match=says):
-        augmented(open_digits(), how)
+    ):
+        with pytest.raises(ConfigError, match=says):
+            augmented(open_digits(), how)
     assert augmented(open_digits(), Augmentation(crop=7, cutout=7)).train.augmentation
+    for setting in ("data.crop", "data.cutout"):
+        for value, says in ((-1, "must be at least 0"), (1.5, "must be a whole number")):
+            with pytest.raises(ConfigError, match=f"{setting} = {value} {says}"):
+                Run().override({setting: value})
 
 
-@pytest.mark.parametrize("command", [["train"], ["train", "--dry-run"], ["costmodel"]], ids=" ".join)
 @pytest.mark.parametrize("setting, value", [("crop", "4"), ("flip", "true"), ("cutout", "2")])
-def test_data_that_are_no_images_are_refused_in_one_line(tmp_path, istmpi_command, command, setting, value):
+def test_data_that_are_no_images_are_refused_in_one_line(tmp_path, istmpi_command, setting, value):
     file = tmp_path / "data.npz"
     np.savez(file, x=np.zeros((20, 6), np.float32), y=np.arange(20) % 2)
-    changed = ["--data", file, "--set", f"data.{setting}={value}"]
-    code, _, err = istmpi_command(*command, *changed, *["--out", tmp_path / "run"] * (command == ["train"]))
-    assert code == 2
-    assert err == (
-        f"istmpi: data.{setting} = {value} is for images [channels, height, width], but {file} is of kind arrays, "
-        "with examples of 6 numbers. Leave it out.\n"
-    )
-
-
-def test_spectra_are_no_images(tmp_path):
-    target = prepare("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5").target
-    data = open_dataset(str(target))
+    for command in (["train", "--out", tmp_path / "run"], ["train", "--dry-run"], ["costmodel"]):
+        code, _, err = istmpi_command(*command, "--data", file, "--set", f"data.{setting}={value}")
+        assert code == 2
+        assert err == (
+            f"istmpi: data.{setting} = {value} is for images [channels, height, width], but {file} is of kind arrays, "
+            "with examples of 6 numbers. Leave it out.\n"
+        )
+    spectra = prepare("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5").target
     with pytest.raises(ConfigError, match="of kind speech, with examples of 1 x 128 x 32 numbers"):
-        augmented(data, Augmentation(flip=True))
-
-
-@pytest.mark.parametrize("setting", ["crop", "cutout"])
-def test_sizes_are_whole_numbers_from_0(setting):
-    with pytest.raises(ConfigError, match=f"data.{setting} = -1 must be at least 0"):
-        Run().override({f"data.{setting}": -1})
-    with pytest.raises(ConfigError, match=f"data.{setting} = 1.5 must be a whole number"):
-        Run().override({f"data.{setting}": 1.5})
+        augmented(open_dataset(str(spectra)), Augmentation(flip=True))
 
 
 # ---- smaller images
@@ -232,16 +216,13 @@ def test_a_smaller_batch_is_downscaled_before_it_is_changed():
     images, rows, key = split(shape=(3, 8, 8), how=Augmentation(4, True, 6)), np.array([3, 0, 5]), 11
     smaller = images.resized(3)
     stored = given_to_the_network(smaller.batch(rows))
-    np.testing.assert_allclose(
-        stored,
-        [[images_oracle.downscaled(one, 3) for one in image] for image in given_to_the_network(images.batch(rows))],
-        atol=1e-5,
-    )
+    large = given_to_the_network(images.batch(rows))
+    expected = [[images_oracle.downscaled(channel, 3) for channel in image] for image in large]
+    np.testing.assert_allclose(stored, expected, atol=1e-5)
     expected = images_oracle.augmented(stored, key, 1, True, 2)
     np.testing.assert_array_equal(given_to_the_network(smaller.batch(rows, key)), expected)
-    np.testing.assert_array_equal(
-        given_to_the_network(smaller.resized(0).batch(rows, key)), given_to_the_network(images.batch(rows, key))
-    )
+    again = given_to_the_network(smaller.resized(0).batch(rows, key))
+    np.testing.assert_array_equal(again, given_to_the_network(images.batch(rows, key)))
     assert smaller.features_checksum == images.features_checksum
     assert smaller.reshaped((27,)).batch(rows).inputs[0].shape == (3, 27)
     assert Augmentation(1, False, 1).scaled(0.1) == Augmentation(1, False, 1) and not Augmentation().scaled(0.5)

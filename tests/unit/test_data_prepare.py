@@ -1,5 +1,6 @@
 """What every kind of `istmpi prepare` has in common; the formats themselves are in test_data_kinds."""
 
+import json
 import subprocess
 import sys
 
@@ -7,14 +8,21 @@ import h5py
 import numpy as np
 import pytest
 from batches import examples_of
-from data_files import MAKERS, make_arrays, make_images, make_speech, pack
+from click.testing import CliRunner
+from data_files import MAKERS, make_arrays, make_idx, make_images, make_speech, pack
 from disks import small_disk
 
+from istmpi.checkpoint.state import inputs_of
+from istmpi.cli import output
+from istmpi.cli.commands.prepare import command
 from istmpi.data.archive import Archive
 from istmpi.data.decoder import Notes, class_folders
+from istmpi.data.dense.split import material_of
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.prepare import ENDINGS
+from istmpi.data.kind import Kind
 from istmpi.data.prepare import KINDS, prepare
+from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError, OutputError
 
 DENSE = [kind for kind in KINDS if kind not in ("text", "xc", "graph")]
@@ -34,24 +42,18 @@ def content(path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_folder_tar_and_tar_gz_give_the_same_file(tmp_path, kind):
     folder = MAKERS[kind](tmp_path / "input")
-    prepare(kind, folder, tmp_path / "folder.h5")
-    expected = content(tmp_path / "folder.h5")
-    assert expected["@train"] > 0
+    report = prepare(kind, folder, tmp_path / "folder.h5")
+    expected = content(report.target)
+    assert expected["@train"] > 0 and report.bytes == report.target.stat().st_size
     for ending in (".tar", ".tar.gz"):
         report = prepare(kind, pack(folder, tmp_path / f"input{ending}"), tmp_path / f"{ending}.h5")
         np.testing.assert_equal(content(tmp_path / f"{ending}.h5"), expected)
         assert report.counts == {split: expected[f"@{split}"] for split in report.counts}
-
-
-@pytest.mark.parametrize("kind", DENSE)
-def test_what_is_prepared_can_be_opened(tmp_path, kind):
-    report = prepare(kind, MAKERS[kind](tmp_path / "input"), tmp_path / "data.h5")
-    data = open_prepared(report.target)
-    assert {split: len(rows) for split, rows in data.splits.items()} == report.counts
-    assert (data.features, data.classes, data.shape) == (report.features, report.classes, report.shape)
-    x, _ = examples_of(data.train, np.arange(len(data.train)))
-    assert np.isfinite(x).all() and abs(x.mean()) < 1e-3 and abs(x.std() - 1) < 1e-2
-    assert report.bytes == report.target.stat().st_size
+    if kind in DENSE:
+        data = open_prepared(report.target)
+        assert (data.features, data.classes, data.shape) == (report.features, report.classes, report.shape)
+        x, _ = examples_of(data.train, np.arange(len(data.train)))
+        assert np.isfinite(x).all() and abs(x.mean()) < 1e-3 and abs(x.std() - 1) < 1e-2
 
 
 @pytest.mark.parametrize("kind", [*DENSE, "xc", "graph"])
@@ -69,9 +71,14 @@ def test_bad_files_are_skipped_and_named_up_to_a_limit(tmp_path, kind, file, dam
     folder = MAKERS[kind](tmp_path / "input")
     path = folder / file
     path.write_bytes(path.read_bytes()[:30] if damage == "half" else damage)
-    with pytest.raises(DataError, match=rf"1 of \d+ files cannot be read, more than 1.0%, among them {file}.*--max"):
-        prepare(kind, folder, tmp_path / "data.h5")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["input"]
+    (tmp_path / "old.h5").write_text("old")
+    for target in ("data.h5", "old.h5"):
+        with pytest.raises(
+            DataError, match=rf"1 of \d+ files cannot be read, more than 1.0%, among them {file}.*--max"
+        ):
+            prepare(kind, folder, tmp_path / target, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["input", "old.h5"]
+    assert (tmp_path / "old.h5").read_text() == "old"
 
     report = prepare(kind, folder, tmp_path / "data.h5", max_bad=0.1)
     assert report.skipped == [file]
@@ -80,10 +87,13 @@ def test_bad_files_are_skipped_and_named_up_to_a_limit(tmp_path, kind, file, dam
     np.testing.assert_equal(content(tmp_path / "data.h5"), content(tmp_path / "without.h5") | {"@skipped": 1})
 
 
-def test_progress_runs_to_the_end(tmp_path):
-    calls = []
-    prepare("images", make_images(tmp_path / "input"), tmp_path / "data.h5", progress=lambda *call: calls.append(call))
-    assert ("decoding", 20, 20) in calls and calls[-1][0] == "writing" and calls[-1][1] == calls[-1][2]
+@pytest.mark.parametrize("kind, phase, count", [("images", "decoding", 20), ("text", "reading", 6)])
+def test_progress_runs_to_the_end(tmp_path, kind, phase, count):
+    calls, folder = [], MAKERS[kind](tmp_path / "input")
+    for source in (folder, pack(folder, tmp_path / "input.tar.gz")):
+        prepare(kind, source, tmp_path / "data.h5", force=True, progress=lambda *call: calls.append(call))
+        assert (phase, count, count) in calls and calls[-1][0] == "writing" and calls[-1][1] == calls[-1][2]
+        calls.clear()
 
 
 def test_the_target_is_checked_before_the_work(tmp_path):
@@ -122,18 +132,6 @@ def test_a_disk_without_room_for_what_an_archive_holds_is_not_the_archives_fault
         assert list(disk.iterdir()) == []
 
 
-def test_a_failure_keeps_the_old_target(tmp_path):
-    folder = make_speech(tmp_path / "input")
-    target = tmp_path / "data.h5"
-    prepare("speech", folder, target)
-    before = target.read_bytes()
-    (folder / "yes" / "ann_nohash_0.wav").write_bytes(b"")
-    with pytest.raises(DataError):
-        prepare("speech", folder, target, force=True)
-    assert target.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.h5", "input"]
-
-
 @pytest.mark.parametrize(
     "kind, options, message",
     [
@@ -143,6 +141,7 @@ def test_a_failure_keeps_the_old_target(tmp_path):
         ("images", {"size": 0}, "size is 0"),
         ("images", {"max_bad": 2}, "max_bad is 2"),
         ("csv", {"task": "clasification"}, "did you mean classification"),
+        ("csv", {"task": "next-token"}, "task 'next-token' does not exist; known: classification, multi-label"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, kind, options, message):
@@ -171,3 +170,73 @@ def test_the_layout_of_cifar10_as_jpegs(shared_data):
     splits = [example.split for example in examples]
     assert (splits.count("train"), splits.count("test")) == (50_000, 10_000)
     assert len({example.label for example in examples}) == 10
+
+
+# ---- the command, and what it says of its decisions
+
+
+def invoke(*words):
+    return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
+
+
+def test_the_table_at_the_end(tmp_path):
+    result = invoke("idx", make_idx(tmp_path / "input"), tmp_path / "data.h5")
+    assert result.exit_code == 0 and result.stderr == ""
+    for words in ("data.h5", "20 examples", "6 examples", "20 (1 x 5 x 4)", " kB"):
+        assert words in result.stdout
+    assert "0.0 MB" not in result.stdout and "skipped" not in result.stdout
+
+
+def test_the_options_reach_the_library_and_a_log_file_gets_a_line_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0)
+    target = tmp_path / "data.h5"
+    (tmp_path / "table.csv").write_text("kind,size\n" + "".join(f"{row % 2},{row}\n" for row in range(10)))
+    invoke("csv", tmp_path / "table.csv", target, "--label", "kind", "--task", "regression")
+    data = open_prepared(target)
+    assert data.task == "regression" and set(data.train.labels()[:, 0]) == {0, 1}
+    folder = make_images(tmp_path / "input")
+    (folder / "train" / "cat" / "[red].png").write_bytes(b"")
+    result = invoke("images", folder, target, "--size", "3", "--max-bad", "0.1", "--force")
+    assert open_prepared(target).shape == (3, 3, 3)
+    assert "train/cat/[red].png" in result.stdout and "decoding 20 of 21" in result.stderr
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A source of a kind, ``made``, whose reader assumes, leaves out and records one thing each."""
+
+    def read(archive: Archive, decoder) -> Material:
+        list(archive.read(archive.names))
+        decoder.notes.assume("the first line of 3 is [a] header", "--header")
+        decoder.notes.leave_out("2 rows without a label")
+        decoder.notes.reading["columns"] = ["a", "b"]
+        x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4) % 2
+        splits = {"train": (x, y), "test": (x, y)}
+        return material_of("source", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
+
+    monkeypatch.setitem(KINDS, "made", Kind("made", read=read))
+    path = tmp_path / "source.csv"
+    path.write_text("")
+    return path
+
+
+def test_the_file_and_the_checkpoint_keep_the_conventions(source, tmp_path):
+    report = prepare("made", source, tmp_path / "data.h5")
+    data = open_prepared(report.target)
+    assert report.reading == data.reading == {"columns": ["a", "b"]}
+    assert json.loads(inputs_of(data)["input/reading"].tobytes()) == data.reading
+    assert data.normalised_by(None).reshaped((1, 2)).reading == data.reading
+    np.savez(tmp_path / "a.npz", x=np.eye(10, dtype=int), y=["a", "b"] * 5)
+    data = open_prepared(prepare("arrays", tmp_path / "a.npz", tmp_path / "plain.h5").target)
+    assert data.reading == {} and "input/reading" not in inputs_of(data), "as it was before there were conventions"
+
+
+def test_the_command_says_what_was_assumed_and_left_out(source, tmp_path):
+    words = ["made", source, tmp_path / "data.h5", "--force"]
+    table = " ".join(invoke(*words).stdout.split())
+    assert "assumed the first line of 3 is [a] header (--header decides otherwise)" in table
+    assert "left out 2 rows without a label" in table
+    report = json.loads(invoke(*words, "--json").stdout)
+    assert report["assumed"] == [{"text": "the first line of 3 is [a] header", "option": "--header"}]
+    assert report["left_out"] == [{"text": "2 rows without a label", "option": ""}]
+    assert report["reading"] == {"columns": ["a", "b"]}

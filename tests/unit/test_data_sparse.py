@@ -86,7 +86,7 @@ def test_rows_are_those_of_the_source(tmp_path):
     assert data.train.density == 5 / 3 and data.train.label_counts(4).tolist() == [2, 1, 1, 1]
 
 
-@pytest.mark.parametrize("form", ["tar", "tar.gz", "gz", "crlf", "spaces", "old names"])
+@pytest.mark.parametrize("form", ["tar", "tar.gz", "gz", "crlf", "spaces", "mark", "old names"])
 def test_packing_and_white_space_change_nothing(tmp_path, form):
     rows = made_rows(200), made_rows(60, seed=1)
     plain = {name: text_of(of, 50, 12) for name, of in zip(("train.txt", "test.txt"), rows)}
@@ -98,6 +98,8 @@ def test_packing_and_white_space_change_nothing(tmp_path, form):
         source = write(tmp_path / "gz", {f"{name}.gz": gzip.compress(text) for name, text in plain.items()})
     elif form == "crlf":
         source = write(tmp_path / "crlf", {name: text.replace(b"\n", b"\r\n") for name, text in plain.items()})
+    elif form == "mark":
+        source = write(tmp_path / "mark", {name: b"\xef\xbb\xbf" + text for name, text in plain.items()})
     elif form == "spaces":
         source = write(tmp_path / "spaces", {name: text.replace(b"\n", b" \t\n\n") for name, text in plain.items()})
     else:
@@ -107,21 +109,17 @@ def test_packing_and_white_space_change_nothing(tmp_path, form):
     assert [rows_of(data.train), rows_of(data.test)] == expected
 
 
-def test_one_file_with_lists_of_rows(tmp_path):
+def test_one_file_with_lists_of_rows_or_one_row_in_five_for_testing(tmp_path):
+    text, test = text_of(made_rows(50), 50, 12), held_out(50)
+    data = prepared(tmp_path, write(tmp_path / "alone", {"rows.txt": text}) / "rows.txt")
+    assert rows_of(data.train) == [row for row, out in zip(naive(text), test) if not out]
+    assert rows_of(data.test) == [row for row, out in zip(naive(text), test) if out]
     text = text_of(made_rows(10), 50, 12)
     lists = {"a_trSplit.txt": b"10 1\n2 2\n3 3\n4 4\n5 5\n", "a_tstSplit.txt": b"1 9\n7 8\n"}
     data = prepared(tmp_path, write(tmp_path / "src", {"a_data.txt": text, **lists}))
     rows = naive(text)
     assert rows_of(data.train) == [rows[n] for n in (1, 2, 3, 4, 9)]  # in the order of the file
     assert rows_of(data.test) == [rows[0], rows[6]]
-
-
-def test_one_file_alone_gives_one_row_in_five_for_testing(tmp_path):
-    text = text_of(made_rows(50), 50, 12)
-    data = prepared(tmp_path, write(tmp_path / "src", {"rows.txt": text}) / "rows.txt")
-    test = held_out(50)
-    assert rows_of(data.train) == [row for row, out in zip(naive(text), test) if not out]
-    assert rows_of(data.test) == [row for row, out in zip(naive(text), test) if out]
 
 
 @pytest.mark.parametrize("from_one", [False, True])
@@ -134,6 +132,10 @@ def test_svmlight_is_counted_from_one_unless_it_has_a_zero(tmp_path, from_one):
 
 
 def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
+    """A blank line is one where the header counts it."""
+    blank = b"3 5 4\n0 1:1\n\n1 1:1\n"
+    report = prepare("xc", write(tmp_path / "src", {"train.txt": blank, "test.txt": TEST}), tmp_path / "blank.h5")
+    assert report.counts == {"train": 2, "test": 2} and report.facts["dropped rows without features"] == 1
     train = b"5 5 4\n0,2,2 1:0.5\n 1:1\n3\n3,3 0:1\n1:2\n"
     report = prepare("xc", write(tmp_path / "src", {"train.txt": train, "test.txt": TEST}), tmp_path / "data.h5")
     assert rows_of(open_prepared(report.target).train) == [([0, 2], [(1, 0.5)]), ([3], [(0, 1.0)])]
@@ -142,74 +144,72 @@ def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
 
 
 def test_a_batch_is_a_function_of_seed_rank_and_step(tmp_path):
-    data = prepared(
-        tmp_path,
-        write(
-            tmp_path / "src",
-            {"train.txt": text_of(made_rows(40), 50, 12), "test.txt": TEST.replace(b" 5 4", b" 50 12")},
-        ),
-    )
+    texts = {"train.txt": text_of(made_rows(40), 50, 12), "test.txt": TEST.replace(b" 5 4", b" 50 12")}
+    data = prepared(tmp_path, write(tmp_path / "src", texts))
     one, other = (Batches(data.train, np.arange(40), 7, 3, 1) for _ in range(2))
-    for step in (11, 0):
-        mine, theirs = one.at(step), other.at(step)
-        assert all(a.equal(b) for a, b in zip(mine.inputs, theirs.inputs))
-        assert mine.targets.columns.equal(theirs.targets.columns) and mine.targets.offsets.equal(theirs.targets.offsets)
-    rows = rows_of(data.train)
-    batch, indices = one.at(11), one.indices(11)
-    assert [batch.targets.columns[a:b].tolist() for a, b in zip(batch.targets.offsets, batch.targets.offsets[1:])] == [
-        rows[n][0] for n in indices
-    ]
+    batch, again = one.at(11), other.at(11)
+    assert all(a.equal(b) for a, b in zip(batch.inputs, again.inputs))
+    rows, targets = rows_of(data.train), batch.targets
+    labels = [targets.columns[a:b].tolist() for a, b in zip(targets.offsets, targets.offsets[1:])]
+    assert labels == [rows[n][0] for n in one.indices(11)]
 
 
 # ---- what is wrong
 
 
-GOOD = {"train.txt": TRAIN, "test.txt": TEST}
-BAD = {
-    "too few rows": ("train.txt", TRAIN.replace(b"3 5 4", b"4 5 4"), 4, "states 4 rows"),
-    "too many rows": ("train.txt", TRAIN.replace(b"3 5 4", b"2 5 4"), 4, "but there are more"),
-    "other features": ("test.txt", TEST.replace(b"2 5 4", b"2 6 4"), 1, "6 features"),
-    "no header": ("test.txt", b"0 0:1 1:1\n", 1, "no header"),
-    "half a header": ("train.txt", TRAIN.replace(b"3 5 4", b"3 5"), 1, "is not a header"),
-    "zero labels": ("train.txt", TRAIN.replace(b"3 5 4", b"3 5 0"), 1, "at least 1"),
-    "feature": ("train.txt", TRAIN.replace(b" 0:1", b" 5:1"), 3, "feature 5 is out of range"),
-    "negative feature": ("train.txt", TRAIN.replace(b" 0:1", b" -1:1"), 3, "feature -1"),
-    "label": ("train.txt", TRAIN.replace(b"1,0", b"1,4"), 4, "label 4 is out of range"),
-    "huge label": ("train.txt", TRAIN.replace(b"1,0", b"1,99999999999999999999"), 4, "out of range"),
-    "a number of a query": ("train.txt", TRAIN.replace(b" 2:2.5", b" qid:x"), 4, "'qid' is not a feature number"),
-    "no colon": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2 2.5"), 4, "has no colon"),
-    "half a label": ("train.txt", TRAIN.replace(b"1,0", b"1.5,0"), 4, "'1.5'"),
-    "no value": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:"), 4, "no number"),
-    "no number": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:a"), 4, "no number"),
-    "NaN": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:nan"), 4, "finite"),
-    "underscore": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:2_5"), 4, "'2:2_5' has no number"),
-    "underscore in a feature": ("train.txt", TRAIN.replace(b" 0:1", b" 0_1:1"), 3, "'0_1' is not a feature number"),
-    "underscore in a label": ("train.txt", TRAIN.replace(b"1,0", b"1_0,0"), 4, "'1_0' is not a label number"),
-    "other digits": ("train.txt", TRAIN.replace(b" 2:2.5", " ٢:2.5".encode()), 4, "is not a feature number"),
-    "infinite": ("train.txt", TRAIN.replace(b" 2:2.5", b" 2:1e39"), 4, "finite"),
-    "empty": ("train.txt", b"", 1, "empty"),
-    "header alone": ("train.txt", b"1 5 4\n", 2, "empty"),
-    "nothing usable": ("train.txt", b"1 5 4\n0\n", 2, "no train row"),
-    "unknown labels": ("train.txt", b"1 5 4\n0 1:1\n", 0, ""),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_named_by_file_and_line(tmp_path, case):
-    name, content, number, said = BAD[case]
-    contents = {**GOOD, name: content}
-    if case == "unknown labels":
-        contents |= {"test.txt": b"1 5 4\n1,2 1:1\n"}
-        name, number, said = "test.txt", 2, "occurs in training"
+@pytest.mark.parametrize(
+    "old, new, line, said",
+    [
+        (b"3 5 4", b"4 5 4", 4, "states 4 rows"),
+        (b"3 5 4", b"2 5 4", 4, "but there are more"),
+        (b"3 5 4", b"3 5", 1, "is not a header"),
+        (b"3 5 4", b"9" * 5000 + b" 5 4", 1, "its header is 999"),
+        (b"3 5 4", b"3 5 0", 1, "at least 1"),
+        (b" 0:1", b" 5:1", 3, "feature 5 is out of range"),
+        (b" 0:1", b" -1:1", 3, "feature -1"),
+        (b" 0:1", b" 0_1:1", 3, "'0_1' is not a feature number"),
+        (b"1,0", b"1,4", 4, "label 4 is out of range"),
+        (b"1,0", b"1,99999999999999999999", 4, "out of range"),
+        (b"1,0", b"1.5,0", 4, "'1.5'"),
+        (b"1,0", b"1_0,0", 4, "'1_0' is not a label number"),
+        (b" 2:2.5", b" qid:x", 4, "'qid' is not a feature number"),
+        (b" 2:2.5", " ٢:2.5".encode(), 4, "is not a feature number"),
+        (b" 2:2.5", b" 2 2.5", 4, "has no colon"),
+        (b" 2:2.5", b" 2:", 4, "no number"),
+        (b" 2:2.5", b" 2:a", 4, "no number"),
+        (b" 2:2.5", b" 2:2_5", 4, "'2:2_5' has no number"),
+        (b" 2:2.5", b" 2:nan", 4, "finite"),
+        (b" 2:2.5", b" 2:1e39", 4, "finite"),
+        (TRAIN, b"", 1, "empty"),
+        (TRAIN, b"1 5 4\n", 2, "empty"),
+        (TRAIN, b"1 5 4\n0\n", 2, "no train row"),
+        (TEST, TEST.replace(b"2 5 4", b"2 6 4"), 1, "6 features"),
+        (TEST, b"0 0:1 1:1\n", 1, "no header"),
+    ],
+)
+def test_what_is_wrong_is_named_by_file_and_line(tmp_path, old, new, line, said):
+    contents = {"train.txt": TRAIN.replace(old, new), "test.txt": new if old == TEST else TEST}
     with pytest.raises(DataError) as error:
         prepare("xc", write(tmp_path / "src", contents), tmp_path / "data.h5")
     message = str(error.value)
-    assert f"{name}, line {number}" in message and said in message and "\n" not in message
+    name = "test.txt" if old == TEST else "train.txt"
+    assert f"{name}, line {line}" in message and said in message and "\n" not in message
     assert not (tmp_path / "data.h5").exists()
 
 
+LARGE = b"9" * 5000
+"""Python's int() raises for more than 4,300 digits."""
+
+
 @pytest.mark.parametrize(
-    "rows, said", [(b"1\n11\n", "line 2: there is no row 11"), (b"0\n", "line 1"), (b"", "line 1")]
+    "rows, said",
+    [
+        (b"1\n11\n", "line 2: there is no row 11"),
+        (b"0\n", "line 1"),
+        (b"", "line 1"),
+        (b"1\n" + LARGE, "a_trSplit.txt, line 2: there is no row 9,999"),
+        (b"1\n2\n", "a_data.txt has 1 row that two lists name, such as row 2"),
+    ],
 )
 def test_lists_of_rows_that_do_not_fit(tmp_path, rows, said):
     source = {"a_data.txt": text_of(made_rows(10), 50, 12), "a_trSplit.txt": rows, "a_tstSplit.txt": b"2\n"}
@@ -217,8 +217,14 @@ def test_lists_of_rows_that_do_not_fit(tmp_path, rows, said):
         prepare("xc", write(tmp_path / "src", source), tmp_path / "data.h5")
 
 
+def test_labels_to_be_scored_must_occur_in_training(tmp_path):
+    source = write(tmp_path / "src", {"train.txt": b"1 5 4\n0 1:1\n", "test.txt": b"1 5 4\n1,2 1:1\n"})
+    with pytest.raises(DataError, match="test.txt, line 2: .*occurs in training"):
+        prepare("xc", source, tmp_path / "data.h5")
+
+
 def test_damage_is_found_when_it_is_read(tmp_path):
-    target = prepared(tmp_path, write(tmp_path / "src", GOOD)) and tmp_path / "data.h5"
+    target = prepare("xc", write(tmp_path / "src", {"train.txt": TRAIN, "test.txt": TEST}), tmp_path / "data.h5").target
     with h5py.File(target) as file:
         places = [file[name].id.get_offset() for name in ("train/data", "train/indptr", "train/label_indices")]
     content = target.read_bytes()
@@ -271,36 +277,33 @@ def test_labels_of_two_signs_have_a_cure_that_works(tmp_path):
     assert prepare("xc", source, tmp_path / "data.h5").facts["labels"] == 2
 
 
-@pytest.mark.parametrize("form", ["blank inside", "blank at the end", "blank beside rows", "too many", "too few"])
-def test_blank_lines_are_rows_where_the_header_needs_them(tmp_path, form):
+FIRST, SECOND, THIRD = ([0], [(1, 1.0)]), ([0], [(2, 1.0)]), ([0], [(3, 1.0)])
+
+
+@pytest.mark.parametrize(
+    "text, test, split, counted",
+    [
+        (b"4 5 4\n0 1:1\n\n0 2:1\n0 3:1\n", b"2\n4\n", ([FIRST, SECOND], [THIRD]), True),
+        (b"4 5 4\n0 1:1\n0 2:1\n0 3:1\n\n\n", b"2\n", ([FIRST, THIRD], [SECOND]), True),
+        (b"3 5 4\n\n0 1:1\n\n0 2:1\n0 3:1\n\n", b"2\n", ([FIRST, THIRD], [SECOND]), False),
+    ],
+    ids=["inside", "at the end", "beside rows"],
+)
+def test_blank_lines_are_rows_where_the_header_needs_them(tmp_path, text, test, split, counted):
     """Row 3 of a list is another row with them than without."""
-    text = {
-        "blank inside": b"4 5 4\n0 1:1\n\n1 2:1\n2 3:1\n",
-        "blank at the end": b"4 5 4\n0 1:1\n1 2:1\n2 3:1\n\n\n",
-        "blank beside rows": b"3 5 4\n\n0 1:1\n\n1 2:1\n2 3:1\n\n",
-        "too many": b"4 5 4\n0 1:1\n\n1 2:1\n\n2 3:1\n",
-        "too few": b"6 5 4\n0 1:1\n\n1 2:1\n2 3:1\n\n",
-    }[form]
-    lists = {"a_trSplit.txt": b"1\n3\n", "a_tstSplit.txt": b"2\n"}
-    source = write(tmp_path / "src", {"a_data.txt": text, **lists})
-    if form.startswith("too"):
-        with pytest.raises(DataError, match="a_data.txt, line 6: the header states.*ends after 3, and 2 blank lines"):
-            prepare("xc", source, tmp_path / "data.h5")
-        return
-    if form == "blank inside":
-        (source / "a_tstSplit.txt").write_bytes(b"2\n4\n")
-        expected = [([0], [(1, 1.0)]), ([1], [(2, 1.0)])], [([2], [(3, 1.0)])]
-        with pytest.raises(DataError, match="no label of the test rows"):
-            prepare("xc", source, tmp_path / "data.h5")
-        (source / "a_data.txt").write_bytes(text.replace(b"2 3:1", b"1 3:1"))
-        expected = expected[0], [([1], [(3, 1.0)])]
-    else:
-        (source / "a_data.txt").write_bytes(text.replace(b"1 2:1", b"0 2:1"))
-        expected = [([0], [(1, 1.0)]), ([2], [(3, 1.0)])], [([0], [(2, 1.0)])]
-    report = prepare("xc", source, tmp_path / "data.h5")
+    lists = {"a_trSplit.txt": b"1\n3\n", "a_tstSplit.txt": test}
+    report = prepare("xc", write(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5")
     data = open_prepared(report.target)
-    assert (rows_of(data.train), rows_of(data.test)) == expected
-    assert ("1 blank line of a_data.txt, counted as rows" in notes(report)) == (form != "blank beside rows")
+    assert (rows_of(data.train), rows_of(data.test)) == split
+    assert ("1 blank line of a_data.txt, counted as rows" in notes(report)) == counted
+
+
+@pytest.mark.parametrize("rows", [4, 6])
+def test_a_header_that_blank_lines_do_not_make_right_is_refused(tmp_path, rows):
+    text = b"%d 5 4\n0 1:1\n\n0 2:1\n\n0 3:1\n" % rows
+    lists = {"a_trSplit.txt": b"1\n3\n", "a_tstSplit.txt": b"2\n"}
+    with pytest.raises(DataError, match="a_data.txt, line 6: the header states.*ends after 3, and 2 blank lines"):
+        prepare("xc", write(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5")
 
 
 def test_rows_in_no_list_and_columns_beside_the_first_are_said(tmp_path):
@@ -355,18 +358,6 @@ def test_rows_to_predict_are_read_as_those_of_training(tmp_path, text, first, ex
 def test_rows_that_cannot_be_those_of_training_are_refused(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         predicted(tmp_path, text, {"counted_from": 1})
-
-
-def test_a_number_of_very_many_digits_is_refused(tmp_path):
-    """Python's int() raises for more than 4,300 of them."""
-    (tmp_path / "data.txt").write_text("4 3 2\n" + "0 1:1\n1 2:1\n" * 2)
-    (tmp_path / "x_trSplit.txt").write_text("1\n" + "9" * 5000)
-    (tmp_path / "x_tstSplit.txt").write_text("3\n")
-    with pytest.raises(DataError, match="x_trSplit.txt, line 2: there is no row 9,999"):
-        prepare("xc", tmp_path, tmp_path / "data.h5", force=True)
-    (tmp_path / "data.txt").write_text("9" * 5000 + " 3 2\n0 1:1\n")
-    with pytest.raises(DataError, match="data.txt, line 1: its header is 999.* each must"):
-        prepare("xc", tmp_path / "data.txt", tmp_path / "data.h5", force=True)
 
 
 def test_prepared_rows_to_predict_are_counted_as_those_of_training(tmp_path):

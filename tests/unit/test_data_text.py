@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from dataclasses import replace
-from functools import partial
 
 import h5py
 import numpy as np
@@ -23,6 +22,7 @@ from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.data.text import split as windows
 from istmpi.data.text import tokenizer as tokenizers
+from istmpi.data.text.prepare import smallest_type
 from istmpi.data.text.tokenizer import Bytes, open_tokenizer
 from istmpi.errors import DataError
 
@@ -56,7 +56,10 @@ def spread(count):
 # ---- from documents to streams
 
 
-def test_a_stream_is_the_documents_in_the_order_of_names_each_with_its_end(tmp_path):
+@pytest.mark.parametrize("block", [7, 2**20])
+def test_a_stream_is_the_documents_in_the_order_of_names_each_with_its_end(tmp_path, monkeypatch, block):
+    """No block of a preparation shows."""
+    monkeypatch.setattr(writer, "BLOCK", block)
     data = prepared(tmp_path, make_text(tmp_path / "input"))
     assert stream(data) == with_ends(TRAIN)
     assert stream(data, "test") == with_ends([TEXTS["test/d.rst"]])
@@ -65,12 +68,6 @@ def test_a_stream_is_the_documents_in_the_order_of_names_each_with_its_end(tmp_p
     assert data.bytes_per_token == len(TEXTS["test/d.rst"]) / (len(TEXTS["test/d.rst"]) + 1)
     with h5py.File(tmp_path / "data.h5") as file:
         assert file["train/tokens"].dtype == np.uint8 and file.attrs["train_bytes"] == sum(map(len, TRAIN))
-
-
-@pytest.mark.parametrize("block", [1, 7, 2**20])
-def test_no_block_of_a_preparation_shows(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(writer, "BLOCK", block)
-    assert stream(prepared(tmp_path, make_text(tmp_path / "input"))) == with_ends(TRAIN)
 
 
 @pytest.mark.parametrize("form", ["files", "jsonl", "jsonl.gz", "tar", "tar.gz"])
@@ -119,20 +116,6 @@ def test_any_bytes_come_back(text, size):
     np.testing.assert_array_equal(Bytes().encode(text), tokens)
 
 
-def heard(calls, *call):
-    if call[0] == "reading":
-        calls.append(call)
-
-
-def test_progress_tells_the_files_that_are_read(tmp_path):
-    folder = make_text(tmp_path / "input")
-    total = len(TEXTS)
-    for source in (folder, pack(folder, tmp_path / "input.tar.gz")):
-        read = []
-        prepare("text", source, tmp_path / "data.h5", force=True, progress=partial(heard, read))
-        assert read[-1] == ("reading", total, total) and read == sorted(read)
-
-
 # ---- tokenizers of files
 
 
@@ -155,6 +138,8 @@ def test_a_tokenizer_file_makes_the_tokens_that_its_library_does(tmp_path, end):
     assert data.tokenizer.json == path.read_text() and str(data.tokenizer) != str(Bytes())
     test = TEXTS["test/d.rst"]
     assert data.bytes_per_token == len(test) / (len(original.encode(test.decode()).ids) + 1)
+    named = data.tokenizer.encode(b"<s>struck</s> out")
+    assert data.tokenizer.end not in named and data.tokenizer.decode(named) == b"<s>struck</s> out"
 
 
 def test_a_token_with_a_number_that_no_network_has_outputs_for_is_refused(tmp_path):
@@ -171,12 +156,6 @@ def test_a_token_with_a_number_that_no_network_has_outputs_for_is_refused(tmp_pa
             prepared(tmp_path, make_text(tmp_path / "input"), tokenizer=str(path))
 
 
-def test_the_name_of_the_end_in_a_text_ends_nothing(tmp_path):
-    tokenizer = open_tokenizer(str(make_tokenizer(tmp_path / "tokenizer.json", "</s>")))
-    tokens = tokenizer.encode(b"<s>struck</s> out")
-    assert tokenizer.end not in tokens and tokenizer.decode(tokens) == b"<s>struck</s> out"
-
-
 def test_a_long_document_is_encoded_in_lines_however_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizers, "PIECE", 50)
     tokenizer = open_tokenizer(str(make_tokenizer(tmp_path / "tokenizer.json")))
@@ -190,11 +169,9 @@ def test_a_long_document_is_encoded_in_lines_however_it_is_read(tmp_path, monkey
     assert whole[: len(tokenizer.encode(two_lines.encode()))] == tokenizer.encode(two_lines.encode()).tolist()
 
 
-@pytest.mark.parametrize("vocabulary, dtype", [(256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
-def test_tokens_are_as_small_as_the_vocabulary_allows(vocabulary, dtype):
-    from istmpi.data.text.prepare import smallest_type
-
-    assert smallest_type(vocabulary) == np.dtype(dtype)
+def test_tokens_are_as_small_as_the_vocabulary_allows():
+    for vocabulary, dtype in ((256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")):
+        assert smallest_type(vocabulary) == np.dtype(dtype)
 
 
 def test_training_reads_the_data_without_the_library(tmp_path, monkeypatch):
@@ -269,6 +246,7 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(tmp_path
         ({"a.txt": b"x", "t.json": b"\xff"}, {"tokenizer": "t.json"}, "t.json is not a tokenizer: "),
         ({"a.jsonl": b'{"text": "x"}\n{"txt": "y", "id": 3}'}, {}, "a.jsonl, line 2 has no text under 'text'; it has"),
         ({"a.jsonl": b'{"text": 5}'}, {}, "a.jsonl, line 1: its text is 5, not text"),
+        ({"a.jsonl": b'{"text": "x"}\n{"text": null}'}, {}, "a.jsonl, line 2: its text is null, not text"),
         ({"a.jsonl": b'["x"]'}, {}, "a.jsonl, line 1 has no text under 'text'; it has no keys"),
         ({"a.jsonl": b'{"text": "x"'}, {}, "a.jsonl, line 1 is not JSON"),
         ({"a.jsonl": b'{"text": "\xff"}'}, {}, "a.jsonl, line 1 is not JSON"),
@@ -293,11 +271,9 @@ def test_what_cannot_be_used_is_one_line(tmp_path, istmpi_command, monkeypatch, 
 
 def test_a_bad_document_leaves_no_trace_in_the_stream(tmp_path):
     texts = {"train/a": b"first", "train/b": b"sec\0ond", "train/c": b"third", "test/d": b"fourth"}
-    folder = write(tmp_path / "input", texts)
-    report = prepare("text", folder, tmp_path / "data.h5", max_bad=0.3)
-    assert (
-        report.skipped == ["train/b"] and report.facts["train documents"] == 2 and report.facts["test documents"] == 1
-    )
+    report = prepare("text", write(tmp_path / "input", texts), tmp_path / "data.h5", max_bad=0.3)
+    assert report.skipped == ["train/b"]
+    assert (report.facts["train documents"], report.facts["test documents"]) == (2, 1)
     assert stream(open_prepared(report.target)) == with_ends([b"first", b"third"])
 
 
@@ -334,20 +310,12 @@ def test_documents_shorter_than_a_window_are_refused_with_the_length_that_they_n
     ],
 )
 def test_settings_of_other_data_are_refused(tmp_path, istmpi_command, source, settings, message):
+    """But no default of theirs."""
+    default = f"data.length={windows.WINDOW}"
+    assert istmpi_command("train", "--data", "digits", "--set", default, "--dry-run")[0] == 0
     if source == "text":
         source = prepare("text", write(tmp_path / "input", {"a": b"x" * 5000}), tmp_path / "data.h5").target
     words = [word for setting in settings for word in ("--set", setting)]
     model = ["--model", "transformer", "--set", "model.layers=1"] if source != "digits" else []
     code, _, err = istmpi_command("train", "--data", source, *model, *words, "--dry-run")
     assert code == 2 and len(err.splitlines()) == 1 and message in err
-
-
-def test_a_default_of_text_disturbs_no_other_data(istmpi_command):
-    assert istmpi_command("train", "--data", "digits", "--set", f"data.length={windows.WINDOW}", "--dry-run")[0] == 0
-
-
-def test_the_task_of_text_is_for_text_alone(tmp_path, istmpi_command):
-    (tmp_path / "table.csv").write_text("1,2,3\n4,5,6\n")
-    words = ["csv", tmp_path / "table.csv", tmp_path / "data.h5", "--task", "next-token"]
-    code, _, err = istmpi_command("prepare", *words)
-    assert code == 2 and "task 'next-token' does not exist; known: classification, multi-label, regression" in err

@@ -67,13 +67,10 @@ def test_a_batch_is_the_same_on_every_rank_and_machine():
     assert found[0] == found[1] and zlib.crc32(found[0][0]) == 2756349747
 
 
-def test_windows_are_dealt_to_ranks_as_other_examples():
+def test_windows_are_dealt_to_ranks_as_other_examples_and_their_labels_take_no_memory():
     split = TextSplit(np.zeros(1000, np.uint8), 10)
     shards = [place("sharded", split.labels(), rank, 4, 0) for rank in range(4)]
     assert sorted(np.concatenate(shards)) == list(range(len(split))) == list(range(99))
-
-
-def test_labels_take_no_memory():
     split = TextSplit(np.broadcast_to(np.uint8(0), 10**12), 100)
     assert len(split) == len(split.labels()) == 10**10 - 1 and split.labels().strides == (0,)
 

@@ -88,17 +88,6 @@ def test_a_size_is_that_of_the_largest_square_in_the_middle(tmp_path, width, hei
     assert np.abs(stored.transpose(1, 2, 0) - expected).max() <= step
 
 
-def test_a_circle_stays_one(tmp_path):
-    """Nothing is stretched, and what lies off the middle is cut away."""
-    rows, columns = np.mgrid[:30, :90]
-    disc = np.where((rows - 14.5) ** 2 + (columns - 44.5) ** 2 < 100, 255, 0).astype(np.uint8)
-    for split in ("train", "test"):
-        save(Image.fromarray(disc), tmp_path / "data" / split / "a" / "0.png")
-    ((stored,),) = pixels(tmp_path / "data", tmp_path / "data.h5", size=15)
-    np.testing.assert_array_equal(stored, stored.T)
-    assert stored.sum() / 255 == pytest.approx(np.pi * 5**2, rel=0.02)
-
-
 def test_a_picture_for_a_network_of_oblong_ones_is_cut_to_their_ratio(tmp_path):
     wide = Image.new("L", (40, 10), 0)
     wide.paste(200, (8, 0, 32, 10))  # a filter looks two pixels beyond the edge
@@ -110,51 +99,13 @@ def test_a_picture_for_a_network_of_oblong_ones_is_cut_to_their_ratio(tmp_path):
 # ---- splits and classes
 
 
-def layout(folder, *names):
-    for number, name in enumerate(names):
-        save(picture(5, 4, seed=number), folder / name)
-    return folder
-
-
-@pytest.mark.parametrize(
-    "names, counts",
-    [
-        (["train/a/0.png", "train/b/0.png", "val/a/0.png"], {"train": 2, "test": 1}),
-        (["train/a/0.png", "train/b/0.png", "valid/a/0.png", "validation/a/0.png"], {"train": 2, "test": 2}),
-        (["train/a/0.png", "train/b/0.png", "val/a/0.png", "test/a/0.png"], {"train": 2, "test": 1, "validation": 1}),
-        (["x/y/train/a/0.png", "x/y/train/b/0.png", "x/y/val/a/0.png"], {"train": 2, "test": 1}),
-        # a class may be called train
-        ([f"{name}/{number}.png" for name in ("car", "train") for number in range(5)], {"train": 8, "test": 2}),
-    ],
-)
-def test_val_is_for_testing_where_nothing_else_is(tmp_path, names, counts):
-    assert prepare("images", layout(tmp_path / "data", *names), tmp_path / "data.h5").counts == counts
-
-
 def test_classes_are_numbered_alike_in_all_splits(tmp_path):
     """Also where one has fewer folders than the other."""
-    names = ["train/a/0.png", "train/b/0.png", "train/c/0.png", "val/c/0.png", "val/b/0.png"]
-    data = open_prepared(prepare("images", layout(tmp_path / "data", *names), tmp_path / "data.h5").target)
+    for name in ("train/a", "train/b", "train/c", "val/c", "val/b"):
+        save(picture(5, 4), tmp_path / "data" / name / "0.png")
+    data = open_prepared(prepare("images", tmp_path / "data", tmp_path / "data.h5").target)
     assert data.classes == ("a", "b", "c")
     assert (data.train.labels().tolist(), data.test.labels().tolist()) == ([0, 1, 2], [1, 2])
-
-
-@pytest.mark.parametrize(
-    "names, says",
-    [
-        (["train/a/0.png", "val/a/0.png", "val/b/0.png"], "val/b/0.png is of class b, which train/ lacks."),
-        (["train/a/0.png", "val/0.png"], "val/0.png is not in a class folder; it must be val/CLASS/FILE."),
-        (["train/0.png", "test/0.png"], "test/0.png is not in a class folder; it must be test/CLASS/FILE."),
-        (["train/a/0.png", "more/a/0.png"], "has train/ or test/, but more/a/0.png is in neither."),
-        (["train/a/0.png", "train/b/0.png"], "has no test examples"),
-        (["val/a/0.png", "val/b/0.png"], "has no train examples"),
-    ],
-)
-def test_a_layout_that_cannot_be_meant_is_one_line_and_exit_code_2(istmpi_command, tmp_path, names, says):
-    folder = layout(tmp_path / "data", *names)
-    code, out, err = istmpi_command("prepare", "images", folder, tmp_path / "data.h5")
-    assert (code, out, len(err.splitlines())) == (2, "", 1) and says in err
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 # ---- memory

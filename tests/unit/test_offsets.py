@@ -1,7 +1,5 @@
 """Values too close together for float32 are refused; files of an earlier istmpi, with an offset, are read."""
 
-from pathlib import Path
-
 import numpy as np
 import offset_files
 import pytest
@@ -14,7 +12,6 @@ from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.errors import DataError
 
-CASES = Path(__file__).parents[2].parent / "shared" / "cases"
 N = 200
 STEPS = np.random.default_rng(0).permutation(N)
 LABELS = STEPS % 2
@@ -49,10 +46,18 @@ def test_close_values_are_refused(tmp_path, kind):
         saved(tmp_path, np.stack([KINDS[kind], KINDS[kind][::-1]], 1))
 
 
-@pytest.mark.parametrize("y", [KINDS["Unix times"], KINDS["Unix times"] + 0.5])
-def test_close_numbers_to_predict_are_refused(tmp_path, y):
-    with pytest.raises(DataError, match=f"1 output .number 0. are {TOO_CLOSE}"):
-        saved(tmp_path, STEPS[:, None] + 0.5, y)
+@pytest.mark.parametrize(
+    "x, y, said",
+    [
+        (KINDS["Unix times"], LABELS, "1 feature .number 0."),
+        (STEPS + 0.5, KINDS["Unix times"], "1 output .number 0."),
+        (STEPS + 0.5, KINDS["Unix times"] + 0.5, "1 output .number 0."),
+    ],
+)
+def test_close_numbers_to_predict_and_files_as_they_stand_are_refused(tmp_path, x, y, said):
+    for read in (lambda: saved(tmp_path, x[:, None], y), lambda: open_dataset(str(tmp_path / "data.npz"))):
+        with pytest.raises(DataError, match=f"{said} are {TOO_CLOSE}"):
+            read()
 
 
 @pytest.mark.parametrize(
@@ -92,28 +97,6 @@ def test_what_differs_in_the_last_digits_alone_is_constant(tmp_path):
     assert (examples_of(train, np.arange(len(train)))[0][:, 0] == 0).all()
     with pytest.raises(DataError, match="1 feature .number 1. are too close"):
         saved(tmp_path, np.stack([STEPS, LABELS * 1e-50], 1))
-
-
-@pytest.mark.parametrize("x, y", [(KINDS["Unix times"], LABELS), (STEPS + 0.5, KINDS["Unix times"])])
-def test_an_npz_is_refused_as_it_stands(tmp_path, x, y):
-    np.savez(tmp_path / "a.npz", x=x[:, None], y=y)
-    with pytest.raises(DataError, match=TOO_CLOSE):
-        open_dataset(str(tmp_path / "a.npz"))
-
-
-@pytest.mark.parametrize("case, command", [("stamp.csv", "csv"), ("i64ts.npz", "arrays")])
-def test_cases(tmp_path, case, command):
-    if not CASES.is_dir():
-        pytest.skip(f"there is no folder {CASES}")
-    with pytest.raises(DataError, match=TOO_CLOSE):
-        prepare(command, CASES / case, tmp_path / "data.h5")
-
-
-def test_graph_features(tmp_path):
-    arrays = {"edge_index": np.array([[0, 1, 2], [1, 2, 3]]), "y": LABELS, "x": KINDS["Unix times"][:, None]}
-    np.savez(tmp_path / "g.npz", **arrays)
-    with pytest.raises(DataError, match=TOO_CLOSE):
-        prepare("graph", tmp_path / "g.npz", tmp_path / "g.h5")
 
 
 def test_rows_less_another_offset_are_normalised_alike(tmp_path):

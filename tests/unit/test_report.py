@@ -76,28 +76,28 @@ def test_it_prints_the_tables(istmpi_command, runs):
     assert ["0.5", "1", "s", "1.00x", "9", "s", "9.00x"] in lines
     assert ["0.8", "3", "s", "1.00x", "12", "s", "4.00x"] in lines
     assert "median of it and its two neighbours" in out
-
-
-def test_json_holds_the_figures(istmpi_command, runs):
     (tree,) = json.loads(istmpi_command("report", runs, "--json")[1])["comparisons"]
     assert (tree["score"], tree["targets"]) == ("accuracy", [0.7, 0.75, 0.8])
     assert [row["method"] for row in tree["rows"]] == ["ist"] * 3 + ["torch-ddp"] * 3
     assert tree["rows"][-1]["seconds_ratio"] == 4
-
-
-def test_what_nobody_reached_is_said(istmpi_command, runs):
-    _, out, _ = istmpi_command("report", runs / "torch-ddp-0", "--targets", "0.95")
-    assert "not reached" in out
-    told = json.loads(istmpi_command("report", runs / "torch-ddp-0", "--targets", "0.95", "--json")[1])
-    row = told["comparisons"][0]["rows"][0]
+    words = "report", runs / "torch-ddp-0", "--targets", "0.95"
+    assert "not reached" in istmpi_command(*words)[1]
+    row = json.loads(istmpi_command(*words, "--json")[1])["comparisons"][0]["rows"][0]
     assert (row["reached"], row["seconds_median"], row["seconds_ratio"]) == (0, None, None)
 
 
-def test_the_page_needs_nothing_else_and_holds_tables_and_pictures(istmpi_command, runs, tmp_path):
+def test_the_page_needs_nothing_else_and_says_when_where_and_how_it_was_made(
+    istmpi_command, runs, tmp_path, monkeypatch
+):
     html = tmp_path / "r.html"
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/istmpi", "report", "my runs", "--html", "r.html"])
     code, _, err = istmpi_command("report", runs, "--html", html)
     assert code == 0 and err.splitlines() == [f"written: {html}"]
     found = Tags(html.read_text(encoding="utf-8"))
+    first = found.text.index("ist reached an accuracy of 0.8 after 3 s of training")
+    assert first < found.text.index("accuracy reached")
+    assert f"by istmpi {__version__} on {platform.node()}: istmpi report 'my runs' --html r.html" in found.text
+    assert re.search(r"Made on \d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} by", found.text)
     assert sum(tag == "svg" for tag, _ in found.tags) == 3 and sum(tag == "table" for tag, _ in found.tags) == 6
     for tag, attributes in found.tags:
         assert tag not in ("script", "link", "img", "iframe", "object", "image"), tag
@@ -109,7 +109,9 @@ def test_the_page_needs_nothing_else_and_holds_tables_and_pictures(istmpi_comman
         assert text in found.text
 
 
-def test_everything_on_the_page_is_escaped():
+def test_everything_on_the_page_and_on_the_console_is_escaped(istmpi_command, tmp_path):
+    curve(EVIL, FAST, problem=EVIL).save(tmp_path / "curve.json")
+    assert istmpi_command("report", tmp_path)[1].count("[bold]") >= 2
     runs = [
         curve(EVIL, FAST, settings={"model.name": EVIL, EVIL: EVIL}, problem=EVIL, source=EVIL, phases={EVIL: 1.0}),
         curve("ist", SLOW, problem=EVIL, settings={"model.name": EVIL, EVIL: EVIL}),
@@ -120,19 +122,6 @@ def test_everything_on_the_page_is_escaped():
     assert not [tag for tag, _ in seen.tags if tag in ("script", "bold")]
     assert seen.text.count(EVIL) >= 6
     assert "<script" not in made
-
-
-def test_the_verdict_comes_first_and_the_page_says_when_where_and_how_it_was_made(
-    istmpi_command, runs, tmp_path, monkeypatch
-):
-    html = tmp_path / "r.html"
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/istmpi", "report", "my runs", "--html", "r.html"])
-    assert istmpi_command("report", runs, "--html", html)[0] == 0
-    text = Tags(html.read_text(encoding="utf-8")).text
-    first = text.index("ist reached an accuracy of 0.8 after 3 s of training")
-    assert first < text.index("accuracy reached")
-    assert f"by istmpi {__version__} on {platform.node()}: istmpi report 'my runs' --html r.html" in text
-    assert re.search(r"Made on \d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} by", text)
 
 
 def test_numbers_keep_their_units_and_the_best_is_marked_by_more_than_a_colour():
@@ -160,17 +149,13 @@ def test_every_picture_tells_what_it_shows():
     assert "Validation accuracy against training time" in validated
 
 
-def test_without_matplotlib_the_page_says_so(istmpi_command, runs, tmp_path, monkeypatch):
+def test_without_matplotlib_or_a_folder_the_page_says_so(istmpi_command, runs, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert istmpi_command("report", runs, "--html", tmp_path / "r.html")[0] == 0
     assert "matplotlib is not installed" in (tmp_path / "r.html").read_text()
-
-
-def test_markup_in_names_is_text_on_the_console(istmpi_command, tmp_path):
-    curve(EVIL, FAST, problem=EVIL).save(tmp_path / "curve.json")
-    code, out, _ = istmpi_command("report", tmp_path)
-    assert code == 0 and out.count("[bold]") >= 2
+    code, _, err = istmpi_command("report", runs, "--html", tmp_path / "gone" / "r.html")
+    assert code == 74 and "gone/r.html: cannot be written" in err
 
 
 @pytest.mark.parametrize(
@@ -184,8 +169,3 @@ def test_markup_in_names_is_text_on_the_console(istmpi_command, tmp_path):
 def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, runs, arguments, message):
     code, _, err = istmpi_command("report", *([runs] if arguments[0].startswith("--") else []), *arguments)
     assert code == 2 and message in err and len(err.splitlines()) == 1
-
-
-def test_a_page_that_cannot_be_written_is_exit_code_74(istmpi_command, runs, tmp_path):
-    code, _, err = istmpi_command("report", runs, "--html", tmp_path / "gone" / "r.html")
-    assert code == 74 and "gone/r.html: cannot be written" in err

@@ -29,12 +29,9 @@ def test_examples_are_divided_by_seed_each_class_alike(fraction):
         assert abs((labels[validation] == label).sum() - count * fraction) <= 1
     assert validation.tolist() == split_indices(700, fraction, 3, labels)[1].tolist()
     assert validation.tolist() != split_indices(700, fraction, 4, labels)[1].tolist()
-
-
-@pytest.mark.parametrize("fraction", [0.001, 0.999])
-def test_a_part_without_examples_is_refused(fraction):
-    with pytest.raises(ConfigError, match=r"data.validation = 0.\d+ of 100 training examples is \d+; both parts need"):
-        split_indices(100, fraction, 0)
+    for none in (0.001, 0.999):
+        with pytest.raises(ConfigError, match=r"data.validation = 0.\d+ of 100 training examples is \d+; both parts"):
+            split_indices(100, none, 0)
 
 
 def test_images_are_divided_and_keep_what_is_done_with_them():
@@ -129,10 +126,7 @@ def test_the_first_of_equal_scores_is_the_best_and_patience_counts_evaluations()
     again.take_metrics([{"round": 1}, {"round": 5, "validation_score": 0.6}], 5)
     again.take_metrics([{"round": 6, "validation_score": 0.9}], 5)
     assert (again.round, again.score) == (5, 0.6)
-
-
-def test_of_errors_the_least_is_the_best_and_without_patience_nothing_is_exhausted():
-    best = Best(False, 0)
+    least = Best(False, 0)  # of errors; without patience nothing is exhausted
     for round, score in enumerate([3.0, 2.0, 4.0, 4.0, 4.0]):
-        best.take(round, score)
-    assert (best.round, best.exhausted) == (1, False)
+        least.take(round, score)
+    assert (least.round, least.exhausted) == (1, False)
