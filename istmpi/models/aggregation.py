@@ -136,8 +136,11 @@ def _starts(numbers: torch.Tensor, count: int) -> torch.Tensor:
 
 
 with catch_warnings():
-    simplefilter("ignore")  # torch warns once per process that its sparse rows are in beta
+    # torch warns once per process: that its sparse rows are in beta, and that it checks no sparse
+    # matrix, which a product on a GPU makes of one that was to be unchecked.
+    simplefilter("ignore")
     torch.zeros(1, 1).to_sparse_csr()
+    torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.int64), torch.ones(1), (1, 1))
 
 
 class _Product(torch.autograd.Function):

@@ -1,6 +1,8 @@
 """Graphs: sums over neighbours against dense matrices, clusters, samples, tables of networks, what they cost."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -55,6 +57,13 @@ def test_sums_and_their_gradients_are_those_of_dense_matrices():
         assert torch.allclose(found, of @ x, rtol=0, atol=1e-12), name
         (gradient,) = torch.autograd.grad((found * weights).sum(), x)
         assert torch.allclose(gradient, of.T @ weights, rtol=0, atol=1e-12), name
+
+
+def test_no_warning_about_sparse_matrices_reaches_a_user():
+    """A product on a GPU makes a matrix whose checks nobody chose; here one is made by hand."""
+    matrix = "torch.sparse_coo_tensor(torch.tensor([[0], [0]]), torch.ones(1), (1, 1))"
+    program = f"import istmpi.models.aggregation, torch; {matrix}.to_sparse_csr()"
+    assert not subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True).stderr
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage"])
