@@ -223,8 +223,8 @@ def under_mpirun(case: Case, chance: random.Random, stops: int) -> None:
                 if not job.over:
                     os.kill(rank, sent)
             code = job.end(SECONDS_TO_END)
-            if code == 0:
-                break
+            if code == 0:  # a program that ended early would go on if it was started again
+                return
             case.stops["signal"] += 1
             if code != 75:
                 case.findings.append(f"exit code {code} after {sent.name}: {job.said[-400:]}")
