@@ -367,14 +367,21 @@ def _bits(numbers: int) -> Iterator[int]:
 
 @contextmanager
 def _unfused(network: nn.Module) -> Iterator[None]:
-    """Let PyTorch compute layers operation by operation, in this context."""
+    """Let PyTorch compute layers operation by operation, and the operands of an einsum from left to
+    right, in this context."""
     backends = torch.backends
-    before = backends.mkldnn.enabled, backends.cudnn.enabled, backends.mha.get_fastpath_enabled()
+    mkldnn, cudnn = backends.mkldnn.enabled, backends.cudnn.enabled
+    fast_attention = backends.mha.get_fastpath_enabled()
+    # With opt_einsum the lengths choose the order, so few units would show other sums than many.
+    reordered = backends.opt_einsum.enabled
     if any(isinstance(module, nn.RNNBase) for module in network.modules()):
         backends.mkldnn.enabled = backends.cudnn.enabled = False
     backends.mha.set_fastpath_enabled(False)
+    backends.opt_einsum.enabled = False
     try:
         yield
     finally:
-        backends.mkldnn.enabled, backends.cudnn.enabled = before[:2]
-        backends.mha.set_fastpath_enabled(before[2])
+        backends.mkldnn.enabled = mkldnn
+        backends.cudnn.enabled = cudnn
+        backends.mha.set_fastpath_enabled(fast_attention)
+        backends.opt_einsum.enabled = reordered
