@@ -13,7 +13,7 @@ from istmpi.training.loop import Training
 def test_want_of_memory_is_agreed_on(comm):
     """On any rank: one message, for all know of it."""
     with pytest.raises(UserError, match="can't allocate memory|out of memory") as refused:
-        Training(small_run(model__hidden=[2**42]), comm)
+        Training(small_run(model__hidden=[2**46]), comm)
     assert refused.value.everywhere
     with pytest.raises(UserError, match="out of memory"):
         fail(comm, MemoryError, [comm.size - 1])

@@ -197,7 +197,8 @@ def test_a_program_of_its_own_rounds_runs_on_simulated_ranks(tmp_path):
     """With job.rounds as it stands in a program: with signals, which threads of a process cannot take."""
 
     def program(comm):
-        job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=(torch.zeros(6, 5),) * 2)
+        example = (torch.zeros(6, 5),) * 2
+        job = istmpi.Distributed(networks.TwoTowers, {"features": 5}, comm, example=example, device="cpu")
         data = TensorDataset(torch.arange(100.0).view(20, 5) / 100)
         for round in job.rounds(2, folder=tmp_path / "run"):
             for (x,) in round.take(DataLoader(data, batch_size=4)):
