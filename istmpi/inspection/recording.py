@@ -370,7 +370,8 @@ def _unfused(network: nn.Module) -> Iterator[None]:
     """Let PyTorch compute layers operation by operation, and the operands of an einsum from left to
     right, in this context."""
     backends = torch.backends
-    mkldnn, cudnn = backends.mkldnn.enabled, backends.cudnn.enabled
+    mkldnn = backends.mkldnn.enabled
+    cudnn = backends.cudnn.enabled
     fast_attention = backends.mha.get_fastpath_enabled()
     # With opt_einsum the lengths choose the order, so few units would show other sums than many.
     reordered = backends.opt_einsum.enabled
