@@ -1,9 +1,10 @@
 """A run's settings: `Run` and its sections."""
 
 from istmpi.config.described import Setting, every_setting
-from istmpi.config.learner import Method, Model, Optimizer, OwnModel
+from istmpi.config.learner import Method, Model, OwnModel
 from istmpi.config.run import SHIPPED, Run, shipped, type_of
-from istmpi.config.sections import Checkpoint, Data, Evaluate, Output, Train
+from istmpi.config.sections import Checkpoint, Evaluate, Optimizer, Output, Train
+from istmpi.data.settings import Data
 
 __all__ = [
     "SHIPPED",

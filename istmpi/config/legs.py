@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from istmpi.config import Run
-    from istmpi.config.spec import MethodSpec
+    from istmpi.config.spec import MethodSpec, RunSettings
     from istmpi.engine.route import Leg, Parameters, Route
 
 
 def through_owners(
-    spec: MethodSpec, run: Run, route: Route, parameters: Parameters, round: int
+    spec: MethodSpec, run: RunSettings, route: Route, parameters: Parameters, round: int
 ) -> Iterator[Leg]:
     """Yield the legs of whole networks from every rank to the owners, and back to every rank."""
     from istmpi.engine.route import PULL, PUSH, Leg  # help must not wait for NumPy
@@ -27,7 +26,7 @@ def through_owners(
 
 
 def fragments(
-    spec: MethodSpec, run: Run, route: Route, parameters: Parameters, round: int
+    spec: MethodSpec, run: RunSettings, route: Route, parameters: Parameters, round: int
 ) -> Iterator[Leg]:
     """Yield the mean of each fragment, which is under way while ranks take local steps."""
     from istmpi.engine.fragments import departures  # help must not wait for NumPy
@@ -41,7 +40,7 @@ def fragments(
 
 
 def gather(
-    spec: MethodSpec, run: Run, route: Route, parameters: Parameters, round: int
+    spec: MethodSpec, run: RunSettings, route: Route, parameters: Parameters, round: int
 ) -> Iterator[Leg]:
     """Yield the leg that gives every rank the networks of all other ranks."""
     from istmpi.engine.route import GATHER, Leg  # help must not wait for NumPy

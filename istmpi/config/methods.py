@@ -1,16 +1,13 @@
 """The descriptions of all training methods. A new method needs a description here, and a class in
 this package."""
 
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Literal
 
 from istmpi.config import legs
 from istmpi.config.spec import CARRY, KEEP, RESET, MethodSpec, gathered, reduced
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.settings import Meta, also
 
-__all__ = ["METHODS", "MethodSettings", "MethodSpec", "spec_of"]
+__all__ = ["METHODS", "MethodSpec", "spec_of"]
 
 
 def _outer_copies(run, ranks, slots):
@@ -22,100 +19,6 @@ def _drawn(run, ranks):
     from istmpi.engine.partition import drawn_count  # help must not wait for NumPy
 
     return drawn_count(ranks, run.method.fraction)
-
-
-@dataclass(frozen=True)
-class MethodSettings:
-    """The settings in [method] that only some methods read: `MethodSpec.settings` of a method has
-    their names."""
-
-    # ist
-    partition: Annotated[
-        tuple[str, ...] | None,
-        "Unit groups to deal out; by default all except residual streams and inner widths of an axis.",
-    ] = None
-    redeal: Annotated[
-        float,
-        Meta(ge=0, le=1),
-        "Fraction of each group's units to redeal each round.",
-    ] = 1.0
-    share_every: Annotated[
-        int,
-        Meta(ge=1),
-        "Rounds between averages of the weights that are not dealt out (results/decoder.md).",
-    ] = 1
-    shared_wire: Annotated[
-        Literal["top-k"] | None,
-        "Encoding of averages of weights that are not dealt out: all values (method.wire), or top-k as in "
-        "sparse-loco (method.top, feedback; results/decoder.md).",
-    ] = None
-    shares: Annotated[
-        tuple[float, ...] | str | None,
-        also(**{"or": "auto, or a metrics.jsonl"}),
-        "Relative sizes of the ranks' subnets; by default equal. auto: by measured times. A "
-        "metrics.jsonl: the sizes of that auto run, round by round (results/slow-rank.md).",
-    ] = None
-    # streaming-diloco
-    fragments: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        "Parts of the network to send in turn, at most one for each layer; by default 4, or as many as a "
-        "round has room for.",
-    ] = None
-    mix: Annotated[
-        float,
-        Meta(ge=0, le=1),
-        "Weight of a rank's own values when a mean arrives.",
-    ] = 0.5
-    # sparse-loco
-    top: Annotated[
-        int,
-        Meta(ge=1, le=4096),
-        "Values to send of every 4,096 of a tensor.",
-    ] = 64
-    feedback: Annotated[
-        float,
-        Meta(ge=0, le=1),
-        "Decay of the error feedback, the changes not sent in earlier rounds.",
-    ] = 0.95
-    # fedavg
-    fraction: Annotated[
-        float,
-        Meta(gt=0, le=1),
-        "Fraction of the ranks that train in a round, at least one rank.",
-    ] = 1.0
-    epochs: Annotated[
-        int,
-        Meta(ge=1),
-        "Epochs over a rank's own examples in a round, instead of local_steps.",
-    ] = 1
-    # dynamic-averaging
-    threshold: Annotated[
-        float,
-        Meta(ge=0),
-        "Squared distance from the last mean, relative to its norm, at which a rank asks for a new mean.",
-    ] = 0.001
-    # codistillation
-    burn_in: Annotated[
-        int,
-        Meta(ge=0),
-        "Rounds before ranks learn from each other.",
-    ] = 5
-    # admm
-    penalty: Annotated[
-        float,
-        Meta(gt=0),
-        "Strength of the pull towards the consensus (ADMM's rho).",
-    ] = 0.01
-    # easgd
-    moving_rate: Annotated[
-        float,
-        Meta(gt=0, le=1),
-        "Step of the center towards the ranks' mean in a round.",
-    ] = 0.9
-    order: Annotated[
-        Literal["together", "round-robin"],
-        "Center for a rank: that of the round's start, or the one that the previous rank changed.",
-    ] = "together"
 
 
 _ALL = (

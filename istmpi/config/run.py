@@ -15,10 +15,11 @@ from typing import Annotated, Any
 
 import tomli_w
 
-from istmpi.config.learner import OWN_SETTINGS, Method, Model, Optimizer, OwnModel
+from istmpi.config.learner import OWN_SETTINGS, Method, Model, OwnModel
 from istmpi.config.methods import METHODS
-from istmpi.config.sections import Checkpoint, Comm, Data, Evaluate, Output, Train
+from istmpi.config.sections import Checkpoint, Comm, Evaluate, Optimizer, Output, Train
 from istmpi.data.callable.source import is_function, takes_rank
+from istmpi.data.settings import Data
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.gone import drop_gone, is_gone

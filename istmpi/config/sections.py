@@ -1,14 +1,14 @@
-"""The sections data, train, evaluate, checkpoint, comm and output of a run.
+"""The sections train, evaluate, checkpoint, comm, output and optimizer of a run.
 
-Each setting has its type, range, default and help.
+Each setting has its type, range, default and help. `Data` lies in `istmpi.data.settings`, whose
+readers are below this room.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from istmpi.data.batches import PLACEMENTS
-from istmpi.data.graph.split import FANOUT
-from istmpi.data.text.split import WINDOW
+from istmpi.optim import schedules
+from istmpi.optim.optimizers import OPTIMIZERS
 from istmpi.settings import (
     MOST,
     Between,
@@ -22,69 +22,9 @@ from istmpi.settings import (
 )
 
 if TYPE_CHECKING:  # checkers know no Literal whose names are computed
-    Placement = str
+    Schedule = str
 else:
-    Placement = Literal[PLACEMENTS]
-
-
-@dataclass(frozen=True)
-class Data:
-    source: Annotated[
-        str,
-        "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it becomes the rank's number.",
-    ] = "digits"
-    scoring: Annotated[
-        str, "Data from a function: FILE.py:Class with loss and score; by default the network's."
-    ] = ""
-    ahead: Annotated[
-        Natural, "Data from a function: batches that a thread reads ahead; 0: none."
-    ] = 2
-    placement: Annotated[Placement, "Placement of examples on ranks."] = "shared"
-    alpha: Annotated[
-        Positive, "by-label: Dirichlet concentration; smaller values give a rank fewer classes."
-    ] = 0.5
-    validation: Annotated[
-        Fraction,
-        "Fraction of the training examples to hold out, drawn by train.seed. Evaluations during training "
-        "score it; the test split is scored at the end. Text: the last tokens. Graphs: training nodes.",
-    ] = 0.0
-    test: Annotated[
-        Between | None,
-        "Your own data without a test split: fraction of the examples to hold out, drawn by train.seed. "
-        "Arrays: a fifth by default.",
-    ] = None
-    standardise: Annotated[
-        bool,
-        "Regression: standardise targets by their training mean and deviation. Scores and predictions keep "
-        "the data's units, losses do not.",
-    ] = True
-    crop: Annotated[
-        Natural, "Images: padding in pixels; training crops to the image's size at random."
-    ] = 0
-    flip: Annotated[bool, "Images: training mirrors images left to right with probability 1/2."] = (
-        False
-    )
-    cutout: Annotated[
-        Natural, "Images: side in pixels of a square that training blanks at a random place."
-    ] = 0
-    transforms: Annotated[
-        tuple[str, ...],
-        'Images: transforms of torchvision.transforms.v2 in training, as ["RandomRotation(15)", "ColorJitter(0.2)"], '
-        "before crop, flip and cutout.",
-    ] = ()
-    length: Annotated[Count, "Text: tokens of an example (a window)."] = WINDOW
-    graph: Annotated[
-        Literal["full", "clusters", "neighbours"],
-        "Graphs: an example is the full graph, a cluster (edges between clusters of a batch are kept), or a "
-        "training node with sampled neighbours.",
-    ] = "full"
-    fanout: Annotated[
-        tuple[Count, ...],
-        Meta(min_length=1),
-        also(must="have a number of at least 1 for each layer"),
-        "graph = neighbours: numbers of neighbours to sample for a node, one for each layer, beginning at the "
-        "training nodes.",
-    ] = FANOUT
+    Schedule = Literal[tuple(schedules.SCHEDULES)]
 
 
 @dataclass(frozen=True)
@@ -239,3 +179,56 @@ class Output:
         str,
         "New folder for the results; by default NAME in $ISTMPI_RUNS (runs), numbered if it exists.",
     ] = ""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    name: Annotated[
+        str,
+        also(known=tuple(OPTIMIZERS), **{"or": "package.module:Class"}),
+        "The optimizer of local steps: one of these, or an optimizer class such as torch.optim:RMSprop.",
+    ] = "sgd"
+    lr: Annotated[Positive, "Learning rate."] = 0.01
+    momentum: Annotated[Fraction, "Momentum of sgd."] = 0.0
+    weight_decay: Annotated[
+        NotNegative, "Weight decay: decoupled in adamw, otherwise added to the gradient."
+    ] = 0.0
+    warm_up: Annotated[
+        Natural, "Local steps over which the learning rate rises linearly from 0 to lr."
+    ] = 0
+    clip: Annotated[
+        NotNegative | None,
+        "Gradient clipping: largest norm of a rank's whole gradient. 0: none. The default is 1 for "
+        "regression with standardised targets, otherwise none.",
+    ] = None
+    schedule: Annotated[
+        Schedule,
+        "Learning rate schedule after the warm-up, over all local steps of the run.",
+    ] = "constant"
+    least_lr: Annotated[
+        NotNegative,
+        "Learning rate at which a schedule ends, except constant; one-cycle: 0 is lr / 250,000.",
+    ] = 0.0
+    milestones: Annotated[
+        tuple[Between, ...],
+        Meta(min_length=1),
+        also(must="be increasing fractions of the run between 0 and 1", rising=True),
+        "step: fractions of the run after which the learning rate falls.",
+    ] = (0.5, 0.75)
+    decay: Annotated[Between, "step: factor of the learning rate at each milestone."] = 0.1
+    betas: Annotated[
+        tuple[Fraction, Fraction] | None,
+        also(must="be two numbers from 0 to below 1, as [0.9, 0.95]"),
+        "adam, adamw: decay of the means of gradients and of their squares; by default 0.9 and 0.999.",
+    ] = None
+    eps: Annotated[
+        Positive | None, "adam, adamw: added to the root of the mean of squares; by default 1e-8."
+    ] = None
+    arguments: Annotated[
+        dict | None,
+        "package.module:Class: constructor arguments besides lr, momentum and weight_decay.",
+    ] = None
+    state: Annotated[
+        tuple[str, ...] | None,
+        "Optimizer state of a program, by weight; set by the program itself.",
+    ] = None

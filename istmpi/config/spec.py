@@ -1,29 +1,27 @@
 """`MethodSpec`: the description of a method for training, cost model, settings and help.
 
-This module needs neither torch nor MPI; the class that runs the rounds is imported by its name when
-needed.
+This module needs neither torch nor MPI; `istmpi.methods` imports the class that runs the rounds.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from istmpi.engine.slots import VELOCITY
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.optim.optimizers import optimizer_spec
 
 if TYPE_CHECKING:
-    from istmpi.config import Run
-    from istmpi.cost.holdings import Holdings
+    from istmpi.config.method_settings import MethodSettings
+    from istmpi.config.sections import Optimizer, Train
+    from istmpi.data.settings import Data
     from istmpi.engine.layout import TrainingLayout
     from istmpi.engine.partition import Partition
     from istmpi.engine.route import Leg, Parameters, Route
-    from istmpi.methods.base import Method
     from istmpi.network.architecture import Architecture
 
 RESET, KEEP, CARRY = "reset", "keep", "carry"
@@ -34,19 +32,49 @@ RING_BYTES = 2**20
 is nearer to the line's rate than all-to-all, but each rank sends 2(P-1) more messages."""
 
 
-def trained(run: Run, held: Holdings) -> int | Fraction:
+class RunSettings(Protocol):
+    """What a method's description reads of a run (`istmpi.config.Run`, which knows all methods)."""
+
+    @property
+    def data(self) -> Data: ...
+
+    @property
+    def method(self) -> MethodSettings: ...
+
+    @property
+    def optimizer(self) -> Optimizer: ...
+
+    @property
+    def train(self) -> Train: ...
+
+    def last_rounds(self) -> set[int]: ...
+
+
+class HeldCounts(Protocol):
+    """What a method's description reads of the counts of elements (`istmpi.cost.holdings`)."""
+
+    ranks: int
+
+    @property
+    def held_elements(self) -> int | Fraction: ...
+
+    @property
+    def network_elements(self) -> int: ...
+
+
+def trained(run: RunSettings, held: HeldCounts) -> int | Fraction:
     return held.held_elements
 
 
-def reduced(run: Run, held: Holdings) -> int:
+def reduced(run: RunSettings, held: HeldCounts) -> int:
     return 2 * (held.ranks - 1) * held.network_elements
 
 
-def gathered(run: Run, held: Holdings) -> int:
+def gathered(run: RunSettings, held: HeldCounts) -> int:
     return held.ranks * (held.ranks - 1) * held.network_elements
 
 
-def asked(run: Run, architecture: Architecture) -> tuple[str, ...]:
+def asked(run: RunSettings, architecture: Architecture) -> tuple[str, ...]:
     """Return the names of the groups that a run wants dealt out; the network may lack some."""
     return architecture.default_groups if run.method.partition is None else run.method.partition
 
@@ -59,23 +87,22 @@ class MethodSpec:
     summary: str
     """A sentence for the help, without a full stop."""
     rounds: str = ""
-    """The class that runs the rounds, in this package, such as ``ist.IST``; empty if only costs are
-    counted."""
+    """The class that runs the rounds, in `istmpi.methods`, such as ``ist.IST``; empty if only costs
+    are counted."""
     settings: tuple[str, ...] = ()
-    """The names of the method's own settings in [method]; `istmpi.methods.MethodSettings` has their
-    types."""
-    legs: Callable[[MethodSpec, Run, Route, Parameters, int], Iterable[Leg]] | None = None
+    """The names of the method's own settings in [method]; `SpecificSettings` has their types."""
+    legs: Callable[[MethodSpec, RunSettings, Route, Parameters, int], Iterable[Leg]] | None = None
     """The legs with which ranks exchange whole networks in a round (`istmpi.config.legs`); None:
     `Route.out_of`."""
     sends_every_step: bool = False
     """True if the method sends in every local step. Ranks take these steps together, so they may
     share a batch."""
-    sends_since: Callable[[Run], int] = lambda run: 0
+    sends_since: Callable[[RunSettings], int] = lambda run: 0
     """The first round in which the method sends."""
     replicated: bool = False
     """True if ranks keep the whole network. In the first round they pull it from the owners, with
     its slots."""
-    received: Callable[[Run, Holdings], int | Fraction] = trained
+    received: Callable[[RunSettings, HeldCounts], int | Fraction] = trained
     """The elements that all ranks together receive in an exchange; `trained` adds a rank's own, as
     papers do."""
     makes_communicators: bool = False
@@ -89,7 +116,7 @@ class MethodSpec:
     """True if ranks send only the largest changes of weights."""
     learns_from_others: bool = False
     """True if ranks run batches through the other ranks' networks."""
-    members: Callable[[Run, int], int] = lambda run, ranks: ranks
+    members: Callable[[RunSettings, int], int] = lambda run, ranks: ranks
     """The number of ranks that take part in a round, for a run and its number of ranks."""
     in_passes: bool = False
     """True if a round is method.epochs passes over a rank's data, instead of method.local_steps."""
@@ -110,7 +137,7 @@ class MethodSpec:
     """The value of method.delay if the run gives none."""
     encodes: bool = False
     """True if rounds can send values in fewer bits (method.wire)."""
-    copies: Callable[[Run, int, int], int] = lambda run, ranks, slots: 0
+    copies: Callable[[RunSettings, int, int], int] = lambda run, ranks, slots: 0
     """The number of whole networks kept besides the trained one, for a run, its number of ranks,
     and the number of optimizer slots that are stored for each parameter."""
 
@@ -130,22 +157,18 @@ class MethodSpec:
         read = {name for name, is_read in conditions.items() if is_read}
         return {"name", "finish", *self.settings, *read}
 
-    def load(self) -> type[Method]:
-        module, _, kind = self.rounds.partition(".")
-        return getattr(importlib.import_module(f"istmpi.methods.{module}"), kind)
-
-    def wire(self, run: Run) -> str:
+    def wire(self, run: RunSettings) -> str:
         return run.method.wire if self.encodes else "float32"
 
-    def sends_changes(self, run: Run, ranks: int) -> bool:
+    def sends_changes(self, run: RunSettings, ranks: int) -> bool:
         """Return True if rounded messages have the changes of weights in a round, and not the
         weights."""
         return ranks > 1 and self.wire(run) != "float32" and self.outer(run) != (1, 0)
 
-    def sends_largest(self, run: Run) -> bool:
+    def sends_largest(self, run: RunSettings) -> bool:
         return self.largest or (self.stays and run.method.shared_wire == "top-k")
 
-    def groups(self, run: Run, architecture: Architecture) -> tuple[str, ...]:
+    def groups(self, run: RunSettings, architecture: Architecture) -> tuple[str, ...]:
         """Return the unit groups that a run deals out. Raises ConfigError if the network lacks one
         of them."""
         if not self.deals:
@@ -159,7 +182,7 @@ class MethodSpec:
                 )
         return asked(run, architecture)
 
-    def shared(self, run: Run, architecture: Architecture) -> list[str]:
+    def shared(self, run: RunSettings, architecture: Architecture) -> list[str]:
         groups = self.groups(run, architecture)
         return [
             name
@@ -167,7 +190,7 @@ class MethodSpec:
             if not parameter.pattern.dealt(groups)
         ]
 
-    def shares_by_ring(self, run: Run, architecture: Architecture, ranks: int) -> bool:
+    def shares_by_ring(self, run: RunSettings, architecture: Architecture, ranks: int) -> bool:
         """Return True if undealt parameters stay on all ranks, which take their mean by a ring
         all-reduce.
 
@@ -190,7 +213,7 @@ class MethodSpec:
         tensors = 1 + len(self.moved_slots(run))
         return nbytes * tensors >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
 
-    def kept_by_all(self, run: Run, architecture: Architecture, ranks: int) -> list[str]:
+    def kept_by_all(self, run: RunSettings, architecture: Architecture, ranks: int) -> list[str]:
         """Return the names of the parameters that all ranks keep from round to round."""
         if self.replicated:
             return list(architecture.parameters)
@@ -200,7 +223,7 @@ class MethodSpec:
 
     def route(
         self,
-        run: Run,
+        run: RunSettings,
         architecture: Architecture,
         ranks: int,
         deal: Callable[[int], TrainingLayout],
@@ -241,7 +264,7 @@ class MethodSpec:
 
     def deal(
         self,
-        run: Run,
+        run: RunSettings,
         architecture: Architecture,
         ranks: int,
         round: int,
@@ -256,11 +279,11 @@ class MethodSpec:
             architecture.lengths, groups, ranks, run.train.seed, round, shares, run.method.redeal
         )
 
-    def shares(self, run: Run) -> tuple[float, ...] | None:
+    def shares(self, run: RunSettings) -> tuple[float, ...] | None:
         """Return the fixed shares of a run; None for equal or changing shares."""
         return None if isinstance(run.method.shares, str) else run.method.shares
 
-    def outer(self, run: Run) -> tuple[float, float]:
+    def outer(self, run: RunSettings) -> tuple[float, float]:
         """Return the learning rate and momentum of a run's outer step; (1, 0) without one."""
         if self.outer_step is None:
             return 1.0, 0.0
@@ -271,26 +294,26 @@ class MethodSpec:
             momentum = run.method.outer_momentum
         return lr, momentum
 
-    def state(self, run: Run) -> str:
+    def state(self, run: RunSettings) -> str:
         """Return what a round's end does with the optimizer's state: RESET, KEEP or CARRY."""
         if self.always_carries:
             return KEEP
         return run.method.optimizer_state or self.states[0]
 
-    def keeps_optimizer(self, run: Run) -> bool:
+    def keeps_optimizer(self, run: RunSettings) -> bool:
         return self.state(run) != RESET
 
-    def optimizer_slots(self, run: Run) -> tuple[str, ...]:
+    def optimizer_slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of optimizer slots kept between rounds. Raises ConfigError if they
         cannot be kept."""
         return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
 
-    def own_slots(self, run: Run) -> tuple[str, ...]:
+    def own_slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of optimizer slots that only the ranks have: no owner stores them, and
         none is sent."""
         return () if self.always_carries or self.state(run) != KEEP else self.optimizer_slots(run)
 
-    def slots(self, run: Run) -> tuple[str, ...]:
+    def slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of slots that owners store."""
         _, momentum = self.outer(run)
         slots: list[str] = []
@@ -300,18 +323,18 @@ class MethodSpec:
             slots.append(VELOCITY)
         return tuple(slots)
 
-    def moved_slots(self, run: Run) -> tuple[str, ...]:
+    def moved_slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of slots that are sent with their parameters."""
         return self.optimizer_slots(run) if self.state(run) == CARRY else ()
 
-    def share_every(self, run: Run) -> int:
+    def share_every(self, run: RunSettings) -> int:
         """Return the number of rounds between means of parameters that all ranks keep."""
         return run.method.share_every if self.stays else 1
 
-    def sends_in_a_round(self, run: Run) -> int:
+    def sends_in_a_round(self, run: RunSettings) -> int:
         return run.method.local_steps if self.sends_every_step else 1
 
-    def stays_with_holders(self, run: Run, architecture: Architecture, ranks: int) -> bool:
+    def stays_with_holders(self, run: RunSettings, architecture: Architecture, ranks: int) -> bool:
         """Return True if dealt parameters stay with their holders between rounds, as far as the
         next deal allows."""
         return (
@@ -321,17 +344,17 @@ class MethodSpec:
             and self.outer(run) == (1, 0)
         )
 
-    def delay(self, run: Run) -> int:
+    def delay(self, run: RunSettings) -> int:
         """Return the number of local steps between departure and arrival of weights."""
         delay = self.delay_by_default if run.method.delay is None else run.method.delay
         return min(delay, run.method.local_steps - 1)
 
-    def leaves_early(self, run: Run, architecture: Architecture, ranks: int) -> int:
+    def leaves_early(self, run: RunSettings, architecture: Architecture, ranks: int) -> int:
         """Return the number of local steps before a round's end at which weights leave; 0 if none
         leaves early."""
         return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
 
-    def steps(self, run: Run, ranks: int, examples: int) -> int:
+    def steps(self, run: RunSettings, ranks: int, examples: int) -> int:
         if not self.in_passes:
             return run.method.local_steps
         per_rank = examples if run.data.placement == "shared" else -(-examples // ranks)

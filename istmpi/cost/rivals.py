@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from istmpi.config import Run
-from istmpi.config.methods import METHODS, MethodSpec
+from istmpi.config.methods import METHODS
+from istmpi.config.spec import MethodSpec, RunSettings
 from istmpi.cost.loads import SERVER
 from istmpi.engine.axes import with_slots
 from istmpi.engine.layout import TrainingLayout
@@ -26,7 +26,7 @@ class ThroughRank0(MethodSpec):
 
     def route(
         self,
-        run: Run,
+        run: RunSettings,
         architecture: Architecture,
         ranks: int,
         deal: Callable[[int], TrainingLayout],

@@ -27,7 +27,7 @@ from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.tasks import CLASSIFICATION, TASKS
 
 if TYPE_CHECKING:
-    from istmpi.config import Data
+    from istmpi.data.settings import Data
 
 RANK = "{rank}"
 

@@ -24,9 +24,10 @@ from istmpi.inspection.uses import sums_of
 from istmpi.network.joined import groups_on
 from istmpi.network.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
 from istmpi.network.norms import Calibrated, built
+from istmpi.network.running import require_trainable, run_short
 from istmpi.network.scaling import storage_of
 from istmpi.network.table import BatchNormalisation, Blocks, Joined, ParameterEntry, Table
-from istmpi.network.trials import few, hooked, one_thread, require_trainable, seeded, shortly
+from istmpi.network.trials import few, hooked, one_thread, seeded
 from istmpi.network.user import UserNetwork
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -326,7 +327,7 @@ def _proved_leaves(network: UserNetwork, lengths: Mapping[str, int], real: nn.Mo
         )
     with seeded():
         examples = network.examples(EXAMPLES, torch.get_default_dtype())
-        x, expected = shortly(network, examples, partial(network.forward, real))
+        x, expected = run_short(network, examples, partial(network.forward, real))
     while leaves:
         outputs, read = _with_leaves(network, lengths, values, leaves, x)
         if not read:

@@ -29,8 +29,9 @@ from istmpi.inspection.proof import Moving, Place, Reading, Trial, misread
 from istmpi.inspection.readings import ALIKE, readings
 from istmpi.inspection.residual import residual_blocks
 from istmpi.network.leaves import shaped
+from istmpi.network.running import require_trainable, run_short
 from istmpi.network.table import ResidualBlock, inside, unit_of
-from istmpi.network.trials import one_thread, require_trainable, shortly
+from istmpi.network.trials import one_thread
 from istmpi.network.user import UserNetwork, Width
 
 READINGS = 256
@@ -89,7 +90,9 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
     shapes = _shapes(network)
     full = (full or network.build()).eval()
     require_trainable(network, full)
-    shortly(network, network.examples(2, torch.get_default_dtype()), partial(network.forward, full))
+    run_short(
+        network, network.examples(2, torch.get_default_dtype()), partial(network.forward, full)
+    )
     doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
     moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
     fixed = _declared(network, shapes, moving)

@@ -18,18 +18,9 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.inspection.orders import Growth, Joins, Order, Structure, grown, positions_along
 from istmpi.network.norms import built
+from istmpi.network.running import run_examples, run_short
 from istmpi.network.scaling import storage_of, tensors_in
-from istmpi.network.trials import (
-    FEW,
-    Watching,
-    alike,
-    hooked,
-    random_values,
-    running,
-    seeded,
-    set_values,
-    shortly,
-)
+from istmpi.network.trials import FEW, Watching, alike, hooked, random_values, seeded, set_values
 from istmpi.network.user import UserNetwork, Width
 
 UNITS = (5, 7, 11)
@@ -127,7 +118,7 @@ class Trial:
         for others, units in itertools.product((few, {}), numbers):
             try:
                 built = self._network.build({**others, width.name: units})
-                x, _ = running(
+                x, _ = run_examples(
                     self._network, built, EXAMPLES, partial(self._network.forward, built)
                 )
             except ConfigError as error:
@@ -291,11 +282,11 @@ def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, 
         ConfigError
     ):  # float32 is enough if its outputs agree as closely as those in float64 must
         examples = network.examples(AT_OWN_SIZE, torch.float32)
-        x, expected = shortly(network, examples, lambda *x: run(x, {}, False))
+        x, expected = run_short(network, examples, lambda *x: run(x, {}, False))
         pairs = ((run(x, readings, on), run(x, {}, on) if on else expected) for on in (False, True))
         if all(alike(outputs.double(), others.double()) for outputs, others in pairs):
             return {}
-    x, expected = running(network, module, AT_OWN_SIZE, lambda *x: run(x, {}, False))
+    x, expected = run_examples(network, module, AT_OWN_SIZE, lambda *x: run(x, {}, False))
     problems, widths = {}, ", ".join(f"{name} = {network.widths[name].length}" for name in readings)
     for training, where in ((False, f"with {widths}"), (True, "in training")):
         left = {name: reading for name, reading in readings.items() if name not in problems}

@@ -16,8 +16,9 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.network.absent import Absent, copied, put
 from istmpi.network.leaves import shaped
+from istmpi.network.running import run_examples
 from istmpi.network.table import ResidualBlock
-from istmpi.network.trials import alike, few, hooked, random_values, running
+from istmpi.network.trials import alike, few, hooked, random_values
 from istmpi.network.user import UserNetwork, Width
 
 EXAMPLES = 3
@@ -38,7 +39,7 @@ def residual_blocks(
             built = network.build(tried) if tried else full
             for name, values in random_values(built, torch.Generator().manual_seed(0)).items():
                 built.get_parameter(name).data = values
-            x, _ = running(network, built, EXAMPLES, partial(network.forward, built.eval()))
+            x, _ = run_examples(network, built, EXAMPLES, partial(network.forward, built.eval()))
             blocks = tuple(
                 _residual(network, built, x, [f"{path}.{number}" for number in range(before[path])])
             )

@@ -15,8 +15,9 @@ from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
 from istmpi.network.norms import Calibrated, built
+from istmpi.network.running import run_examples
 from istmpi.network.table import Table, power_of
-from istmpi.network.trials import Watching, alike, random_values, running, seeded, set_values
+from istmpi.network.trials import Watching, alike, random_values, seeded, set_values
 from istmpi.network.user import UserNetwork
 
 COPIES = 2
@@ -50,7 +51,7 @@ class Twins:
             with seeded(), best:
                 return network.forward(narrow, *x)
 
-        self._x, self._expected = running(network, narrow, EXAMPLES, run)
+        self._x, self._expected = run_examples(network, narrow, EXAMPLES, run)
         self._best_of = best.lengths
         self._random = not alike(run(*self._x), self._expected)
         self._buffers = dict(narrow.named_buffers())

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
-
-from istmpi.errors import ConfigError
-
-if TYPE_CHECKING:
-    from istmpi.network.user import UserNetwork
 
 FEW = 4
 """Units of each width in a small network."""
@@ -25,7 +19,6 @@ IN_DOUBLE = 10**8
 """The largest number of weights of a network that is run in double precision."""
 COARSE = 1e-3
 """`TOLERANCE` for outputs of other types than float64."""
-TOKENS = 8
 
 
 class Watching(TorchDispatchMode):
@@ -99,62 +92,3 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def running(
-    network: UserNetwork, module: nn.Module, count: int, run: Callable[..., torch.Tensor]
-) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Run a network on examples; return the inputs and the outputs. Raises ConfigError if the
-    network fails.
-
-    Numbers are float64, unless the network is `large` or fails with them. Windows are short if it
-    accepts them.
-    """
-    if not large(module):
-        module.to(torch.float64).eval()
-        with suppress(ConfigError):
-            return shortly(network, network.examples(count, torch.float64), run)
-    module.to(torch.get_default_dtype()).eval()
-    return shortly(network, network.examples(count, torch.get_default_dtype()), run)
-
-
-def shortly(
-    network: UserNetwork, x: tuple[torch.Tensor, ...], run: Callable[..., torch.Tensor]
-) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Run short windows of the examples if ``run`` accepts them, else whole ones; return the inputs
-    and the outputs."""
-    if network.tokens:
-        with suppress(ConfigError):
-            short = (x[0][:, :TOKENS],)
-            return short, run(*short)
-    return x, run(*x)
-
-
-def require_trainable(network: UserNetwork, module: nn.Module) -> None:
-    parameters = dict(module.named_parameters())
-    buffers = dict(module.named_buffers())
-    if not parameters:
-        raise ConfigError(f"{network.name} has no parameters to train.")
-    for name, part in module.named_modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            compiled = f"its module {name}" if name else "it"
-            raise network.refused(
-                f"{compiled} is compiled by torch.jit, so its layers cannot be read. Build it without torch.jit.script "
-                "and torch.jit.trace."
-            )
-    for name, values in {**parameters, **buffers}.items():
-        if values.is_meta:
-            raise network.refused(
-                f"its {'buffer' if name in buffers else 'parameter'} {name} is on the device "
-                "meta, which has no values. Create it without a device."
-            )
-    for name, parameter in parameters.items():
-        problem = ""
-        if not parameter.numel():
-            problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
-        elif not parameter.is_floating_point():
-            problem = f"is of {parameter.dtype}; istmpi trains only real floating-point numbers"
-        elif "/" in name:
-            problem = "has a / in its name, which checkpoints need. Rename it"
-        if problem:
-            raise network.refused(f"its parameter {name} {problem}.")

@@ -25,7 +25,7 @@ from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.slots import parameter_of
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
-from istmpi.methods import limits
+from istmpi.methods import limits, load_class
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.network.architecture import Architecture
@@ -240,7 +240,8 @@ class Prepared:
             self.optimizer,
             restored or {},
         )
-        return spec_of(run.method.name).load()(job)
+        method = load_class(spec_of(run.method.name))
+        return method(job)
 
     @property
     def makes_communicators(self) -> bool:

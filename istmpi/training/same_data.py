@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -17,7 +17,23 @@ from istmpi.names import class_of
 from istmpi.tasks import OWN
 
 if TYPE_CHECKING:
-    from istmpi.training.prepared import Prepared
+    from istmpi.engine.store import ParameterStore
+    from istmpi.network.architecture import Architecture
+
+
+class PreparedRun(Protocol):
+    """What is compared with a checkpoint (`istmpi.training.prepared`)."""
+
+    run: Run
+    communicator: Communicator
+    store: ParameterStore
+    data_summary: DataSummary
+
+    @property
+    def architecture(self) -> Architecture: ...
+
+    @property
+    def dataset(self) -> Dataset: ...
 
 
 def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
@@ -129,7 +145,7 @@ WITHOUT_EFFECT = (
 """Beginnings of the names of settings whose change a resumed run neither reports nor refuses."""
 
 
-def changes_since(checkpoint: Checkpoint, here: Prepared) -> list[str]:
+def changes_since(checkpoint: Checkpoint, here: PreparedRun) -> list[str]:
     """List the allowed differences from a checkpoint's run. Raises ConfigError for any other
     difference.
 

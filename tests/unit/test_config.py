@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from istmpi.cli.run_options import changes
 from istmpi.config import Data, Method, Model, Optimizer, Output, Run, Train, every_setting, shipped, type_of
-from istmpi.config.methods import METHODS, MethodSettings
+from istmpi.config.method_settings import SpecificSettings
+from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 from istmpi.names import NETWORKS
 from istmpi.settings import Meta, checked, shown, types_of
@@ -254,7 +255,7 @@ def test_every_setting_has_a_sentence_of_help_and_a_default_within_its_range():
 
 def test_a_methods_own_settings_are_those_of_its_spec():
     names = [name for spec in METHODS.values() for name in spec.settings]
-    assert sorted(names) == sorted(types_of(MethodSettings))
+    assert sorted(names) == sorted(types_of(SpecificSettings))
 
 
 @pytest.mark.parametrize(

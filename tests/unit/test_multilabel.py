@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from istmpi.config import Run
-from istmpi.config.learner import Optimizer
+from istmpi.config.sections import Optimizer
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.engine.store import ParameterStore

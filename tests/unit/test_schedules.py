@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from istmpi.config import Run
-from istmpi.config.learner import Optimizer
+from istmpi.config.sections import Optimizer
 from istmpi.errors import ConfigError, DataError
 from istmpi.optim.schedules import rate_at, require_usable
 from istmpi.record import RunFolder
