@@ -9,25 +9,25 @@ be dealt out if no reading is left.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
 from istmpi.engine.axes import Axis, Factor, Pattern, Segment
-from istmpi.errors import ConfigError, did_you_mean
+from istmpi.errors import ConfigError
+from istmpi.inspection.declared import read_declared
+from istmpi.inspection.misreading import find_misread
 from istmpi.inspection.orders import (
     Growth,
-    Order,
     bounds,
-    order_on,
-    structures_of,
+    find_structures,
     within,
 )
-from istmpi.inspection.proof import Moving, Place, Reading, Trial, misread
+from istmpi.inspection.proof import Moving, Place, Reading, Trial
 from istmpi.inspection.readings import ALIKE, readings
-from istmpi.inspection.residual import residual_blocks
+from istmpi.inspection.residual import find_residual_blocks
 from istmpi.network.leaves import shaped
 from istmpi.network.running import require_trainable, run_short
 from istmpi.network.table import ResidualBlock, inside, unit_of
@@ -90,52 +90,54 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
     shapes = _shapes(network)
     full = (full or network.build()).eval()
     require_trainable(network, full)
-    run_short(
-        network, network.examples(2, torch.get_default_dtype()), partial(network.forward, full)
-    )
-    doubled = {name: _doubled(network, shapes, width) for name, width in network.widths.items()}
-    moving = {name: ratios for name, ratios in doubled.items() if isinstance(ratios, dict)}
-    fixed = _declared(network, shapes, moving)
+    # The forward pass is refused here, in one line, before it is tried on many small networks.
+    examples = network.examples(2, torch.get_default_dtype())
+    run_short(network, examples, partial(network.forward, full))
+    moving, problems = _double_widths(network, shapes)
+    declared = read_declared(network, shapes, moving)
     with one_thread():
-        candidates = {
-            name: _proved(network, width, moving, fixed)
-            if name in moving
-            else [Finding(width, problem=doubled[name])]
-            for name, width in network.widths.items()
-        }
-        by_name = {finding.width.name: finding for finding in _agreeing(candidates, shapes)}
-        problems = misread(
-            network, {name: finding.axes for name, finding in by_name.items() if finding.proved}
-        )
-        by_name |= {
-            name: Finding(network.widths[name], problem=problem)
-            for name, problem in problems.items()
-        }
-        lengths = {
-            name: finding.width.length for name, finding in by_name.items() if finding.proved
-        }
-        for name, finding in by_name.items():
-            if finding.problem == COUNTS:
-                blocks, problem = residual_blocks(network, finding.width, lengths, full)
-                if blocks and (
-                    first := [other for other, its in by_name.items() if its.blocks == blocks]
-                ):
-                    problem = f"its blocks are those of {first[0]}: name {first[0]}, which deals out all of them"
-                    blocks = ()
-                by_name[name] = Finding(finding.width, problem=problem, blocks=blocks)
-    inferred = Inferred({}, tuple(by_name.values()))
-    axes = {
-        name: Pattern(
-            tuple(
-                _axis(by_name.values(), (name, place), length) for place, length in enumerate(shape)
-            )
-        )
-        for name, shape in shapes.items()
-    }
-    patterns = {
-        name: inside(pattern, unit_of(inferred.blocks, name)) for name, pattern in axes.items()
-    }
+        candidates = {}
+        for name, width in network.widths.items():
+            if name in moving:
+                candidates[name] = _prove(network, width, moving, declared[name])
+            else:
+                candidates[name] = [Finding(width, problem=problems[name])]
+        findings = _choose_nesting(candidates, shapes)
+        _refuse_misread(network, findings)
+        _find_blocks(network, findings, full)
+    inferred = Inferred({}, tuple(findings.values()))
+    patterns = {}
+    for name, shape in shapes.items():
+        axes = []
+        for place, length in enumerate(shape):
+            axis = _axis(inferred.findings, (name, place), length)
+            assert axis is not None, f"the widths of {name} were chosen so that they nest"
+            axes.append(axis)
+        patterns[name] = inside(Pattern(tuple(axes)), unit_of(inferred.blocks, name))
     return replace(inferred, parameters=patterns)
+
+
+def _refuse_misread(network: UserNetwork, findings: dict[str, Finding]) -> None:
+    """Replace findings that do not hold in the full network by their problems."""
+    readings = {name: finding.axes for name, finding in findings.items() if finding.proved}
+    for name, problem in find_misread(network, readings).items():
+        findings[name] = Finding(network.widths[name], problem=problem)
+
+
+def _find_blocks(network: UserNetwork, findings: dict[str, Finding], full: torch.nn.Module) -> None:
+    """Find the blocks that integers count, where the number of parameters depends on them."""
+    lengths = {name: finding.width.length for name, finding in findings.items() if finding.proved}
+    for name, finding in findings.items():
+        if finding.problem != COUNTS:
+            continue
+        blocks, problem = find_residual_blocks(network, finding.width, lengths, full)
+        for other, found in findings.items():
+            if blocks and found.blocks == blocks:
+                problem = (
+                    f"its blocks are those of {other}: name {other}, which deals out all of them"
+                )
+                blocks = ()
+        findings[name] = Finding(finding.width, problem=problem, blocks=blocks)
 
 
 def _shapes(
@@ -145,7 +147,23 @@ def _shapes(
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 
 
-def _doubled(
+def _double_widths(
+    network: UserNetwork, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, dict[Place, Growth]], dict[str, str]]:
+    """Return the axes that grow when a width doubles, and how, for each width that has some; and
+    the problems of the other widths."""
+    moving = {}
+    problems = {}
+    for name, width in network.widths.items():
+        growths = _double(network, shapes, width)
+        if isinstance(growths, str):
+            problems[name] = growths
+        else:
+            moving[name] = growths
+    return moving, problems
+
+
+def _double(
     network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], width: Width
 ) -> dict[Place, Growth] | str:
     """Return the axes that grow when a width doubles, and how; or the problem, as text."""
@@ -171,126 +189,88 @@ def _doubled(
     return growths or "no parameter's shape depends on it"
 
 
-def _declared(
-    network: UserNetwork, shapes: Mapping[str, tuple[int, ...]], moving: Moving
-) -> dict[str, Reading]:
-    """Return each width's readings that the class declares by ``AXES = {parameter: pattern}``.
-
-    A declared reading replaces inferred readings of an axis, and is proved too. Raises ConfigError
-    if AXES do not fit.
-    """
-    declared: dict[str, dict[Place, Order]] = {name: {} for name in moving}
-    lengths = {name: network.widths[name].length for name in moving}
-    axes = getattr(network.kind, "AXES", {})
-    if not isinstance(axes, Mapping):
-        raise network.refused(
-            f"AXES = {axes!r} must be a dict, such as {{'out.weight': '10 hidden'}}."
-        )
-    for name, text in axes.items():
-        subject = f"AXES of {name}: "
-        if name not in shapes:
-            others = did_you_mean(name, shapes)
-            raise network.refused(f"AXES names {name!r}, which is not a parameter{others}")
-        if not isinstance(text, str):
-            raise network.refused(f"{subject}{text!r} must be text, such as '(3 heads 16) embed'.")
-        try:
-            pattern = Pattern.parse(text)
-        except ConfigError as error:
-            raise network.refused(f"{subject}{error}") from None
-        for unknown in sorted(pattern.names - lengths.keys()):
-            others = did_you_mean(unknown, lengths)
-            raise network.refused(
-                f"{subject}{unknown} is not a width that a parameter's shape depends on{others}"
-            )
-        if (given := pattern.shape(lengths)) != shapes[name] or "[" in text:
-            raise network.refused(
-                f"AXES has {text!r} for {name}: {given}, but its shape is {shapes[name]}. Correct it."
-            )
-        for place, axis in enumerate(pattern.axes):
-            for width in axis.names:
-                declared[width][name, place] = order_on(axis, width, lengths)
-            if others := {width for width in moving if (name, place) in moving[width]} ^ axis.names:
-                width = min(others)
-                verb, behaves = ("is not", "stays") if width in axis.names else ("is", "doubles")
-                raise network.refused(
-                    f"AXES has {text!r} for {name}, but {width} {verb} on its axis {place}: "
-                    f"its length {behaves} when the width doubles. Correct it, or leave {name} out."
-                )
-            for width in axis.names:
-                growth = moving[width][name, place]
-                if axis.length({**lengths, width: 2 * lengths[width]}) != growth.length(
-                    2 * lengths[width]
-                ):
-                    raise network.refused(
-                        f"AXES has {text!r} for {name}, but its axis {place} has {growth.length(2 * lengths[width])} "
-                        f"positions when {width} doubles. Correct it, or leave {name} out."
-                    )
-    return declared
-
-
-def _proved(
-    network: UserNetwork, width: Width, moving: Moving, declarations: Mapping[str, Reading]
-) -> list[Finding]:
+def _prove(network: UserNetwork, width: Width, moving: Moving, declared: Reading) -> list[Finding]:
+    """Return the readings of a width that small networks prove, or a problem."""
     for seed in range(SEEDS):
         try:
             trial = Trial(network, width, moving, seed)
-            findings = _proved_by(trial, width, moving, declarations[width.name], seed == SEEDS - 1)
+            findings = _prove_by(trial, width, moving, declared, last=seed == SEEDS - 1)
         except ConfigError as error:
             return [Finding(width, problem=str(error))]
+        # Other random values may show what these do not.
         if not findings[0].vague:
             break
     return findings
 
 
-def _proved_by(
+def _prove_by(
     trial: Trial, width: Width, moving: Moving, fixed: Reading, last: bool
 ) -> list[Finding]:
     """Return the readings that one small network proves, or a problem. ``last``: no trial
     follows."""
-    alone = all(
-        moving[width.name].keys().isdisjoint(axes)
+    is_alone = all(
+        name == width.name or moving[width.name].keys().isdisjoint(axes)
         for name, axes in moving.items()
-        if name != width.name
     )
     proved: list[Finding] = []
     furthest = ""
-    order = {name: number for number, name in enumerate(trial.read_before(""))}
-    growths = dict(sorted(moving[width.name].items(), key=lambda axis: order[axis[0][0]]))
-    joined = trial.structures()
     read: list[str] = []
-    for guess, kind_of in itertools.product((False, True), ALIKE):
-        structures = {}
-        guessed = False
-        for place, growth in growths.items():
-            structures[place] = structures_of(growth, joined, guess)
-            guessed |= structures[place] != structures_of(growth, joined, guess=False)
-        if guess and not guessed:
-            break
-        for reading in itertools.islice(
-            readings(growths, structures, kind_of, fixed, read), READINGS
-        ):
-            broken = trial.broken_by(reading)
-            read[:] = trial.read_before(broken)
-            if broken:
-                furthest = max(furthest, broken, key=trial.order)
-            elif vague := trial.indifferent_to(reading, last):
-                problem = f"the outputs do not show the order of its units in {vague}"
-                return [Finding(width, problem=problem, vague=True)]
-            else:
-                proved.append(Finding(width, reading, trial.spanned(reading)))
-                if alone and not proved[-1].spanned:
-                    return proved[-1:]
+    for reading in _propose_readings(trial, moving[width.name], fixed, read, proved):
+        broken = trial.broken_by(reading)
+        read[:] = trial.read_before(broken)
+        if broken:
+            furthest = max(furthest, broken, key=trial.number)
+            continue
+        vague = trial.find_indifferent(reading, last)
+        if vague:
+            problem = f"the outputs do not show the order of its units in {vague}"
+            return [Finding(width, problem=problem, vague=True)]
+        finding = Finding(width, reading, trial.is_spanned(reading))
+        # No other width limits the choice, and no other reading can be better.
+        if is_alone and not finding.spanned:
+            return [finding]
+        proved.append(finding)
+    if proved:
+        return sorted(proved, key=lambda finding: finding.spanned)
+    declared = " as in AXES" if fixed else ""
+    problem = f"exchanging its units{declared} changes the outputs, first those of "
+    return [Finding(width, problem=problem + trial.describe(furthest))]
+
+
+def _propose_readings(
+    trial: Trial,
+    growths: Mapping[Place, Growth],
+    fixed: Reading,
+    read: Sequence[str],
+    proved: Sequence[Finding],
+) -> Iterator[Reading]:
+    """Yield readings to try, the likeliest first, up to the first way of guessing that has proved
+    one.
+
+    ``read``: the parameters used before the last reading failed. ``proved``: the findings so far.
+    """
+    order = {name: number for number, name in enumerate(trial.read_before(""))}
+    growths = dict(sorted(growths.items(), key=lambda item: order[item[0][0]]))
+    joined = trial.structures()
+    certain = {
+        place: find_structures(growth, joined, guess=False) for place, growth in growths.items()
+    }
+    guessed = {
+        place: find_structures(growth, joined, guess=True) for place, growth in growths.items()
+    }
+    ways = [certain]
+    if guessed != certain:
+        ways.append(guessed)
+    for structures, kind_of in itertools.product(ways, ALIKE):
+        proposed = readings(growths, structures, kind_of, fixed, read)
+        yield from itertools.islice(proposed, READINGS)
         if proved:
-            return sorted(proved, key=lambda finding: finding.spanned)
-    problem = (
-        f"exchanging its units{' as in AXES' * bool(fixed)} changes the outputs, first those of "
-    )
-    return [Finding(width, problem=problem + trial.shown(furthest))]
+            return
 
 
-def _agreeing(
+def _choose_nesting(
     candidates: Mapping[str, list[Finding]], shapes: Mapping[str, tuple[int, ...]]
-) -> list[Finding]:
+) -> dict[str, Finding]:
     """Choose a finding for each width so that the widths on every axis nest. Widths that are not
     spanned come first."""
     chosen: dict[str, Finding] = {}
@@ -301,29 +281,31 @@ def _agreeing(
         else:
             problem = f"its units cannot be separated from those of other widths in {crossed[0]}"
             chosen[name] = Finding(candidates[name][0].width, problem=problem)
-    return [chosen[name] for name in candidates]
+    return {name: chosen[name] for name in candidates}
 
 
 def _crossing(findings: Sequence[Finding], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return a parameter on one of whose axes the widths do not nest, or ""."""
     for name, shape in shapes.items():
-        if None in (_axis(findings, (name, place), length) for place, length in enumerate(shape)):
-            return name
+        for place, length in enumerate(shape):
+            if _axis(findings, (name, place), length) is None:
+                return name
     return ""
 
 
 def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None:
     """Return an axis as a sum of products of the findings' widths, the outermost first; None if
     they do not nest."""
-    there = [finding for finding in findings if place in finding.axes]
-    cuts = sorted(
-        {0, length}.union(*(bounds(finding.axes[place], finding.width.length) for finding in there))
-    )
-    if cuts[-1] != length:
+    present = [finding for finding in findings if place in finding.axes]
+    cuts = {0, length}
+    for finding in present:
+        cuts.update(bounds(finding.axes[place], finding.width.length))
+    if max(cuts) != length:
         return None
     segments = []
-    for start, stop in zip(cuts, cuts[1:]):
+    for start, stop in itertools.pairwise(sorted(cuts)):
         runs = []
-        for finding in there:
+        for finding in present:
             run, fits = within(finding.axes[place], start, stop, finding.width.length)
             if not fits:
                 return None
@@ -339,11 +321,16 @@ def _axis(findings: Iterable[Finding], place: Place, length: int) -> Axis | None
 def _segment(runs: Iterable[tuple[int, Width]], length: int) -> Segment | None:
     """Return the product of widths, each with the length that is inside its units; None if they do
     not nest."""
-    factors, left = [], length
+    factors: list[Factor] = []
+    left = length
     for inner, width in sorted(runs, key=lambda pair: pair[0], reverse=True):
-        outer, odd = divmod(left, width.length * inner)
-        if odd or not outer:
+        outer, rest = divmod(left, width.length * inner)
+        if rest or not outer:
             return None
-        factors += [Factor(None, outer)] * (outer > 1) + [Factor(width.name)]
+        if outer > 1:
+            factors.append(Factor(None, outer))
+        factors.append(Factor(width.name))
         left = inner
-    return Segment((*factors, *[Factor(None, left)] * (left > 1 or not factors)))
+    if left > 1 or not factors:
+        factors.append(Factor(None, left))
+    return Segment(tuple(factors))

@@ -124,13 +124,14 @@ def within(order: Order, start: int, stop: int, units: int) -> tuple[Run | None,
         if first <= start < first + length:
             if isinstance(run, int):
                 return None, stop <= first + length
-            each = units * run.inner
+            all_units = units * run.inner
+            # A cut within a unit, or between two units, would separate what moves together.
             fits = (
-                (start - first) % each == 0
-                and (stop - start) % each == 0
+                (start - first) % all_units == 0
+                and (stop - start) % all_units == 0
                 and stop <= first + length
             )
-            return Run((stop - start) // each, run.inner), fits
+            return Run((stop - start) // all_units, run.inner), fits
         first += length
     return None, False
 
@@ -139,7 +140,8 @@ def bounds(order: Order, units: int) -> list[int]:
     """Return the first positions of the runs, and the length of the axis."""
     ends = [0]
     for run in order:
-        ends.append(ends[-1] + (run if isinstance(run, int) else units * run.ratio))
+        length = run if isinstance(run, int) else units * run.ratio
+        ends.append(ends[-1] + length)
     return ends
 
 
@@ -178,7 +180,7 @@ class Joins(Watching):
                 self.lengths.append(tuple(filter(None, lengths)))
 
 
-def grown(
+def grow_structures(
     joins: Sequence[tuple[int, ...]], units: int, fewer: Sequence[tuple[int, ...]], few: int
 ) -> list[Structure]:
     """Return the structures of concatenations, from their lengths with two numbers of a width's
@@ -187,43 +189,59 @@ def grown(
     A part may be a concatenation itself, or be cut into parts elsewhere. Structures with and
     without the parts of parts are returned.
     """
+    # A network that branches on values may concatenate other tensors.
     if [*map(len, joins)] != [*map(len, fewer)]:
         return []
     parts_of: dict[Growth, list[Growth]] = {}
     joined: list[list[Growth]] = []
     for lengths, narrower in zip(joins, fewer):
-        growths = []
-        for length, less in zip(lengths, narrower):
-            ratio, rest = divmod(length - less, units - few)
-            if not rest:
-                growths.append(Growth(ratio, length - ratio * units))
+        growths = _grow_parts(lengths, narrower, units, few)
         total = Growth(sum(part.ratio for part in growths), sum(part.rest for part in growths))
-        linear = len(growths) == len(lengths)
-        if linear and total.ratio and min(min(part.ratio, part.rest) for part in growths) >= 0:
+        if total.ratio:
             joined.append(growths)
             if len(growths) > 1:
                 parts_of[total] = growths
     structures: dict[Structure, None] = {}
     for growths in joined:
         for depth in (DEEPEST, 0):
-            structure = itertools.chain(*(_expanded(part, parts_of, depth) for part in growths))
+            structure = itertools.chain(*(_expand(part, parts_of, depth) for part in growths))
             structures[tuple(structure)] = None
     return [structure for structure in structures if len(structure) > 1]
 
 
-def _expanded(growth: Growth, parts_of: Mapping[Growth, Sequence[Growth]], depth: int) -> Structure:
+def _grow_parts(
+    lengths: Sequence[int], narrower: Sequence[int], units: int, few: int
+) -> list[Growth]:
+    """Return how each part grows with a width; [] unless all grow by whole positions."""
+    growths = []
+    for length, less in zip(lengths, narrower):
+        ratio, rest = divmod(length - less, units - few)
+        growth = Growth(ratio, length - ratio * units)
+        if rest or growth.ratio < 0 or growth.rest < 0:
+            return []
+        growths.append(growth)
+    return growths
+
+
+def _expand(growth: Growth, parts_of: Mapping[Growth, Sequence[Growth]], depth: int) -> Structure:
     if depth == 0 or growth not in parts_of:
         return _parts(growth)
-    parts = (_expanded(part, parts_of, depth - 1) for part in parts_of[growth])
+    parts = (_expand(part, parts_of, depth - 1) for part in parts_of[growth])
     return tuple(itertools.chain(*parts))
 
 
-def total_of(structure: Iterable[int]) -> Growth:
-    parts = [*structure]
-    return Growth(sum(part for part in parts if part > 0), -sum(part for part in parts if part < 0))
+def _total(structure: Iterable[int]) -> Growth:
+    ratio = 0
+    rest = 0
+    for part in structure:
+        if part > 0:
+            ratio += part
+        else:
+            rest -= part
+    return Growth(ratio, rest)
 
 
-def structures_of(
+def find_structures(
     growth: Growth, joined: Sequence[Structure], guess: bool = True
 ) -> list[Structure]:
     """Return the structures that an axis may have: one run; the structures of concatenations; a run
@@ -233,7 +251,7 @@ def structures_of(
     """
     candidates: list[Structure] = [] if growth.rest else [(growth.ratio,)]
     for structure in joined:
-        total = total_of(structure)
+        total = _total(structure)
         factor = growth.ratio // total.ratio
         if factor and total.times(factor) == growth:
             candidates.append(tuple(factor * part for part in structure))
@@ -244,7 +262,7 @@ def structures_of(
     return list(dict.fromkeys(candidates))
 
 
-def orders_of(ratio: int) -> Iterator[Run]:
+def possible_runs(ratio: int) -> Iterator[Run]:
     """Yield the runs with this many positions of a unit."""
     for outer in range(1, ratio + 1):
         if ratio % outer == 0:
@@ -252,4 +270,5 @@ def orders_of(ratio: int) -> Iterator[Run]:
 
 
 def _parts(growth: Growth) -> Structure:
-    return (*[growth.ratio] * bool(growth.ratio), *[-growth.rest] * bool(growth.rest))
+    parts = (growth.ratio, -growth.rest)
+    return tuple(part for part in parts if part)

@@ -9,16 +9,22 @@ unless something spans the units: a normalisation, or a scale by their number.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from istmpi.errors import ConfigError
-from istmpi.inspection.orders import Growth, Joins, Order, Structure, grown, positions_along
-from istmpi.network.norms import built
-from istmpi.network.running import run_examples, run_short
+from istmpi.inspection.orders import (
+    Growth,
+    Joins,
+    Order,
+    Structure,
+    grow_structures,
+    positions_along,
+)
+from istmpi.network.running import run_examples
 from istmpi.network.scaling import storage_of, tensors_in
 from istmpi.network.trials import FEW, Watching, alike, hooked, random_values, seeded, set_values
 from istmpi.network.user import UserNetwork, Width
@@ -29,25 +35,10 @@ another factor of an axis: a wrong reading could then permute another width's un
 nothing."""
 DIVISORS = 64
 EXAMPLES = 3
-AT_OWN_SIZE = 2
 PERMUTATIONS = 2
 DRAWS = 64
 """Runs of a network that draws random numbers in evaluation. A rare draw (dropout of 1%) may change
 no single run."""
-RANDOM = frozenset(
-    (
-        "bernoulli",
-        "bernoulli_",
-        "uniform_",
-        "normal_",
-        "exponential_",
-        "geometric_",
-        "log_normal_",
-        "cauchy_",
-    )
-    + ("rand", "rand_like", "randn", "randn_like", "normal", "normal_functional", "uniform")
-)
-
 Place = tuple[str, int]
 """A parameter's name and the number of one of its axes."""
 Reading = Mapping[Place, Order]
@@ -61,20 +52,25 @@ class Trial:
     none works."""
 
     def __init__(self, network: UserNetwork, width: Width, moving: Moving, seed: int = 0):
-        self._network, self._width = network, width
-        self._x, self.units, self._others, self._built = self._small(moving)
+        self._network = network
+        self._width = width
+        self._others: dict[str, int] = {}
+        """The lengths of other widths, if they are not full."""
+        self._x, self.units, self._built = self._build_small(moving)
         generator = torch.Generator().manual_seed(seed)
         drawn = random_values(self._built, generator)
         self._values = {
             name: values.to(self._built.get_parameter(name).dtype) for name, values in drawn.items()
         }
         self._permutations = [self._permutation(generator) for _ in range(PERMUTATIONS)]
-        self._outputs_of: dict[str, torch.Tensor] = {}
-        self._reads, self._before = _Reads(self._values), {}
+        self._module_outputs: dict[str, torch.Tensor] = {}
+        self._reads = _Reads(self._values)
+        self._reads_before: dict[str, int] = {}
+        """The number of parameters that are read before each module's first call ends."""
         self._joins = Joins()
         with self._reads, self._joins:
-            self._expected = self._run(self._values, self._outputs_of)
-        self._matters = cache(self._matters)
+            self._expected = self._run(self._values, self._module_outputs)
+        self._effects: dict[tuple[Place, Order], bool] = {}
         if not torch.isfinite(self._expected).all():
             raise ConfigError("the outputs of a small network with random weights are not finite")
         self._require_repeatable()
@@ -95,9 +91,9 @@ class Trial:
                     "training=self.training"
                 )
 
-    def _small(self, moving: Moving) -> tuple[torch.Tensor, int, dict[str, int], nn.Module]:
-        """Build the network with few units of the width: the first number that works. Raises
-        ConfigError if none does.
+    def _build_small(self, moving: Moving) -> tuple[tuple[Any, ...], int, nn.Module]:
+        """Build the network with few units of the width: the first number that works. Return
+        examples, this number and the network. Raises ConfigError if none works.
 
         Another width stays full if it shares an axis with this width, or with a third width that
         does.
@@ -125,7 +121,8 @@ class Trial:
                 problem = str(error)
                 continue
             if _fits(built, moving[width.name], units):
-                return x, units, others, built
+                self._others = others
+                return x, units, built
         raise ConfigError(problem)
 
     def _permutation(self, generator: torch.Generator) -> torch.Tensor:
@@ -135,50 +132,54 @@ class Trial:
     def _run(
         self, values: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """The network's outputs. ``made`` collects each module's first output, in the order of
-        calls."""
-
-        def note(name: str, _: nn.Module, __: object, output: object) -> None:
-            self._before.setdefault(name, len(self._reads.names))
-            output = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(output, torch.Tensor) and name not in made:
-                made[name] = output.detach().clone()  # the next layer may write into it
-
-        noted = [
-            (name, module)
-            for name, module in self._built.named_modules()
-            if name and made is not None
-        ]
-        with hooked(module.register_forward_hook(partial(note, name)) for name, module in noted):
+        """Return the network's outputs. ``made`` collects each module's first output, in the order
+        of calls."""
+        handles = []
+        if made is not None:
+            for name, module in self._built.named_modules():
+                if name:
+                    note = partial(self._note_output, made, name)
+                    handles.append(module.register_forward_hook(note))
+        with hooked(handles):
             set_values(self._built, values)
             return self._network.forward(self._built, *self._x)
+
+    def _note_output(
+        self, made: dict[str, torch.Tensor], name: str, _: nn.Module, __: object, output: object
+    ) -> None:
+        self._reads_before.setdefault(name, len(self._reads.names))
+        if isinstance(output, tuple) and output:
+            output = output[0]
+        if isinstance(output, torch.Tensor) and name not in made:
+            # The next layer may write into it.
+            made[name] = output.detach().clone()
 
     def broken_by(self, reading: Reading) -> str:
         """Return the first module whose output shows that units are permuted; "" if the outputs
         stay the same."""
         for order in self._permutations:
             made: dict[str, torch.Tensor] = {}
-            if not alike(self._run(_permuted(self._values, reading, order), made), self._expected):
-                before = (
-                    self._outputs_of
-                )  # a network that branches on values may have called other layers
-                differing = (
-                    name
-                    for name in made
-                    if name not in before or not _same_set(made[name], before[name])
-                )
-                return next(differing, "its last operation")
+            values = permute_units(self._values, reading, order)
+            if alike(self._run(values, made), self._expected):
+                continue
+            for name, output in made.items():
+                # A network that branches on values may have called other layers.
+                expected = self._module_outputs.get(name)
+                if expected is None or not _same_set(output, expected):
+                    return name
+            return "its last operation"
         return ""
 
     def read_before(self, module: str) -> Sequence[str]:
-        """The parameters that are read before a module's first call ends, in the order of their
-        first use.
+        """Return the parameters that are read before a module's first call ends, in the order of
+        their first use.
 
         A name of no module gives all parameters. Parameters that are never read come last.
         """
-        return [*self._reads.names, *self._reads.unread.values()][: self._before.get(module)]
+        names = [*self._reads.names, *self._reads.unread.values()]
+        return names[: self._reads_before.get(module)]
 
-    def indifferent_to(self, reading: Reading, sure: bool) -> str:
+    def find_indifferent(self, reading: Reading, sure: bool) -> str:
         """Return a parameter whose permutation alone does not change the outputs, a text if none
         has an effect, or "".
 
@@ -186,60 +187,65 @@ class Trial:
         not count.
         """
         for place, order in reading.items():
-            if self._axis(place) > self.units and not self._matters(place, order):
+            if self._length(place) > self.units and not self._matters(place, order):
                 if not sure or self._depends_on([place]):
                     return place[0]
-        if any(self._matters(place, order) for place, order in reading.items()) or self._depends_on(
-            reading
-        ):
+        if any(self._matters(place, order) for place, order in reading.items()):
+            return ""
+        if self._depends_on(reading):
             return ""
         return "any parameter: they do not depend on it"
 
-    def _axis(self, place: Place) -> int:
+    def _length(self, place: Place) -> int:
         name, axis = place
         return self._values[name].shape[axis]
 
     def _matters(self, place: Place, order: Order) -> bool:
-        permuted = _permuted(self._values, {place: order}, self._permutations[0])
-        return not alike(self._run(permuted), self._expected)
+        """Return True if a permutation of one axis alone changes the outputs."""
+        key = (place, order)
+        if key not in self._effects:
+            permuted = permute_units(self._values, {place: order}, self._permutations[0])
+            self._effects[key] = not alike(self._run(permuted), self._expected)
+        return self._effects[key]
 
     def _depends_on(self, reading: Iterable[Place]) -> bool:
         values = dict(self._values)
         for name, place in reading:
-            values[name] = _times(
-                values[name], torch.linspace(1, 2, values[name].shape[place]).double(), place
-            )
+            factors = torch.linspace(1, 2, values[name].shape[place]).double()
+            values[name] = _multiply_along(values[name], factors, place)
         return not alike(self._run(values), self._expected)
 
-    def spanned(self, reading: Reading) -> bool:
-        narrow, units = self._narrow()
+    def is_spanned(self, reading: Reading) -> bool:
+        """Return True if a narrower network gives other outputs than this one with other units
+        zero, or if none can be built."""
+        narrow, units = self._build_narrower()
         if narrow is None:
             return True
-        values, silent = dict(self._values), dict(self._values)
+        values = dict(self._values)
+        silent = dict(self._values)
         for (name, place), order in reading.items():
             positions = positions_along(order, self.units, torch.arange(units))
-            kept = torch.zeros(self._axis((name, place)), dtype=torch.bool)
+            kept = torch.zeros(self._length((name, place)), dtype=torch.bool)
             kept[positions] = True
             values[name] = values[name].index_select(place, positions)
-            silent[name] = _times(silent[name], kept, place)
-        if any(
-            parameter.shape != values[name].shape for name, parameter in narrow.named_parameters()
-        ):
-            return True
+            silent[name] = _multiply_along(silent[name], kept, place)
+        for name, parameter in narrow.named_parameters():
+            if parameter.shape != values[name].shape:
+                return True
         set_values(narrow, values)
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 
     def structures(self) -> list[Structure]:
         """Return the structures of the concatenations in a forward pass."""
-        narrow, units = self._narrow()
+        narrow, units = self._build_narrower()
         if narrow is None or not self._joins.lengths:
             return []
         fewer = Joins()
         with fewer:
             self._network.forward(narrow, *self._x)
-        return grown(self._joins.lengths, self.units, fewer.lengths, units)
+        return grow_structures(self._joins.lengths, self.units, fewer.lengths, units)
 
-    def _narrow(self) -> tuple[nn.Module | None, int]:
+    def _build_narrower(self) -> tuple[nn.Module | None, int]:
         for units in range(self.units - 1, 0, -1):
             with suppress(ConfigError):
                 built = self._network.build({**self._others, self._width.name: units})
@@ -247,57 +253,20 @@ class Trial:
                 return built, units
         return None, 0
 
-    def shown(self, module: str) -> str:
-        kinds = {name: type(layer).__name__ for name, layer in self._built.named_modules() if name}
-        return f"{module} ({kinds[module]})" if module in kinds else module
+    def describe(self, module: str) -> str:
+        """Return a module's name with its class, for a message."""
+        modules = dict(self._built.named_modules())
+        if not module or module not in modules:
+            return module
+        return f"{module} ({type(modules[module]).__name__})"
 
-    def order(self, module: str) -> int:
-        names = list(self._outputs_of)
-        return names.index(module) if module in names else len(names) if module else -1
-
-
-def misread(network: UserNetwork, readings: Mapping[str, Reading]) -> dict[str, str]:
-    """Return the problems of widths whose units cannot be permuted in the full network, in
-    evaluation or training."""
-    if not readings:
-        return {}
-    module = built(network).float()
-    generator = torch.Generator().manual_seed(0)
-    values = random_values(module, generator)
-    orders = {
-        name: torch.randperm(network.widths[name].length, generator=generator) for name in readings
-    }
-
-    def run(
-        x: Sequence[torch.Tensor], permuted: Mapping[str, Reading], training: bool
-    ) -> torch.Tensor:
-        given: Mapping[str, torch.Tensor] = values
-        for width, reading in permuted.items():
-            given = _permuted(given, reading, orders[width])
-        set_values(module, given)
-        with seeded(), Steady():
-            return network.forward(module.train(training), *x)
-
-    with suppress(
-        ConfigError
-    ):  # float32 is enough if its outputs agree as closely as those in float64 must
-        examples = network.examples(AT_OWN_SIZE, torch.float32)
-        x, expected = run_short(network, examples, lambda *x: run(x, {}, False))
-        pairs = ((run(x, readings, on), run(x, {}, on) if on else expected) for on in (False, True))
-        if all(alike(outputs.double(), others.double()) for outputs, others in pairs):
-            return {}
-    x, expected = run_examples(network, module, AT_OWN_SIZE, lambda *x: run(x, {}, False))
-    problems, widths = {}, ", ".join(f"{name} = {network.widths[name].length}" for name in readings)
-    for training, where in ((False, f"with {widths}"), (True, "in training")):
-        left = {name: reading for name, reading in readings.items() if name not in problems}
-        expected = run(x, {}, True) if training else expected
-        if alike(run(x, left, training), expected):
-            continue
-        for name, reading in left.items():
-            if not alike(run(x, {name: reading}, training), expected):
-                problem = f"exchanging its units changes the outputs {where}, although not those of a small network"
-                problems[name] = problem
-    return problems
+    def number(self, module: str) -> int:
+        """Return the number of a module in the order of calls: -1 for "", the largest for one that
+        was not called."""
+        if not module:
+            return -1
+        names = list(self._module_outputs)
+        return names.index(module) if module in names else len(names)
 
 
 class _Reads(Watching):
@@ -313,31 +282,13 @@ class _Reads(Watching):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         for tensor in tensors_in([*args, *(kwargs or {}).values()]):
-            if name := self.unread.pop(storage_of(tensor), ""):
+            name = self.unread.pop(storage_of(tensor), "")
+            if name:
                 self.names.append(name)
         return func(*args, **(kwargs or {}))
 
 
-class Steady(Watching):
-    """Replaces random numbers by constants while the mode is active."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = func.overloadpacket.__name__
-        if name == "native_dropout":
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        outputs = func(*args, **(kwargs or {}))
-        if name in RANDOM:
-            outputs.fill_(
-                args[1]
-                if name == "bernoulli_" and len(args) > 1 and isinstance(args[1], float)
-                else 0.5
-            )
-        return outputs
-
-
-def _permuted(
+def permute_units(
     values: Mapping[str, torch.Tensor], reading: Reading, units: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     permuted = dict(values)
@@ -348,17 +299,19 @@ def _permuted(
     return permuted
 
 
-def _times(values: torch.Tensor, factors: torch.Tensor, axis: int) -> torch.Tensor:
-    return values * factors.view([-1 if place == axis else 1 for place in range(values.ndim)])
+def _multiply_along(values: torch.Tensor, factors: torch.Tensor, axis: int) -> torch.Tensor:
+    shape = [1] * values.ndim
+    shape[axis] = -1
+    return values * factors.view(shape)
 
 
 def _never_on_an_axis_with(width: str, moving: Moving) -> list[str]:
-    beside = {name for name, axes in moving.items() if axes.keys() & moving[width].keys()}
-    return [
-        name
-        for name, axes in moving.items()
-        if not any(axes.keys() & moving[other].keys() for other in beside)
-    ]
+    """Return the widths that share no axis with a width, nor with a third width that shares one."""
+    beside = [name for name, axes in moving.items() if axes.keys() & moving[width].keys()]
+    shared_axes: set[Place] = set()
+    for name in beside:
+        shared_axes |= moving[name].keys()
+    return [name for name, axes in moving.items() if shared_axes.isdisjoint(axes)]
 
 
 def _fits(built: nn.Module, growths: Mapping[Place, Growth], units: int) -> bool:
@@ -370,7 +323,12 @@ def _fits(built: nn.Module, growths: Mapping[Place, Growth], units: int) -> bool
 
 
 def _same_set(values: torch.Tensor, expected: torch.Tensor) -> bool:
-    if values.shape != expected.shape or values.ndim < 2:
-        return values.shape == expected.shape and alike(values, expected)
-    rows, others = values.flatten(1), expected.flatten(1)
-    return all(alike((rows**power).sum(1), (others**power).sum(1)) for power in (2, 3))
+    """Return True if each example has the same values, perhaps in another order."""
+    if values.shape != expected.shape:
+        return False
+    if values.ndim < 2:
+        return alike(values, expected)
+    # Sums of powers do not depend on the order, and need no sort.
+    rows = values.flatten(1)
+    expected_rows = expected.flatten(1)
+    return all(alike((rows**power).sum(1), (expected_rows**power).sum(1)) for power in (2, 3))

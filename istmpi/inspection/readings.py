@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from istmpi.inspection.orders import Growth, Run, Structure, merge, orders_of
+from istmpi.inspection.orders import Growth, Run, Structure, merge, possible_runs
 from istmpi.inspection.proof import Place, Reading
 
 _Variable = tuple[str, object]
@@ -60,7 +60,7 @@ class _Search:
             self._add(("structure", kind), structures[place], place)
             for ratio in sorted(set(itertools.chain(*structures[place]))):
                 if ratio > 0:
-                    self._add(("run", kind_of(place, ratio)), [*orders_of(ratio)], place)
+                    self._add(("run", kind_of(place, ratio)), [*possible_runs(ratio)], place)
         self.first: list[_Variable] = [("structure", kind) for kind in self._place_of]
 
     def _add(self, variable: _Variable, options: Sequence[Any], place: Place) -> None:

@@ -7,6 +7,7 @@ network must compute the same with such silent ends as without the block.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,32 +25,45 @@ from istmpi.network.user import UserNetwork, Width
 EXAMPLES = 3
 
 
-def residual_blocks(
+@dataclass(frozen=True)
+class _Call:
+    """A call of a block, with copies of its tensors: later layers may write into them."""
+
+    inputs: Any
+    named: Any
+    returned: Any
+
+
+def find_residual_blocks(
     network: UserNetwork, width: Width, lengths: Mapping[str, int], full: nn.Module
 ) -> tuple[tuple[ResidualBlock, ...], str]:
     """Return the residual blocks that ``width`` counts, and the problem if there are none. May
     overwrite ``full``."""
-    before, after = (_lists(network, {width.name: times * width.length}) for times in (1, 2))
-    grown = [path for path in before if after.get(path, 0) > before[path]]
+    before = _list_lengths(network, {width.name: width.length})
+    doubled = _list_lengths(network, {width.name: 2 * width.length})
+    grown = [path for path in before if doubled.get(path, 0) > before[path]]
     if len(grown) != 1:
         return (), "it changes which parameters exist, but does not count a list of modules"
     path = grown[0]
+    paths = [f"{path}.{number}" for number in range(before[path])]
+    # A network of few units is tried first: it is fast.
     for tried in (few(lengths), {}):
         try:
             built = network.build(tried) if tried else full
             for name, values in random_values(built, torch.Generator().manual_seed(0)).items():
                 built.get_parameter(name).data = values
             x, _ = run_examples(network, built, EXAMPLES, partial(network.forward, built.eval()))
-            blocks = tuple(
-                _residual(network, built, x, [f"{path}.{number}" for number in range(before[path])])
-            )
+            blocks = tuple(_residual(network, built, x, paths))
         except ConfigError:
             continue
-        return blocks, "" if blocks else f"it counts the modules of {path}, which are not residual"
+        if not blocks:
+            return (), f"it counts the modules of {path}, which are not residual"
+        return blocks, ""
     return (), f"it counts the modules of {path}, but the network cannot run"
 
 
-def _lists(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
+def _list_lengths(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of modules in each list of a network."""
     modules = shaped(lambda: network.build(lengths)).named_modules()
     return {
         path: len(module)
@@ -67,55 +81,74 @@ def _residual(
         for path, block in blocks.items():
             if len(calls[path]) != 1 or _shares_parameters(built, path):
                 continue
-            inputs, named, returned = calls[path][0]
-            made = _first(returned)
-            outputs = len(returned) if isinstance(returned, tuple) else 0
-            if not inputs or not isinstance(made, torch.Tensor) or made.shape != inputs[0].shape:
+            call = calls[path][0]
+            made = _first(call.returned)
+            if not isinstance(made, torch.Tensor) or not call.inputs:
                 continue
-            ends = _ends(block, inputs, named)
-            if ends:
-                with _times(0, [block.get_submodule(end) for end in ends]):
-                    silent = network.forward(built, *x)
-                put(built, path, Absent(block, outputs))
-                with suppress(ConfigError):  # the network cannot run without this block
-                    if alike(network.forward(built, *x), silent):
-                        yield ResidualBlock(
-                            path, tuple(f"{path}.{end}".rstrip(".") for end in ends), outputs
-                        )
-            put(
-                built, path, Absent(block, made=returned)
-            )  # passes for later blocks need not compute it again
+            if made.shape != call.inputs[0].shape:
+                continue
+            found = _block(network, built, x, path, call)
+            if found:
+                yield found
+            # Passes for later blocks need not compute this block again.
+            put(built, path, Absent(block, made=call.returned))
     finally:
         for path, block in blocks.items():
             put(built, path, block)
 
 
+def _block(
+    network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], path: str, call: _Call
+) -> ResidualBlock | None:
+    """Return a block if the network computes the same without it as with silent ends; it is then
+    replaced by its absence."""
+    block = built.get_submodule(path)
+    ends = _find_ends(block, call.inputs, call.named)
+    if not ends:
+        return None
+    with _multiplied(0, [block.get_submodule(end) for end in ends]):
+        silent = network.forward(built, *x)
+    outputs = len(call.returned) if isinstance(call.returned, tuple) else 0
+    put(built, path, Absent(block, outputs))
+    with suppress(ConfigError):  # the network cannot run without this block
+        if alike(network.forward(built, *x), silent):
+            paths = tuple(f"{path}.{end}".rstrip(".") for end in ends)
+            return ResidualBlock(path, paths, outputs)
+    return None
+
+
 def _calls(
     network: UserNetwork, built: nn.Module, x: Sequence[torch.Tensor], paths: Sequence[str]
-) -> dict[str, list[Any]]:
-    calls: dict[str, list[Any]] = {path: [] for path in paths}
+) -> dict[str, list[_Call]]:
+    """Run a network; return the calls of each block."""
+    calls: dict[str, list[_Call]] = {path: [] for path in paths}
 
     def note(path: str, _: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-        calls[path].append((copied(inputs), named, copied(output)))
+        calls[path].append(_Call(copied(inputs), named, copied(output)))
 
-    modules = {path: built.get_submodule(path) for path in paths}
-    with hooked(
-        it.register_forward_hook(partial(note, path), with_kwargs=True)
-        for path, it in modules.items()
-    ):
+    handles = []
+    for path in paths:
+        module = built.get_submodule(path)
+        handles.append(module.register_forward_hook(partial(note, path), with_kwargs=True))
+    with hooked(handles):
         network.forward(built, *x)
     return calls
 
 
 def _shares_parameters(built: nn.Module, path: str) -> bool:
+    """Return True if a block's parameters are used elsewhere, too, or if it has none."""
     inside = {id(parameter) for parameter in built.get_submodule(path).parameters()}
-    every = built.named_parameters(remove_duplicate=False)
-    return not inside or any(
-        id(parameter) in inside for name, parameter in every if not name.startswith(f"{path}.")
-    )
+    if not inside:
+        return True
+    for name, parameter in built.named_parameters(remove_duplicate=False):
+        if id(parameter) in inside and not name.startswith(f"{path}."):
+            return True
+    return False
 
 
-def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
+def _find_ends(
+    block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Return few, late layers of a block that make it the identity if they return zero; () if there
     are none."""
     called: list[str] = []
@@ -136,19 +169,19 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
         if end not in called and (end != name or _is_homogeneous(layer, inputs, output)):
             called.append(end)
 
-    noted = (layers | attentions).items()
-    with (
-        hooked(layer.register_forward_hook(partial(note, name)) for name, layer in noted),
-        torch.no_grad(),
-    ):
+    handles = []
+    for name, layer in (layers | attentions).items():
+        handles.append(layer.register_forward_hook(partial(note, name)))
+    with hooked(handles), torch.no_grad():
         block(*copied(inputs), **named)
 
     def is_identity(silent: Sequence[str]) -> bool:
-        with _times(0, [layers[name] for name in silent]), torch.no_grad():
+        with _multiplied(0, [layers[name] for name in silent]), torch.no_grad():
             return alike(_first(block(*copied(inputs), **named)), inputs[0])
 
     if not is_identity(called):
         return ()
+    # The first layers leave first, so that the last ones stay.
     ends = called
     for name in called:
         fewer = [end for end in ends if end != name]
@@ -158,11 +191,13 @@ def _ends(block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> 
 
 
 def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor) -> bool:
+    """Return True if a layer's output doubles with its parameters."""
+    if not isinstance(output, torch.Tensor):
+        return False
     try:
-        with _times(2, [layer]):
-            return isinstance(output, torch.Tensor) and alike(
-                type(layer).forward(layer, *copied(inputs)), 2 * output
-            )
+        with _multiplied(2, [layer]):
+            doubled = type(layer).forward(layer, *copied(inputs))
+            return alike(doubled, 2 * output)
     except Exception:  # a user's layer may need other arguments
         return False
 
@@ -172,7 +207,7 @@ def _first(output: Any) -> Any:
 
 
 @contextmanager
-def _times(factor: int, layers: Sequence[nn.Module]) -> Iterator[None]:
+def _multiplied(factor: int, layers: Sequence[nn.Module]) -> Iterator[None]:
     before = [(layer, dict(layer._parameters)) for layer in layers]
     try:
         for layer, values in before:

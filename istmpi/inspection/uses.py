@@ -11,7 +11,8 @@ from itertools import chain
 from math import prod
 
 from istmpi.engine.axes import Pattern
-from istmpi.inspection.recording import MATRIX, Recorder, Sum
+from istmpi.inspection.operations import MATRIX
+from istmpi.inspection.recording import Recorder, Sum
 from istmpi.inspection.tracing import Family, axis_of, factors_of, summands
 from istmpi.network.table import Joined, Use
 from istmpi.network.user import UserNetwork
