@@ -1,1 +1,2 @@
-"""Finds the table of a user's network, and proves it: by doubling, permuting, tracing and copying units."""
+"""Finds the table of a user's network by doubling widths and tracing operations, and proves it by
+permuting and copying units."""

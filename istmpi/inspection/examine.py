@@ -6,8 +6,7 @@ The network is built twice in full size, with different random numbers, and run 
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,35 +14,65 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from istmpi.engine.axes import Pattern
-from istmpi.errors import ConfigError
 from istmpi.inspection.halves import prove_halves
 from istmpi.inspection.inference import Inferred, infer
+from istmpi.inspection.proved_leaves import prove_leaves
 from istmpi.inspection.recording import Recorder
-from istmpi.inspection.tracing import EXAMPLES, followed, trace
-from istmpi.inspection.uses import sums_of
+from istmpi.inspection.tracing import record, trace
+from istmpi.inspection.uses import find_sums
 from istmpi.network.joined import groups_on
-from istmpi.network.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
 from istmpi.network.norms import Calibrated, built
-from istmpi.network.running import require_trainable, run_short
+from istmpi.network.running import require_trainable
 from istmpi.network.scaling import storage_of
-from istmpi.network.table import BatchNormalisation, Blocks, Joined, ParameterEntry, Table
-from istmpi.network.trials import few, hooked, one_thread, seeded
+from istmpi.network.table import (
+    BatchNormalisation,
+    Blocks,
+    Joined,
+    ParameterEntry,
+    ResidualBlock,
+    Table,
+)
+from istmpi.network.trials import hooked
 from istmpi.network.user import UserNetwork
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 """Classes of layers that sum over an axis of their weight."""
 
-Leaves = dict[str, tuple[str, ...]]
-Contents = Mapping[str, tuple[int, float | None]]
-"""The checksum of every tensor, and the value of its elements if all are equal, otherwise None."""
+
+@dataclass(frozen=True)
+class Content:
+    """What is compared of a tensor in two builds."""
+
+    checksum: int
+    constant: float | None
+    """The value of the elements if all are equal, otherwise None."""
+
+
+Contents = Mapping[str, Content]
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """A recorded forward pass in evaluation."""
+
+    recorder: Recorder
+    bare: Mapping[str, bool]
+    """The layers of products that are called. A layer has False if only one call of a batch
+    normalisation uses its outputs, unchanged."""
+    exits: int
+    head: str
+    """The layer whose output the network returns unchanged, or ""."""
 
 
 def inspect(network: UserNetwork) -> Table:
-    return examine(network)[0]
+    table, _ = examine(network)
+    return table
 
 
 def examine(network: UserNetwork) -> tuple[Table, Inferred]:
+    """Return a network's table, and what was found about its widths. Raises ConfigError if the
+    network cannot be trained."""
     again = built(network, seed=1)
     require_trainable(network, again)
     second = _contents(_tensors(again))
@@ -52,30 +81,18 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     module = built(network, seed=0)
     first = _contents(_tensors(module))
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
-    evaluated, bare, exits, head = _evaluated(network, module, norms)
-    trained, stochastic = _trained(network, module, exits)
-    for name, _ in module.named_buffers():
-        if first[name] != second[name]:
-            raise network.refused(
-                f"its buffer {name} has random values, which would differ between ranks "
-                "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
-            )
-    computation = trace(network, inferred.widths, inferred.blocks, trained)
-    sums, joined = _sums(module, inferred.parameters, evaluated, bare)
-    scaled = sums_of(network, inferred.widths, evaluated, sums, inferred.parameters)
+    evaluation = _evaluate(network, module, norms)
+    trained, stochastic = _train(network, module, evaluation.exits)
+    _require_equal_buffers(network, module, first, second)
+    operators = trace(network, inferred.widths, inferred.blocks, trained)
+    sums, joined = _sums(module, inferred.parameters, evaluation)
+    found = find_sums(network, inferred.widths, evaluation.recorder, sums, inferred.parameters)
     parameters = {}
     for name, _ in module.named_parameters():
-        bound, centre = _initial(network, module, name, scaled.fans, first[name], second[name])
+        bound, centre = _initial(network, module, name, found.fans, first[name], second[name])
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
-    for name, groups in sums.items():
-        if name in bare:  # otherwise the pass says nothing about it
-            sums[name] = tuple(
-                group
-                for group in groups
-                if group in scaled.layers[name] or group in inferred.blocks
-            )
-    blocks, folded = _never_called(module, inferred.blocks, scaled.folded)
-    leaves = proved_leaves(network, inferred.widths, module)
+    blocks, folded = _leave_out_never_called(module, inferred.blocks, found.folded)
+    leaves = prove_leaves(network, inferred.widths, module)
     table = Table(
         source=network.source.hash,
         settings=network.settings,
@@ -87,29 +104,58 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         },
         parameters=parameters,
         computed=tuple(
-            name for name in parameters if first[name] == second[name] and first[name][1] is None
+            name
+            for name in parameters
+            if first[name] == second[name] and first[name].constant is None
         ),
         norms={
             name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()
         },
-        # The moments of a normalisation do not restore the ratio of an axis' segments.
-        sums={
-            name: groups
-            for name, groups in sums.items()
-            if groups and (name in joined or bare.get(name, True))
-        },
-        uses=scaled.uses,
+        sums=_scaled_sums(sums, joined, evaluation.bare, found.layers, inferred.blocks),
+        uses=found.uses,
         folded=folded,
-        joined={**joined, **scaled.joined},
+        joined={**joined, **found.joined},
         stochastic=stochastic,
-        **computation,
+        operators=operators.products,
+        normalised=operators.normalised,
+        inexact=operators.inexact,
+        residual=operators.residual,
         preferred=network.preferred,
         blocks=blocks,
         leaves=leaves,
-        exits=exits,
-        head=head if head in leaves else "",
+        exits=evaluation.exits,
+        head=evaluation.head if evaluation.head in leaves else "",
     )
-    return prove_halves(network, table, scaled.means), inferred
+    return prove_halves(network, table, found.means), inferred
+
+
+def _require_equal_buffers(
+    network: UserNetwork, module: nn.Module, first: Contents, second: Contents
+) -> None:
+    for name, _ in module.named_buffers():
+        if first[name] != second[name]:
+            raise network.refused(
+                f"its buffer {name} has random values, which would differ between ranks "
+                "(frozen parameters are buffers). Compute it from a generator with a fixed seed."
+            )
+
+
+def _scaled_sums(
+    sums: Mapping[str, tuple[str, ...]],
+    joined: Collection[str],
+    bare: Mapping[str, bool],
+    found: Mapping[str, tuple[str, ...]],
+    blocks: Blocks,
+) -> dict[str, tuple[str, ...]]:
+    """Return the groups over which layers sum, and for which the sum needs a factor."""
+    scaled = {}
+    for name, groups in sums.items():
+        if name in bare:  # otherwise the pass says nothing about it
+            groups = tuple(group for group in groups if group in found[name] or group in blocks)
+        # The moments of a normalisation do not restore the ratio of an axis' segments.
+        if groups and (name in joined or bare.get(name, True)):
+            scaled[name] = groups
+    return scaled
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -121,91 +167,98 @@ def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
     contents = {}
     for name, values in tensors:
         array = values.detach().cpu().contiguous()
-        checksum = zlib.crc32(array.reshape(-1).view(torch.uint8).numpy())
-        constant = (
-            array.numel() > 0
-            and not array.is_complex()
-            and bool((array == array.reshape(-1)[0]).all())
-        )
-        contents[name] = checksum, float(array.reshape(-1)[0]) if constant else None
+        flat = array.reshape(-1)
+        checksum = zlib.crc32(flat.view(torch.uint8).numpy().data)
+        constant = None
+        if flat.numel() and not flat.is_complex() and bool((flat == flat[0]).all()):
+            constant = float(flat[0])
+        contents[name] = Content(checksum, constant)
     return contents
 
 
-def _evaluated(
+@dataclass
+class _Output:
+    """An output of a layer of products."""
+
+    layer: str
+    tensor: torch.Tensor
+    version: int
+    """The tensor's version when the layer returned it: a later one was written into."""
+    norm: str | None = None
+    """The batch normalisation that uses the output unchanged, if any."""
+
+    def is_unchanged(self, tensor: torch.Tensor) -> bool:
+        return tensor is self.tensor and tensor._version == self.version
+
+
+def _evaluate(
     network: UserNetwork, module: nn.Module, norms: Mapping[str, Calibrated]
-) -> tuple[Recorder, dict[str, bool], int, str]:
+) -> _Evaluation:
     """Record a forward pass in evaluation. Raises ConfigError if a batch normalisation is not
-    called.
-
-    Also returns the layers of products that are called; the number of exits; and the layer whose
-    output the network returns unchanged, or "". A layer has False if only one call of a batch
-    normalisation uses its outputs, unchanged.
-    """
+    called."""
     calls = dict.fromkeys(norms, 0)
-    outputs: list[tuple[str, torch.Tensor, int]] = []
-    normalised: dict[int, str] = {}
+    outputs: list[_Output] = []
 
-    def made(name: str, _: nn.Module, __: object, output: torch.Tensor) -> None:
-        outputs.append((name, output, output._version))
+    def note_output(name: str, _: nn.Module, __: object, output: torch.Tensor) -> None:
+        outputs.append(_Output(name, output, output._version))
 
-    def arrives(name: str, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        calls[name], x = calls[name] + 1, inputs[0]
-        into = (
-            n
-            for n, (_, output, version) in enumerate(outputs)
-            if output is x and x._version == version
-        )
-        normalised.update(dict.fromkeys(into, name))
+    def note_norm(name: str, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        calls[name] += 1
+        for output in outputs:
+            if output.is_unchanged(inputs[0]):
+                output.norm = name
 
-    products = {
-        name: layer for name, layer in module.named_modules() if isinstance(layer, PRODUCTS)
-    }
-    hooks = [layer.register_forward_hook(partial(made, name)) for name, layer in products.items()]
-    hooks += [
-        layer.register_forward_pre_hook(partial(arrives, name)) for name, layer in norms.items()
-    ]
-    with hooked(hooks):
-        recorder, returned, _ = followed(network, module, False)
+    handles = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, PRODUCTS):
+            handles.append(layer.register_forward_hook(partial(note_output, name)))
+    for name, norm in norms.items():
+        handles.append(norm.register_forward_pre_hook(partial(note_norm, name)))
+    with hooked(handles):
+        recorder, returned, _ = record(network, module, False)
     for name, count in calls.items():
         if not count:
             raise network.refused(
                 f"its batch normalisation {name} is not called in a forward pass, so its "
                 "moments cannot be calibrated. Remove it from the constructor."
             )
+    head = next((output.layer for output in outputs if output.is_unchanged(returned)), "")
+    bare = _find_bare(recorder, outputs, calls)
+    return _Evaluation(recorder, bare, network.exits_of(returned), head)
+
+
+def _find_bare(
+    recorder: Recorder, outputs: Iterable[_Output], calls: Mapping[str, int]
+) -> dict[str, bool]:
+    """Return False for layers whose outputs only one call of a batch normalisation uses, and True
+    for other layers. ``calls``: the number of calls of each normalisation."""
     bare: dict[str, bool] = {}
-    for number, (name, output, _) in enumerate(outputs):
+    for output in outputs:
         # A layer that writes into its output also reads it.
-        elsewhere = recorder.readers.get(storage_of(output), set()) - {*norms, name}
+        readers = recorder.readers.get(storage_of(output.tensor), set()) - {*calls, output.layer}
         # Moments are averaged over calls. Inputs of larger scale would weigh more.
-        bare[name] = (
-            bare.get(name, False) or bool(elsewhere) or calls.get(normalised.get(number)) != 1
-        )
-    head = next(
-        (
-            name
-            for name, output, version in outputs
-            if output is returned and version == output._version
-        ),
-        "",
-    )
-    return recorder, bare, network.exits_of(returned), head
+        is_bare = bool(readers) or output.norm is None or calls[output.norm] != 1
+        bare[output.layer] = bare.get(output.layer, False) or is_bare
+    return bare
 
 
-def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
+def _train(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorder, bool]:
     """Record a forward pass in training. Also returns True if the pass draws random numbers.
 
     Raises ConfigError if the network cannot be trained.
     """
     before = _contents(module.named_buffers())
-    recorder, outputs, draws = followed(network, module, True)
+    recorder, outputs, draws = record(network, module, True)
     if not outputs.requires_grad:
         raise network.refused(
             "its outputs have no gradient with respect to any parameter. Remove "
             "torch.no_grad, detach and argmax from its forward."
         )
-    if (trained := network.exits_of(outputs)) != exits:
+    in_training = network.exits_of(outputs)
+    if in_training != exits:
+        plural = "s" if in_training > 1 else ""
         raise network.refused(
-            f"its forward returns {trained} output{'s' * (trained > 1)} in training and "
+            f"its forward returns {in_training} output{plural} in training and "
             f"{exits} in evaluation. Return as many in both, the full network's last."
         )
     after = _contents(module.named_buffers())
@@ -220,24 +273,25 @@ def _trained(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recor
 
 
 def _sums(
-    module: nn.Module, patterns: Mapping[str, Pattern], evaluated: Recorder, called: Collection[str]
+    module: nn.Module, patterns: Mapping[str, Pattern], evaluation: _Evaluation
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, Joined]]:
     """Return the widths on the axis that each layer of products sums over, by the layer's name; and
     axes that are sums.
 
     A layer that the recorded pass did not call, such as an expert without examples, counts like the
-    ``called`` ones, unless the pass read its weight in another way.
+    called ones, unless the pass read its weight in another way.
     """
-    name_of = {id(parameter): name for name, parameter in module.named_parameters()}
-    read = set(evaluated.kept_apart)
-    for seen in evaluated.sums:
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    read = set(evaluation.recorder.kept_apart)
+    for seen in evaluation.recorder.sums:
         read.update(seen.parameter.split(","))
-    sums, joined = {}, {}
+    sums = {}
+    joined = {}
     for path, layer in module.named_modules():
         if not isinstance(layer, PRODUCTS) or isinstance(layer, NonDynamicallyQuantizableLinear):
             continue
-        name = name_of.get(id(layer.weight), "")
-        if name and (path in called or name not in read):
+        name = names.get(id(layer.weight), "")
+        if name and (path in evaluation.bare or name not in read):
             number = 0 if isinstance(layer, TRANSPOSED) else 1
             axis = patterns[name].axes[number]
             sums[path] = groups_on(axis)
@@ -246,28 +300,26 @@ def _sums(
     return sums, joined
 
 
-def _never_called(
+def _leave_out_never_called(
     module: nn.Module, blocks: Blocks, folded: Mapping[str, tuple[str, ...]]
 ) -> tuple[Blocks, dict[str, tuple[str, ...]]]:
     """Return ``blocks`` without ends that attention reads but never calls, and ``folded`` with the
     ends' parameters."""
     folded = dict(folded)
-
-    def called(end: str, group: str) -> bool:
-        layer = module.get_submodule(end)
-        if not isinstance(layer, NonDynamicallyQuantizableLinear):
-            return True
-        for key, _ in layer.named_parameters():
-            folded[f"{end}.{key}"] = (*folded.get(f"{end}.{key}", ()), group)
-        return False
-
-    return {
-        group: [
-            replace(block, ends=tuple(end for end in block.ends if called(end, group)))
-            for block in several
-        ]
-        for group, several in blocks.items()
-    }, folded
+    called_blocks: dict[str, list[ResidualBlock]] = {group: [] for group in blocks}
+    for group, several in blocks.items():
+        for block in several:
+            called = []
+            for end in block.ends:
+                layer = module.get_submodule(end)
+                if not isinstance(layer, NonDynamicallyQuantizableLinear):
+                    called.append(end)
+                    continue
+                for key, _ in layer.named_parameters():
+                    name = f"{end}.{key}"
+                    folded[name] = (*folded.get(name, ()), group)
+            called_blocks[group].append(replace(block, ends=tuple(called)))
+    return called_blocks, folded
 
 
 def _initial(
@@ -275,8 +327,8 @@ def _initial(
     module: nn.Module,
     name: str,
     fans: Mapping[str, int],
-    first: tuple[int, float | None],
-    second: tuple[int, float | None],
+    first: Content,
+    second: Content,
 ) -> tuple[float, float]:
     """Return bound and centre of a parameter's initial values, from its contents in two builds.
 
@@ -285,85 +337,22 @@ def _initial(
     value is not finite.
     """
     path, _, key = name.rpartition(".")
-    layer, parameter = module.get_submodule(path), module.get_parameter(name)
+    layer = module.get_submodule(path)
+    parameter = module.get_parameter(name)
     if not torch.isfinite(parameter).all():
         raise network.refused(
             f"its parameter {name} does not start with finite numbers. Set it in the constructor."
         )
     if first == second:
-        return 0.0, float(parameter.detach().double().mean()) if first[1] is None else first[1]
+        centre = first.constant
+        if centre is None:
+            centre = float(parameter.detach().double().mean())
+        return 0.0, centre
     if isinstance(layer, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
         weight = layer.weight if key == "bias" else parameter
         return max(weight[0].numel(), 1) ** -0.5, 0.0
-    if fan := fans.get(name) or fans.get(name.replace("bias", "weight")):
+    fan = fans.get(name) or fans.get(name.replace("bias", "weight"))
+    if fan:
         return fan**-0.5, 0.0
     values = parameter.detach().double()
     return float(3**0.5 * values.std(correction=0)), float(values.mean())
-
-
-def proved_leaves(
-    network: UserNetwork, lengths: Mapping[str, int], full: nn.Module | None = None
-) -> Leaves:
-    """Return the layers, with their parameters' names, whose results do not depend on where their
-    weights' rows are.
-
-    A small network is tried, or the full network if the small one fails. A layer has its weight
-    only during its call. All bits of the outputs must equal the ordinary network's. A layer is left
-    out if others read its weight.
-    """
-    for tried in (few(lengths), lengths):
-        with suppress(ConfigError), one_thread():
-            module = full if full and tried == lengths else built(network, tried)
-            return _proved_leaves(network, tried, module.eval())
-    return {}
-
-
-def _proved_leaves(network: UserNetwork, lengths: Mapping[str, int], real: nn.Module) -> Leaves:
-    leaves, generator = candidates(real), torch.Generator().manual_seed(0)
-    values = {}
-    for name, parameter in real.named_parameters():
-        parameter.data = values[name] = torch.empty_like(parameter.detach()).uniform_(
-            -1, 1, generator=generator
-        )
-    with seeded():
-        examples = network.examples(EXAMPLES, torch.get_default_dtype())
-        x, expected = run_short(network, examples, partial(network.forward, real))
-    while leaves:
-        outputs, read = _with_leaves(network, lengths, values, leaves, x)
-        if not read:
-            same = outputs is not None and torch.equal(outputs.nan_to_num(), expected.nan_to_num())
-            return leaves if same else {}
-        leaves = {path: names for path, names in leaves.items() if read.isdisjoint(names)}
-    return {}
-
-
-def _with_leaves(
-    network: UserNetwork,
-    lengths: Mapping[str, int],
-    values: Mapping[str, torch.Tensor],
-    leaves: Leaves,
-    x: tuple[torch.Tensor, ...],
-) -> tuple[torch.Tensor | None, set[str]]:
-    """Return the outputs (None if the pass fails), and the parameters that were read outside their
-    layers."""
-    outputs = None
-    try:
-        with without_values():
-            module = built(network, lengths).eval()
-        elsewhere = {name for names in leaves.values() for name in names}
-        for name, parameter in prepare(module, elsewhere).items():
-            parameter.data = values[name]
-        for leaf in leaves_of(module, leaves).values():
-            leaf.replace(
-                partial(leaf.whole, {key: values[name] for key, name in leaf.names.items()})
-            )
-    except Exception:  # a user's constructor may not accept such parameters
-        return None, set()
-    with suppress(ConfigError), seeded():
-        outputs = network.forward(module, *x)
-    parameters = (parameter for part in module.modules() for parameter in part._parameters.values())
-    return outputs, {
-        parameter.name
-        for parameter in parameters
-        if isinstance(parameter, Elsewhere) and parameter.read
-    }

@@ -51,7 +51,7 @@ def prove_halves(network: UserNetwork, table: Table, means: Sequence[Use] = ()) 
     Raises ConfigError if two builds with equal parameters and buffers compute different outputs.
     """
     with one_thread():
-        return _Proof(network, means).proved(table)
+        return _Proof(network, means).prove(table)
 
 
 class _Proof:
@@ -62,7 +62,7 @@ class _Proof:
         self._means = means
         self._twins: dict[tuple[tuple[str, int], ...], Twins] = {}
 
-    def proved(self, table: Table) -> Table:
+    def prove(self, table: Table) -> Table:
         lengths = {
             name: length for name, length in table.groups.items() if name not in table.blocks
         }
@@ -70,7 +70,7 @@ class _Proof:
         # decision 69: copies of units see what the recording cannot, such as a mean times a width.
         unscaled: dict[str, tuple[str, ...]] = {}
         for width in lengths:
-            table, problem = self._with_right_powers(table, lengths, width)
+            table, problem = self._correct_powers(table, lengths, width)
             if problem:
                 unscaled[problem] = (*unscaled.get(problem, ()), width)
         table = replace(table, unscaled=unscaled)
@@ -80,10 +80,8 @@ class _Proof:
         if len(together) > 1:
             twins, obey = self._try(table, lengths, together)
             if twins and not obey:
-                deviation = twins.deviation(table, together)
-                unscaled[f"its forward: halves of several widths {_changed_by(deviation)}"] = tuple(
-                    together
-                )
+                change = _describe_change(twins.deviation(table, together))
+                unscaled[f"its forward: halves of several widths {change}"] = tuple(together)
                 table = replace(table, unscaled=unscaled)
         return table
 
@@ -116,7 +114,7 @@ class _Proof:
                 return twins, twins.obey(table, widths)
         return None, True
 
-    def _with_right_powers(
+    def _correct_powers(
         self, table: Table, lengths: Mapping[str, int], width: str
     ) -> tuple[Table, str]:
         """Return the table with right powers of a width's share, or the problem if there are
@@ -124,8 +122,9 @@ class _Proof:
         twins, obey = self._try(table, lengths, [width])
         if twins is None or obey:
             return table, ""
-        for powers in itertools.islice(_choices(table, self._means, width), TRIES):
-            changed = _with_powers(table, width, powers)
+        for powers in itertools.islice(_propose_powers(table, self._means, width), TRIES):
+            changed = _set_powers(table, width, powers)
+            # Two copies alone may agree by chance.
             if twins.obey(changed, [width]) and twins.obey(changed, [width], MORE_COPIES):
                 return changed, ""
         deviation = twins.deviation(table, [width])
@@ -134,13 +133,10 @@ class _Proof:
         fades = FADED * self._deviation_at(twins, table, width, wider) < deviation
         if fades and not _lies_beside_others(table, width):
             half = max(min(lengths[width] // COPIES, wider), 1)
-            return replace(
-                table, fading={**table.fading, width: self._deviation_at(twins, table, width, half)}
-            ), ""
-        return (
-            table,
-            f"{_places(table, self._means, width)}: two equal halves {_changed_by(deviation)}",
-        )
+            fading = {**table.fading, width: self._deviation_at(twins, table, width, half)}
+            return replace(table, fading=fading), ""
+        places = _describe_places(table, self._means, width)
+        return table, f"{places}: two equal halves {_describe_change(deviation)}"
 
     def _deviation_at(self, twins: Twins, table: Table, width: str, units: int) -> float:
         """Return the deviation with this number of units, or infinity if the network cannot have
@@ -159,10 +155,9 @@ class _Candidate:
     place: Place
     kind: str
     """Places of one kind get the same power: layers whose names differ in numbers alone."""
-    power: float
 
 
-def _choices(table: Table, means: Sequence[Use], width: str) -> Iterator[Powers]:
+def _propose_powers(table: Table, means: Sequence[Use], width: str) -> Iterator[Powers]:
     """Yield powers of a width's share for the places of its sums: changes of few kinds of places
     first."""
     candidates = [*_candidates(table, means, width)]
@@ -177,8 +172,9 @@ def _choices(table: Table, means: Sequence[Use], width: str) -> Iterator[Powers]
 
     for kind, power in itertools.product(kinds, POWERS):
         yield chosen({kind: power})
-    for power in POWERS if len(kinds) > 1 else ():
-        yield chosen(dict.fromkeys(kinds, power))
+    if len(kinds) > 1:
+        for power in POWERS:
+            yield chosen(dict.fromkeys(kinds, power))
     for pair in itertools.combinations(kinds, 2):
         for powers in itertools.product(POWERS, repeat=2):
             yield chosen(dict(zip(pair, powers)))
@@ -191,23 +187,25 @@ def _candidates(table: Table, means: Sequence[Use], width: str) -> Iterator[_Can
     for parameter, groups in table.folded.items():
         places.append((("folded", parameter), groups, parameter))
     for use in table.uses or ():
-        places.append(
-            (("uses", replace(use, groups=())), use.groups, f"{use.function} {use.module}")
-        )
+        place: Place = ("uses", replace(use, groups=()))
+        places.append((place, use.groups, f"{use.function} {use.module}"))
     used = {place for place, _, _ in places}
     for use in means:
         if ("uses", use) not in used and width in Pattern.parse(use.inner).names:
             places.append((("uses", use), (width,), f"mean {use.function} {use.module}"))
-    for place, groups, name in places:
-        if any(power_of(summed)[0] == width for summed in groups):
-            yield _Candidate(place, f"{place[0]} {re.sub(r'[0-9]+', '#', name)}", 1.0)
+    for place, summed_groups, name in places:
+        if any(power_of(summed)[0] == width for summed in summed_groups):
+            kind = re.sub(r"[0-9]+", "#", name)
+            yield _Candidate(place, f"{place[0]} {kind}")
 
 
-def _with_powers(table: Table, width: str, powers: Powers) -> Table:
+def _set_powers(table: Table, width: str, powers: Powers) -> Table:
     """Return the table with other powers of a width's share at some places."""
     sums = dict(table.sums)
     folded = dict(table.folded)
-    uses = {replace(use, groups=()): use.groups for use in table.uses or ()}
+    uses: dict[Use, tuple[str, ...]] = {}
+    for use in table.uses or ():
+        uses[replace(use, groups=())] = use.groups
     rooms: Mapping[str, dict[Any, tuple[str, ...]]] = {"sums": sums, "folded": folded, "uses": uses}
     for (room, key), power in powers.items():
         rooms[room][key] = with_power(rooms[room].get(key, ()), width, power)
@@ -215,30 +213,29 @@ def _with_powers(table: Table, width: str, powers: Powers) -> Table:
     return replace(table, sums=sums, folded=folded, uses=kept)
 
 
-def _places(table: Table, means: Sequence[Use], width: str) -> str:
+def _describe_places(table: Table, means: Sequence[Use], width: str) -> str:
     names = []
     for candidate in _candidates(table, means, width):
         room, key = candidate.place
-        names.append(
-            f"{key.function} of {key.module or 'its forward'}" if room == "uses" else str(key)
-        )
-    shown = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-    return shown or "its forward"
+        if room == "uses":
+            key = f"{key.function} of {key.module or 'its forward'}"
+        names.append(key)
+    if len(names) > 3:
+        names[3:] = ["..."]
+    return ", ".join(names) or "its forward"
 
 
 def _lies_beside_others(table: Table, width: str) -> bool:
     """Return True if an axis has positions of a width's units and, beside them, others."""
     for entry in table.parameters.values():
         for axis in Pattern.parse(entry.axes).axes:
-            its = [width in segment.names for segment in axis.segments]
-            if any(its) and not all(its):
+            has_units = [width in segment.names for segment in axis.segments]
+            if any(has_units) and not all(has_units):
                 return True
     return False
 
 
-def _changed_by(deviation: float) -> str:
-    return (
-        f"change the outputs by {deviation:.0%}"
-        if deviation < 10
-        else "change the outputs completely"
-    )
+def _describe_change(deviation: float) -> str:
+    if deviation < 10:
+        return f"change the outputs by {deviation:.0%}"
+    return "change the outputs completely"

@@ -4,8 +4,8 @@ then by proof.
 An axis that doubles with an integer has the length ``a * units * b``. If ``a * b`` is more than 1,
 there are several readings, such as ``(3 heads 64)`` and ``(heads 192)``. An axis that grows by less
 also has positions of no unit, as ``hidden + 6``; concatenations of the forward pass propose its
-readings (`istmpi.inspection.orders`). `istmpi.inspection.proof` refutes wrong readings. An integer cannot
-be dealt out if no reading is left.
+readings (`istmpi.inspection.orders`). `istmpi.inspection.proof` refutes wrong readings. An integer
+cannot be dealt out if no reading is left.
 """
 
 import itertools
@@ -182,7 +182,10 @@ def _double(
                 continue
             ratio, rest = divmod(longer - length, width.length)
             if rest and longer == 2 * length:
-                return f"an axis of {name} has {length} positions, not a multiple of its {width.length} units"
+                return (
+                    f"an axis of {name} has {length} positions, not a multiple of its "
+                    f"{width.length} units"
+                )
             if rest or not 0 < longer - length <= length:
                 return f"an axis of {name} has {length} positions, and {longer} when it doubles"
             growths[name, place] = Growth(ratio, length - ratio * width.length)

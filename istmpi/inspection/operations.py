@@ -166,7 +166,9 @@ def find_sum(name: str, args: Sequence[Any]) -> Summands | None:
         operands = args[MATRIX[name] :][:2]
         return Summands(operands, operands[0].shape[-1])
     if name == "convolution":
-        weight, is_transposed, groups = args[1], args[6], args[8]
+        weight = args[1]
+        is_transposed = args[6]
+        groups = args[8]
         inner = weight.shape[0] // groups if is_transposed else weight.shape[1]
         return Summands(args[:2], inner)
     if name == "_trilinear":

@@ -87,8 +87,8 @@ class Trial:
                 return
             if not all(alike(self._run(self._values), outputs) for _ in range(DRAWS)):
                 raise ConfigError(
-                    f"{changes}: it draws random numbers in evaluation, as functional.dropout does without "
-                    "training=self.training"
+                    f"{changes}: it draws random numbers in evaluation, as functional.dropout does "
+                    "without training=self.training"
                 )
 
     def _build_small(self, moving: Moving) -> tuple[tuple[Any, ...], int, nn.Module]:
@@ -101,11 +101,10 @@ class Trial:
         width = self._width
         apart = _never_on_an_axis_with(width.name, moving)
         ratios = {growth.ratio for axes in moving.values() for growth in axes.values()}
-        numbers = [
-            units
-            for units in UNITS
-            if units < width.length and all(ratio % units for ratio in ratios)
-        ]
+        numbers = []
+        for units in UNITS:
+            if units < width.length and all(ratio % units for ratio in ratios):
+                numbers.append(units)
         halves = range(min(DIVISORS, width.length // 2), FEW, -1)
         numbers += [units for units in halves if width.length % units == 0]
         numbers.append(width.length)

@@ -95,12 +95,7 @@ class Recorder(Watching):
         """The products from which each product's input is computed."""
         self._constant = 0
         """The products that read parameters alone."""
-        self._classes = {name: type(module).__name__ for name, module in network.named_modules()}
-        self._recurrent = {
-            name
-            for name, module in network.named_modules()
-            if isinstance(module, nn.RNNBase | nn.RNNCellBase)
-        }
+        self._classes = {name: type(module) for name, module in network.named_modules()}
 
     @property
     def records(self) -> Sequence[Any]:
@@ -163,7 +158,8 @@ class Recorder(Watching):
         if name in NORMALISATIONS:
             module = self._modules[-1]
             sizes = (made[0].numel(),)
-            self.products.append(Record(module, self._classes[module], parameter="", sizes=sizes))
+            kind = self._classes[module].__name__
+            self.products.append(Record(module, kind, parameter="", sizes=sizes))
 
     def _record(self, product: Product) -> Record:
         x = product.x
@@ -181,7 +177,7 @@ class Recorder(Watching):
             of_input = bool(product.inner) and not x.requires_grad and x not in self._known
         return Record(
             module=module,
-            kind=self._classes[module],
+            kind=self._classes[module].__name__,
             parameter=parameter,
             sizes=(product.rows, product.inner, product.columns),
             axis=axis,
@@ -199,7 +195,9 @@ class Recorder(Watching):
             makers = {self.products[number].parameter for number in _bits(second)}
             for later in _bits(second):
                 module = self.products[later].module
-                within = module if module in self._recurrent else None
+                # A recurrent layer adds outputs of its own products in every step.
+                is_recurrent = issubclass(self._classes[module], nn.RNNBase | nn.RNNCellBase)
+                within = module if is_recurrent else None
                 for number in _bits(first & self._inputs_behind[later] & ~self._constant):
                     if (
                         self.products[number].parameter not in makers

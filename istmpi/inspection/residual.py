@@ -151,32 +151,11 @@ def _find_ends(
 ) -> tuple[str, ...]:
     """Return few, late layers of a block that make it the identity if they return zero; () if there
     are none."""
-    called: list[str] = []
-    attentions = {
-        name: part
-        for name, part in block.named_modules()
-        if isinstance(part, nn.MultiheadAttention)
-    }
-    layers = {
-        name: layer
-        for name, layer in block.named_modules()
-        if layer._parameters and not any(layer.children())
-    }
-
-    def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        # Attention reads the weights of its last layer, and never calls it.
-        end = f"{name}.out_proj".lstrip(".") if name in attentions else name
-        if end not in called and (end != name or _is_homogeneous(layer, inputs, output)):
-            called.append(end)
-
-    handles = []
-    for name, layer in (layers | attentions).items():
-        handles.append(layer.register_forward_hook(partial(note, name)))
-    with hooked(handles), torch.no_grad():
-        block(*copied(inputs), **named)
+    called = _list_homogeneous(block, inputs, named)
 
     def is_identity(silent: Sequence[str]) -> bool:
-        with _multiplied(0, [layers[name] for name in silent]), torch.no_grad():
+        layers = [block.get_submodule(name) for name in silent]
+        with _multiplied(0, layers), torch.no_grad():
             return alike(_first(block(*copied(inputs), **named)), inputs[0])
 
     if not is_identity(called):
@@ -188,6 +167,33 @@ def _find_ends(
         if is_identity(fewer):
             ends = fewer
     return tuple(ends)
+
+
+def _list_homogeneous(
+    block: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]
+) -> list[str]:
+    """Return the layers whose output is proportional to their parameters, in the order of calls."""
+    called: list[str] = []
+
+    def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(layer, nn.MultiheadAttention):
+            # Attention reads the weights of its last layer, and never calls it.
+            end = f"{name}.out_proj".lstrip(".")
+        elif _is_homogeneous(layer, inputs, output):
+            end = name
+        else:
+            return
+        if end not in called:
+            called.append(end)
+
+    handles = []
+    for name, layer in block.named_modules():
+        is_layer = bool(layer._parameters) and not any(layer.children())
+        if is_layer or isinstance(layer, nn.MultiheadAttention):
+            handles.append(layer.register_forward_hook(partial(note, name)))
+    with hooked(handles), torch.no_grad():
+        block(*copied(inputs), **named)
+    return called
 
 
 def _is_homogeneous(layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor) -> bool:

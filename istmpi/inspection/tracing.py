@@ -18,7 +18,7 @@ from torch import nn
 
 from istmpi.engine.axes import Factor, Pattern, product
 from istmpi.errors import ConfigError
-from istmpi.inspection.recording import Recorder
+from istmpi.inspection.recording import Record, Recorder
 from istmpi.network.norms import built
 from istmpi.network.table import Blocks, Operator, inside, unit_of
 from istmpi.network.trials import few, one_thread, seeded
@@ -36,63 +36,91 @@ class Family:
 
     lengths: Mapping[str, int]
     base: Sequence[Any]
-    doubled: Mapping[str, Sequence[Any] | None]
-    """The record for each doubled width; None if operations differ. In training, key "" is for
-    twice the examples."""
-
-    @property
-    def complete(self) -> bool:
-        return None not in self.doubled.values()
+    doubled: Mapping[str, Sequence[Any]]
+    """The records with each width doubled, without widths at which the operations differ. In
+    training, key "" is for twice the examples."""
+    complete: bool
+    """True if the operations are the same with each width doubled."""
 
     @staticmethod
-    def of(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family:
-        """Return the family at few units; if it is not `complete`, the family at ``lengths``,
-        recorded in ``full``."""
+    def record(network: UserNetwork, lengths: Mapping[str, int], full: Recorder) -> Family:
+        """Record a network at few units, and with each width doubled.
 
-        def member(at: Mapping[str, int], examples: int = EXAMPLES) -> Sequence[Any] | None:
-            try:
-                module = full.network if at == lengths else built(network, at)
-                records = followed(network, module, full.training, examples)[0].records
-            except ConfigError:
-                return None
-            return records if records == full.records else None
-
-        def doubled(at: Mapping[str, int], base: Sequence[Any]) -> Family:
-            records = {name: member({**at, name: 2 * length}) for name, length in at.items()}
-            return Family(
-                at, base, records | ({"": member(at, 2 * EXAMPLES)} if full.training else {})
-            )
-
+        If that fails, the family has the full ``lengths``, which ``full`` recorded.
+        """
         small = few(lengths)
-        with one_thread():  # a constructor may not take few units, or twice as many of them
-            base = member(small) if small != lengths else None
-            family = doubled(small, base) if base is not None else None
-            return family if family and family.complete else doubled(lengths, full.records)
+        with one_thread():
+            if small != lengths:
+                # A constructor may not take few units, or twice as many of them.
+                base = _record_as(network, small, full)
+                if base is not None:
+                    family = _double(network, small, base, full)
+                    if family.complete:
+                        return family
+            return _double(network, lengths, full.records, full, full.network)
 
 
-def followed(
+def _double(
+    network: UserNetwork,
+    lengths: Mapping[str, int],
+    base: Sequence[Any],
+    full: Recorder,
+    module: nn.Module | None = None,
+) -> Family:
+    """Record a network with each width doubled. ``module``: the network at ``lengths``, if it is
+    built."""
+    records = {}
+    for name, length in lengths.items():
+        records[name] = _record_as(network, {**lengths, name: 2 * length}, full)
+    if full.training:
+        records[""] = _record_as(network, lengths, full, 2 * EXAMPLES, module)
+    same = {name: record for name, record in records.items() if record is not None}
+    return Family(lengths, base, same, complete=len(same) == len(records))
+
+
+def _record_as(
+    network: UserNetwork,
+    lengths: Mapping[str, int],
+    full: Recorder,
+    examples: int = EXAMPLES,
+    module: nn.Module | None = None,
+) -> Sequence[Any] | None:
+    """Return a network's records at some lengths; None if its operations differ from ``full``."""
+    try:
+        if module is None:
+            module = built(network, lengths)
+        recorder, _, _ = record(network, module, full.training, examples)
+    except ConfigError:
+        return None
+    return recorder.records if recorder.records == full.records else None
+
+
+def record(
     network: UserNetwork, module: nn.Module, training: bool, examples: int = EXAMPLES
 ) -> tuple[Recorder, torch.Tensor, bool]:
     """Record a forward pass. Return the record, the outputs, and True if the pass draws random
     numbers."""
-    recorder, x = Recorder(module, training), network.examples(examples, torch.get_default_dtype())
+    recorder = Recorder(module, training)
+    x = network.examples(examples, torch.get_default_dtype())
     with seeded(), recorder.following():
         state = torch.get_rng_state()
         outputs = network.forward(module.train(training), *x, gradients=training)
         return recorder, outputs, not torch.equal(state, torch.get_rng_state())
 
 
-def factors_of(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
+def find_factors(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool]:
     """Return the widths that are factors of a size, with repetition, and True if widths change it
     in no other way."""
-    powers = [
-        (name, log2(larger / size) if size else float(larger)) for name, larger in doubled.items()
-    ]
-    names = [name for name, power in powers for _ in range(round(power))]
-    return names, all(power == round(power) >= 0 for _, power in powers)
+    names: list[str] = []
+    is_product = True
+    for name, larger in doubled.items():
+        power = log2(larger / size) if size else float(larger)
+        names += [name] * round(power)
+        is_product = is_product and power == round(power) >= 0
+    return names, is_product
 
 
-def summands(
+def find_summands(
     size: int, doubled: Mapping[str, int], lengths: Mapping[str, int]
 ) -> list[tuple[int, tuple[str, ...]]] | None:
     """Return a size as a sum of (number, widths) whose products add up to it; None if it is not
@@ -104,8 +132,8 @@ def summands(
     common: list[str] = []
     growths: dict[str, int] = {}
     for name, larger in doubled.items():
-        names, exact = factors_of(size, {name: larger})
-        if exact:
+        names, is_product = find_factors(size, {name: larger})
+        if is_product:
             common += names
         elif size < larger < 2 * size:
             growths[name] = larger - size
@@ -114,9 +142,10 @@ def summands(
     left, rest = divmod(size, prod(lengths[name] for name in common))
     terms: list[tuple[int, tuple[str, ...]]] = []
     for name, growth in growths.items():
-        number, odd = divmod(growth, prod(lengths[each] for each in (*common, name)))
-        rest += odd
-        terms.append((number, (*common, name)))
+        widths = (*common, name)
+        number, left_over = divmod(growth, prod(lengths[width] for width in widths))
+        rest += left_over
+        terms.append((number, widths))
         left -= number * lengths[name]
     if rest or left < 0:
         return None
@@ -125,12 +154,25 @@ def summands(
     return terms
 
 
-def axis_of(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
+def write_axis(length: int, names: Sequence[str], lengths: Mapping[str, int]) -> str:
     """Return an axis of this length with the widths ``names`` as inner factors; the rest is the
     outermost factor."""
     literal = length // prod(lengths[name] for name in names)
-    first = [Factor(None, literal)] * (literal != 1 or not names)
-    return str(product(*first, *map(Factor, names)))
+    factors = [Factor(name) for name in names]
+    if literal != 1 or not names:
+        factors.insert(0, Factor(None, literal))
+    return str(product(*factors))
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The operators of a network, in terms of widths and blocks; the fields are those of
+    `Table`."""
+
+    products: tuple[Operator, ...]
+    normalised: tuple[str, ...]
+    inexact: tuple[str, ...]
+    residual: Mapping[str, str]
 
 
 def trace(
@@ -138,57 +180,79 @@ def trace(
     lengths: Mapping[str, int],
     blocks: Blocks = NO_BLOCKS,
     full: Recorder | None = None,
-) -> dict[str, Any]:
-    """Return the fields of `Table` about a network's operators, in terms of these widths and
-    blocks.
+) -> Operators:
+    """Return a network's operators in terms of these widths and blocks.
 
-    Raises ConfigError if the network cannot be run.
+    ``full``: the recorded training pass of the full network, if there is one. Raises ConfigError if
+    the network cannot be run.
     """
-    full = full or followed(network, built(network), True)[0]
-    family = Family.of(network, lengths, full)
-    operators: Counter[Operator] = Counter()
-    normalised, inexact = [], []
-    made: dict[int, frozenset[str]] = {}
-    for place, record in enumerate(full.products):
-        sizes = _read(family, place, record.sizes, lengths) if family.complete else None
+    if full is None:
+        full, _, _ = record(network, built(network), True)
+    family = Family.record(network, lengths, full)
+    calls: Counter[Operator] = Counter()
+    normalised = []
+    inexact = []
+    columns: dict[int, frozenset[str]] = {}
+    for place, recorded in enumerate(full.products):
+        sizes = None
+        if family.complete:
+            sizes = _find_sizes(family, place, recorded.sizes, lengths)
         if sizes is None:
-            inexact.append(record.module)
-            scaled = record.sizes[0] % EXAMPLES == 0
-            sizes = (
-                " ".join(map(str, (record.sizes[0] // EXAMPLES**scaled, *record.sizes[1:]))),
-                int(scaled),
-            )
+            inexact.append(recorded.module)
+            sizes = _full_sizes(recorded)
         text, examples = sizes
-        shape = inside(Pattern.parse(text), unit_of(blocks, record.module))
-        if len(record.sizes) == 1:
-            normalised.append(shape)
-        else:
-            made[place] = shape.axes[2].names
-            facts = (
-                record.module,
-                record.kind,
-                record.parameter,
-                record.axis,
-                record.gradients,
-                record.of_input,
-            )
-            operators[Operator(shape, *facts, examples=examples)] += 1
+        shape = inside(Pattern.parse(text), unit_of(blocks, recorded.module))
+        if len(recorded.sizes) == 1:
+            normalised.append(str(shape))
+            continue
+        columns[place] = shape.axes[2].names
+        calls[_operator(recorded, shape, examples)] += 1
+    return Operators(
+        products=tuple(replace(operator, calls=count) for operator, count in calls.items()),
+        normalised=tuple(normalised),
+        inexact=tuple(dict.fromkeys(inexact)),
+        residual=_residual_streams(full, columns),
+    )
+
+
+def _operator(recorded: Record, shape: Pattern, examples: int) -> Operator:
+    return Operator(
+        shape=shape,
+        module=recorded.module,
+        kind=recorded.kind,
+        parameter=recorded.parameter,
+        axis=recorded.axis,
+        gradients=recorded.gradients,
+        of_input=recorded.of_input,
+        examples=examples,
+    )
+
+
+def _residual_streams(full: Recorder, columns: Mapping[int, frozenset[str]]) -> dict[str, str]:
+    """Return the widths on which outputs of products are added, each with two such products.
+
+    ``columns``: the widths of each product's outputs.
+    """
     residual: dict[str, str] = {}
-    for pair in sorted(full.joins):
-        first, second = (
-            full.products[place].module or full.products[place].parameter for place in pair
-        )
-        for name in sorted(made[pair[0]] & made[pair[1]]):
-            residual.setdefault(name, f"{first} and {second}")
-    return {
-        "operators": tuple(replace(operator, calls=calls) for operator, calls in operators.items()),
-        "normalised": tuple(map(str, normalised)),
-        "inexact": tuple(dict.fromkeys(inexact)),
-        "residual": residual,
-    }
+    for first, second in sorted(full.joins):
+        layers = [
+            full.products[place].module or full.products[place].parameter
+            for place in (first, second)
+        ]
+        for name in sorted(columns[first] & columns[second]):
+            residual.setdefault(name, " and ".join(layers))
+    return residual
 
 
-def _read(
+def _full_sizes(recorded: Record) -> tuple[str, int]:
+    """Return a record's own sizes as `_find_sizes` does, for all widths."""
+    rows, *others = recorded.sizes
+    if rows % EXAMPLES == 0:
+        return " ".join(map(str, (rows // EXAMPLES, *others))), 1
+    return " ".join(map(str, (rows, *others))), 0
+
+
+def _find_sizes(
     family: Family, place: int, expected: Iterable[int], full: Mapping[str, int]
 ) -> tuple[str, int] | None:
     """Return the sizes of record number ``place`` as axes, and the power of the number of examples
@@ -197,18 +261,21 @@ def _read(
     Returns None if a size is not a sum of products of widths, or does not give its ``expected``
     value at the ``full`` lengths.
     """
-    axes, examples = [], 0
-    small, in_full = {**family.lengths, "": EXAMPLES}, {**full, "": EXAMPLES}
+    axes = []
+    examples = 0
+    # The number of examples is a width like others, with the name "".
+    small = {**family.lengths, "": EXAMPLES}
+    full = {**full, "": EXAMPLES}
     for slot, expected_size in enumerate(expected):
         size = family.base[place].sizes[slot]
         doubled = {name: records[place].sizes[slot] for name, records in family.doubled.items()}
-        terms = summands(size, doubled, small)
+        terms = find_summands(size, doubled, small)
         if terms is None:
             return None
-        if (
-            sum(number * prod(in_full[name] for name in names) for number, names in terms)
-            != expected_size
-        ):
+        size_in_full = 0
+        for number, names in terms:
+            size_in_full += number * prod(full[name] for name in names)
+        if size_in_full != expected_size:
             return None
         powers = {names.count("") for _, names in terms}
         if len(powers) > 1:
@@ -216,7 +283,8 @@ def _read(
         examples += powers.pop()
         segments = []
         for number, names in terms:
-            names = [name for name in names if name]
-            segments.append(axis_of(number * prod(small[name] for name in names), names, small))
+            widths = [name for name in names if name]
+            length = number * prod(small[name] for name in widths)
+            segments.append(write_axis(length, widths, small))
         axes.append(" + ".join(segments))
     return " ".join(axes), examples

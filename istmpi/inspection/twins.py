@@ -42,7 +42,7 @@ class Twins:
         best = _Best()
 
         def run(*x: torch.Tensor) -> torch.Tensor:
-            # `running` has chosen the numbers' type.
+            # `run_examples` has chosen the numbers' type.
             self._values = {
                 name: drawn[name].to(narrow.get_parameter(name).dtype) for name in drawn
             }
@@ -52,7 +52,7 @@ class Twins:
                 return network.forward(narrow, *x)
 
         self._x, self._expected = run_examples(network, narrow, EXAMPLES, run)
-        self._best_of = best.lengths
+        self._best_lengths = best.lengths
         self._random = not alike(run(*self._x), self._expected)
         self._buffers = dict(narrow.named_buffers())
 
@@ -70,9 +70,9 @@ class Twins:
             outputs = self._network.forward(again, *self._x)
         if not alike(outputs, self._expected):
             raise self._network.refused(
-                "its constructor draws random values that are neither parameters nor buffers, such as a permutation or "
-                "chosen features. Every rank and every later command would build another network. Draw these values "
-                "from a generator with a fixed seed."
+                "its constructor draws random values that are neither parameters nor buffers, such "
+                "as a permutation or chosen features. Every rank and every later command would "
+                "build another network. Draw these values from a generator with a fixed seed."
             )
 
     def deviation(
@@ -83,7 +83,7 @@ class Twins:
 
         Raises ConfigError if the network with copies fails.
         """
-        difference = self._copied(table, widths, copies, more_best) - self._expected
+        difference = self._run_copies(table, widths, copies, more_best) - self._expected
         return float(difference.norm() / self._expected.norm().clamp(min=1e-30))
 
     def obey(self, table: Table, widths: Collection[str], copies: int = COPIES) -> bool:
@@ -95,13 +95,14 @@ class Twins:
         """
         if self._random:
             return True
-        if alike(self._copied(table, widths, copies), self._expected):
+        if alike(self._run_copies(table, widths, copies), self._expected):
             return True
-        return bool(self._best_of) and alike(
-            self._copied(table, widths, copies, more_best=True), self._expected
-        )
+        if not self._best_lengths:
+            return False
+        outputs = self._run_copies(table, widths, copies, more_best=True)
+        return alike(outputs, self._expected)
 
-    def _copied(
+    def _run_copies(
         self, table: Table, widths: Collection[str], copies: int, more_best: bool = False
     ) -> torch.Tensor:
         lengths = dict(self.lengths)
@@ -122,10 +123,9 @@ class Twins:
                     product *= (1 / copies) ** power
             return product
 
-        Architecture(self._network.name, table, "float64", self._network).multiply(
-            full, lengths, factor
-        )
-        with seeded(), _Best(self._best_of if more_best else None):
+        architecture = Architecture(self._network.name, table, "float64", self._network)
+        architecture.multiply(full, lengths, factor)
+        with seeded(), _Best(self._best_lengths if more_best else None):
             return self._network.forward(full, *self._x)
 
 
@@ -146,7 +146,8 @@ class _Best(Watching):
     ) -> Any:
         if func.overloadpacket.__name__ == "topk":
             values, count, *others = args
-            length = values.shape[others[0] if others else -1]
+            axis = others[0] if others else -1
+            length = values.shape[axis]
             call = len(self.lengths)
             self.lengths.append(length)
             if self._narrower and call < len(self._narrower):
@@ -177,10 +178,10 @@ def copy_units(
                 continue
             source = np.zeros(axis.length(wide), dtype=np.int64)
             for numbers in itertools.product(range(copies), repeat=len(shared)):
-                units = {
-                    width: range(number * lengths[width], (number + 1) * lengths[width])
-                    for width, number in zip(shared, numbers)
-                }
+                units = {}
+                for width, number in zip(shared, numbers):
+                    first = number * lengths[width]
+                    units[width] = range(first, first + lengths[width])
                 source[axis.positions(wide, units)] = np.arange(axis.length(lengths))
             copied[name] = copied[name].index_select(place, torch.from_numpy(source))
     return copied
@@ -190,7 +191,6 @@ def _built(network: UserNetwork, lengths: Mapping[str, int], seed: int = 0) -> n
     module = built(network, lengths, seed=seed).eval()
     for layer in module.modules():
         if isinstance(layer, Calibrated):
-            layer.eps = (
-                EPSILON  # a factor before a batch normalisation shows against its epsilon alone
-            )
+            # A factor before a batch normalisation shows against its epsilon alone.
+            layer.eps = EPSILON
     return module

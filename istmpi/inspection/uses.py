@@ -13,7 +13,7 @@ from math import prod
 from istmpi.engine.axes import Pattern
 from istmpi.inspection.operations import MATRIX
 from istmpi.inspection.recording import Recorder, Sum
-from istmpi.inspection.tracing import Family, axis_of, factors_of, summands
+from istmpi.inspection.tracing import Family, find_factors, find_summands, write_axis
 from istmpi.network.table import Joined, Use
 from istmpi.network.user import UserNetwork
 
@@ -35,7 +35,22 @@ class Sums:
     """The number of inputs that each parameter's product adds up, without the inputs of means."""
 
 
-def sums_of(
+@dataclass(frozen=True)
+class _Groups:
+    """What each sum of a family adds over, by the sum's number."""
+
+    names: Sequence[tuple[str, ...]]
+    """The widths over whose units each sum adds, without means, once for each factor of its
+    length."""
+    averaged: Mapping[int, Collection[str]]
+    """The widths of which each sum takes a mean."""
+    unreadable: set[int]
+    """The sums that add over widths, but whose length is no sum of products of widths."""
+    joined: Mapping[int, Joined | None]
+    """The axes of sums whose length has several products; None where no parameter has the axis."""
+
+
+def find_sums(
     network: UserNetwork,
     lengths: Mapping[str, int],
     full: Recorder,
@@ -47,40 +62,69 @@ def sums_of(
 
     ``patterns``: the named axes of the parameters.
     """
-    family = Family.of(network, lengths, full)
-    doubled = {name: sums for name, sums in family.doubled.items() if sums is not None}
-    groups, averaged, odd, parted = _groups(network, family, doubled)
-    joined = {number: _joined(family, doubled, number, patterns) for number in parted}
-    odd |= {number for number, axis in joined.items() if axis is None}
-    folded, axes = _folded(full, groups, layers, joined)
+    family = Family.record(network, lengths, full)
+    groups = _find_groups(network, family, patterns)
+    folded, axes = _fold(full, groups, layers)
     calls: dict[int, list[str]] = {}
-    of_layers: dict[str, tuple[str, ...]] = dict.fromkeys(layers, ())
-    for number, (seen, names) in enumerate(zip(full.sums, groups)):
+    layer_groups: dict[str, tuple[str, ...]] = dict.fromkeys(layers, ())
+    for number, (seen, names) in enumerate(zip(full.sums, groups.names)):
         if seen.module in layers:
-            of_layers[seen.module] += names
-        elif seen.call is None or number in odd or seen.operation in ("_softmax", "prod"):
+            layer_groups[seen.module] += names
+        elif (
+            seen.call is None
+            or number in groups.unreadable
+            or seen.operation in ("_softmax", "prod")
+        ):
             continue
         elif folded.keys().isdisjoint(seen.parameter.split(",")):
             calls.setdefault(seen.turn, []).extend(names)
+    uses = _find_uses(full, family, lengths, calls, groups.joined)
+    return Sums(
+        uses=tuple(use for use in uses if use.groups),
+        means=tuple(use for use in uses if not use.groups),
+        folded=folded,
+        joined=axes,
+        layers=layer_groups,
+        fans=_fans(full.sums, groups.averaged, lengths),
+    )
+
+
+def _find_uses(
+    full: Recorder,
+    family: Family,
+    lengths: Mapping[str, int],
+    calls: Mapping[int, Sequence[str]],
+    joined: Mapping[int, Joined | None],
+) -> list[Use]:
+    """Return the calls in the network's code that sum over units. ``calls``: the groups of a call,
+    by its number."""
     uses: dict[tuple[object, ...], Use] = {}
+    used = set()
     for number, seen in enumerate(full.sums):
         call = seen.call
-        if seen.turn not in calls or call is None or not call.power:
+        if seen.turn not in calls or seen.turn in used or call is None or not call.power:
             continue
-        names = calls.pop(seen.turn)
-        if number in joined:
-            if call.axis is None:
-                continue
-            inner = joined[number].segments
+        # One call may take several sums; it is multiplied once.
+        used.add(seen.turn)
+        axis = joined.get(number)
+        if axis is None:
+            grown = {name: sums[number].call.inner for name, sums in family.doubled.items()}
+            factors, _ = find_factors(family.base[number].call.inner, grown)
+            inner = write_axis(call.inner, factors, lengths)
+        elif call.axis is None:
+            continue
         else:
-            grown = {name: sums[number].call.inner for name, sums in doubled.items()}
-            inner = axis_of(
-                call.inner, factors_of(family.base[number].call.inner, grown)[0], lengths
-            )
-        uses.setdefault((*call.place, call.inner), Use(*call.place, inner, tuple(sorted(names))))
-    scaled = tuple(use for use in uses.values() if use.groups)
-    means = tuple(use for use in uses.values() if not use.groups)
-    return Sums(scaled, means, folded, axes, of_layers, _fans(full.sums, averaged, lengths))
+            inner = axis.segments
+        use = Use(
+            module=call.module,
+            function=call.function,
+            parameter=call.parameter,
+            detail=call.detail,
+            inner=inner,
+            groups=tuple(sorted(calls[seen.turn])),
+        )
+        uses.setdefault((*call.place, call.inner), use)
+    return list(uses.values())
 
 
 def _fans(
@@ -94,89 +138,90 @@ def _fans(
     return fans
 
 
-def _groups(
-    network: UserNetwork, family: Family, doubled: Mapping[str, Sequence[Sum]]
-) -> tuple[list[tuple[str, ...]], dict[int, set[str]], set[int], list[int]]:
-    """Return the widths over whose units each sum adds, without means, once for each factor of its
-    length.
-
-    Also returns the widths of which each sum takes a mean; the numbers of the sums that add over
-    widths, but whose length is no sum of products of widths; and the numbers of those with several
-    products.
-    """
+def _find_groups(network: UserNetwork, family: Family, patterns: Mapping[str, Pattern]) -> _Groups:
     declared = getattr(network.kind, "SUMS", {})
     groups: list[tuple[str, ...]] = []
-    odd, averaged, parted = set(), {}, []
+    averaged: dict[int, set[str]] = {}
+    unreadable = set()
+    joined = {}
     for number, seen in enumerate(family.base):
-        longer = {name: sums[number].inner for name, sums in doubled.items()}
-        names, exact = factors_of(seen.inner, longer)
-        if not exact and (terms := summands(seen.inner, longer, family.lengths)):
-            names = list(dict.fromkeys(chain.from_iterable(its for _, its in terms)))
-            exact = True
-            parted.append(number)
-        means = {name for softmax in seen.weighted_by for name in groups[softmax]} & {*names}
-        if seen.operation == "mean":
-            means = {*names}
-        elif seen.operation != "_softmax":
-            means |= {name for name in names if declared.get(name) == "mean"}
-        if "mean" in map(declared.get, (seen.module, *seen.parameter.split(","))):
-            means = {*names}
+        longer = {name: sums[number].inner for name, sums in family.doubled.items()}
+        names, is_known = find_factors(seen.inner, longer)
+        if not is_known:
+            terms = find_summands(seen.inner, longer, family.lengths)
+            if terms:
+                names = list(dict.fromkeys(chain.from_iterable(widths for _, widths in terms)))
+                is_known = True
+                joined[number] = _find_joined(family, number, patterns)
+        means = _find_means(seen, names, groups, declared)
         averaged[number] = means
         groups.append(tuple(name for name in names if name not in means))
-        if groups[-1] and not exact:
-            odd.add(number)
-    return groups, averaged, odd, parted
+        if groups[-1] and not is_known:
+            unreadable.add(number)
+        if number in joined and joined[number] is None:
+            unreadable.add(number)
+    return _Groups(groups, averaged, unreadable, joined)
 
 
-def _joined(
-    family: Family,
-    doubled: Mapping[str, Sequence[Sum]],
-    number: int,
-    patterns: Mapping[str, Pattern],
-) -> Joined | None:
+def _find_means(
+    seen: Sum, names: Sequence[str], groups: Sequence[Sequence[str]], declared: Mapping[str, str]
+) -> set[str]:
+    """Return the widths over which a sum is a mean. ``groups``: those of the sums before it.
+    ``declared``: the class's ``SUMS``."""
+    if seen.operation == "mean":
+        return {*names}
+    if "mean" in map(declared.get, (seen.module, *seen.parameter.split(","))):
+        return {*names}
+    means: set[str] = set()
+    for softmax in seen.weighted_by:
+        means.update(name for name in groups[softmax] if name in names)
+    if seen.operation != "_softmax":
+        means.update(name for name in names if declared.get(name) == "mean")
+    return means
+
+
+def _find_joined(family: Family, number: int, patterns: Mapping[str, Pattern]) -> Joined | None:
     """Return the axis of a sum's parameter that is as long as the sum at all lengths; None if there
     is none."""
     seen = family.base[number]
-    for axis_number, axis in enumerate(
-        patterns[seen.parameter].axes if seen.parameter in patterns else ()
-    ):
-        longer = {
-            name: axis.length({**family.lengths, name: 2 * family.lengths[name]})
-            for name in doubled
-        }
-        if axis.length(family.lengths) == seen.inner and all(
-            length == doubled[name][number].inner for name, length in longer.items()
-        ):
-            return Joined(str(axis), axis_number, len(patterns[seen.parameter].axes))
+    if seen.parameter not in patterns:
+        return None
+    pattern = patterns[seen.parameter]
+    for axis_number, axis in enumerate(pattern.axes):
+        same = axis.length(family.lengths) == seen.inner
+        for name, sums in family.doubled.items():
+            doubled = {**family.lengths, name: 2 * family.lengths[name]}
+            same = same and axis.length(doubled) == sums[number].inner
+        if same:
+            return Joined(str(axis), axis_number, len(pattern.axes))
     return None
 
 
-def _folded(
-    full: Recorder,
-    groups: Sequence[Sequence[str]],
-    layers: Collection[str],
-    joined: Mapping[int, Joined | None],
+def _fold(
+    full: Recorder, groups: _Groups, layers: Collection[str]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, Joined]]:
     """Return the parameters that are used in sums over the same units alone, and their axes that
     are sums."""
     folded: dict[str, tuple[str, ...]] = {}
     axes: dict[str, Joined | None] = {}
     spoilt = set(full.kept_apart)
-    for number, (seen, names) in enumerate(zip(full.sums, groups)):
-        parameters = seen.parameter.split(",")
-        if seen.module in layers or seen.operation not in LINEAR:
-            spoilt.update(parameters)
-        spoilt.update(
-            name for name in parameters if folded.setdefault(name, tuple(names)) != tuple(names)
-        )
-        axis = joined.get(number)
-        spoilt.update(name for name in parameters if axes.setdefault(name, axis) != axis)
-        if number in joined and axis is None:
-            spoilt.update(parameters)
+    for number, (seen, names) in enumerate(zip(full.sums, groups.names)):
+        axis = groups.joined.get(number)
+        for parameter in seen.parameter.split(","):
+            if seen.module in layers or seen.operation not in LINEAR:
+                spoilt.add(parameter)
+            if folded.setdefault(parameter, names) != names:
+                spoilt.add(parameter)
+            if axes.setdefault(parameter, axis) != axis:
+                spoilt.add(parameter)
+            if number in groups.joined and axis is None:
+                spoilt.add(parameter)
     folded = {
         name: names for name, names in folded.items() if names and name and name not in spoilt
     }
-    for seen in full.sums:  # if two parameters are factors of a product, only one is multiplied
-        for other in [name for name in seen.parameter.split(",") if name in folded][1:]:
+    # If two parameters are factors of a product, only one is multiplied.
+    for seen in full.sums:
+        present = [name for name in seen.parameter.split(",") if name in folded]
+        for other in present[1:]:
             del folded[other]
     return folded, {name: axis for name, axis in axes.items() if axis and name in folded}

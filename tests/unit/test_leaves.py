@@ -9,8 +9,9 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.engine.layout import Owners
-from istmpi.inspection.examine import inspect, proved_leaves
+from istmpi.inspection.examine import inspect
 from istmpi.inspection.inference import infer
+from istmpi.inspection.proved_leaves import prove_leaves
 from istmpi.models import mlp_network
 from istmpi.network import leaves
 from istmpi.network.architecture import Architecture
@@ -172,14 +173,14 @@ LEAVES = {
 def test_leaves_are_layers_that_alone_read_their_weights(name):
     shape, settings, expected = LEAVES[name]
     network = user_network(f"{FILE}:{name}", shape, 3, settings)
-    found = proved_leaves(network, infer(network).lengths)
+    found = prove_leaves(network, infer(network).lengths)
     assert list(found) == expected.split()
 
 
 def test_a_block_that_reads_its_layers_weights_is_evaluated_alike():
     """Such a block looks first whether its weights are plain; where they are not, it calls its layers."""
     network = user_network(f"{__file__}:Encoder", (4, 6), 3, {})
-    assert list(proved_leaves(network, {})) == ["block.linear1", "block.linear2", "last"]
+    assert list(prove_leaves(network, {})) == ["block.linear1", "block.linear2", "last"]
 
 
 # ---- what stays where it is

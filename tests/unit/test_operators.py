@@ -65,7 +65,7 @@ def known(name):
 
 def residual(what):
     own = user_network(f"{LAYERED}:Streams", SEQUENCE, 10, {"what": what})
-    return trace(own, {"stream": 12, "hidden": 8})["residual"]
+    return trace(own, {"stream": 12, "hidden": 8}).residual
 
 
 def predicted(operators, lengths, batch=BATCH):
@@ -96,12 +96,12 @@ def narrow(lengths, parts):
 @pytest.mark.parametrize("name", list(NETWORKS)[:-2], ids=lambda name: name.rpartition(":")[2])
 def test_flops_are_those_that_pytorch_counts(name):
     own, inferred, found = known(name.rpartition(":")[2])
-    assert found["inexact"] == ()
+    assert found.inexact == ()
     for parts in (1, 2, 3):
         lengths = narrow(inferred.widths, parts)
         if name.endswith("Steps") and parts == 3:
             continue
-        assert predicted(found["operators"], lengths) == counted(own, lengths), parts
+        assert predicted(found.products, lengths) == counted(own, lengths), parts
 
 
 @pytest.mark.filterwarnings("default")  # what others' packages warn of
@@ -109,10 +109,10 @@ def test_flops_are_those_that_pytorch_counts(name):
 def test_flops_of_other_peoples_networks_are_those_that_pytorch_counts(name, package):
     pytest.importorskip(package, reason=f"{package} is not installed; pip install 'istmpi[examples]' brings it")
     own, inferred, found = traced(str(EXAMPLE.with_name(name)), IMAGE)
-    assert found["inexact"] == ()
+    assert found.inexact == ()
     for parts in (1, 2):
         lengths = narrow(inferred.widths, parts)
-        assert predicted(found["operators"], lengths) == counted(own, lengths), parts
+        assert predicted(found.products, lengths) == counted(own, lengths), parts
 
 
 KINDS = ["linear", "conv", "transposed", "gated", "attention", "batch", "normal", "recurrent"]
@@ -123,10 +123,10 @@ KINDS = ["linear", "conv", "transposed", "gated", "attention", "batch", "normal"
 def test_flops_of_any_chain_of_layers_are_those_that_pytorch_counts(layers, data):
     kinds, widths = ([*one] for one in zip(*layers))
     own, inferred, found = traced(f"{LAYERED}:Drawn", SEQUENCE, kinds=kinds, widths=widths)
-    assert found["inexact"] == ()
+    assert found.inexact == ()
     lengths = {name: data.draw(st.integers(1, 9), name) for name in inferred.widths}
-    assert predicted(found["operators"], lengths) == counted(own, lengths)
-    assert predicted(found["operators"], inferred.widths) == counted(own, inferred.widths)
+    assert predicted(found.products, lengths) == counted(own, lengths)
+    assert predicted(found.products, inferred.widths) == counted(own, inferred.widths)
 
 
 class Apart(nn.Module):
@@ -159,32 +159,32 @@ def test_convolutions_of_groups_cost_what_their_groups_cost_apart(lengths, monke
     source = own.source
     object.__setattr__(own, "load", lambda: (apart, source))
     forward, backward = counted(own, lengths)
-    assert predicted(found["operators"], lengths) == (forward, backward)
+    assert predicted(found.products, lengths) == (forward, backward)
     assert expected[0] == forward and expected[1] > backward
 
 
 def test_the_products_are_those_of_the_formulas():
     """Multiply-adds: convolutions by their positions, dense layers, attention without weights, look-ups for nothing."""
     _, _, found = known("Convolutional")
-    facts = [(of.module, of.kind, of.parameter, str(of.shape), of.gradients, of.of_input) for of in found["operators"]]
+    facts = [(of.module, of.kind, of.parameter, str(of.shape), of.gradients, of.of_input) for of in found.products]
     assert facts == [
         ("first", "Conv2d", "first.weight", "256 27 channels1", 1, True),
         ("second", "Conv2d", "second.weight", "64 (9 channels1) channels2", 2, False),
         ("dense", "Linear", "dense.weight", "1 (16 channels2) hidden", 2, False),
         ("last", "Linear", "last.weight", "1 hidden 10", 2, False),
     ]
-    assert found["normalised"] == ("(256 channels1)",)
+    assert found.normalised == ("(256 channels1)",)
     _, inferred, found = known("Attention")
-    alone = [of for of in found["operators"] if not of.parameter]
+    alone = [of for of in found.products if not of.parameter]
     assert [(of.module, of.kind, str(of.shape), of.calls) for of in alone] == [
         ("", "Attention", "(10 heads) 10 head_dim", 4)
     ]
     assert 2 * alone[0].multiply_adds(inferred.widths) == 2 * 2 * 2 * 10 * 10 * 128
     _, _, found = known("Tokens")
-    by_weight = {of.parameter: of for of in reversed(found["operators"])}
+    by_weight = {of.parameter: of for of in reversed(found.products)}
     assert by_weight["bag.weight"].multiply_adds({"embed": 5}) == 0
     assert by_weight["bag.weight"].outputs({"embed": 5}, 4) == 4 * 5
-    together = next(of for of in found["operators"] if of.examples == 0)
+    together = next(of for of in found.products if of.examples == 0)
     assert (str(together.shape), together.parameter) == ("embed rank hidden", "b")
 
 
@@ -199,7 +199,7 @@ def test_the_products_are_those_of_the_formulas():
 )
 def test_the_axis_that_is_the_layers_output_is_known(name, axes):
     _, _, found = known(name)
-    of_each = {operator.parameter: operator.axis for operator in found["operators"] if operator.parameter}
+    of_each = {operator.parameter: operator.axis for operator in found.products if operator.parameter}
     assert {parameter: of_each[parameter] for parameter in axes} == axes
 
 
@@ -223,17 +223,17 @@ def test_layers_that_meet_otherwise_make_no_residual_stream(what):
 )
 def test_the_residual_streams_of_networks(name, expected):
     _, _, found = known(name)
-    assert found["residual"] == expected
+    assert found.residual == expected
 
 
 def test_what_is_no_sum_of_products_of_widths_is_told_as_in_the_full_network():
     own, inferred, found = known("Rooted")
-    assert [*inferred.lengths] == ["hidden"] and found["inexact"] == ("",)
-    assert [str(of.shape) for of in found["operators"] if not of.parameter] == ["1 4 1"]
-    assert predicted(found["operators"], inferred.widths) == counted(own, inferred.widths)
+    assert [*inferred.lengths] == ["hidden"] and found.inexact == ("",)
+    assert [str(of.shape) for of in found.products if not of.parameter] == ["1 4 1"]
+    assert predicted(found.products, inferred.widths) == counted(own, inferred.widths)
 
 
 def test_a_product_over_units_of_two_widths_has_their_sum_as_its_size():
     own, inferred, found = known("Added")
-    assert [*inferred.lengths] == ["wide", "hidden"] and found["inexact"] == ()
-    assert [str(of.shape) for of in found["operators"] if not of.parameter] == ["10 wide + hidden 10", "10 10 6"]
+    assert [*inferred.lengths] == ["wide", "hidden"] and found.inexact == ()
+    assert [str(of.shape) for of in found.products if not of.parameter] == ["10 wide + hidden 10", "10 10 6"]

@@ -93,14 +93,14 @@ def test_at_the_size_of_imagenet_its_flops_are_those_that_pytorch_counts(name, s
     thin = user_network(name, IMAGENET, 1000, settings | {key: [4] * len(widths) for key, widths in lists.items()})
     lengths = {f"{key}{place}": width for key, widths in lists.items() for place, width in enumerate(widths, 1)}
     traced = trace(thin, dict.fromkeys(lengths, 4))
-    assert traced["inexact"] == ()
+    assert traced.inexact == ()
     for ranks in (1, 8):
         part = {key: [width // ranks if key == dealt else width for width in widths] for key, widths in lists.items()}
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             module = user_network(name, IMAGENET, 1000, settings | part).build().train()
             module(torch.empty(4, *IMAGENET)).square().mean().backward()
         held = {key: width // ranks if key.startswith(dealt) else width for key, width in lengths.items()}
-        per_example = sum(sum(operator.flops(held)) for operator in traced["operators"])
+        per_example = sum(sum(operator.flops(held)) for operator in traced.products)
         assert 4 * per_example == counter.get_total_flops(), ranks
 
 
