@@ -12,9 +12,9 @@ import pytest
 from data_files import make_graph
 from graphs import FEATURES, NODES, Matrix, matrix, write
 
-from istmpi.config.sections import Data
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
+from istmpi.data.settings import Data
 from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import NODE_CLASSES, NODE_LABELS
