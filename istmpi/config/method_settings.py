@@ -24,27 +24,30 @@ class CommonSettings:
     local_steps: Annotated[Count, "Local steps in a round."] = 20
     optimizer_state: Annotated[
         Literal["reset", "keep", "carry"] | None,
-        "Optimizer state after a round: reset, keep (each rank keeps its own; only local-sgd and diloco), or carry (it "
-        "moves with its weights). The default is keep in diloco, otherwise reset.",
+        "Optimizer state after a round: reset, keep (each rank keeps its own; only local-sgd and "
+        "diloco), or carry (it moves with its weights). The default is keep in diloco, otherwise "
+        "reset.",
     ] = None
     outer_lr: Annotated[
         Positive | None,
-        "Learning rate of the outer step, once a round; the default depends on the method, usually 1.",
+        "Learning rate of the outer step, once a round; the default depends on the method, "
+        "usually 1.",
     ] = None
     outer_momentum: Annotated[
         Fraction | None,
-        "Nesterov momentum of the outer step, as in DiLoCo; the default depends on the method, usually 0.",
+        "Nesterov momentum of the outer step, as in DiLoCo; the default depends on the method, "
+        "usually 0.",
     ] = None
     wire: Annotated[
         Wire,
-        "Encoding of weights and gradients in messages: exact, or rounded at random to 2 or 1 bytes a value. "
-        "Momentum and tensors with one axis get at least 2 bytes.",
+        "Encoding of weights and gradients in messages: exact, or rounded at random to 2 or 1 "
+        "bytes a value. Momentum and tensors with one axis get at least 2 bytes.",
     ] = "float32"
     delay: Annotated[
         Natural | None,
-        "Local steps during which a transfer runs in the background, at most local_steps - 1. Weights leave "
-        "this many steps before the end of a round in ist (default 0); streaming-diloco (default 1) uses a "
-        "fragment's mean this many steps later.",
+        "Local steps during which a transfer runs in the background, at most local_steps - 1. "
+        "Weights leave this many steps before the end of a round in ist (default 0); "
+        "streaming-diloco (default 1) uses a fragment's mean this many steps later.",
     ] = None
     finish: Annotated[str, "Method for the last rounds, and their share: local-sgd:10%."] = ""
 
@@ -57,7 +60,8 @@ class SpecificSettings:
     # ist
     partition: Annotated[
         tuple[str, ...] | None,
-        "Unit groups to deal out; by default all except residual streams and inner widths of an axis.",
+        "Unit groups to deal out; by default all except residual streams and inner widths of an "
+        "axis.",
     ] = None
     redeal: Annotated[
         float,
@@ -71,8 +75,8 @@ class SpecificSettings:
     ] = 1
     shared_wire: Annotated[
         Literal["top-k"] | None,
-        "Encoding of averages of weights that are not dealt out: all values (method.wire), or top-k as in "
-        "sparse-loco (method.top, feedback; results/decoder.md).",
+        "Encoding of averages of weights that are not dealt out: all values (method.wire), or "
+        "top-k as in sparse-loco (method.top, feedback; results/decoder.md).",
     ] = None
     shares: Annotated[
         tuple[float, ...] | str | None,
@@ -83,8 +87,8 @@ class SpecificSettings:
     # streaming-diloco
     fragments: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        "Parts of the network to send in turn, at most one for each layer; by default 4, or as many as a "
-        "round has room for.",
+        "Parts of the network to send in turn, at most one for each layer; by default 4, or as "
+        "many as a round has room for.",
     ] = None
     mix: Annotated[
         float,
@@ -117,7 +121,8 @@ class SpecificSettings:
     threshold: Annotated[
         float,
         Meta(ge=0),
-        "Squared distance from the last mean, relative to its norm, at which a rank asks for a new mean.",
+        "Squared distance from the last mean, relative to its norm, at which a rank asks for a "
+        "new mean.",
     ] = 0.001
     # codistillation
     burn_in: Annotated[

@@ -18,7 +18,8 @@ else:
 class Data:
     source: Annotated[
         str,
-        "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it becomes the rank's number.",
+        "A prepared .h5, an .npz, digits, or your FILE.py:function; {rank} in it becomes the "
+        "rank's number.",
     ] = "digits"
     scoring: Annotated[
         str, "Data from a function: FILE.py:Class with loss and score; by default the network's."
@@ -32,18 +33,19 @@ class Data:
     ] = 0.5
     validation: Annotated[
         Fraction,
-        "Fraction of the training examples to hold out, drawn by train.seed. Evaluations during training "
-        "score it; the test split is scored at the end. Text: the last tokens. Graphs: training nodes.",
+        "Fraction of the training examples to hold out, drawn by train.seed. Evaluations during "
+        "training score it; the test split is scored at the end. Text: the last tokens. Graphs: "
+        "training nodes.",
     ] = 0.0
     test: Annotated[
         Between | None,
-        "Your own data without a test split: fraction of the examples to hold out, drawn by train.seed. "
-        "Arrays: a fifth by default.",
+        "Your own data without a test split: fraction of the examples to hold out, drawn by "
+        "train.seed. Arrays: a fifth by default.",
     ] = None
     standardise: Annotated[
         bool,
-        "Regression: standardise targets by their training mean and deviation. Scores and predictions keep "
-        "the data's units, losses do not.",
+        "Regression: standardise targets by their training mean and deviation. Scores and "
+        "predictions keep the data's units, losses do not.",
     ] = True
     crop: Annotated[
         Natural, "Images: padding in pixels; training crops to the image's size at random."
@@ -56,19 +58,20 @@ class Data:
     ] = 0
     transforms: Annotated[
         tuple[str, ...],
-        'Images: transforms of torchvision.transforms.v2 in training, as ["RandomRotation(15)", "ColorJitter(0.2)"], '
+        "Images: transforms of torchvision.transforms.v2 in training, as "
+        '["RandomRotation(15)", "ColorJitter(0.2)"], '
         "before crop, flip and cutout.",
     ] = ()
     length: Annotated[Count, "Text: tokens of an example (a window)."] = WINDOW
     graph: Annotated[
         Literal["full", "clusters", "neighbours"],
-        "Graphs: an example is the full graph, a cluster (edges between clusters of a batch are kept), or a "
-        "training node with sampled neighbours.",
+        "Graphs: an example is the full graph, a cluster (edges between clusters of a batch are "
+        "kept), or a training node with sampled neighbours.",
     ] = "full"
     fanout: Annotated[
         tuple[Count, ...],
         Meta(min_length=1),
         also(must="have a number of at least 1 for each layer"),
-        "graph = neighbours: numbers of neighbours to sample for a node, one for each layer, beginning at the "
-        "training nodes.",
+        "graph = neighbours: numbers of neighbours to sample for a node, one for each layer, "
+        "beginning at the training nodes.",
     ] = FANOUT
