@@ -33,7 +33,8 @@ is nearer to the line's rate than all-to-all, but each rank sends 2(P-1) more me
 
 
 class RunSettings(Protocol):
-    """What a method's description reads of a run (`istmpi.config.Run`, which knows all methods)."""
+    """The settings that a method's description reads (of `istmpi.config.Run`, which knows all
+    methods)."""
 
     @property
     def data(self) -> Data: ...
@@ -51,7 +52,7 @@ class RunSettings(Protocol):
 
 
 class HeldCounts(Protocol):
-    """What a method's description reads of the counts of elements (`istmpi.cost.holdings`)."""
+    """The counts of elements that a method's description reads (of `istmpi.cost.holdings`)."""
 
     ranks: int
 

@@ -42,7 +42,7 @@ PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 
 @dataclass(frozen=True)
 class Content:
-    """What is compared of a tensor in two builds."""
+    """The facts of a tensor that are compared in two builds."""
 
     checksum: int
     constant: float | None
@@ -86,12 +86,12 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     _require_equal_buffers(network, module, first, second)
     operators = trace(network, inferred.widths, inferred.blocks, trained)
     sums, joined = _sums(module, inferred.parameters, evaluation)
-    found = find_sums(network, inferred.widths, evaluation.recorder, sums, inferred.parameters)
+    unit_sums = find_sums(network, inferred.widths, evaluation.recorder, sums, inferred.parameters)
     parameters = {}
     for name, _ in module.named_parameters():
-        bound, centre = _initial(network, module, name, found.fans, first[name], second[name])
+        bound, centre = _initial(network, module, name, unit_sums.fans, first[name], second[name])
         parameters[name] = ParameterEntry(str(inferred.parameters[name]), bound, centre)
-    blocks, folded = _leave_out_never_called(module, inferred.blocks, found.folded)
+    blocks, folded = _leave_out_never_called(module, inferred.blocks, unit_sums.folded)
     leaves = prove_leaves(network, inferred.widths, module)
     table = Table(
         source=network.source.hash,
@@ -111,10 +111,10 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         norms={
             name: BatchNormalisation(layer.num_features, layer.eps) for name, layer in norms.items()
         },
-        sums=_scaled_sums(sums, joined, evaluation.bare, found.layers, inferred.blocks),
-        uses=found.uses,
+        sums=_scaled_sums(sums, joined, evaluation.bare, unit_sums.layers, inferred.blocks),
+        uses=unit_sums.uses,
         folded=folded,
-        joined={**joined, **found.joined},
+        joined={**joined, **unit_sums.joined},
         stochastic=stochastic,
         operators=operators.products,
         normalised=operators.normalised,
@@ -126,7 +126,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         exits=evaluation.exits,
         head=evaluation.head if evaluation.head in leaves else "",
     )
-    return prove_halves(network, table, found.means), inferred
+    return prove_halves(network, table, unit_sums.means), inferred
 
 
 def _require_equal_buffers(
@@ -144,14 +144,14 @@ def _scaled_sums(
     sums: Mapping[str, tuple[str, ...]],
     joined: Collection[str],
     bare: Mapping[str, bool],
-    found: Mapping[str, tuple[str, ...]],
+    recorded: Mapping[str, tuple[str, ...]],
     blocks: Blocks,
 ) -> dict[str, tuple[str, ...]]:
     """Return the groups over which layers sum, and for which the sum needs a factor."""
     scaled = {}
     for name, groups in sums.items():
         if name in bare:  # otherwise the pass says nothing about it
-            groups = tuple(group for group in groups if group in found[name] or group in blocks)
+            groups = tuple(group for group in groups if group in recorded[name] or group in blocks)
         # The moments of a normalisation do not restore the ratio of an axis' segments.
         if groups and (name in joined or bare.get(name, True)):
             scaled[name] = groups

@@ -131,8 +131,8 @@ def _find_blocks(network: UserNetwork, findings: dict[str, Finding], full: torch
         if finding.problem != COUNTS:
             continue
         blocks, problem = find_residual_blocks(network, finding.width, lengths, full)
-        for other, found in findings.items():
-            if blocks and found.blocks == blocks:
+        for other, counting in findings.items():
+            if blocks and counting.blocks == blocks:
                 problem = (
                     f"its blocks are those of {other}: name {other}, which deals out all of them"
                 )

@@ -77,8 +77,8 @@ def _run_with_leaves(
         for name, parameter in prepare(module, elsewhere).items():
             parameter.data = values[name]
         for leaf in leaves_of(module, leaves).values():
-            own = {key: values[name] for key, name in leaf.names.items()}
-            leaf.replace(partial(leaf.whole, own))
+            parameters = {key: values[name] for key, name in leaf.names.items()}
+            leaf.replace(partial(leaf.whole, parameters))
     except Exception:  # a user's constructor may not accept such parameters
         return None, set()
     with suppress(ConfigError), seeded():

@@ -87,9 +87,9 @@ def _residual(
                 continue
             if made.shape != call.inputs[0].shape:
                 continue
-            found = _block(network, built, x, path, call)
-            if found:
-                yield found
+            residual = _block(network, built, x, path, call)
+            if residual:
+                yield residual
             # Passes for later blocks need not compute this block again.
             put(built, path, Absent(block, made=call.returned))
     finally:

@@ -37,7 +37,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class _Groups:
-    """What each sum of a family adds over, by the sum's number."""
+    """The widths and axes over which each sum of a family adds, by the sum's number."""
 
     names: Sequence[tuple[str, ...]]
     """The widths over whose units each sum adds, without means, once for each factor of its

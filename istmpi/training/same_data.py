@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PreparedRun(Protocol):
-    """What is compared with a checkpoint (`istmpi.training.prepared`)."""
+    """The parts of `istmpi.training.prepared` that are compared with a checkpoint."""
 
     run: Run
     communicator: Communicator
