@@ -151,19 +151,27 @@ class RunFolder:
             _flatten(line.tree)
         return lines
 
-    def has_summary(self, note: Callable[[str], None]) -> bool:
-        """Return True if the folder has a summary that can be read.
+    def has_summary(self, note: Callable[[str], None], rounds: int, loss: float) -> bool:
+        """Return True if the folder has the summary of a run that ended after so many rounds, with
+        this training loss.
 
-        ``note`` gets the reason why a summary cannot be read.
+        ``note`` gets the reason why a summary is none of this run.
         """
-        if not (self.path / SUMMARY).is_file():
+        path = self.path / SUMMARY
+        if not path.is_file():
             return False
+        again = "It is written again."
         try:
-            Fields.read(self.path / SUMMARY, self.path / SUMMARY, "It is written again.")
+            summary = Fields.read(path, path, again)
+            last = summary.value("last")
         except DataError as error:
             note(str(error))
             return False
-        return True
+        ended = known({"round": rounds, "loss": loss}.items())
+        if isinstance(last, dict) and ended.items() <= last.items():
+            return True
+        note(f"{path} is not of round {rounds} with the loss {loss}, where this run ended. {again}")
+        return False
 
     def summary(self) -> Fields:
         path = self.path / SUMMARY

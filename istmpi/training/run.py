@@ -108,7 +108,11 @@ def recorded(
             recalled = recall(training, folder, start, note)
         began = () if start or training.rounds_done else begun_with(training)
         trained = start == folder.path / NETWORK and training.done
-        if trained and communicator.broadcast_from_root(first and folder.has_summary(note)):
+        summarised = False
+        if trained and first:
+            counts = training.tally.counts
+            summarised = folder.has_summary(note, counts.rounds, counts.loss)
+        if communicator.broadcast_from_root(summarised):
             note(f"nothing left to train: {start} is complete, {training.position}.")
             if first:
                 remove_leftovers(folder.path)

@@ -159,14 +159,16 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_pa
     files = [folder.path / "network.h5", folder.path / "metrics.jsonl"]
     before = [file.read_bytes() for file in files]
     assert not (folder.path / SUMMARY).exists()
-    (folder.path / SUMMARY).write_text('{"ended": "all')
-    for ranks in 1, 2:
+    others = '{"last": {"round": 4, "loss": 0.5}}'
+    for ranks, damage, told in (1, '{"ended": "all', "cannot be read"), (2, None, ""), (1, others, "is not of round 4"):
+        if damage:
+            (folder.path / SUMMARY).write_text(damage)
         ear, left = Listening(), folder.path / f".progress.png.{ranks}-0a.tmp"
         left.touch()
         simulate_training(run, ranks, Faults(), ear, "auto").require()
         assert not left.exists()
-        assert any("nothing left to train" in said for said in ear.said) == (ranks == 2)
-        assert any("summary.json cannot be read" in said for said in ear.said) == (ranks == 1)
+        assert any("nothing left to train" in said for said in ear.said) == (not damage)
+        assert any(f"summary.json {told}" in said for said in ear.said) == bool(damage)
         assert [file.read_bytes() for file in files] == before
     last, summary = folder.metrics()[-1], json.loads((folder.path / SUMMARY).read_text())["last"]
     assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 4
