@@ -38,7 +38,7 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": _describe_method(training, plan.spec.in_passes),
         "images": training.plan_of_sizes if run.train.resolution else "",
-        "lr": schedules.in_words(run.optimizer, training.method.first_step(run.train.rounds)),
+        "lr": schedules.describe(run.optimizer, training.method.first_step(run.train.rounds)),
         "dealt out": f"{dealt}; each rank trains {held} weights",
         "widths": tables.warn_of_widths(network, plan.held).removeprefix("warning: "),
         "evaluation": _describe_evaluations(training),

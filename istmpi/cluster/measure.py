@@ -29,7 +29,7 @@ from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.models import mlp_network
 from istmpi.network.architecture import Architecture
-from istmpi.optim.optimizers import optimizer_spec
+from istmpi.optim.optimizers import choose_optimizer
 from istmpi.training.loop import Training
 from istmpi.units import counted
 
@@ -270,7 +270,7 @@ def _touch(
         network = architecture.build(
             {name: int(length) for name, length in part.part.lengths.items()}
         ).to(device)
-        optimizer = optimizer_spec(run.optimizer).make(network.parameters())
+        optimizer = choose_optimizer(run.optimizer).make(network.parameters())
         shape = run.train.batch, *architecture.example_shape
         x = torch.ones(shape, device=device, dtype=next(network.parameters()).dtype)
 

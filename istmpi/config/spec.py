@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from istmpi.engine.slots import VELOCITY
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.optim.optimizers import optimizer_spec
+from istmpi.optim.optimizers import choose_optimizer
 
 if TYPE_CHECKING:
     from istmpi.config.method_settings import MethodSettings
@@ -307,7 +307,7 @@ class MethodSpec:
     def optimizer_slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of optimizer slots kept between rounds. Raises ConfigError if they
         cannot be kept."""
-        return optimizer_spec(run.optimizer).kept_slots() if self.keeps_optimizer(run) else ()
+        return choose_optimizer(run.optimizer).keep_slots() if self.keeps_optimizer(run) else ()
 
     def own_slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of optimizer slots that only the ranks have: no owner stores them, and

@@ -7,7 +7,7 @@ from math import prod
 from istmpi.cost.holdings import Number, Part
 from istmpi.engine.axes import bytes_of
 from istmpi.network.architecture import Architecture
-from istmpi.optim.optimizers import OptimizerSpec
+from istmpi.optim.spec import OptimizerSpec
 
 NORMALISATION_FLOPS = 20
 """FLOPs for each unit and example: 8 forward, about 12 backward."""

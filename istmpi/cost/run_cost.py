@@ -15,7 +15,7 @@ from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.engine.route import Route
 from istmpi.methods import limits
 from istmpi.network.architecture import Architecture
-from istmpi.optim.optimizers import optimizer_spec
+from istmpi.optim.optimizers import choose_optimizer
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _local_steps(setup: Setup, examples: int | None) -> int:
 def _count_parts(setup: Setup, loads: Sequence[Load]) -> list[PartCost]:
     spec = setup.spec
     held = setup.held
-    optimizer = optimizer_spec(setup.run.optimizer)
+    optimizer = choose_optimizer(setup.run.optimizer)
     clips = bool(setup.run.optimizer.clip)
     step = Step(
         examples=setup.batch * Fraction(setup.architecture.nodes[0]),

@@ -14,8 +14,8 @@ from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
 from istmpi.methods.job import Job
 from istmpi.network.linear import defer, label_layers, release_gradients
-from istmpi.optim.optimizers import optimizer_spec
-from istmpi.optim.sparse_rows import SparseRows, bags
+from istmpi.optim.optimizers import choose_optimizer
+from istmpi.optim.sparse_rows import SparseRows, find_bags
 
 CLIP_OF_REGRESSION = 1.0
 """The default clip for regression: squared errors have unbounded gradients, and wide layers need
@@ -35,7 +35,7 @@ class Subnet:
     def __init__(self, job: Job, averages_gradients: bool):
         self._job, self._lengths = job, None
         self.tensors: dict[str, torch.Tensor] = {}
-        self.spec = optimizer_spec(job.run.optimizer)
+        self.spec = choose_optimizer(job.run.optimizer)
         self.clip = _clip(job)
         self._sparse = self.spec.name == "sgd" and not self.clip and not averages_gradients
         self._sparse_rows: SparseRows | None = None
@@ -60,7 +60,7 @@ class Subnet:
         if job.task.ranks_labels:
             defer(self.network)
         if self._sparse:
-            for bag in bags(self.network):
+            for bag in find_bags(self.network):
                 bag.sparse = True
                 bag.register_forward_pre_hook(self._about_to_read, with_kwargs=True)
         return True
@@ -136,7 +136,7 @@ class Subnet:
     def _about_to_read(
         self, bag: nn.EmbeddingBag, inputs: tuple[Any, ...], named: Mapping[str, Any]
     ) -> None:
-        self._sparse_rows.about_to_read(bag.weight, inputs[0] if inputs else named["input"])
+        self._sparse_rows.settle_rows(bag.weight, inputs[0] if inputs else named["input"])
 
 
 def _clip(job: Job) -> float:

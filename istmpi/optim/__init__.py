@@ -1,1 +1,1 @@
-"""Local optimizers: their descriptions, a program's own, schedules of the learning rate, and steps of sparse rows."""
+"""Local optimizers, their learning rates, and a program's own."""

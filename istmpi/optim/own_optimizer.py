@@ -12,7 +12,7 @@ from torch import nn
 from istmpi.code import calling, shown
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.foreign import is_figure
-from istmpi.optim.optimizers import probed
+from istmpi.optim.probe import probe
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -32,15 +32,13 @@ class OwnOptimizer:
         groups: Mapping[str, Mapping[str, Any]],
         schedule: Callable[[Any], Any] | None,
     ):
-        for name, function in (("optimizer", make), ("schedule", schedule or make)):
-            if not callable(function):
-                given = f"an instance of {type(function).__name__}"
-                if isinstance(function, str):
-                    given = repr(function)
-                raise ConfigError(f"{name} is {given}; it must be a function that returns one.")
+        _require_function("optimizer", make)
+        _require_function("schedule", schedule or make)
         _require_groups(groups)
-        self._make, self._groups, self._schedule = make, groups, schedule
-        self.spec = probed("optimizer", make)
+        self._make = make
+        self._groups = groups
+        self._schedule = schedule
+        self.spec = probe("optimizer", make)
         self.scores: dict[int, float] = {}
         """Scores of the full network, for `ReduceLROnPlateau`, by the number of the next local
         step."""
@@ -65,12 +63,16 @@ class OwnOptimizer:
                 )
 
     def require_usable(self, names: Iterable[str]) -> None:
-        names, options = list(names), self._make([nn.Parameter(torch.zeros(1))]).defaults
-        for pattern, given in self._groups.items():
-            if unknown := next((option for option in given if option not in options), None):
-                raise ConfigError(
-                    f"groups: {pattern!r} has {unknown}{did_you_mean(unknown, options)}"
-                )
+        """Raise ConfigError if the groups' options or patterns fit neither the optimizer nor a
+        parameter's name."""
+        names = list(names)
+        known = self._make([nn.Parameter(torch.zeros(1))]).defaults
+        for pattern, options in self._groups.items():
+            for option in options:
+                if option not in known:
+                    raise ConfigError(
+                        f"groups: {pattern!r} has {option}{did_you_mean(option, known)}"
+                    )
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
                     f"groups: no parameter's name matches {pattern!r}; the network has "
@@ -79,26 +81,31 @@ class OwnOptimizer:
                 )
 
     def make(self, network: nn.Module) -> torch.optim.Optimizer:
+        """Return a new optimizer of a network's parameters. Raises ConfigError if its schedule
+        lacks scores."""
         if self._pilot is None:
             meta = {
                 name: nn.Parameter(values.detach().to("meta"))
                 for name, values in network.named_parameters()
             }
-            self._pilot = _Pilot(
-                self._make(self._grouped(meta.items())), self._schedule, self.scores
-            )
+            optimizer = self._make(self._group(meta.items()))
+            self._pilot = _Pilot(optimizer, self._schedule, self.scores)
         if self._pilot.follows_scores and not self.scores_known:
             raise ConfigError(
                 "schedule: ReduceLROnPlateau needs the scores of earlier rounds, which this folder "
                 "lacks. Resume "
                 "in the run's folder."
             )
-        return self._make(self._grouped(network.named_parameters()))
+        return self._make(self._group(network.named_parameters()))
 
-    def _grouped(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[Any]:
+    def _group(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[Any]:
+        """Return the parameters, or their groups; the last group has those that no pattern
+        matches."""
         if not self._groups:
             return [parameter for _, parameter in parameters]
-        groups = [{"params": [], **options} for options in (*self._groups.values(), {})]
+        groups: list[dict[str, Any]] = [
+            {"params": [], **options} for options in (*self._groups.values(), {})
+        ]
         for name, parameter in parameters:
             matching = (
                 number for number, pattern in enumerate(self._groups) if fnmatchcase(name, pattern)
@@ -108,17 +115,24 @@ class OwnOptimizer:
 
     def schedule(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Set the optimizer's options to those of the schedule at a local step of the run."""
-        if self._schedule:
-            for group, its in zip(optimizer.param_groups, self._pilot.groups_at(step), strict=True):
-                group.update((key, value) for key, value in its.items() if key != "params")
+        if self._schedule and self._pilot:
+            planned = self._pilot.groups_at(step)
+            for group, options in zip(optimizer.param_groups, planned, strict=True):
+                group.update((key, value) for key, value in options.items() if key != "params")
 
     def rate(self, step: int) -> float:
         """Return the learning rate of the first group; 0 before an optimizer is made."""
         return float(self._pilot.groups_at(step)[0].get("lr", 0.0)) if self._pilot else 0.0
 
 
+def _require_function(argument: str, value: object) -> None:
+    if not callable(value):
+        words = repr(value) if isinstance(value, str) else f"an instance of {type(value).__name__}"
+        raise ConfigError(f"{argument} is {words}; it must be a function that returns one.")
+
+
 def _require_groups(groups: Any) -> None:
-    """Raise ConfigError unless ``groups`` maps patterns of names to options that an optimizer takes."""
+    """Raise ConfigError unless ``groups`` maps patterns of names to an optimizer's options."""
     if not isinstance(groups, Mapping):
         raise ConfigError(
             f"groups is a {type(groups).__name__}; it must be a dict of patterns and options."
@@ -147,18 +161,25 @@ class _Pilot:
         schedule: Callable[[Any], Any] | None,
         scores: Mapping[int, float],
     ):
-        self._optimizer, self._scores = optimizer, scores
+        self._optimizer = optimizer
+        self._scores = scores
         self._first = [{**group} for group in optimizer.param_groups]
-        self._new = schedule
-        self._step, self._followed = 0, list[float]()
-        self._schedule = self._scheduled()
+        self._create = schedule
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the schedule at local step 0."""
+        self._step = 0
+        self._seen = list[float]()
+        """The scores that the schedule has got."""
+        self._schedule: Any = self._create_schedule()
         self.follows_scores = isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
-    def _scheduled(self) -> Any:
-        if not self._new:
+    def _create_schedule(self) -> Any:
+        if not self._create:
             return None
         with calling("schedule"):
-            scheduler = self._new(self._optimizer)
+            scheduler = self._create(self._optimizer)
         if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
             raise ConfigError(
                 f"schedule returns {type(scheduler).__name__}, not a torch.optim.lr_scheduler."
@@ -166,29 +187,35 @@ class _Pilot:
         return scheduler
 
     def groups_at(self, step: int) -> list[dict[str, Any]]:
+        """Return the groups' options at a local step. Raises ConfigError if the schedule fails."""
         if self._schedule is None:
             return self._optimizer.param_groups
-        scores = (
-            [score for first, score in self._scores.items() if first <= step]
-            if self.follows_scores
-            else []
-        )
-        if step < self._step or scores[: len(self._followed)] != self._followed:
+        scores: list[float] = []
+        if self.follows_scores:
+            scores = [score for first, score in self._scores.items() if first <= step]
+        # A schedule cannot step back: a dropped round, or another score, begins it anew.
+        if step < self._step or scores[: len(self._seen)] != self._seen:
             for group, first in zip(self._optimizer.param_groups, self._first, strict=True):
                 group.clear()
                 group.update(first)
-            self._schedule, self._step, self._followed = self._scheduled(), 0, []
+            self._begin()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that the optimizer never steps
             with calling("schedule: step"):
-                for score in scores[len(self._followed) :]:
-                    self._schedule.step(score)
-                for _ in range(0 if self.follows_scores else step - self._step):
-                    self._schedule.step()
+                self._step_to(step, scores)
         for group in self._optimizer.param_groups:
             if "lr" in group and not isfinite(group["lr"]):
                 raise ConfigError(
                     f"schedule gives the learning rate {group['lr']} at local step {step + 1}."
                 )
-        self._step, self._followed = step, scores
+        self._step = step
+        self._seen = scores
         return self._optimizer.param_groups
+
+    def _step_to(self, step: int, scores: list[float]) -> None:
+        if self.follows_scores:
+            for score in scores[len(self._seen) :]:
+                self._schedule.step(score)
+            return
+        for _ in range(step - self._step):
+            self._schedule.step()

@@ -8,16 +8,19 @@ takes a step's number. Steps are numbered from 0, through all rounds.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Any
 
 from istmpi.errors import ConfigError
+from istmpi.optim.spec import OptimizerSettings
 from istmpi.settings import shown
 
-COOL_DOWN, RISE = 0.2, 0.3
-"""The last fraction of a run, in which warm-up-stable-decay falls, and the first, in which
-one-cycle rises."""
-BEGIN, END = 25, 25e4
-"""Divisors of lr that give one-cycle's first rate and, without least_lr, its last rate."""
+COOL_DOWN = 0.2
+"""The last fraction of a run, in which warm-up-stable-decay falls."""
+RISE = 0.3
+"""The first fraction of a run, in which one-cycle rises."""
+BEGIN = 25
+"""The divisor of lr that gives one-cycle's first rate."""
+END = 25e4
+"""The divisor of lr that gives one-cycle's last rate, without least_lr."""
 
 
 @dataclass(frozen=True)
@@ -25,23 +28,23 @@ class Schedule:
     """A schedule: a step's rate, a description in words, the step by which a warm-up must be over,
     and settings."""
 
-    rate: Callable[[Any, int, int], float]
-    words: Callable[[Any, int], str]
-    moves_at: Callable[[Any, int], int] = lambda settings, steps: steps
+    rate: Callable[[OptimizerSettings, int, int], float]
+    words: Callable[[OptimizerSettings, int], str]
+    moves_at: Callable[[OptimizerSettings, int], int] = lambda settings, steps: steps
     reads: tuple[str, ...] = ("least_lr",)
 
 
-def _falling(
-    shape: Callable[[float], float], how: str, since: Callable[[Any, int], int]
+def _fall(
+    shape: Callable[[float], float], how: str, since: Callable[[OptimizerSettings, int], int]
 ) -> Schedule:
     """Return a schedule that falls from lr to least_lr, from step ``since`` on, as ``shape`` falls
     from 1 to 0."""
 
-    def rate(settings: Any, step: int, steps: int) -> float:
+    def rate(settings: OptimizerSettings, step: int, steps: int) -> float:
         part = max(step - since(settings, steps), 0) / max(steps - since(settings, steps), 1)
         return settings.least_lr + (settings.lr - settings.least_lr) * shape(part)
 
-    def words(settings: Any, steps: int) -> str:
+    def words(settings: OptimizerSettings, steps: int) -> str:
         last = steps - since(settings, steps)
         return f"falling to {settings.least_lr:g} {how} over the last {last:,} local steps"
 
@@ -52,28 +55,30 @@ def _half_cosine(part: float) -> float:
     return (1 + cos(pi * part)) / 2
 
 
-def _falls(settings: Any, steps: int) -> list[int]:
+def _list_falls(settings: OptimizerSettings, steps: int) -> list[int]:
     return [round(at * steps) for at in settings.milestones]
 
 
-def _step(settings: Any, step: int, steps: int) -> float:
-    return max(
-        settings.lr * settings.decay ** sum(step >= at for at in _falls(settings, steps)),
-        settings.least_lr,
-    )
+def _step(settings: OptimizerSettings, step: int, steps: int) -> float:
+    falls = sum(step >= at for at in _list_falls(settings, steps))
+    return max(settings.lr * settings.decay**falls, settings.least_lr)
 
 
-def _step_in_words(settings: Any, steps: int) -> str:
+def _describe_step(settings: OptimizerSettings, steps: int) -> str:
     shares = " and ".join(f"{at:.4g}" for at in settings.milestones)
-    at = ", ".join(f"{step:,}" for step in _falls(settings, steps))
+    at = ", ".join(f"{step:,}" for step in _list_falls(settings, steps))
     return f"times {settings.decay:g} after {shares} of the run (local steps {at} of {steps:,})"
 
 
-def _one_cycle(settings: Any, step: int, steps: int) -> float:
-    top, high = RISE * steps - 1, settings.lr
-    low, part = high / BEGIN, 1 - step / top
+def _one_cycle(settings: OptimizerSettings, step: int, steps: int) -> float:
+    top = RISE * steps - 1
+    high = settings.lr
     if step > top:
-        low, part = settings.least_lr or high / END, (step - top) / (steps - 1 - top)
+        low = settings.least_lr or high / END
+        part = (step - top) / (steps - 1 - top)
+    else:
+        low = high / BEGIN
+        part = 1 - step / top
     return low + (high - low) * _half_cosine(part)
 
 
@@ -83,17 +88,17 @@ SCHEDULES = {
     "constant": Schedule(
         lambda settings, step, steps: settings.lr, lambda settings, steps: "", reads=()
     ),
-    "cosine": _falling(_half_cosine, "along a cosine", lambda settings, steps: settings.warm_up),
-    "linear": _falling(
+    "cosine": _fall(_half_cosine, "along a cosine", lambda settings, steps: settings.warm_up),
+    "linear": _fall(
         lambda part: 1 - part, "in equal steps", lambda settings, steps: settings.warm_up
     ),
     "step": Schedule(
         _step,
-        _step_in_words,
-        lambda settings, steps: _falls(settings, steps)[0],
+        _describe_step,
+        lambda settings, steps: _list_falls(settings, steps)[0],
         (*_STEPS, "least_lr"),
     ),
-    "warm-up-stable-decay": _falling(
+    "warm-up-stable-decay": _fall(
         lambda part: 1 - part,
         "in equal steps",
         lambda settings, steps: steps - round(COOL_DOWN * steps),
@@ -106,7 +111,7 @@ SCHEDULES = {
 }
 
 
-def rate_at(settings: Any, step: int, steps: int) -> float:
+def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
     """Return a local step's learning rate: it rises to lr in the warm-up (as LinearLR), then
     follows the schedule."""
     if step < settings.warm_up:
@@ -114,34 +119,41 @@ def rate_at(settings: Any, step: int, steps: int) -> float:
     return SCHEDULES[settings.schedule].rate(settings, step, steps)
 
 
-def in_words(settings: Any, steps: int) -> str:
-    warm = f"warmed up over {settings.warm_up:,} of {steps:,} local steps" * bool(settings.warm_up)
-    return ", ".join(
-        filter(
-            None, (f"{settings.lr:g}", warm, SCHEDULES[settings.schedule].words(settings, steps))
-        )
-    )
+def describe(settings: OptimizerSettings, steps: int) -> str:
+    """Return a run's learning rate in words: its value, warm-up and schedule."""
+    words = [f"{settings.lr:g}"]
+    if settings.warm_up:
+        words.append(f"warmed up over {settings.warm_up:,} of {steps:,} local steps")
+    fall = SCHEDULES[settings.schedule].words(settings, steps)
+    if fall:
+        words.append(fall)
+    return ", ".join(words)
 
 
-def require_effective(settings: Any) -> None:
+def require_effective(settings: OptimizerSettings) -> None:
     for name in {"least_lr", *_STEPS} - {*SCHEDULES[settings.schedule].reads}:
-        if (value := getattr(settings, name)) != getattr(type(settings), name):
+        value = getattr(settings, name)
+        if value != getattr(type(settings), name):
             raise ConfigError(
-                f"optimizer.{name} = {shown(value)} has no effect with schedule = {settings.schedule!r}. Leave it out."
+                f"optimizer.{name} = {shown(value)} has no effect with schedule = "
+                f"{settings.schedule!r}. Leave it out."
             )
 
 
-def require_usable(settings: Any, steps: int) -> None:
-    warm_up, moves_at = settings.warm_up, SCHEDULES[settings.schedule].moves_at(settings, steps)
+def require_usable(settings: OptimizerSettings, steps: int) -> None:
+    warm_up = settings.warm_up
     if warm_up > steps:
         raise ConfigError(
-            f"optimizer.warm_up = {warm_up} is more than the {steps:,} local steps of the run, which would never reach "
-            f"optimizer.lr = {settings.lr}. Train more rounds, or warm up over fewer."
+            f"optimizer.warm_up = {warm_up} is more than the {steps:,} local steps of the run, "
+            f"which would never reach optimizer.lr = {settings.lr}. Train more rounds, or warm up "
+            "over fewer."
         )
+    moves_at = SCHEDULES[settings.schedule].moves_at(settings, steps)
     if warm_up > moves_at:
+        cure = "Warm up over fewer" if moves_at else "Leave warm_up out"
         raise ConfigError(
-            f"optimizer.warm_up = {warm_up} goes beyond local step {moves_at:,} of {steps:,}, from which on schedule = "
-            f"{settings.schedule!r} moves the rate itself. {'Warm up over fewer' if moves_at else 'Leave warm_up out'}."
+            f"optimizer.warm_up = {warm_up} goes beyond local step {moves_at:,} of {steps:,}, from "
+            f"which on schedule = {settings.schedule!r} moves the rate itself. {cure}."
         )
     if settings.least_lr > settings.lr:
         raise ConfigError(

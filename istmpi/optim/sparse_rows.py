@@ -8,17 +8,18 @@ round's end. Except for rounding, every row moves as in SGD.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from istmpi.optim.spec import OptimizerSettings
+
 BLOCK = 2**16
 """The number of rows that are settled at a time at the end of a round."""
 
 
-def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
+def find_bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
     """Yield the embedding bags of a network that have no ``max_norm`` and share their weights with
     no module."""
     owners: dict[int, int] = {}
@@ -35,14 +36,17 @@ def bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
 
 
 class SparseRows:
-    """The plain SGD of a network's `bags`. `finish` must be called before all rows of their weights
-    are used."""
+    """Plain SGD of a network's embedding bags (`find_bags`). `finish` must be called before all
+    rows of their weights are used."""
 
-    def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, settings: Any):
+    def __init__(
+        self, network: nn.Module, optimizer: torch.optim.Optimizer, settings: OptimizerSettings
+    ):
         """``settings`` has momentum and weight_decay. The optimizer's state must be in place
         already."""
-        self._momentum, self._decay = settings.momentum, settings.weight_decay
-        weights = [bag.weight for bag in bags(network)]
+        self._momentum = settings.momentum
+        self._decay = settings.weight_decay
+        weights = [bag.weight for bag in find_bags(network)]
         states = [optimizer.state.get(weight, {}).get("momentum_buffer") for weight in weights]
         self._tables = {id(weight): (weight, momentum) for weight, momentum in zip(weights, states)}
         self._moves = bool(self._momentum or self._decay)
@@ -53,7 +57,8 @@ class SparseRows:
         self._maps = np.eye(2)[np.newaxis]
         """Maps of postponed updates, ``[steps + 1, 2, 2]``: map k is for rows last settled after k
         steps."""
-        self._settled = {}
+        self._settled: dict[int, torch.Tensor] = {}
+        """The number of steps that each row of a table, by its id, has taken."""
         if self._moves:
             self._settled = {
                 key: torch.zeros(len(weight), dtype=torch.int64)
@@ -61,7 +66,7 @@ class SparseRows:
             }
 
     @torch.no_grad()
-    def about_to_read(self, weight: torch.Tensor, columns: torch.Tensor) -> None:
+    def settle_rows(self, weight: torch.Tensor, columns: torch.Tensor) -> None:
         """Settle the rows ``columns``, so that they have their values after the last step."""
         if self._moves and self._steps:
             self._settle(id(weight), columns.unique())
@@ -73,7 +78,8 @@ class SparseRows:
             if weight.grad is None:
                 continue
             gradient = weight.grad.coalesce()
-            rows, change = gradient.indices()[0], gradient.values()
+            rows = gradient.indices()[0]
+            change = gradient.values()
             weight.grad = None
             if self._moves:
                 self._settle(key, rows)
@@ -85,9 +91,14 @@ class SparseRows:
                 momentum[rows] = change
             weight.index_add_(0, rows, change, alpha=-rate)
         if self._moves:
-            decay, momentum = self._decay, self._momentum
-            owed = np.array([[1 - rate * decay, -rate * momentum], [decay, momentum]])
-            self._maps = np.concatenate([owed @ self._maps, np.eye(2)[np.newaxis]])
+            # A step without a gradient, of (weight, momentum).
+            postponed = np.array(
+                [
+                    [1 - rate * self._decay, -rate * self._momentum],
+                    [self._decay, self._momentum],
+                ]
+            )
+            self._maps = np.concatenate([postponed @ self._maps, np.eye(2)[np.newaxis]])
             self._steps += 1
 
     @torch.no_grad()
@@ -106,12 +117,14 @@ class SparseRows:
         if not late.any():
             return
         rows = rows[late.to(rows.device)]
-        owed = torch.from_numpy(self._maps[since[late].numpy()]).to(weight.device, weight.dtype)
+        postponed = torch.from_numpy(self._maps[since[late].numpy()]).to(
+            weight.device, weight.dtype
+        )
         before = weight[rows]
-        after = before * owed[:, 0, 0, None]
+        after = before * postponed[:, 0, 0, None]
         if momentum is not None:
             speed = momentum[rows]
-            after += speed * owed[:, 0, 1, None]
-            momentum[rows] = before * owed[:, 1, 0, None] + speed * owed[:, 1, 1, None]
+            after += speed * postponed[:, 0, 1, None]
+            momentum[rows] = before * postponed[:, 1, 0, None] + speed * postponed[:, 1, 1, None]
         weight[rows] = after
         self._settled[key][rows.cpu()] = self._steps

@@ -163,7 +163,7 @@ def run_of(
     of_method = [key.partition(".")[2] for key in chosen if key.startswith("method.")]
     require_read(run, of_method)
     if made and spec_of(run.method.name, "method.name =").keeps_optimizer(run):
-        optimizer.spec.kept_slots()
+        optimizer.spec.keep_slots()
     if run.model.scale == "fitted":
         raise ConfigError(
             "scale = 'fitted' needs a run's loss, which a program does not have. Leave it out."

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +25,7 @@ from istmpi.files import appearing
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.program.arguments import in_python, inputs_of, require_count, require_kind, run_of
 from istmpi.program.printing import Printing
-from istmpi.program.round import Guard, Round, breaks
+from istmpi.program.round import Guard, Round
 from istmpi.program.scoring import ScoreOf, Scoring
 from istmpi.program.streams import Rows, Streams, examples_in
 from istmpi.tasks import LOWER, OWN
@@ -102,8 +101,10 @@ class Distributed:
         self._round: Round | None = None
         self._in_rounds = False
         self._noted: set[str] = set()
-        self._left = ""
-        """A note about the round in which the program left its loop; empty if it did not."""
+        self._left: Round | None = None
+        """The round in which the program left its loop, until the next call of the job."""
+        self._fate = ""
+        """What becomes of this round, until it is reported."""
         self.has_gradients = False
         self.summary: Summary | None = None
         """The summary of the last loop over rounds; None if no round was left to train."""
@@ -145,6 +146,8 @@ class Distributed:
             raise ConfigError(
                 f"resume = {resume!r}: give 'auto', a checkpoint, a run's folder, or nothing."
             )
+        if self._left:
+            self._together("rounds")
         run = self.run.override(
             {"train.rounds": rounds, "output.folder": str(folder)}, "Distributed"
         )
@@ -195,17 +198,9 @@ class Distributed:
             self._round = Round(self, training)
             try:
                 yield self._round
-            except GeneratorExit:
-                self._in_rounds = False
-                self._left = self._round.fate
-                user = inspect.currentframe().f_back
-                # This generator's own caller may stand between.
-                if breaks(user) or breaks(user and user.f_back):
-                    self._round.discard()
-                    self._note_if_left()
-                raise
             except BaseException:
-                self._in_rounds = False
+                # A break, a return and any exception of the loop's body look the same here.
+                self._leave_loop()
                 raise
             finished = self._round.finished()
             training.told_to_end &= finished  # a repeated round decides again
@@ -218,15 +213,29 @@ class Distributed:
                 self.streams.save(loaders, training.rounds_done, kept)
         self._in_rounds = False
 
+    def _leave_loop(self) -> None:
+        if self._in_rounds and self._round:
+            self._in_rounds = False
+            self._left = self._round
+            self._fate = self._round.leave()
+
     def _note_if_left(self) -> None:
         """Report once that the program left the loop before its last round."""
-        left = self._left
-        if self._in_rounds:
-            left = self._round.fate
-        self._in_rounds = False
-        self._left = ""
-        if left:
-            self.note(f"{left} End a loop early with job.end().")
+        self._leave_loop()  # a loop that the script still holds
+        if self._fate:
+            self.note(f"{self._fate} End a loop early with job.end().")
+        self._fate = ""
+
+    def _discard_left_round(self) -> None:
+        """Discard the round in which the program left the loop, if any. Collective.
+
+        When the loop is left, other ranks may be elsewhere, so a wait could hang. In the next call
+        all ranks are here (decision 76).
+        """
+        if self._left:
+            self._note_if_left()
+            self._left.discard()
+            self._left = None
 
     def _goes_on(self) -> bool:
         ends = self.training.done or self.training.stop.reason
@@ -385,6 +394,7 @@ class Distributed:
                 "make the "
                 "same job calls in the same order: move them out of `if rank == 0`."
             )
+        self._discard_left_round()
         self.streams.compare()
         with in_python():
             begun_with(self.training)

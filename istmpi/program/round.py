@@ -1,9 +1,7 @@
 """A round of a user's own loop: the subnet, its optimizer, and the local steps that the loop
 takes."""
 
-import dis
 from collections.abc import Callable, Generator, Iterable, Iterator
-from types import FrameType
 from typing import Any
 
 import torch
@@ -33,15 +31,6 @@ def require_on(
             raise ConfigError(
                 f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r})."
             )
-
-
-def breaks(loop: FrameType | None) -> bool:
-    """Return True for break and return; an exception, not visible yet, leaves a loop at another
-    instruction."""
-    return loop is not None and dis.opname[loop.f_code.co_code[loop.f_lasti]] in (
-        "POP_TOP",
-        "POP_ITER",
-    )
 
 
 class Check:
@@ -81,6 +70,7 @@ class Round:
         self._job, self._method = job, training.method
         self._attempt: Generator[int, None, bool] = training.attempt()
         self._over, self._committed = False, False
+        self._discarded = False
         self._parts, self._losses, self._averaged = 1, [], False
         self._in_steps = False
         self._noted = False
@@ -249,18 +239,26 @@ class Round:
             )
         return self._committed
 
-    @property
-    def fate(self) -> str:
-        """A sentence about this round if the program leaves the loop now."""
+    def leave(self) -> str:
+        """End the round because the program left its loop; return a sentence about its weights.
+
+        `discard` restores the weights of a round whose local steps are not all done.
+        """
+        self._discarded = not self._over
+        self._over = True
         place = f"the program left its loop in round {self.number}"
-        if self._committed:
-            return f"{place}, after its last local step: the job keeps the round's weights, but no file has them."
-        return f"{place}: this round is discarded."
+        if self._discarded:
+            return f"{place}: this round is discarded."
+        return (
+            f"{place}, after its last local step: the job keeps the round's weights, but no file "
+            "has them."
+        )
 
     def discard(self) -> None:
-        """Restore the weights from before the round, unless all its local steps are done."""
-        if not self._over:
-            self._over = True
+        """Restore the weights from before the round, if the program left it before its last local
+        step. Collective."""
+        if self._discarded:
+            self._discarded = False
             self._attempt.close()
             self._method.rollback()
 

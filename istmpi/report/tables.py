@@ -66,7 +66,7 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         sent = f"{figures['sent_bytes']:,} bytes sent by all ranks"
         console.print(f"this run's seed: {sent}, without evaluations")
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
-    console.print(f"learning rate {schedules.in_words(run.optimizer, steps)}")
+    console.print(f"learning rate {schedules.describe(run.optimizer, steps)}")
     if network.inexact:
         console.print(plain(inexact(network)), soft_wrap=True)
     if figures["warning"]:

@@ -25,7 +25,7 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.models import architecture, mlp_network
-from istmpi.optim.optimizers import optimizer_spec
+from istmpi.optim.optimizers import choose_optimizer
 
 NETWORK = mlp_network(1000, (4000, 4000, 4000), 200, norm="none")
 W, IO, MID, BATCH = 36_800_000, 4_800_000, 32_000_000, 512
@@ -325,7 +325,7 @@ def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, mome
     assert memory.owned == rows * (1 + stored)
     assert memory.network == memory.gradients == 4 * plan.largest.elements
     assert memory.optimizer == slots * memory.network
-    assert plan.largest.flops.optimizer == optimizer_spec(wanted.optimizer).flops * plan.largest.elements
+    assert plan.largest.flops.optimizer == choose_optimizer(wanted.optimizer).flops * plan.largest.elements
 
 
 # ---- every method, and what is refused

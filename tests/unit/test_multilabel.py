@@ -19,7 +19,7 @@ from istmpi.models.xc import XC
 from istmpi.multilabel import AT, Labels, Ranking, losses_of, parts_of
 from istmpi.network.arguments import user_network
 from istmpi.network.linear import LabelBlocks, defer
-from istmpi.optim.sparse_rows import SparseRows, bags
+from istmpi.optim.sparse_rows import SparseRows, find_bags
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
 from istmpi.training.network import planned_network
 
@@ -145,10 +145,10 @@ def test_rows_that_are_not_read_are_as_if_every_row_was_touched(momentum, decay)
         for parameter in optimizer.param_groups[0]["params"]:
             if momentum:
                 optimizer.state[parameter] = {"momentum_buffer": torch.ones_like(parameter)}
-    (bag,) = bags(networks[0])
+    (bag,) = find_bags(networks[0])
     bag.sparse = True
     rows = SparseRows(networks[0], optimizers[0], settings)
-    bag.register_forward_pre_hook(lambda bag, inputs: rows.about_to_read(bag.weight, inputs[0]))
+    bag.register_forward_pre_hook(lambda bag, inputs: rows.settle_rows(bag.weight, inputs[0]))
     for step in range(12):
         batch = data.batch(np.arange(60)[step * 2 : step * 2 + 2]).to("cpu", torch.float64)
         rate = 0.1 / (1 + step)

@@ -10,7 +10,7 @@ from small import small_run
 
 from istmpi.config import Optimizer
 from istmpi.errors import ConfigError
-from istmpi.optim.optimizers import OPTIMIZERS, optimizer_spec
+from istmpi.optim.optimizers import OPTIMIZERS, choose_optimizer
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
@@ -35,7 +35,7 @@ def walk(parameter, optimizer, steps):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_carried_state_goes_on_as_if_nothing_had_happened(settings):
-    its = optimizer_spec(settings)
+    its = choose_optimizer(settings)
     whole = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
     walk(whole, its.make([whole]), range(6))
 
@@ -52,7 +52,7 @@ def test_carried_state_goes_on_as_if_nothing_had_happened(settings):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_slots_are_all_the_state_there_is(settings):
-    its = optimizer_spec(settings)
+    its = choose_optimizer(settings)
     parameter = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
     optimizer = its.make([parameter])
     walk(parameter, optimizer, range(2))
@@ -63,7 +63,7 @@ def test_the_slots_are_all_the_state_there_is(settings):
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_it_steps_as_pytorchs_own(settings):
     ours, theirs = (torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64)) for _ in range(2))
-    optimizer = optimizer_spec(settings).make([ours])
+    optimizer = choose_optimizer(settings).make([ours])
     (group,) = optimizer.param_groups
     known = {name: group[name] for name in ("lr", "momentum", "weight_decay") if name in group}
     known |= {"betas": settings.betas, "eps": settings.eps} if settings.eps else {}
@@ -84,17 +84,17 @@ def test_pytorchs_compiler_is_not_imported(tmp_path):
 
 def test_the_settings_arrive():
     for settings in SETTINGS:
-        (group,) = optimizer_spec(settings).make([torch.nn.Parameter(torch.zeros(1))]).param_groups
+        (group,) = choose_optimizer(settings).make([torch.nn.Parameter(torch.zeros(1))]).param_groups
         assert (group["lr"], group["weight_decay"]) == (settings.lr, settings.weight_decay)
         assert group.get("momentum", 0) == settings.momentum
 
 
 def test_an_unknown_optimizer_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"optimizer.name = 'adan' is not known; did you mean adam\?"):
-        optimizer_spec(Optimizer("adan"))
+        choose_optimizer(Optimizer("adan"))
     for name in ("sgd", "torch.optim:RMSprop"):
         with pytest.raises(ConfigError, match="optimizer.eps = 0.01 is for adam and adamw, not "):
-            optimizer_spec(Optimizer(name, 0.1, eps=0.01))
+            choose_optimizer(Optimizer(name, 0.1, eps=0.01))
     assert list(OPTIMIZERS) == ["sgd", "adam", "adamw"]
 
 
