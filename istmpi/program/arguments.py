@@ -1,7 +1,7 @@
 """The arguments of `istmpi.Distributed`, and the settings of the run that arguments stand for."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -13,12 +13,15 @@ from istmpi.code import shown
 from istmpi.config import Run
 from istmpi.config.methods import spec_of
 from istmpi.data.callable.source import is_function
+from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, IstmpiError, did_you_mean
 from istmpi.methods.limits import require_read
 from istmpi.network.source import class_name
 from istmpi.optim.optimizers import PROGRAM
-from istmpi.optim.own_optimizer import OwnOptimizer
+from istmpi.optim.own_optimizer import Make, OwnOptimizer
+from istmpi.program.streams import Rows
 from istmpi.settings import types_of
+from istmpi.tasks import OWN
 from istmpi.trees import Named, tensors_of
 
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
@@ -55,13 +58,13 @@ def in_python() -> Iterator[None]:
         raise
 
 
-def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def find_settings(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield (dotted name, value) of the settings that arguments stand for.
 
     Raises ConfigError for unknown arguments, and for a name that two sections of a run have.
     """
-    places = keywords()
-    for name, value in given.items():
+    places = list_keywords()
+    for name, value in arguments.items():
         sections = _sections_with(name)
         if len(sections) > 1 and name not in ("method", "optimizer"):
             usable = [f"{section}_{name}" for section in sections if f"{section}_{name}" in places]
@@ -74,23 +77,21 @@ def dotted(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield places[name], value
 
 
-def keywords() -> dict[str, str]:
+def list_keywords() -> dict[str, str]:
     """Return the setting that each keyword argument stands for."""
-    return dict(_settings())
+    return dict(_pair_keywords())
 
 
 def _sections_with(name: str) -> list[str]:
     """Return the sections of a run that have a setting ``name``, in the order of `Run`."""
-    hints = types_of(Run).items()
-    sections = {
-        section: types_of(hint)
-        for section, hint in hints
-        if isinstance(hint, type) and is_dataclass(hint)
-    }
-    return [section for section, settings in sections.items() if name in settings]
+    return [
+        section
+        for section, hint in types_of(Run).items()
+        if isinstance(hint, type) and is_dataclass(hint) and name in types_of(hint)
+    ]
 
 
-def _settings() -> Iterator[tuple[str, str]]:
+def _pair_keywords() -> Iterator[tuple[str, str]]:
     """Yield (argument, setting)."""
     for section in reversed(SECTIONS):
         for name in PARTS.get(section) or types_of(types_of(Run)[section]):
@@ -102,12 +103,13 @@ def _settings() -> Iterator[tuple[str, str]]:
     yield from (("method", "method.name"), ("optimizer", "optimizer.name"))
 
 
-def inputs_of(example: Any) -> tuple[Any, ...]:
+def read_inputs(example: Any) -> tuple[Any, ...]:
     """Return a sample batch's inputs as a tuple. Raises ConfigError if it has no tensor."""
+    inputs: tuple[Any, ...] = (example,)
     if isinstance(example, Mapping):
-        inputs: tuple[Any, ...] = (Named(example),)
-    else:
-        inputs = example if type(example) is tuple else (example,)
+        inputs = (Named(example),)
+    elif type(example) is tuple:
+        inputs = example
     if any(tensor.is_meta for tensor in tensors_of(inputs)):
         raise ConfigError(
             "example has a tensor on the device meta, without values. Give tensors with values."
@@ -120,7 +122,7 @@ def inputs_of(example: Any) -> tuple[Any, ...]:
     return inputs
 
 
-def run_of(
+def build_run(
     network: type[nn.Module],
     arguments: Mapping[str, Any],
     method: str,
@@ -130,45 +132,96 @@ def run_of(
 ) -> Run:
     """Return the run for a network class with constructor ``arguments``. Raises ConfigError if they
     are unusable."""
-    if not isinstance(network, type):
-        raise ConfigError(
-            f"the network is an instance of {type(network).__name__}. Give the class, and a dict "
-            "of the constructor's "
-            f"arguments."
-        )
-    made, settings = isinstance(optimizer, OwnOptimizer), dict(settings)
-    if callable(init := settings.get("init") or ""):
-        settings["init"] = f"{init.__module__}:{init.__qualname__}"
-    elif init and not (Path(init).exists() or is_function(init)):
-        raise ConfigError(f"init = {init!r} does not exist.")
-    chosen = dict(
-        dotted({"method": method, "optimizer": PROGRAM if made else optimizer, **settings})
-    )
-    if made:
-        optimizer.require_no_others(chosen)
-        chosen["optimizer.state"] = [*optimizer.spec.slots, *["step"] * optimizer.spec.counts_steps]
-        chosen |= {f"optimizer.{name}": value for name, value in optimizer.rates.items()}
+    _require_class(network, arguments)
+    chosen = _choose(method, optimizer, settings)
     # Initial values come from the constructor, unless the network is too large for a single rank.
-    chosen.setdefault("model.init", "fan-in" if getattr(network, "LARGE", False) else "constructor")
-    name = class_name(network)
-    for argument in ("name", "dtype", "scale", "init"):
-        if argument in arguments:
-            raise ConfigError(
-                f"{name}: its argument {argument} has the name of istmpi's setting "
-                f"model.{argument}. Rename it."
-            )
-    model = {f"model.{key}": value for key, value in arguments.items()}
-    base = {"data.source": "{rank}", "name": network.__name__, "train.batch": batch}
-    run = Run().override({"model.name": name, **model, **base, **chosen}, "Distributed")
-    of_method = [key.partition(".")[2] for key in chosen if key.startswith("method.")]
-    require_read(run, of_method)
-    if made and spec_of(run.method.name, "method.name =").keeps_optimizer(run):
-        optimizer.spec.keep_slots()
+    large = getattr(network, "LARGE", False)
+    chosen.setdefault("model.init", "fan-in" if large else "constructor")
+    model = {f"model.{name}": value for name, value in arguments.items()}
+    base = {
+        "model.name": class_name(network),
+        **model,
+        "data.source": "{rank}",
+        "name": network.__name__,
+        "train.batch": batch,
+    }
+    run = Run().override(base | chosen, "Distributed")
+    require_read(run, [key.partition(".")[2] for key in chosen if key.startswith("method.")])
+    if isinstance(optimizer, OwnOptimizer):
+        if spec_of(run.method.name, "method.name =").keeps_optimizer(run):
+            optimizer.spec.keep_slots()
     if run.model.scale == "fitted":
         raise ConfigError(
             "scale = 'fitted' needs a run's loss, which a program does not have. Leave it out."
         )
     return run
+
+
+def _require_class(network: object, arguments: Mapping[str, Any]) -> None:
+    if not isinstance(network, type):
+        raise ConfigError(
+            f"the network is an instance of {type(network).__name__}. Give the class, and a dict "
+            "of the constructor's arguments."
+        )
+    for argument in ("name", "dtype", "scale", "init"):
+        if argument in arguments:
+            raise ConfigError(
+                f"{class_name(network)}: its argument {argument} has the name of istmpi's setting "
+                f"model.{argument}. Rename it."
+            )
+
+
+def _choose(
+    method: str, optimizer: str | OwnOptimizer, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of the run that the program chooses, by their dotted names."""
+    settings = dict(settings)
+    init = settings.get("init") or ""
+    if callable(init):
+        settings["init"] = f"{init.__module__}:{init.__qualname__}"
+    elif init and not (Path(init).exists() or is_function(init)):
+        raise ConfigError(f"init = {init!r} does not exist.")
+    if isinstance(optimizer, str):
+        return dict(find_settings({"method": method, "optimizer": optimizer, **settings}))
+    chosen = dict(find_settings({"method": method, "optimizer": PROGRAM, **settings}))
+    optimizer.require_no_others(chosen)
+    state = [*optimizer.spec.slots]
+    if optimizer.spec.counts_steps:
+        state.append("step")
+    chosen["optimizer.state"] = state
+    for name, value in optimizer.rates.items():
+        chosen[f"optimizer.{name}"] = value
+    return chosen
+
+
+def read_optimizer(
+    optimizer: str | Make,
+    groups: Mapping[str, Mapping[str, Any]] | None,
+    schedule: Callable[[Any], Any] | None,
+) -> str | OwnOptimizer:
+    """Return an optimizer's name, or the user's own optimizer. Raises ConfigError if it is
+    unusable."""
+    if not isinstance(optimizer, str):
+        return OwnOptimizer(optimizer, groups or {}, schedule)
+    if groups or schedule:
+        raise ConfigError(
+            "groups and schedule go with an optimizer that is a function of parameters."
+        )
+    return optimizer
+
+
+def read_init(settings: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """Return the function that yields initial values, if ``init`` is one."""
+    init = settings.get("init")
+    return init if callable(init) else None
+
+
+def require_resumable(resume: str | Path | None) -> None:
+    """Raise ConfigError if ``resume``, an argument of `Distributed.rounds`, is no existing path."""
+    if resume and resume != "auto" and not Path(resume).exists():
+        raise ConfigError(
+            f"resume = {resume!r}: give 'auto', a checkpoint, a run's folder, or nothing."
+        )
 
 
 def require_kind(argument: str, value: Any, kind: type) -> None:
@@ -178,6 +231,37 @@ def require_kind(argument: str, value: Any, kind: type) -> None:
 
 
 def require_count(examples: Any) -> None:
-    """Raise ConfigError if ``examples``, an argument of `Distributed`, is not a number of examples."""
+    """Raise ConfigError if ``examples``, an argument of `Distributed`, is no number of examples."""
     if not isinstance(examples, int) or examples < 1:
         raise ConfigError(f"examples = {shown(examples)} must be a whole number of at least 1.")
+
+
+def require_same(calls: Sequence[object]) -> None:
+    """Raise ConfigError if ranks are in different calls of the job. ``calls``: each rank's."""
+    for rank, call in enumerate(calls):
+        if call != calls[0]:
+            # A rank may be in another collective call of istmpi, with other values.
+            names = [name if type(name) is str else "another" for name in (calls[0], call)]
+            raise ConfigError(
+                f"rank 0 called {names[0]} while rank {rank} called {names[1]}. Every rank must "
+                "make the same job calls in the same order: move them out of `if rank == 0`."
+            )
+
+
+def describe_data(
+    inputs: tuple[Any, ...], examples: int, network: type[nn.Module], name: str
+) -> Dataset:
+    """Return a data set of which istmpi knows no values, only a batch's inputs and the number of
+    ``examples``."""
+    rows = Rows(examples, inputs)
+    return Dataset(
+        splits={"train": rows, "test": rows},
+        task=OWN,
+        shape=tuple(next(tensors_of(inputs)).shape[1:]),
+        outputs=0,
+        classes=None,
+        source=name,
+        kind="program",
+        example=inputs,
+        network=network,
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,23 +18,35 @@ from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, world
 from istmpi.comm.leaving import at_the_end
 from istmpi.comm.stopping import StopSign
+from istmpi.config import Run
 from istmpi.cost import cost
-from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
-from istmpi.evaluation.evaluator import Score
 from istmpi.files import appearing
 from istmpi.optim.own_optimizer import OwnOptimizer
-from istmpi.program.arguments import in_python, inputs_of, require_count, require_kind, run_of
+from istmpi.program.arguments import (
+    build_run,
+    describe_data,
+    in_python,
+    read_init,
+    read_inputs,
+    read_optimizer,
+    require_count,
+    require_kind,
+    require_resumable,
+    require_same,
+)
+from istmpi.program.guard import Guard
+from istmpi.program.loaders import count_examples
 from istmpi.program.printing import Printing
-from istmpi.program.round import Guard, Round
+from istmpi.program.round import Round
+from istmpi.program.scores import Scores
 from istmpi.program.scoring import ScoreOf, Scoring
-from istmpi.program.streams import Rows, Streams, examples_in
-from istmpi.tasks import LOWER, OWN
+from istmpi.program.streams import Streams
+from istmpi.record import RunFolder
 from istmpi.training.loop import Training
 from istmpi.training.run import begun_with, recorded
 from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
-from istmpi.trees import tensors_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,6 +70,19 @@ class Distributed:
     Raises ConfigError on every rank if the network or the settings cannot be trained.
     """
 
+    has_gradients = False
+    """True once a parameter had a gradient."""
+    summary: Summary | None = None
+    """The summary of the last loop over rounds; None if no round was left to train."""
+    _round: Round | None = None
+    _in_rounds = False
+    _left: Round | None = None
+    """The round in which the program left its loop, until the next call of the job."""
+    _fate = ""
+    """What becomes of this round, until it is reported."""
+    _record: RunRecord | None = None
+    _folder: RunFolder | None = None
+
     def __init__(
         self,
         network: type[nn.Module],
@@ -74,50 +100,28 @@ class Distributed:
     ):
         self.communicator = communicator or world()
         with self.communicator.agreed():
-            inputs = inputs_of(example)
+            inputs = read_inputs(example)
         inputs = self.communicator.broadcast_from_root(inputs)
         with self.communicator.agreed():
-            made = (
-                None
-                if isinstance(optimizer, str)
-                else OwnOptimizer(optimizer, groups or {}, schedule)
-            )
-            if made is None and (groups or schedule):
-                raise ConfigError(
-                    "groups and schedule go with an optimizer that is a function of parameters."
-                )
-            batch = batch or examples_in(inputs)
+            chosen = read_optimizer(optimizer, groups, schedule)
             require_count(examples)
-            self.run = run_of(network, arguments, method, made or optimizer, batch, settings)
-        shape = tuple(next(tensors_of(inputs)).shape[1:])
-        rows, name = Rows(examples, inputs), self.run.model.name
-        splits = {"train": rows, "test": rows}
-        data = Dataset(
-            splits, OWN, shape, 0, None, name, "program", example=inputs, network=network
-        )
+            batch = batch or count_examples(inputs)
+            self.run = build_run(network, arguments, method, chosen, batch, settings)
+        own_optimizer = chosen if isinstance(chosen, OwnOptimizer) else None
+        data = describe_data(inputs, examples, network, self.run.model.name)
         with in_python():
-            self.training = Training(self.run, self.communicator, data=data, optimizer=made)
-        self.training.init = init if callable(init := settings.get("init")) else None
-        self._round: Round | None = None
-        self._in_rounds = False
-        self._noted: set[str] = set()
-        self._left: Round | None = None
-        """The round in which the program left its loop, until the next call of the job."""
-        self._fate = ""
-        """What becomes of this round, until it is reported."""
-        self.has_gradients = False
-        self.summary: Summary | None = None
-        """The summary of the last loop over rounds; None if no round was left to train."""
+            self.training = Training(
+                self.run, self.communicator, data=data, optimizer=own_optimizer
+            )
+        self.training.init = read_init(settings)
         self.streams = Streams(self.communicator, self.run.train.seed, self.note)
-        self._scores: dict[int, Score] = {}
-        self._record: RunRecord | None = None
-        self._folder: Any = None
         self.guard = Guard()
-        self._scoring = Scoring(self, self.training)
-        self._made = made
-        if made:
+        self._noted: set[str] = set()
+        self._scoring = Scoring(self.training, self.guard, self.note)
+        self._scores = Scores(self.training, own_optimizer)
+        if own_optimizer:
             with self.communicator.agreed():
-                made.require_usable(self.training.architecture.parameters)
+                own_optimizer.require_usable(self.training.architecture.parameters)
 
     def rounds(
         self,
@@ -137,15 +141,8 @@ class Distributed:
         ``network``: save the trained network in the folder at the end. `istmpi.run_training`
         describes the other arguments, and the errors.
         """
-        if self._in_rounds:
-            raise ConfigError(
-                "rounds is called inside a loop over rounds. End this loop first, or use another "
-                "job."
-            )
-        if resume and resume != "auto" and not Path(resume).exists():
-            raise ConfigError(
-                f"resume = {resume!r}: give 'auto', a checkpoint, a run's folder, or nothing."
-            )
+        self._require_outside_rounds()
+        require_resumable(resume)
         if self._left:
             self._together("rounds")
         run = self.run.override(
@@ -156,35 +153,57 @@ class Distributed:
             self.training.begin_anew(run, stop)
             return self.training
 
-        watch = watch or (Printing() if self.communicator.rank == 0 else None)
+        if watch is None and self.communicator.rank == 0:
+            watch = Printing()
         resumed = str(resume or "")
         with (
             in_python(),
             recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording,
         ):
-            training, self._folder, record = recording
-            self.run, self.summary, self._scores = run, None, {}
+            _, self._folder, record = recording
+            self._forget_last_loop(run)
             if record is None:
                 return
-            self._record, loaders = record, self._folder.path / "loaders"
-            self._take_scores_up()
-            self.streams.load(loaders, training.rounds_done, resumed)
-            if training.architecture.batch_norms and not training.rounds_done:
-                self.note(
-                    "batch normalisations: before save or export, call job.evaluate with "
-                    "calibrate=loader."
-                )
-            training.stop.settle(
-                self.communicator.allgather(training.stop.asked() and training.stop.reason)
-            )
+            self._record = record
+            loaders = self._folder.path / "loaders"
+            self._begin_loop(loaders, resumed)
             yield from self._loop(record, loaders)
             self._round = None
-            if training.done and network and not self._scoring.calibrated_again():
-                self.note(
-                    "the network is saved without moments of batch normalisation; evaluate it "
-                    "first."
-                )
-            self.summary = record.end(network)
+            self._end_loop(record, network)
+
+    def _require_outside_rounds(self) -> None:
+        if self._in_rounds:
+            raise ConfigError(
+                "rounds is called inside a loop over rounds. End this loop first, or use another "
+                "job."
+            )
+
+    def _forget_last_loop(self, run: Run) -> None:
+        self.run = run
+        self.summary = None
+        self._scores.clear()
+
+    def _begin_loop(self, loaders: Path, resumed: str) -> None:
+        """Load the scores and the loaders' states of a resumed run. Collective."""
+        training = self.training
+        self._scores.restore(self.metrics())
+        self.streams.load(loaders, training.rounds_done, resumed)
+        if training.architecture.batch_norms and not training.rounds_done:
+            self.note(
+                "batch normalisations: before save or export, call job.evaluate with "
+                "calibrate=loader."
+            )
+        # A stop may have reached some ranks already.
+        reason = training.stop.reason if training.stop.asked() else ""
+        training.stop.settle(self.communicator.allgather(reason))
+
+    def _end_loop(self, record: RunRecord, network: bool) -> None:
+        """End the record, and save the ``network`` in the folder. Collective."""
+        if self.training.done and network and not self._scoring.calibrate_again():
+            self.note(
+                "the network is saved without moments of batch normalisation; evaluate it first."
+            )
+        self.summary = record.end(network)
 
     def _loop(self, record: RunRecord, loaders: Path) -> Iterator[Round]:
         """Yield the rounds that are left; record and save each one. Collective."""
@@ -192,8 +211,8 @@ class Distributed:
         kept = self.run.checkpoint.keep
         self._in_rounds = True
         at_the_end.append(WeakMethod(self._note_if_left))
-        goes_on = self._goes_on()
-        while goes_on:
+        more = self._has_more()
+        while more:
             self.streams.begin_round()
             self._round = Round(self, training)
             try:
@@ -204,11 +223,11 @@ class Distributed:
                 raise
             finished = self._round.finished()
             training.told_to_end &= finished  # a repeated round decides again
-            goes_on = self._goes_on()
+            more = self._has_more()
             if not finished:
                 self.streams.save(loaders, training.rounds_done, kept, dropped=True)
                 break
-            record.add(training.progress(self._scores.get(training.rounds_done)))
+            record.add(training.progress(self._scores.find()))
             if training.checkpoint_due or training.stop.reason or training.done:
                 self.streams.save(loaders, training.rounds_done, kept)
         self._in_rounds = False
@@ -237,24 +256,14 @@ class Distributed:
             self._left.discard()
             self._left = None
 
-    def _goes_on(self) -> bool:
-        ends = self.training.done or self.training.stop.reason
-        self._together(
-            "the end of the rounds" if ends else f"round {self.training.rounds_done + 1}"
-        )
-        return not ends
-
-    def _take_scores_up(self) -> None:
-        training, lines = self.training, self.metrics()
-        scored = [line for line in lines if line.get("score") is not None]
-        if scored:
-            training.score_name = scored[-1].get("score_name", training.score_name)
-        if made := self._made:
-            made.scores_known = len(lines) >= training.rounds_done
-            made.scores.clear()
-            made.scores.update(
-                {training.method.first_step(line["round"]): line["score"] for line in scored}
-            )
+    def _has_more(self) -> bool:
+        """Return True if a round is left to train. Collective."""
+        training = self.training
+        if training.done or training.stop.reason:
+            self._together("the end of the rounds")
+            return False
+        self._together(f"round {training.rounds_done + 1}")
+        return True
 
     def end(self) -> None:
         """Make the current round the last one: the loop then ends, and the run is saved. Call it on
@@ -293,25 +302,11 @@ class Distributed:
         require_kind("higher_is_better", higher_is_better, bool)
         require_kind("same_loader", same_loader, bool)
         self._together("evaluate")
-        means = self._scoring.means(score, loader, calibrate, same_loader)
-        named, done = (
-            {key or name: value for key, value in means.items()},
-            self.training.rounds_done,
-        )
-        examples = self._scoring.examples
-        if before := self._scores.get(done):
-            first = self.training.score_name.removesuffix(LOWER)
-            examples = examples if first in named else before.examples
-            named = {first: before.score, **(before.more or {}), **named}
-        else:
-            first = next(iter(named))
-            self.training.score_name = first + LOWER * (not higher_is_better)
-        scored = Score(float("nan"), named.pop(first), examples, more=named or None)
-        self._scores = {done: scored}
-        if self._made and done:
-            self._made.scores[self.training.method.first_step(done)] = scored.score
-        if self.summary:
-            self.summary = self._record.add_score(scored)
+        means = self._scoring.average(score, loader, calibrate, same_loader)
+        named = {key or name: mean for key, mean in means.items()}
+        recorded_score = self._scores.keep(named, self._scoring.examples, higher_is_better)
+        if self.summary and self._record:
+            self.summary = self._record.add_score(recorded_score)
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
@@ -319,7 +314,8 @@ class Distributed:
 
         Raises ConfigError if batch normalisations have no moments, DivergedError, OutputError.
         """
-        training, path = self.training, Path(path)
+        training = self.training
+        path = Path(path)
         self._together("save")
         self._scoring.require_calibrated()
         writer = choose(training.run.checkpoint.writer, self.communicator)
@@ -337,11 +333,12 @@ class Distributed:
         from istmpi.deploy.layers import own_state
         from istmpi.deploy.program import whole_state
 
-        training, values = self.training, {}
+        training = self.training
         self._together("state_dict")
         self._scoring.require_calibrated()
         training.method.publish()
         store = training.store
+        values: dict[str, np.ndarray] = {}
         for name in training.architecture.parameters:
             whole = store.whole(name, self.communicator)
             if self.communicator.rank == 0:
@@ -379,21 +376,14 @@ class Distributed:
         Collective."""
         self._together("metrics")
         with self.communicator.agreed():
-            lines = self._folder.metrics() if self._folder and self.communicator.rank == 0 else []
+            lines = []
+            if self._folder and self.communicator.rank == 0:
+                lines = self._folder.metrics()
         return self.communicator.broadcast_from_root(lines)
 
     def _together(self, call: str) -> None:
         """Raise ConfigError on every rank if ranks are in different calls. Collective."""
-        calls = [
-            each if type(each) is str else "another" for each in self.communicator.allgather(call)
-        ]
-        if len(set(calls)) > 1:
-            rank = next(rank for rank, other in enumerate(calls) if other != calls[0])
-            raise ConfigError(
-                f"rank 0 called {calls[0]} while rank {rank} called {calls[rank]}. Every rank must "
-                "make the "
-                "same job calls in the same order: move them out of `if rank == 0`."
-            )
+        require_same(self.communicator.allgather(call))
         self._discard_left_round()
         self.streams.compare()
         with in_python():

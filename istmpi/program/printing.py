@@ -15,22 +15,20 @@ class Printing(Watch):
     score."""
 
     def started(self, training: Training, folder: Any, saver: Any) -> None:
-        self._every = max(training.run.train.rounds // 10, 1)
-        name, method, ranks = (
-            training.run.name,
-            training.run.method.name,
-            training.communicator.size,
-        )
-        self.noticed(f"{name} in {folder.path}, {method} on {counted(ranks, 'rank')}")
+        run = training.run
+        self._every = max(run.train.rounds // 10, 1)
+        ranks = counted(training.communicator.size, "rank")
+        self.noticed(f"{run.name} in {folder.path}, {run.method.name} on {ranks}")
         network = training.architecture
-        dealt = training.method.spec.groups(training.run, network)
+        dealt = training.method.spec.groups(run, network)
         if dealt:
-            others = {
-                group: "by default" for group in network.groups if group not in dealt
-            } | network.table.undealt
-            whole = "; ".join(f"{name} ({reason})" for name, reason in others.items())
-            names = ", ".join(f"{name} ({network.lengths[name]})" for name in dealt)
-            self.noticed(f"dealt out: {names}{'; whole on every rank: ' * bool(whole)}{whole}")
+            undealt = {name: "by default" for name in network.groups if name not in dealt}
+            undealt.update(network.table.undealt)
+            words = "dealt out: " + ", ".join(f"{name} ({network.lengths[name]})" for name in dealt)
+            if undealt:
+                whole = "; ".join(f"{name} ({reason})" for name, reason in undealt.items())
+                words += f"; whole on every rank: {whole}"
+            self.noticed(words)
 
     def progressed(self, progress: Progress) -> None:
         if progress.round % self._every == 0 or progress.score:
@@ -50,5 +48,7 @@ class Printing(Watch):
 
 def _scores(progress: Progress) -> str:
     score = progress.score
-    values = {progress.score_name: score.score, **(score.more or {})} if score else {}
+    if not score:
+        return ""
+    values = {progress.score_name: score.score, **(score.more or {})}
     return "".join(f", {name} {value:.4g}" for name, value in values.items())

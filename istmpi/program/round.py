@@ -1,80 +1,61 @@
 """A round of a user's own loop: the subnet, its optimizer, and the local steps that the loop
 takes."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator
+from functools import reduce
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from istmpi.code import shown
 from istmpi.errors import ConfigError
-from istmpi.program.streams import Stream, examples_in
+from istmpi.program.guard import Check, Contents, Guard, require_on
+from istmpi.program.loaders import count_examples
+from istmpi.program.streams import Stream, Streams
 from istmpi.training.loop import Training
-from istmpi.trees import tensors_of
-
-WATCHED = 2**24
-"""Buffers of fewer bytes, and frozen parameters, are checked: a loop that changes them gets a
-ConfigError."""
 
 
-def require_on(
-    device: torch.device, network: str, inputs: tuple[Any, ...], named: dict[str, Any]
-) -> None:
-    """Raise ConfigError if an input tensor is on another device. ``network``: the first words of
-    the error."""
-    if not named and all(type(x) is torch.Tensor and x.device == device for x in inputs):
-        return  # the usual case; every pass comes here
-    for x in tensors_of((inputs, named)):
-        if x.device != device:
-            raise ConfigError(
-                f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r})."
-            )
+class Job(Protocol):
+    """What a round asks of `istmpi.Distributed`."""
 
+    @property
+    def streams(self) -> Streams: ...
+    @property
+    def guard(self) -> Guard: ...
 
-class Check:
-    """A check before a pass of a module. A copy of the module, such as an average of weights, has
-    no check."""
+    has_gradients: bool
 
-    def __init__(self, check: Callable[..., None] | None = None):
-        self._check = check
-
-    def __call__(self, *given: Any) -> None:
-        if self._check:
-            self._check(*given)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Check":
-        return Check()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Check, ()
-
-
-class Guard:
-    """Calls a check before each pass of the last watched module."""
-
-    _handle: RemovableHandle | None = None
-
-    def watch(self, module: nn.Module, check: Callable[..., None]) -> None:
-        if self._handle:
-            self._handle.remove()
-        self._handle = module.register_forward_pre_hook(check, with_kwargs=True)
+    def note_once(self, message: str) -> None: ...
 
 
 class Round:
     """A round whose local steps the user's loop takes. Wrong use raises ConfigError."""
 
-    def __init__(self, job: Any, training: Training):
+    def __init__(self, job: Job, training: Training):
         self.number = training.rounds_done + 1
-        self._job, self._method = job, training.method
+        self._job = job
+        self._method = training.method
         self._attempt: Generator[int, None, bool] = training.attempt()
-        self._over, self._committed = False, False
+        self._over = False
+        self._committed = False
         self._discarded = False
-        self._parts, self._losses, self._averaged = 1, [], False
+        """True if the program left the round, whose weights must still be discarded."""
+        self._parts = 1
+        """The number of batches of a local step."""
+        self._losses: list[torch.Tensor] = []
+        """The losses of the current local step's batches so far, if it has several."""
+        self._local_step = 0
+        self._step = 0
+        """The current local step's number in the run."""
+        self._taken = False
+        """True if the loop has taken the current local step."""
+        self._averaged = False
+        """True if the gradients of the current local step are averaged."""
         self._in_steps = False
         self._noted = False
-        self._method.seconds_a_step = 0.0  # no rank leaves before all took a loader
+        # A rank may stop early once it knows a step's time: not before all ranks took a loader.
+        self._method.seconds_a_step = 0.0
         self._advance()
 
     @property
@@ -126,13 +107,14 @@ class Round:
                 f"accumulate = {accumulate} does not go with {self._method.spec.name}, which "
                 "counts in epochs."
             )
-        stream, self._parts = self._job.streams.of(loader, local), accumulate
+        stream = self._job.streams.find(loader, local)
+        self._parts = accumulate
         for _ in self.steps():
             for part in range(accumulate):
                 batch = stream.at(
                     self._step * accumulate + part, self._place_in_pass(stream), ahead
                 )
-                self._method.examples += examples_in(batch)
+                self._method.examples += count_examples(batch)
                 yield batch
 
     def _require_count(self, argument: str, value: Any, least: int) -> None:
@@ -169,8 +151,11 @@ class Round:
                         f"local step {self._local_step + 1} was not taken. Call round.step(loss), "
                         "or round.optimizer.step()"
                     )
+                change = ""
                 if self._local_step + 1 == self.local_steps:
-                    self._require_same_parameters()
+                    change = self._contents.find_change()
+                if change:
+                    raise self._error(change)
                 self._advance()
         finally:
             self._in_steps = False
@@ -184,15 +169,17 @@ class Round:
         """
         self._require_loss(loss)
         self._require_next()
-        noted = loss.detach().reshape(()) if loss.ndim else loss.detach()
+        value = loss.detach().reshape(())
         if self._parts > 1:
-            self._losses.append(noted)
-            loss, noted = loss / self._parts, sum(self._losses) / self._parts
-        last = not len(self._losses) % self._parts
-        self._method.hands_over = last
+            self._losses.append(value)
+            value = reduce(torch.add, self._losses) / self._parts
+            loss = loss / self._parts
+        is_last = len(self._losses) % self._parts == 0
+        # The method sends gradients during the backward pass once they are complete.
+        self._method.hands_over = is_last
         (scaler.scale(loss) if scaler else loss).backward()
         self._method.hands_over = False
-        if not last:
+        if not is_last:
             return
         if scaler:
             self.average_gradients()
@@ -202,7 +189,7 @@ class Round:
             self._taken = True
         else:
             self.optimizer.step()
-        self.note(noted)
+        self.note(value)
         self._losses.clear()
 
     def note(self, loss: torch.Tensor | float) -> None:
@@ -263,33 +250,30 @@ class Round:
             self._method.rollback()
 
     def _advance(self) -> None:
+        """Begin the next local step, or end the round after the last one."""
         method = self._method
         try:
             self._local_step = next(self._attempt)
         except StopIteration as end:
-            self._over, self._committed = True, end.value
+            self._over = True
+            self._committed = end.value
             return
-        self._step, self._taken, self._averaged = (
-            method.first_step(self.number - 1) + self._local_step,
-            False,
-            False,
-        )
+        self._step = method.first_step(self.number - 1) + self._local_step
+        self._taken = False
+        self._averaged = False
         method.job.communicator.whereabouts.step(self._local_step + 1)
         method.hands_over = False  # a loop may call backward() several times in a step
         method.subnet.begin_step(self._step, method.rate(self._step), stochastic=True)
         if self._local_step == 0:
-            self.optimizer.step = self._update
-            self.module.train()
-            self._storages = {
-                name: values.data_ptr() for name, values in self.module.named_parameters()
-            }
-            frozen = method.job.architecture.frozen  # nothing writes to these, so they need no copy
-            self._buffers = {
-                name: (values._version, None if name in frozen else values.clone())
-                for name, values in self.module.named_buffers()
-                if name in frozen or values.nbytes < WATCHED
-            }
-            self._job.guard.watch(self.module, Check(self._look_at))
+            self._watch_subnet()
+
+    def _watch_subnet(self) -> None:
+        """Prepare the subnet's module and optimizer for the loop, and remember what it must not
+        change."""
+        vars(self.optimizer)["step"] = self._update
+        self.module.train()
+        self._contents = Contents(self.module, self._method.job.architecture.frozen)
+        self._job.guard.watch(self.module, Check(self._look_at))
 
     def _update(self, closure: None = None) -> None:
         self._require_next()
@@ -317,31 +301,15 @@ class Round:
             )
 
     def _look_at(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if self._method is None:
-            return
         if not self._method.shards.route.keeps_all:
             self._require_under_way()
         require_on(self._method.job.device, f"round {self.number}: round.module is", inputs, named)
 
-    def _require_same_parameters(self) -> None:
-        for name, values in self.module.named_parameters():
-            if self._storages.get(name) != values.data_ptr():
-                raise self._error(
-                    f"parameter {name} of round.module was replaced. Change its values in place, "
-                    "under torch.no_grad()"
-                )
-
-        for name, values in self.module.named_buffers():
-            version, before = self._buffers.get(name, (values._version, values))
-            if version != values._version and (before is None or not torch.equal(before, values)):
-                raise self._error(
-                    f"buffer {name} of round.module was changed: buffers are neither sent nor "
-                    "saved. Keep "
-                    "such values in the program, or make them parameters"
-                )
-
     def _require_gradient(self) -> None:
-        parameters = () if self._job.has_gradients else [*self.module.parameters()]
+        """Raise ConfigError if no parameter has a gradient in the job's first local step."""
+        if self._job.has_gradients:
+            return
+        parameters = [*self.module.parameters()]
         if parameters and all(values.grad is None for values in parameters):
             raise self._error(
                 "no parameter of round.module got a gradient. Compute the loss from its outputs"
@@ -349,10 +317,14 @@ class Round:
         self._job.has_gradients = True
 
     def _require_loss(self, loss: Any) -> None:
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        words = ""
+        if not isinstance(loss, torch.Tensor):
+            words = type(loss).__name__
+        elif loss.numel() != 1:
+            words = str(tuple(loss.shape))
+        if words:
             raise self._error(
-                f"the loss is {shape}; it must be a tensor of one number. Take the mean over the "
+                f"the loss is {words}; it must be a tensor of one number. Take the mean over the "
                 "batch"
             )
         if loss.is_complex():

@@ -13,27 +13,41 @@ from istmpi.amounts import amounts_in
 from istmpi.code import calling
 from istmpi.data.callable.split import drawing
 from istmpi.devices import HOST
-from istmpi.errors import ConfigError, DivergedError
+from istmpi.errors import ConfigError, DivergedError, IstmpiError
+from istmpi.evaluation.full import FullNetwork
 from istmpi.foreign import MOST
-from istmpi.program.round import require_on
-from istmpi.program.streams import examples_in, own_batches
+from istmpi.program.guard import Guard, require_on
+from istmpi.program.loaders import count_examples, share_batches
 from istmpi.training.loop import Training
 from istmpi.trees import mapped, tensors_of
 
 ScoreOf = Callable[[nn.Module, Any], Any]
+Sums = dict[str, np.ndarray]
+"""For each score, its sum over examples and their number, ``[2]``."""
 
 
 class Scoring:
     """Computes mean scores of the full network, and remembers the last loader to calibrate on.
     Collective."""
 
-    def __init__(self, job: Any, training: Training):
-        self._job, self._training, self._communicator = job, training, training.communicator
+    def __init__(self, training: Training, guard: Guard, note: Callable[[str], None]):
+        self._training = training
+        self._communicator = training.communicator
+        self._guard = guard
+        self._note = note
         self._noted = False
         self._calibration: tuple[ScoreOf, Iterable[Any]] | None = None
         self.examples = 0
+        """The number of examples of the last scores, over all ranks."""
 
-    def means(
+    @property
+    def _network(self) -> FullNetwork:
+        network = self._training.evaluator.network
+        # A program's network is scored merged: nothing calls `Evaluator.arrange`.
+        assert isinstance(network, FullNetwork)
+        return network
+
+    def average(
         self,
         score: ScoreOf,
         loader: Iterable[Any],
@@ -42,118 +56,122 @@ class Scoring:
     ) -> dict[str, float]:
         """Return each score's mean by its name ("" for a single score). Errors are as for
         `Distributed.evaluate`."""
-        training, communicator = self._training, self._communicator
-        full, sums = training.evaluator.network, {}
+        training = self._training
+        network = self._network
         with training.clock("evaluate"):
             training.method.publish()
             if calibrate is not None and training.architecture.batch_norms:
                 self._calibration = score, calibrate
-                self._calibrate()
+                self._calibrate(score, calibrate)
             else:
                 self.require_calibrated()
-                full.load_moments(full.moments)
-            share = (communicator.rank, communicator.size) if same_loader else (0, 1)
-            self._job.guard.watch(
-                full.module,
-                lambda _, *given: require_on(full.device, "the network to evaluate is", *given),
+                network.load_moments(network.moments)
+            self._guard.watch(
+                network.module,
+                lambda _, *inputs: require_on(
+                    network.device, "the network to evaluate is", *inputs
+                ),
             )
-            with torch.no_grad():
-                for batch in own_batches(loader, *share, training.run.train.seed):
-                    with calling("the score"):
-                        returned = score(full.module, self._here(batch))
-                    amounts = amounts_in(returned, examples_in(batch), "the score")
-                    values = {
-                        name: np.array([each.total, each.count]) for name, each in amounts.items()
-                    }
-                    if sums and all(each.is_mean for each in amounts.values()):
-                        self._look_at(batch)
-                    if sums and sums.keys() != values.keys():
-                        raise ConfigError(
-                            f"the score has {[*values]} for a batch, but {[*sums]} for earlier "
-                            "batches."
-                        )
-                    sums = {key: sums.get(key, 0.0) + value for key, value in values.items()}
-            full.finish()
-            full.release()
-            return self._over_ranks(sums)
+            sums = self._add_up(score, loader, same_loader)
+            network.finish()
+            network.release()
+            return self._average_over_ranks(sums)
 
-    def _here(self, batch: Any) -> Any:
-        device = self._training.evaluator.network.device
+    def _add_up(self, score: ScoreOf, loader: Iterable[Any], same_loader: bool) -> Sums:
+        """Return the sums over this rank's batches; empty without a batch."""
+        network = self._network
+        rank = 0
+        ranks = 1
+        if same_loader:
+            rank = self._communicator.rank
+            ranks = self._communicator.size
+        sums: Sums = {}
+        with torch.no_grad():
+            for batch in share_batches(loader, rank, ranks, self._training.run.train.seed):
+                with calling("the score"):
+                    returned = score(network.module, self._to_device(batch))
+                amounts = amounts_in(returned, count_examples(batch), "the score")
+                if not sums:
+                    sums = {name: np.zeros(2) for name in amounts}
+                elif all(amount.is_mean for amount in amounts.values()):
+                    self._note_unequal_rows(batch)
+                if sums.keys() != amounts.keys():
+                    raise ConfigError(
+                        f"the score has {[*amounts]} for a batch, but {[*sums]} for earlier "
+                        "batches."
+                    )
+                for name, amount in amounts.items():
+                    sums[name] += np.array([amount.total, amount.count])
+        return sums
+
+    def _to_device(self, batch: Any) -> Any:
+        device = self._network.device
         if device == HOST:
             return batch
-        if (
-            type(batch) not in (dict, list, tuple)
-            and not isinstance(batch, torch.Tensor)
-            and hasattr(batch, "to")
-        ):
+        is_tree = type(batch) in (dict, list, tuple) or isinstance(batch, torch.Tensor)
+        if not is_tree and hasattr(batch, "to"):
             return batch.to(device)
         return mapped(lambda x: x.to(device) if x.device == HOST else x, batch)
 
-    def _look_at(self, batch: Any) -> None:
-        if not self._noted and len({len(each) for each in tensors_of(batch) if each.ndim}) > 1:
+    def _note_unequal_rows(self, batch: Any) -> None:
+        rows = {len(tensor) for tensor in tensors_of(batch) if tensor.ndim}
+        if len(rows) > 1 and not self._noted:
             self._noted = True
-            self._job.note(
+            self._note(
                 "the tensors of a batch to evaluate have different first axes: the first tensor's "
-                "rows count as "
-                "examples. Put the batch's axis first, or return a sum and a count."
+                "rows count as examples. Put the batch's axis first, or return a sum and a count."
             )
 
-    def _over_ranks(self, sums: dict[str, np.ndarray]) -> dict[str, float]:
+    def _average_over_ranks(self, sums: Sums) -> dict[str, float]:
         per_rank = [values for values in self._communicator.allgather(sums) if values]
         with self._communicator.agreed():
             if not per_rank:
                 raise ConfigError("the loader to evaluate on has no batch.")
-            names = [*per_rank[0]]
-            if odd := [[*each] for each in per_rank if {*each} != {*names}]:
-                raise ConfigError(
-                    f"the score has {names} on a rank and {odd[0]} on another. Return equal names."
-                )
-            totals = {key: sum(values[key] for values in per_rank) for key in names}
-            for key, (_, count) in totals.items():
-                if not count:
-                    raise ConfigError(
-                        f"the score {key or '(a pair)'} has 0 examples in all batches; return at "
-                        "least 1."
-                    )
-        self.examples = int(totals[names[0]][1])
-        means = {key: float(total / count) for key, (total, count) in totals.items()}
-        large = {key: value for key, value in means.items() if MOST < abs(value) < np.inf}
+            totals = _add_ranks(per_rank)
+        self.examples = int(next(iter(totals.values()))[1])
+        means = {name: float(total / count) for name, (total, count) in totals.items()}
+        self._require_recordable(means)
+        return means
+
+    def _require_recordable(self, means: dict[str, float]) -> None:
+        """Raise ConfigError for a score that is too large, DivergedError for one that is not
+        finite."""
+        large = {name: mean for name, mean in means.items() if MOST < abs(mean) < np.inf}
+        error: IstmpiError | None = None
         if large:
             error = ConfigError(
                 f"the score is {large.get('', large)}; a record holds at most {MOST:g}. Scale it."
             )
-            error.everywhere = True
-            raise error
-        if not np.isfinite([*means.values()]).all():
+        elif not np.isfinite([*means.values()]).all():
             error = DivergedError(
                 f"the score of the full network is not finite {self._training.position}: "
                 f"{means.get('', means)}."
             )
+        if error:
             error.everywhere = True
             raise error
-        return means
 
-    def _calibrate(self) -> None:
-        (score, loader), training, communicator = (
-            self._calibration,
-            self._training,
-            self._communicator,
+    def _calibrate(self, score: ScoreOf, loader: Iterable[Any]) -> None:
+        training = self._training
+        communicator = self._communicator
+        seed = training.run.train.seed
+        # A rank without a batch of its own takes another's: there may be fewer than ranks.
+        batches = chain(
+            share_batches(loader, communicator.rank, communicator.size, seed),
+            share_batches(loader, 0, 1, seed),
         )
-        full, seed = training.evaluator.network, training.run.train.seed
-        shares = (
-            (communicator.rank, communicator.size),
-            (0, 1),
-        )  # it may have fewer batches than there are ranks
         with drawing() as draw:
             draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
-            batches = chain.from_iterable(own_batches(loader, *share, seed) for share in shares)
-            if (batch := next(batches, None)) is None:
+            nothing = object()
+            batch = next(batches, nothing)
+            if batch is nothing:
                 raise ConfigError("calibrate: the loader has no batch.")
-        full.calibrate_by(lambda: score(full.module, self._here(batch)))
-        if None not in full.moments.values():
+        network = self._network
+        network.calibrate_by(lambda: score(network.module, self._to_device(batch)))
+        if None not in network.moments.values():
             training.calibrated_after = training.rounds_done
 
-    def calibrated_again(self) -> bool:
+    def calibrate_again(self) -> bool:
         """Calibrate again on the last loader, if any; return True if the network's moments are
         known."""
         training = self._training
@@ -161,15 +179,35 @@ class Scoring:
             return True
         if self._calibration:
             training.method.publish()
-            self._calibrate()
-            training.evaluator.network.release()
+            self._calibrate(*self._calibration)
+            self._network.release()
         return training.calibrated
 
     def require_calibrated(self) -> None:
-        if not self.calibrated_again():
+        if not self.calibrate_again():
             raise ConfigError(
                 "the network has batch normalisations, whose moments are unknown after this round. "
-                "Call evaluate with "
-                "calibrate=, a loader of training data, and a score that passes its batches "
-                "through the network."
+                "Call evaluate with calibrate=, a loader of training data, and a score that passes "
+                "its batches through the network."
             )
+
+
+def _add_ranks(per_rank: list[Sums]) -> Sums:
+    """Return the sums over all ranks. Raises ConfigError if ranks have other scores, or no
+    examples."""
+    names = [*per_rank[0]]
+    for sums in per_rank:
+        if set(sums) != set(names):
+            raise ConfigError(
+                f"the score has {names} on a rank and {[*sums]} on another. Return equal names."
+            )
+    totals = {name: np.zeros(2) for name in names}
+    for sums in per_rank:
+        for name in names:
+            totals[name] += sums[name]
+    for name, (_, count) in totals.items():
+        if not count:
+            raise ConfigError(
+                f"the score {name or '(a pair)'} has 0 examples in all batches; return at least 1."
+            )
+    return totals

@@ -5,39 +5,41 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, SequentialSampler
 
-from istmpi import rng
 from istmpi.code import calling
 from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches, place
-from istmpi.data.callable.split import OwnSplit, checksum_of, drawing
+from istmpi.data.callable.split import checksum_of
 from istmpi.data.dataset import Split
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import DataError
 from istmpi.files import appearing
-from istmpi.trees import tensors_of
+from istmpi.program.loaders import (
+    Collated,
+    StatefulLoader,
+    draws_at_random,
+    name_iteration,
+    require_no_workers,
+)
 
 
 class Rows(Split):
+    """A number of examples whose values only the program knows."""
+
     def __init__(self, count: int, inputs: tuple[Any, ...] = ()):
         """``inputs``: the inputs, tensors or trees of them, that `batch` returns for any
         indices."""
-        self._count, self._inputs = count, inputs
+        self._count = count
+        self._inputs = inputs
 
     def __len__(self) -> int:
         return self._count
@@ -50,202 +52,233 @@ class Rows(Split):
         return 0
 
 
-class _Collated(OwnSplit):
-    """A map-style data set whose batches stay as the loader collates them."""
+class Stream(ABC):
+    """The batches of a loader, unchanged, on one rank."""
 
-    def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        return Batch((), self.collated(indices, key), len(indices))
+    examples: int | None = None
+    """The number of examples that this rank draws from; None if it is not known."""
+    first: int | None = None
+    """The checksum of the first batch of a loader that keeps its own order; None before the batch
+    is taken."""
 
-    @staticmethod
-    def of(loader: DataLoader) -> _Collated:
-        return _Collated(loader.dataset, "the loader's data set", loader.collate_fn)
-
-
-class Stream:
-    """The batches of a loader, unchanged.
-
-    From a map-style data set (see `draws_at_random`), this rank draws the batches itself: a batch
-    depends only on (seed, rank, step). A resumed run on as many ranks takes the same batches. Any
-    other iterable keeps its own order, and starts again after its end.
-    """
-
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        seed: int,
-        rank: int,
-        ranks: int,
-        note: Callable[[str], None],
-        local: bool = False,
-    ):
-        """``local``: True if this rank draws from all examples of its own data set."""
-        self._loader, self._rank, self._epoch = loader, rank, 0
-        self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        self.first: int | None = None
-        """The checksum of the first batch of a loader that keeps its own order; None before the
-        batch is taken."""
-        self._iterator: Iterator[Any] | None = None
-        self._batches: Batches | None = None
-        if draws_at_random(loader):
-            self._split = _Collated.of(loader)
-            if not len(self._split):
-                raise DataError("the loader's data set is empty; it needs at least one example.")
-            rows = place(
-                "local" if local else "sharded", np.zeros(len(self._split)), rank, ranks, seed
-            )
-            self._batches = Batches(self._split, rows, loader.batch_size, seed, rank)
-            if type(loader.sampler) is SequentialSampler:
-                note("shuffle=False is ignored: each rank draws at random from its part.")
-            if loader.num_workers:
-                note(
-                    f"num_workers = {loader.num_workers} is ignored: processes that fork under MPI "
-                    "may hang."
-                )
-            return
-        _require_no_workers(loader)
-        if not self.stateful:
-            note(
-                f"{type(loader).__name__} keeps its own order, so a resumed run starts it again "
-                "and differs "
-                "from an uninterrupted run. A DataLoader of a map-style data set with shuffle=True "
-                "avoids "
-                "that."
-            )
+    def __init__(self, loader: Iterable[Any]):
+        self.loader = loader
 
     @property
     def fingerprint(self) -> tuple[int, int] | None:
         """A map-style data set's length and checksum (0 if examples are random); None for other
         loaders."""
-        if self._batches is None:
-            return None
-        again = _Collated.of(self._loader)
-        checksum = self._split.labels_checksum
-        return len(self._loader.dataset), checksum if checksum == again.labels_checksum else 0
+        return None
 
     @property
     def state(self) -> Any:
-        if not self.stateful:
+        """The loader's own state; None if it has none."""
+        if not isinstance(self.loader, StatefulLoader):
             return None
-        with calling(f"the loader, {type(self._loader).__name__}: state_dict", DataError):
-            return self._loader.state_dict()
+        with calling(f"the loader, {type(self.loader).__name__}: state_dict", DataError):
+            return self.loader.state_dict()
 
-    @property
-    def examples(self) -> int | None:
-        return self._batches.examples if self._batches else None
+    def load(self, state: Any) -> None:
+        if isinstance(self.loader, StatefulLoader):
+            with calling(f"the loader, {type(self.loader).__name__}: load_state_dict", DataError):
+                self.loader.load_state_dict(state)
 
+    @abstractmethod
     def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
         """Return the batch of a local step. ``in_pass``: the pass over the examples, and the
         batch's number in it.
 
         ``ahead``: the number of following batches that a thread reads meanwhile.
         """
-        if self._batches is None:
-            batch = self._next()
-            self.first = checksum_of(batch) if self.first is None else self.first
-            return batch
+
+
+class DrawnStream(Stream):
+    """Batches that this rank draws itself from a map-style data set (see `draws_at_random`).
+
+    A batch depends only on (seed, rank, step). A resumed run on as many ranks takes the same
+    batches.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], seed: int, rank: int, ranks: int, local: bool = False
+    ):
+        """``local``: True if this rank draws from all examples of its own data set."""
+        super().__init__(loader)
+        self._drawn_from = loader
+        self._split = Collated.from_loader(loader)
+        if not len(self._split):
+            raise DataError("the loader's data set is empty; it needs at least one example.")
+        placement = "local" if local else "sharded"
+        rows = place(placement, np.zeros(len(self._split)), rank, ranks, seed)
+        self._batches = Batches(self._split, rows, loader.batch_size or 1, seed, rank)
+        self.examples = self._batches.examples
+
+    @property
+    def fingerprint(self) -> tuple[int, int] | None:
+        checksum = self._split.labels_checksum
+        # Random examples differ when they are read again.
+        if checksum != Collated.from_loader(self._drawn_from).labels_checksum:
+            checksum = 0
+        return len(self._split), checksum
+
+    def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
         self._split.ahead = ahead
-        return (self._batches.of_pass(*in_pass) if in_pass else self._batches.at(step)).targets
+        if in_pass:
+            return self._batches.of_pass(*in_pass).targets
+        return self._batches.at(step).targets
 
-    def _next(self) -> Any:
-        with calling(_iteration_of(self._loader), DataError):
-            for fresh in (False, True):
-                if self._iterator is None or fresh:
-                    self._begin_epoch()
-                for batch in self._iterator:
+
+class OrderedStream(Stream):
+    """Batches of an iterable that keeps its own order; after its end it starts again."""
+
+    def __init__(self, loader: Iterable[Any], rank: int):
+        super().__init__(loader)
+        require_no_workers(loader)
+        self._rank = rank
+        self._epoch = 0
+        self._iterator: Iterator[Any] | None = None
+
+    def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
+        batch = self._read()
+        if self.first is None:
+            self.first = checksum_of(batch)
+        return batch
+
+    def _read(self) -> Any:
+        end = object()
+        with calling(name_iteration(self.loader), DataError):
+            if self._iterator is not None:
+                batch = next(self._iterator, end)
+                if batch is not end:
                     return batch
-        raise DataError(
-            f"the loader, {type(self._loader).__name__}, has no batch on rank {self._rank}."
-        )
+            self._iterator = self._begin_epoch()
+            batch = next(self._iterator, end)
+        if batch is end:
+            raise DataError(
+                f"the loader, {type(self.loader).__name__}, has no batch on rank {self._rank}."
+            )
+        return batch
 
-    def _begin_epoch(self) -> None:
-        for sampler in (getattr(self._loader, name, None) for name in ("sampler", "batch_sampler")):
-            if hasattr(sampler, "set_epoch"):
+    def _begin_epoch(self) -> Iterator[Any]:
+        for name in ("sampler", "batch_sampler"):
+            sampler = getattr(self.loader, name, None)
+            if sampler is not None and hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self._epoch)
-        self._iterator = iter(self._loader)
         self._epoch += 1
+        return iter(self.loader)
 
 
-def _iteration_of(loader: Any) -> str:
-    """Name the iteration over a user's loader, for messages."""
-    return f"the iteration over the loader, {type(loader).__name__},"
+def open_stream(
+    loader: Iterable[Any],
+    seed: int,
+    rank: int,
+    ranks: int,
+    note: Callable[[str], None],
+    local: bool = False,
+) -> Stream:
+    """Return a rank's stream of a loader; ``note`` gets what istmpi ignores of it. Raises
+    ConfigError or DataError if it is unusable."""
+    if draws_at_random(loader):
+        drawn = DrawnStream(loader, seed, rank, ranks, local)
+        if type(loader.sampler) is SequentialSampler:
+            note("shuffle=False is ignored: each rank draws at random from its part.")
+        if loader.num_workers:
+            note(
+                f"num_workers = {loader.num_workers} is ignored: processes that fork under MPI may "
+                "hang."
+            )
+        return drawn
+    ordered = OrderedStream(loader, rank)
+    if not isinstance(loader, StatefulLoader):
+        note(
+            f"{type(loader).__name__} keeps its own order, so a resumed run starts it again and "
+            "differs from an uninterrupted run. A DataLoader of a map-style data set with "
+            "shuffle=True avoids that."
+        )
+    return ordered
 
 
 class Streams:
     """The streams of a program's loaders, in the order of their first use. Collective."""
 
     def __init__(self, communicator: Communicator, seed: int, note: Callable[[str], None]):
-        self._communicator, self._seed, self._note = communicator, seed, note
+        self._communicator = communicator
+        self._seed = seed
+        self._note = note
         self._streams: dict[Any, Stream] = {}
         self._states: list[Any] = []
         self._begun: list[Any] = []
         self._folder: Path | None = None
-        self._new: list[tuple[str, Stream]] = []
+        self._new: list[Stream] = []
         """Streams whose first batches must still be compared between ranks."""
 
-    def of(self, loader: Iterable[Any], local: bool = False) -> Stream:
+    def find(self, loader: Iterable[Any], local: bool = False) -> Stream:
         """Return a loader's stream; ``local``: ranks' data differ. Raises ConfigError or DataError
         if unusable."""
-        key = id(loader)
-        if draws_at_random(
-            loader
-        ):  # a new loader of the same data set, as in each round, continues its stream
+        key: Any = id(loader)
+        if draws_at_random(loader):
+            # A new loader of the same data set, as in each round, continues its stream.
             key = id(loader.dataset), loader.batch_size, loader.collate_fn, local
         if key not in self._streams:
-            communicator = self._communicator
-            with communicator.agreed():
-                stream = Stream(
-                    loader, self._seed, communicator.rank, communicator.size, self._note, local
-                )
-                fingerprint = stream.fingerprint
-            first = communicator.broadcast_from_root(fingerprint)
-            with communicator.agreed():
-                if fingerprint != first and not local:
-                    raise DataError(
-                        "the loader's data set differs from that on rank 0. Give all ranks the "
-                        "same data "
-                        "set, or write round.take(loader, local=True) for data of each rank."
-                    )
-                if self._folder and fingerprint:
-                    self._require_as_before([*fingerprint, communicator.size if local else 0])
-            if stream.stateful and len(self._streams) < len(self._states):
-                with calling(f"the loader, {type(loader).__name__}: load_state_dict", DataError):
-                    loader.load_state_dict(self._states[len(self._streams)])
-            self._streams[key] = stream
-            if fingerprint is None and not local and communicator.size > 1:
-                self._new.append((type(loader).__name__, stream))
+            self._streams[key] = self._open(loader, local)
         return self._streams[key]
 
-    def compare(self) -> None:
-        if self._new:
-            per_rank = self._communicator.allgather([stream.first for _, stream in self._new])
-            for (loader, _), firsts in zip(self._new, zip(*per_rank)):
-                if firsts[0] and len({*firsts}) == 1:
-                    self._note(
-                        f"{loader} gives all ranks the same first batch. Make it depend on "
-                        "job.communicator.rank, or write round.take(loader, local=True) if you "
-                        "intend that."
-                    )
-            self._new.clear()
+    def _open(self, loader: Iterable[Any], local: bool) -> Stream:
+        communicator = self._communicator
+        rank = communicator.rank
+        with communicator.agreed():
+            stream = open_stream(loader, self._seed, rank, communicator.size, self._note, local)
+            fingerprint = stream.fingerprint
+        first = communicator.broadcast_from_root(fingerprint)
+        with communicator.agreed():
+            if fingerprint != first and not local:
+                raise DataError(
+                    "the loader's data set differs from that on rank 0. Give all ranks the same "
+                    "data set, or write round.take(loader, local=True) for data of each rank."
+                )
+            if self._folder and fingerprint:
+                ranks = communicator.size if local else 0
+                self._require_as_before(self._folder, [*fingerprint, ranks])
+        number = len(self._streams)
+        if number < len(self._states):
+            stream.load(self._states[number])
+        if fingerprint is None and not local and communicator.size > 1:
+            self._new.append(stream)
+        return stream
 
-    def _require_as_before(self, fingerprint: list[int]) -> None:
+    def compare(self) -> None:
+        """Note the loaders that give all ranks the same first batch. Collective."""
+        if not self._new:
+            return
+        per_rank = self._communicator.allgather([stream.first for stream in self._new])
+        for stream, firsts in zip(self._new, zip(*per_rank)):
+            if firsts[0] and len(set(firsts)) == 1:
+                self._note(
+                    f"{type(stream.loader).__name__} gives all ranks the same first batch. Make it "
+                    "depend on job.communicator.rank, or write round.take(loader, local=True) if "
+                    "you intend that."
+                )
+        self._new.clear()
+
+    def _require_as_before(self, folder: Path, fingerprint: list[int]) -> None:
         """Raise DataError if a data set differs after resuming, but not for local data on another
         number of ranks."""
-        path = self._folder / f"data-{self._communicator.rank}.json"
+        path = folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
         before = fingerprints.get(number, fingerprint)
         if before != fingerprint and before[2:] == fingerprint[2:]:
             raise DataError(
                 f"loader {len(self._streams) + 1} has another data set than before resuming. Give "
-                "the same "
-                "data, or a new folder."
+                "the same data, or a new folder."
             )
         fingerprints[number] = fingerprint
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with appearing(path, follow=False) as file:
             file.write(json.dumps(fingerprints).encode())
 
     def begin_round(self) -> None:
+        """Keep the loaders' states for `save` after a dropped round."""
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
@@ -254,14 +287,18 @@ class Streams:
 
         Keep the newest ``kept + 1`` files.
         """
-        states = self._begun if dropped else [stream.state for stream in self._streams.values()]
-        if any(state is not None for state in states):
-            folder.mkdir(parents=True, exist_ok=True)
-            with appearing(folder / f"{round}-{self._communicator.rank}.pt", follow=False) as file:
-                torch.save(states, file)
-            files = folder.glob(f"*-{self._communicator.rank}.pt")
-            for path in sorted(files, key=lambda path: int(path.stem.split("-")[0]))[: -kept - 1]:
-                path.unlink(missing_ok=True)
+        states = [stream.state for stream in self._streams.values()]
+        if dropped:
+            states = self._begun
+        if all(state is None for state in states):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        rank = self._communicator.rank
+        with appearing(folder / f"{round}-{rank}.pt", follow=False) as file:
+            torch.save(states, file)
+        files = sorted(folder.glob(f"*-{rank}.pt"), key=lambda path: int(path.stem.split("-")[0]))
+        for path in files[: -kept - 1]:
+            path.unlink(missing_ok=True)
 
     def load(self, folder: Path, round: int, resumed: str = "") -> None:
         """Load the states that this rank saved in ``folder`` after a round. Raises DataError if
@@ -271,95 +308,32 @@ class Streams:
         it lacks them.
         """
         self._folder = folder
-        data, path = (
-            folder / f"data-{self._communicator.rank}.json",
-            folder / f"{round}-{self._communicator.rank}.pt",
-        )
+        rank = self._communicator.rank
+        fingerprints = folder / f"data-{rank}.json"
+        states = folder / f"{round}-{rank}.pt"
         if not round:
-            data.unlink(missing_ok=True)
-        elif not data.exists():
+            fingerprints.unlink(missing_ok=True)
+        elif not fingerprints.exists():
+            # A run's folder, or a checkpoint in its folder or in a folder below.
             for earlier in (Path(resumed), *Path(resumed).resolve().parents[:2]):
-                for file in (data, path):
-                    if (earlier / "loaders" / file.name).is_file():
-                        folder.mkdir(parents=True, exist_ok=True)
-                        shutil.copyfile(earlier / "loaders" / file.name, file)
-        if path.is_file():
-            try:
-                self._states = torch.load(path, weights_only=True)
-            except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-                raise DataError(
-                    f"{path}: the loaders' states cannot be read ({type(error).__name__}): only "
-                    "tensors, "
-                    "numbers, text, lists and dicts are allowed. Remove the file to start the "
-                    "loaders again."
-                ) from None
+                _copy_into(folder, earlier / "loaders" / fingerprints.name)
+                _copy_into(folder, earlier / "loaders" / states.name)
+        if states.is_file():
+            self._states = _read_states(states)
 
 
-def _is_map_style(loader: Iterable[Any]) -> bool:
-    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+def _copy_into(folder: Path, file: Path) -> None:
+    if file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / file.name)
 
 
-def _require_no_workers(loader: Iterable[Any]) -> None:
-    if workers := getattr(loader, "num_workers", 0):
-        raise ConfigError(
-            f"the loader has num_workers = {workers}: processes that fork under MPI may hang. Give "
-            "num_workers=0."
-        )
-
-
-def draws_at_random(loader: Iterable[Any]) -> bool:
-    """Return True if ranks draw at random from a loader's data set, even from a loader without
-    shuffling.
-
-    The data set must be map-style, the loader must have one batch size and a sampler of torch that
-    takes each example once.
-    """
-    if not _is_map_style(loader) or not loader.batch_size:
-        return False
-    sampler = loader.sampler
-    whole = (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(loader.dataset)
-    )
-    return whole or isinstance(sampler, DistributedSampler | SequentialSampler)
-
-
-def own_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> Iterator[Any]:
-    """Yield a rank's share of the batches of a loader that is the same on all ranks.
-
-    Global random numbers that the loader draws depend on the seed alone. If a `DataLoader` has a
-    batch sampler for a map-style data set, a rank reads only its share. Otherwise the rank reads
-    all batches, and a loader with workers raises ConfigError.
-    """
-    if _is_map_style(loader) and loader.batch_sampler:
-        split = _Collated.of(loader)
-        with drawing() as draw:
-            draw(rng.key(seed, "order"))
-            with calling(_iteration_of(loader), DataError):
-                batches = list(loader.batch_sampler)
-        if isinstance(loader.sampler, DistributedSampler):  # it has only a part of the examples
-            rows = np.arange(len(loader.dataset))
-            batches = np.split(rows, range(loader.batch_size, len(rows), loader.batch_size))
-        for number, rows in enumerate(batches[rank::ranks]):
-            yield split.collated(np.asarray(rows), rng.key(seed, "items", rank + number * ranks))
-    else:
-        _require_no_workers(loader)
-        batches = end = object()
-        for number in count():
-            with drawing() as draw:  # an order at random is the same on all ranks
-                draw(rng.key(seed, "items", number))
-                with calling(_iteration_of(loader), DataError):
-                    batches = iter(loader) if batches is end else batches
-                    batch = next(batches, end)
-            if batch is end:
-                return
-            if number % ranks == rank:
-                yield batch
-
-
-def examples_in(batch: Any) -> int:
-    """Return the number of examples of a batch: the rows of its first tensor; 1 without a tensor,
-    or for a scalar."""
-    first = next(tensors_of(batch), None)
-    return len(first) if first is not None and first.ndim else 1
+def _read_states(path: Path) -> list[Any]:
+    try:
+        return torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise DataError(
+            f"{path}: the loaders' states cannot be read ({type(error).__name__}): only tensors, "
+            "numbers, text, lists and dicts are allowed. Remove the file to start the loaders "
+            "again."
+        ) from None

@@ -24,7 +24,7 @@ from istmpi.deploy import scoring
 from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError, DivergedError, StoppedError
 from istmpi.methods.base import Method
-from istmpi.program.streams import Stream
+from istmpi.program.streams import open_stream
 from istmpi.record import RunFolder
 from istmpi.tasks import higher_is_better
 from istmpi.training.loop import Training
@@ -345,11 +345,11 @@ class Digits(Dataset):
 def test_a_loader_that_shuffles_repeats_itself_when_resumed(comm, shared_tmp):
     """Each rank draws from its own part, whatever process it is; another epoch has another order."""
     loader = DataLoader(Digits(), batch_size=8, shuffle=True)
-    streams = [Stream(loader, 5, rank, 3, print) for rank in (0, 1, 2)]
+    streams = [open_stream(loader, 5, rank, 3, print) for rank in (0, 1, 2)]
     seen = [torch.cat([stream.at(step)[0].flatten(1) for step in range(60)]) for stream in streams]
     parts = [set(map(tuple, rows.tolist())) for rows in seen]
     assert sum(map(len, parts)) == len(set.union(*parts))
-    again = Stream(loader, 5, 1, 3, print)
+    again = open_stream(loader, 5, 1, 3, print)
     assert torch.equal(again.at(37)[0], streams[1].at(37)[0])
     assert not torch.equal(streams[1].at(0)[0], streams[1].at(60)[0])
 
@@ -357,7 +357,7 @@ def test_a_loader_that_shuffles_repeats_itself_when_resumed(comm, shared_tmp):
 def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
     notes = []
     loader = list(DataLoader(Digits(), batch_size=1000))
-    stream = Stream(loader, 5, comm.rank, comm.size, notes.append)
+    stream = open_stream(loader, 5, comm.rank, comm.size, notes.append)
     first, *_ = (stream.at(step)[1] for step in range(2))
     assert torch.equal(stream.at(2)[1], first)
     assert notes == [
@@ -365,7 +365,7 @@ def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
         "A DataLoader of a map-style data set with shuffle=True avoids that."
     ]
     with pytest.raises(DataError, match="the loader, list, has no batch on rank 3."):
-        Stream([], 5, 3, 4, print).at(0)
+        open_stream([], 5, 3, 4, print).at(0)
 
 
 def failing(items):
@@ -385,7 +385,7 @@ def failing(items):
 )
 def test_a_loader_that_fails_is_named_with_the_line_of_the_users_code(data, message):
     with pytest.raises(DataError, match=message):
-        Stream(DataLoader(data, 5, collate_fn=failing), 5, 0, 1, print).at(0)
+        open_stream(DataLoader(data, 5, collate_fn=failing), 5, 0, 1, print).at(0)
 
 
 @pytest.mark.ranks(min=2)
@@ -560,7 +560,7 @@ class Endless(IterableDataset):
 
 def test_a_loader_that_would_fork_is_refused(comm):
     with pytest.raises(ConfigError, match="num_workers = 2: processes that fork under MPI may hang"):
-        Stream(DataLoader(Endless(), num_workers=2), 0, 0, 1, print)
+        open_stream(DataLoader(Endless(), num_workers=2), 0, 0, 1, print)
 
 
 def test_evaluation_is_that_of_the_command(comm, shared_tmp):
