@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
@@ -141,50 +142,46 @@ class Distributed:
         ``network``: save the trained network in the folder at the end. `istmpi.run_training`
         describes the other arguments, and the errors.
         """
-        self._require_outside_rounds()
-        require_resumable(resume)
-        if self._left:
-            self._together("rounds")
+        self._require_ready(resume)
         run = self.run.override(
             {"train.rounds": rounds, "output.folder": str(folder)}, "Distributed"
         )
 
-        def begin(stop: StopSign) -> Training:
-            self.training.begin_anew(run, stop)
-            return self.training
-
         if watch is None and self.communicator.rank == 0:
             watch = Printing()
+        begin = partial(self._begin, run)
         resumed = str(resume or "")
         with (
             in_python(),
             recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording,
         ):
             _, self._folder, record = recording
-            self._forget_last_loop(run)
-            if record is None:
-                return
-            self._record = record
-            loaders = self._folder.path / "loaders"
-            self._begin_loop(loaders, resumed)
-            yield from self._loop(record, loaders)
-            self._round = None
-            self._end_loop(record, network)
+            self.run = run
+            self.summary = None
+            self._scores.clear()
+            if record:
+                yield from self._record_loop(record, self._folder.path / "loaders", resumed)
+                self._end_loop(record, network)
 
-    def _require_outside_rounds(self) -> None:
+    def _require_ready(self, resume: str | Path | None) -> None:
+        """Raise ConfigError inside a loop over rounds, or for an unusable ``resume``."""
         if self._in_rounds:
             raise ConfigError(
                 "rounds is called inside a loop over rounds. End this loop first, or use another "
                 "job."
             )
+        require_resumable(resume)
+        if self._left:
+            self._together("rounds")
 
-    def _forget_last_loop(self, run: Run) -> None:
-        self.run = run
-        self.summary = None
-        self._scores.clear()
+    def _begin(self, run: Run, stop: StopSign) -> Training:
+        self.training.begin_anew(run, stop)
+        return self.training
 
-    def _begin_loop(self, loaders: Path, resumed: str) -> None:
-        """Load the scores and the loaders' states of a resumed run. Collective."""
+    def _record_loop(self, record: RunRecord, loaders: Path, resumed: str) -> Iterator[Round]:
+        """Load the scores and the loaders' states of a resumed run, and yield the rounds that are
+        left. Collective."""
+        self._record = record
         training = self.training
         self._scores.restore(self.metrics())
         self.streams.load(loaders, training.rounds_done, resumed)
@@ -196,6 +193,8 @@ class Distributed:
         # A stop may have reached some ranks already.
         reason = training.stop.reason if training.stop.asked() else ""
         training.stop.settle(self.communicator.allgather(reason))
+        yield from self._train(record, loaders)
+        self._round = None
 
     def _end_loop(self, record: RunRecord, network: bool) -> None:
         """End the record, and save the ``network`` in the folder. Collective."""
@@ -205,7 +204,7 @@ class Distributed:
             )
         self.summary = record.end(network)
 
-    def _loop(self, record: RunRecord, loaders: Path) -> Iterator[Round]:
+    def _train(self, record: RunRecord, loaders: Path) -> Iterator[Round]:
         """Yield the rounds that are left; record and save each one. Collective."""
         training = self.training
         kept = self.run.checkpoint.keep
