@@ -8,7 +8,6 @@ from istmpi.checkpoint.saver import Saver
 from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.data.graph.split import GraphSplit
-from istmpi.evaluation.evaluator import Score
 from istmpi.evaluation.sample import count_scored_in_training
 from istmpi.optim import schedules
 from istmpi.record import RunFolder
@@ -148,7 +147,7 @@ def round_line(progress: Progress, rounds: int, verbose: bool) -> str:
             text += f"  shares {','.join(f'{share:.3g}' for share in last.shares)}"
     for split, score in (("validation", progress.validation), ("test", progress.score)):
         if score:
-            text += f"  {split} loss {score.loss:.4f}  {progress.score_name} {_scores(score)}"
+            text += f"  {split} loss {score.loss:.4f}  {progress.score_name} {score.describe()}"
     if progress.score or progress.validation:
         text += f"  evaluate {progress.evaluating:.0%}"
     return text
@@ -167,7 +166,7 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
     speed = f"{number(summary.examples_per_second)} examples/s"
     facts = {
         summary.score_name: (
-            f"{_scores(score)} on {score.examples:,} test examples, loss {score.loss:.4f}"
+            f"{score.describe()} on {score.examples:,} test examples, loss {score.loss:.4f}"
         ),
         "ended": ended,
         "best": _describe_best(summary),
@@ -190,21 +189,8 @@ def _describe_best(summary: Summary) -> str:
         return ""
     return (
         f"{best.path} of round {best.round}: {summary.score_name} {best.validation:.4f} on the "
-        f"validation split, {_scores(best.score)} on the test split"
+        f"validation split, {best.score.describe()} on the test split"
     )
-
-
-def _scores(score: Score) -> str:
-    words = f"{score.score:.4f}"
-    if score.exits:
-        words += f" (exits {', '.join(f'{value:.4f}' for value in score.exits)})"
-    if score.bits_per_byte:
-        words += f" ({score.bits_per_byte:.4f} bits a byte)"
-    for name, value in (score.more or {}).items():
-        words += f"  {name} {value:.4f}"
-    if score.form == "blocks":
-        words += " by the ranks' subnets, averaged"
-    return words
 
 
 def _phases(seconds: Mapping[str, float]) -> str:

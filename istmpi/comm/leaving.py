@@ -41,7 +41,7 @@ at_the_end: list[WeakMethod] = []
 def final_barrier() -> None:
     """Wait for all ranks, if MPI is up.
 
-    A launcher ends the others at once when one rank exits with an error.
+    A launcher ends the others at once when one rank ends with an error.
     """
     MPI = mpi.if_up()
     if MPI:

@@ -38,7 +38,7 @@ _APART = 0.25
 """Rank r delays its roll call by r times this many seconds, at most by `_LAST`."""
 _LAST = 10.0
 _BY_FORCE = 10.0
-"""Seconds after which a rank that received ``end`` exits by itself."""
+"""Seconds after which a rank that received ``end`` ends by itself."""
 _SHORT_TICK = 0.05
 _REASONS_SHOWN = 4
 

@@ -65,7 +65,7 @@ class Train:
     exit_weights: Annotated[
         tuple[NotNegative, ...],
         also(must="be numbers of at least 0"),
-        "Loss weights of the network's exits, including the last; by default 1 each.",
+        "Loss weights of the network's outputs, including the last; by default 1 each.",
     ] = ()
     logit_adjustment: Annotated[
         NotNegative,

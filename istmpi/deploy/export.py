@@ -284,7 +284,7 @@ def _onnx(content: Content, name: str) -> tuple[Parts, str]:
         raise ConfigError(
             f"{error} Or use --to torch, safetensors or npz, which have the weights."
         ) from error
-    model = make_onnx(program, content.metadata(), content.network.exits, str(path))
+    model = make_onnx(program, content.metadata(), content.network.table.output_names, str(path))
     return {name: lambda file: file.write(model)}, ""
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from istmpi import rng
 from istmpi.data.text.tokenizer import NoTextError, Tokenizer
 from istmpi.errors import DataError
-from istmpi.exits import outputs_of
 from istmpi.foreign import MEGABYTE, content, reading
+from istmpi.outputs import take_last
 
 PROMPT_BYTES = 64 * MEGABYTE
 _INPUT = "-"
@@ -91,12 +91,12 @@ def make_predictor(network: nn.Module, window: int) -> Predictor:
             seen.clear()
         new = list(tokens[len(seen) :])
         seen.extend(new)
-        return outputs_of(network(torch.tensor([new]), cache=cache))[-1][0, -1]
+        return take_last(network(torch.tensor([new]), cache=cache))[0, -1]
 
     def whole(tokens: Sequence[int]) -> torch.Tensor:
         filled = torch.zeros((1, window), dtype=torch.int64)
         filled[0, : len(tokens)] = torch.tensor(tokens)
-        return outputs_of(network(filled))[-1][0, len(tokens) - 1]
+        return take_last(network(filled))[0, len(tokens) - 1]
 
     has_cache = "cache" in inspect.signature(network.forward).parameters
     compute = cached if has_cache else whole

@@ -27,14 +27,14 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation import blocks
 from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
-from istmpi.exits import outputs_of
 from istmpi.network.leaves import prepare
 from istmpi.network.norms import Calibrated, calibrate
+from istmpi.outputs import list_outputs, take_last
 from istmpi.trees import call
 
 if TYPE_CHECKING:
-    from istmpi.exits import Outputs
     from istmpi.network.architecture import Architecture
+    from istmpi.outputs import Outputs
 
 
 class CalibratedNetwork:
@@ -85,11 +85,11 @@ class CalibratedNetwork:
         temperature. Only the last exit's outputs are returned. Raises DataError for another form,
         or outputs that are not finite.
         """
-        outputs = outputs_of(self.outputs(self.batch(x)))[-1]
+        outputs = take_last(self.outputs(self.batch(x)))
         return self._rescale(outputs.numpy())
 
     def _require_finite(self, returned: Outputs) -> None:
-        for outputs in outputs_of(returned):
+        for outputs in list_outputs(returned):
             wrong = outputs[~outputs.isfinite()]
             if len(wrong):
                 raise DataError(
@@ -109,11 +109,11 @@ class CalibratedNetwork:
         """Return the logits of sparse rows."""
         no_labels = Ragged(np.zeros(len(rows) + 1, np.int64), (np.empty(0, np.int32),))
         batch = SparseSplit(rows, no_labels).batch(np.arange(len(rows)))
-        return outputs_of(self.outputs(batch))[-1]
+        return take_last(self.outputs(batch))
 
     def compute_graph(self, split: GraphSplit) -> np.ndarray:
         """Return the logits of all nodes of a graph, which is one example."""
-        return outputs_of(self.outputs(split.batch(np.arange(1))))[-1].numpy()
+        return take_last(self.outputs(split.batch(np.arange(1)))).numpy()
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Outputs:

@@ -21,14 +21,14 @@ from torch import nn
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.deploy.layers import State
 from istmpi.errors import ConfigError
-from istmpi.exits import joined, outputs_of
 from istmpi.foreign import reason
 from istmpi.network.architecture import Architecture
 from istmpi.network.scaling import multiply_sums
 from istmpi.optional import optional
+from istmpi.outputs import join_outputs, list_outputs
 
 if TYPE_CHECKING:
-    from istmpi.exits import Outputs
+    from istmpi.outputs import Outputs
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -72,7 +72,7 @@ class Normalising(nn.Module):
         outputs = self.network(input)
         if not self.rescaled:
             return outputs
-        rescaled = [values * self.factor + self.shift for values in outputs_of(outputs)]
+        rescaled = [values * self.factor + self.shift for values in list_outputs(outputs)]
         return rescaled[0] if isinstance(outputs, torch.Tensor) else tuple(rescaled)
 
 
@@ -175,8 +175,8 @@ def _trace(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Export
 
 
 def _agree(returned: Outputs, expected: Outputs) -> bool:
-    outputs = joined(returned).nan_to_num()
-    target = joined(expected).nan_to_num()
+    outputs = join_outputs(returned).nan_to_num()
+    target = join_outputs(expected).nan_to_num()
     return bool((outputs - target).abs().max() <= TOLERANCE * target.abs().max())
 
 
@@ -195,7 +195,10 @@ def require_onnx_exporter() -> None:
 
 
 def make_onnx(
-    program: torch.export.ExportedProgram, metadata: Mapping[str, str], exits: int, name: str
+    program: torch.export.ExportedProgram,
+    metadata: Mapping[str, str],
+    outputs: Sequence[str],
+    name: str,
 ) -> bytes:
     try:
         with _silence():
@@ -204,7 +207,7 @@ def make_onnx(
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=["input"],
-                output_names=[*(f"exit{number}" for number in range(1, exits)), "output"],
+                output_names=list(outputs),
                 dynamic_shapes=({0: "batch"},),
                 verbose=False,
             )

@@ -28,7 +28,7 @@ from istmpi.network.norms import Calibrated, Moments, calibrate
 from istmpi.trees import call, mapped, tensors_of
 
 if TYPE_CHECKING:
-    from istmpi.exits import Outputs
+    from istmpi.outputs import Outputs
 
 STEP = 2**22
 """The number of output elements that ranks add up at a time."""

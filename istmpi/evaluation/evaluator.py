@@ -34,15 +34,15 @@ from istmpi.evaluation.sample import (
     draw_calibration_rows,
 )
 from istmpi.evaluation.score import PointTotals, RankingTotals, Score, Totals
-from istmpi.exits import outputs_of, weighted_loss
 from istmpi.multilabel import Ranking
 from istmpi.names import is_own
 from istmpi.network.architecture import Architecture
+from istmpi.outputs import LossOfOutputs, take_last
 from istmpi.tasks import MultiLabel, OwnTask, task_of
 from istmpi.trees import tensors_of
 
 if TYPE_CHECKING:
-    from istmpi.exits import Outputs
+    from istmpi.outputs import Outputs
 
 
 FITTED_ON = 64
@@ -215,8 +215,9 @@ class Evaluator:
                 task.score, task.kind, self._ranking(task), self.network.labels, self._communicator
             )
         else:
-            weights = self._run.train.exit_weights
-            totals = PointTotals(task, self._dataset, self._architecture.exits, weights)
+            loss = LossOfOutputs.from_settings(task.loss, self._run.train)
+            outputs = len(self._architecture.table.output_names)
+            totals = PointTotals(task, self._dataset, outputs, loss)
         sums = self._sum_over(split, rows, totals)
         return totals.score(sums, self.form)
 
@@ -333,7 +334,7 @@ class Evaluator:
         logits = [torch.zeros(0, self._dataset.outputs, dtype=torch.float64)]
         labels = [torch.zeros(0, dtype=torch.int64)]
         for batch in self._own_batches(examples, rows):
-            logits.append(outputs_of(self._outputs(batch))[-1].double().cpu())
+            logits.append(take_last(self._outputs(batch)).double().cpu())
             labels.append(batch.targets.cpu())
         self.network.finish()
         self.network.release()
@@ -358,7 +359,7 @@ class Evaluator:
         rows = rows[np.arange(count) * len(rows) // count]
         batch = self._dataset.train.batch(rows[first::step]).to("cpu", self._architecture.dtype)
         task = self._task
-        weights = self._run.train.exit_weights
+        loss_of_outputs = LossOfOutputs.from_settings(task.loss, self._run.train)
         examples = 0
         if task.of_trees:
             examples = sum(self._communicator.allgather(batch.examples))
@@ -366,7 +367,7 @@ class Evaluator:
         def loss(outputs: Outputs) -> torch.Tensor:
             if issubclass(task, OwnTask):
                 return join_loss(task.losses(outputs, batch), examples, self._communicator)
-            return weighted_loss(task.loss, outputs, batch.targets, weights, reduction="sum")
+            return loss_of_outputs(outputs, batch.targets, reduction="sum")
 
         return fit_scale(self._architecture, self._store, self._communicator, batch, loss)
 

@@ -25,7 +25,7 @@ from istmpi.network.table import power_of
 from istmpi.trees import call
 
 if TYPE_CHECKING:
-    from istmpi.exits import Outputs
+    from istmpi.outputs import Outputs
 
 STEPS = 20
 RATE = 0.1

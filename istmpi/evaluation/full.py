@@ -27,7 +27,7 @@ from istmpi.network.trials import seeded
 from istmpi.trees import call, mapped
 
 if TYPE_CHECKING:
-    from istmpi.exits import Outputs
+    from istmpi.outputs import Outputs
 
 Moments = Mapping[str, UnitMoments]
 """Mean and variance of each batch normalisation's units."""

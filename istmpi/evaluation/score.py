@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log
+from math import isnan, log
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -14,14 +14,12 @@ from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset
 from istmpi.devices import HOST
-from istmpi.exits import outputs_of, weighted_loss
 from istmpi.multilabel import Ranking, parts_of
+from istmpi.outputs import LossOfOutputs, list_outputs, take_last
 from istmpi.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from istmpi.exits import Outputs
+    from istmpi.outputs import Outputs
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,36 @@ class Score:
     form: str = "merged"
     """The form of the network that was scored (evaluate.form)."""
 
+    @property
+    def by_output(self) -> dict[str, float]:
+        """The score of each output, exit1 to the last one; empty for a single output."""
+        return {f"exit{number}": score for number, score in enumerate(self.exits or (), 1)}
+
+    def record(self, split: str = "test_") -> dict[str, float | str]:
+        """Return the entries of a line of metrics.jsonl. ``split``: the beginning of some keys."""
+        line: dict[str, float | str] = {"score": self.score}
+        if not isnan(self.loss):
+            line[f"{split}loss"] = self.loss
+        line[f"{split}examples"] = self.examples
+        for name, score in self.by_output.items():
+            line[f"{name}_score"] = score
+        if self.form != "merged":
+            line["form"] = self.form
+        if self.bits_per_byte is not None:
+            line["bits_per_byte"] = self.bits_per_byte
+        return dict(self.more or {}) | line
+
+    def describe(self) -> str:
+        """Return the scores in words, without loss and examples."""
+        words = f"{self.score:.4f}"
+        if self.exits:
+            words += f" (exits {', '.join(f'{value:.4f}' for value in self.exits)})"
+        if self.bits_per_byte:
+            words += f" ({self.bits_per_byte:.4f} bits a byte)"
+        for name, value in (self.more or {}).items():
+            words += f"  {name} {value:.4f}"
+        return words
+
 
 class Totals(Protocol):
     """Sums over the batches of an evaluation, whose means are loss and score."""
@@ -65,22 +93,19 @@ class PointTotals:
     They are loss, examples, and the points of each exit.
     """
 
-    def __init__(
-        self, task: type[Task], data: Dataset, exits: int, exit_weights: Sequence[float]
-    ) -> None:
+    def __init__(self, task: type[Task], data: Dataset, outputs: int, loss: LossOfOutputs) -> None:
+        """``outputs``: the number of outputs of a pass."""
         self._task = task
         self._data = data
-        self._exit_weights = exit_weights
-        self.count = 2 + exits * task.numbers
+        self._loss = loss
+        self.count = 2 + outputs * task.numbers
 
     def add_up(self, outputs: Outputs, batch: Batch) -> np.ndarray:
-        loss = weighted_loss(
-            self._task.loss, outputs, batch.targets, self._exit_weights, reduction="sum"
-        )
+        loss = self._loss(outputs, batch.targets, reduction="sum")
         points = []
-        for exit in outputs_of(outputs):
+        for output in list_outputs(outputs):
             # Losses are of standardised targets, scores in the units of the data.
-            points.append(self._task.points(*self._in_units(exit, batch.targets)))
+            points.append(self._task.points(*self._in_units(output, batch.targets)))
         return np.concatenate([[float(loss), batch.examples], np.reshape(points, -1)])
 
     def score(self, sums: np.ndarray, form: str) -> Score:
@@ -141,7 +166,7 @@ class RankingTotals:
     def add_up(self, outputs: Outputs, batch: Batch) -> np.ndarray:
         first = 0 if self._labels is None else self._labels.start
         targets = batch.targets.to(HOST)
-        logits = outputs_of(outputs)[-1].cpu()
+        logits = take_last(outputs).cpu()
         part = parts_of(logits, first, targets, self._kind)
         if self._labels is None:
             return self._ranking.sums([part], targets)

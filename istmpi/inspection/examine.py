@@ -224,7 +224,7 @@ def _evaluate(
             )
     head = next((output.layer for output in outputs if output.is_unchanged(returned)), "")
     bare = _find_bare(recorder, outputs, calls)
-    return _Evaluation(recorder, bare, network.exits_of(returned), head)
+    return _Evaluation(recorder, bare, network.count_outputs(returned), head)
 
 
 def _find_bare(
@@ -254,7 +254,7 @@ def _train(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorde
             "its outputs have no gradient with respect to any parameter. Remove "
             "torch.no_grad, detach and argmax from its forward."
         )
-    in_training = network.exits_of(outputs)
+    in_training = network.count_outputs(outputs)
     if in_training != exits:
         plural = "s" if in_training > 1 else ""
         raise network.refused(

@@ -27,17 +27,17 @@ from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
 from istmpi.engine.shards import Shards
 from istmpi.errors import ConfigError, DivergedError, IstmpiError
-from istmpi.exits import weighted_loss
 from istmpi.methods.class_loss import class_loss
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.subnet import Subnet
 from istmpi.names import is_own
 from istmpi.optim.schedules import rate_at
+from istmpi.outputs import LossOfOutputs
 from istmpi.trees import all_finite, call, mapped
 
 if TYPE_CHECKING:
-    from istmpi.exits import Outputs
+    from istmpi.outputs import Outputs
 
 
 T = TypeVar("T")
@@ -76,7 +76,8 @@ class Method(ABC):
         self.subnet = Subnet(job, self.spec.sends_every_step)
         self.task = job.task
         self.examples = 0
-        self._of_outputs = class_loss(job.task, job.run.train, job.batches)
+        loss = class_loss(job.task, job.run.train, job.batches)
+        self.loss = LossOfOutputs.from_settings(loss, job.run.train)
         self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
         self._deals: dict[int, Partition] = {}
         self._loss = math.nan
@@ -262,11 +263,6 @@ class Method(ABC):
         else:
             loss = self.loss(outputs, batch.targets)
         return loss, loss
-
-    def loss(self, outputs: Outputs, targets: torch.Tensor) -> torch.Tensor:
-        """Return the task's loss; for a network with several exits, the weighted sum over the
-        exits."""
-        return weighted_loss(self._of_outputs, outputs, targets, self.job.run.train.exit_weights)
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
         """Return the network's outputs. With train.autocast its matrix products are in bfloat16."""

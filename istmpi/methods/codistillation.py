@@ -3,7 +3,7 @@ learns from the others.
 
 After a burn-in the loss is the cross-entropy with the labels plus the cross-entropy with the mean
 prediction of the other ranks' networks at the beginning of the round. The network of rank 0 is
-evaluated. If networks have several exits, all exits learn from the predictions of the last exits.
+evaluated. If networks have several outputs, all outputs learn from the predictions of the last.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from torch.func import functional_call
 from istmpi.data.batch import Batch
 from istmpi.engine.slots import weights_among
 from istmpi.engine.store import Tensors
-from istmpi.exits import outputs_of
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
+from istmpi.outputs import take_last
 
 
 class Codistillation(ReplicatedMethod):
@@ -53,9 +53,8 @@ class Codistillation(ReplicatedMethod):
         network.eval()  # without dropout; normalisation has no running statistics to use
         with torch.no_grad():
             predictions = [self.forward(_with(network, other), batch) for other in self._others]
-            mean = sum(self.task.probabilities(outputs_of(each)[-1]) for each in predictions) / len(
-                predictions
-            )
+            total = sum(self.task.probabilities(take_last(outputs)) for outputs in predictions)
+            mean = total / len(predictions)
         network.train()
         return loss + self.loss(outputs, mean), loss
 

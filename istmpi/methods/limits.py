@@ -10,8 +10,8 @@ from istmpi.config.methods import METHODS, spec_of
 from istmpi.config.spec import KEEP, asked
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
-from istmpi.exits import require_fitting
 from istmpi.optim import schedules
+from istmpi.outputs import require_weights
 from istmpi.settings import shown
 from istmpi.tasks import TASKS
 
@@ -44,7 +44,7 @@ def require_usable(
     """
     name = phase.method.name
     spec = spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
-    require_fitting(run.train.exit_weights, network.exits, run.model.name)
+    require_weights(run.train, len(network.table.output_names), run.model.name)
     require_wire(spec, phase)
     require_state(spec, phase)
     require_dealable(spec, phase, network)

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from istmpi.data.batches import Batches
-from istmpi.exits import outputs_of
+from istmpi.trees import mapped
 
 if TYPE_CHECKING:
-    from istmpi.exits import Outputs
+    from istmpi.outputs import Outputs
 
 ABSENT = -1e4
 """The value that replaces log(0): a class without examples on a rank has almost no effect on its
@@ -31,8 +31,7 @@ class LogitAdjustment:
     def __call__(self, outputs: Outputs) -> Outputs:
         if not self._strength:
             return outputs
-        adjusted = [logits + self._added_to(logits) for logits in outputs_of(outputs)]
-        return adjusted if isinstance(outputs, list | tuple) else adjusted[0]
+        return mapped(lambda logits: logits + self._added_to(logits), outputs)
 
     def _added_to(self, logits: torch.Tensor) -> torch.Tensor:
         if self._added is None:

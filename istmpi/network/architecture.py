@@ -62,12 +62,9 @@ class Architecture:
             table.inexact,
             table.stochastic,
         )
-        self.blocks, self.exits, self.head, self.stages = (
-            table.blocks,
-            table.exits,
-            table.head,
-            table.stages,
-        )
+        self.blocks = table.blocks
+        self.head = table.head
+        self.stages = table.stages
         self.default_groups = table.dealt
 
     @property

@@ -213,11 +213,17 @@ class Table:
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The leaves, with the names of their parameters."""
     exits: int = 1
-    """The number of outputs that a forward pass returns (`istmpi.exits`)."""
+    """The number of outputs that a forward pass returns (`istmpi.outputs`)."""
     head: str = ""
     """The leaf whose outputs the network returns unchanged; empty if there is none."""
     stages: tuple[str, ...] = ()
     """The child modules, if the network calls one after another; otherwise empty."""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the outputs that a forward pass returns: of each early exit, and of the
+        network's end."""
+        return (*(f"exit{number}" for number in range(1, self.exits)), "output")
 
     @property
     def dealt(self) -> tuple[str, ...]:

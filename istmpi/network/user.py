@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from istmpi.code import calling, gradients_kept, short
 from istmpi.errors import ConfigError
-from istmpi.exits import joined, outputs_of
 from istmpi.network.source import Source
+from istmpi.outputs import join_outputs, list_outputs
 from istmpi.trees import call, inputs_to, mapped, tensors_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class UserNetwork:
 
     @property
     def numbers(self) -> int:
-        """The number of values that an exit returns for an example."""
+        """The number of values that one of its outputs has for an example."""
         return self.outputs * (prod(self.inputs) if self.tokens else 1)
 
     def settings_at(self, lengths: Mapping[str, int]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class UserNetwork:
     def forward(
         self, network: nn.Module, *inputs: torch.Tensor, gradients: bool = False
     ) -> torch.Tensor:
-        """Return the outputs ``[b, exits * numbers]``. Raises ConfigError if the pass fails or the
+        """Return the outputs ``[b, all outputs]``. Raises ConfigError if the pass fails or the
         outputs do not fit.
 
         With an ``example``, all floating-point outputs form a single row.
@@ -258,7 +258,7 @@ class UserNetwork:
         if self.example is not None:
             return self._flat(returned)
         self._require_outputs(returned, inputs)
-        return joined([outputs.flatten(1) for outputs in outputs_of(returned)])
+        return join_outputs([outputs.flatten(1) for outputs in list_outputs(returned)])
 
     def _flat(self, returned: Any) -> torch.Tensor:
         """Return all floating-point outputs of an own task as a single row. Raises ConfigError if
@@ -276,7 +276,7 @@ class UserNetwork:
         kind = type(returned).__name__
         raise self.refused(f"its forward returns {kind}, without floating-point tensors.")
 
-    def exits_of(self, outputs: torch.Tensor) -> int:
+    def count_outputs(self, outputs: torch.Tensor) -> int:
         return 1 if self.example is not None else outputs.shape[1] // self.numbers
 
     def _require_outputs(self, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
@@ -284,7 +284,7 @@ class UserNetwork:
 
         count = len(inputs[1 if self.sparse else 0])
         expected = (count, *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
-        for number, outputs in enumerate(outputs_of(returned) or (returned,), 1):
+        for number, outputs in enumerate(list_outputs(returned) or (returned,), 1):
             place = (
                 f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
             )

@@ -66,12 +66,12 @@ class OwnOptimizer:
         """Raise ConfigError if the groups' options or patterns fit neither the optimizer nor a
         parameter's name."""
         names = list(names)
-        known = self._make([nn.Parameter(torch.zeros(1))]).defaults
+        defaults = self._make([nn.Parameter(torch.zeros(1))]).defaults
         for pattern, options in self._groups.items():
             for option in options:
-                if option not in known:
+                if option not in defaults:
                     raise ConfigError(
-                        f"groups: {pattern!r} has {option}{did_you_mean(option, known)}"
+                        f"groups: {pattern!r} has {option}{did_you_mean(option, defaults)}"
                     )
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""What istmpi knows of a local optimizer: its settings, its state, and how it is created."""
+"""A local optimizer: its settings, its state, and how it is created."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -80,7 +80,7 @@ class Distributed:
     _left: Round | None = None
     """The round in which the program left its loop, until the next call of the job."""
     _fate = ""
-    """What becomes of this round, until it is reported."""
+    """A sentence about this round's weights, until it is reported."""
     _record: RunRecord | None = None
     _folder: RunFolder | None = None
 

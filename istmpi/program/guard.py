@@ -67,7 +67,7 @@ class Contents:
         self._module = module
         self._places = {name: values.data_ptr() for name, values in module.named_parameters()}
         self._buffers: dict[str, tuple[int, torch.Tensor | None]] = {}
-        """For each checked buffer, its version and its values; None for frozen ones."""
+        """The version and the values (None for frozen ones) of each checked buffer."""
         for name, values in module.named_buffers():
             if name in frozen:
                 self._buffers[name] = values._version, None

@@ -1,4 +1,4 @@
-"""What a program's loader is, and the share of its batches that a rank reads."""
+"""The kinds of a program's loaders, and the share of their batches that a rank reads."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from istmpi.training.loop import Training
 
 
 class Job(Protocol):
-    """What a round asks of `istmpi.Distributed`."""
+    """The part of `istmpi.Distributed` that a round uses."""
 
     @property
     def streams(self) -> Streams: ...

@@ -23,7 +23,7 @@ from istmpi.trees import mapped, tensors_of
 
 ScoreOf = Callable[[nn.Module, Any], Any]
 Sums = dict[str, np.ndarray]
-"""For each score, its sum over examples and their number, ``[2]``."""
+"""The sum over examples of each score, and the number of examples, ``[2]``."""
 
 
 class Scoring:

@@ -229,28 +229,12 @@ class Progress:
         return line
 
     def scores(self) -> dict[str, str | int | float]:
-        line = _scores(self.score) if self.score else {}
+        line = self.score.record() if self.score else {}
         if self.validation:
             line |= {
-                f"validation_{name}": value for name, value in _scores(self.validation, "").items()
+                f"validation_{name}": value for name, value in self.validation.record("").items()
             }
         return line
-
-
-def _scores(score: Score, split: str = "test_") -> dict[str, float | str]:
-    line: dict[str, float | str] = {
-        "score": score.score,
-        f"{split}loss": score.loss,
-        f"{split}examples": score.examples,
-    }
-    if isnan(score.loss):
-        del line[f"{split}loss"]
-    line |= {f"exit{number}_score": each for number, each in enumerate(score.exits or (), 1)}
-    if score.form != "merged":
-        line["form"] = score.form
-    if score.bits_per_byte is not None:
-        line["bits_per_byte"] = score.bits_per_byte
-    return dict(score.more or {}) | line
 
 
 def _last_round(last: LastRound) -> dict[str, float]:

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from istmpi.config.sections import Train
 from istmpi.errors import ConfigError
-from istmpi.exits import joined, require_fitting, weighted_loss
+from istmpi.outputs import LossOfOutputs, join_outputs, require_weights
 from istmpi.tasks import Classification, Regression
 
 
@@ -16,19 +17,19 @@ def random(*shape, seed=0):
 def test_the_loss_is_the_weighted_sum():
     targets, outputs = torch.tensor([0, 2, 1]), [random(3, 4, seed=seed) for seed in range(3)]
     each = [float(functional.cross_entropy(one, targets)) for one in outputs]
-    assert float(weighted_loss(Classification.loss, outputs, targets, ())) == pytest.approx(sum(each))
-    found = weighted_loss(Classification.loss, tuple(outputs), targets, (0.5, 0.0, 2.0))
+    assert float(LossOfOutputs(Classification.loss)(outputs, targets)) == pytest.approx(sum(each))
+    found = LossOfOutputs(Classification.loss, (0.5, 0.0, 2.0))(tuple(outputs), targets)
     assert float(found) == pytest.approx(0.5 * each[0] + 2 * each[2])
     numbers = random(3, 4, seed=9)
-    found = weighted_loss(Regression.loss, outputs[:2], numbers, (1.0, 3.0), reduction="sum")
+    found = LossOfOutputs(Regression.loss, (1.0, 3.0))(outputs[:2], numbers, reduction="sum")
     each = [float(((one - numbers) ** 2).sum() / 4) for one in outputs]
     assert float(found) == pytest.approx(each[0] + 3 * each[1])
 
 
 def test_one_output_is_what_it_was():
     outputs, targets = random(5, 3), torch.tensor([0, 2, 1, 1, 0])
-    assert joined(outputs) is outputs
-    found = weighted_loss(Classification.loss, outputs, targets, ())
+    assert join_outputs(outputs) is outputs
+    found = LossOfOutputs(Classification.loss)(outputs, targets)
     assert torch.equal(found, functional.cross_entropy(outputs, targets))
 
 
@@ -41,10 +42,10 @@ def test_one_output_is_what_it_was():
     ],
 )
 def test_weights_that_do_not_fit_are_refused(weights, exits, said):
-    require_fitting((2.0, 1.0, 0.0)[:exits], exits, "net")
-    require_fitting((), exits, "net")
+    require_weights(Train(exit_weights=(2.0, 1.0, 0.0)[:exits]), exits, "net")
+    require_weights(Train(), exits, "net")
     with pytest.raises(ConfigError, match=said) as refused:
-        require_fitting(weights, exits, "net")
+        require_weights(Train(exit_weights=weights), exits, "net")
     assert "\n" not in str(refused.value)
 
 

@@ -8,7 +8,6 @@ from istmpi.cluster.survey import resized
 from istmpi.config import Run
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.errors import ConfigError
-from istmpi.exits import joined
 from istmpi.inspection.examine import inspect
 from istmpi.inspection.tracing import trace
 from istmpi.models import architecture
@@ -17,6 +16,7 @@ from istmpi.network.arguments import user_network
 from istmpi.network.norms import built
 from istmpi.network.table import flops
 from istmpi.network.trials import one_thread
+from istmpi.outputs import join_outputs
 
 IMAGE, IMAGENET = (3, 16, 16), (3, 224, 224)
 SMALL = {
@@ -74,7 +74,7 @@ def test_its_flops_are_those_that_pytorch_counts(network, name):
         lengths = {group: -(-length // part) for group, length in found.lengths.items() if group not in found.blocks}
         module, (x,) = built(own, lengths).train(), own.examples(4, torch.float32)
         with FlopCounterMode(display=False) as counter:
-            joined(module(x)).square().mean().backward()
+            join_outputs(module(x)).square().mean().backward()
         assert 4 * flops(found.operators, lengths) <= counter.get_total_flops()
         per_example = sum(sum(operator.flops(lengths)) for operator in found.operators)
         assert 4 * per_example == counter.get_total_flops(), lengths

@@ -73,5 +73,5 @@ def _print(result: Evaluation) -> None:
         say(", ".join(f"{name} {value:.4f}" for name, value in score.more.items()))
     if score.bits_per_byte:
         say(f"{score.bits_per_byte:.4f} bits a byte")
-    for number, score_of_exit in enumerate(score.exits or (), 1):
-        say(f"exit {number}: {result.score_name} {score_of_exit:.4f}")
+    for name, value in score.by_output.items():
+        say(f"{name.replace('exit', 'exit ')}: {result.score_name} {value:.4f}")
