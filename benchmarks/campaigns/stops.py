@@ -223,7 +223,8 @@ def under_mpirun(case: Case, chance: random.Random, stops: int) -> None:
                 if not job.over:
                     os.kill(rank, sent)
             code = job.end(SECONDS_TO_END)
-            if code == 0:  # a program that ended early would go on if it was started again
+            # A program that ended early would go on if started again; a signal may end one behind its rounds.
+            if code == 0 or (out / "summary.json").exists():
                 return
             case.stops["signal"] += 1
             if code != 75:
