@@ -28,7 +28,7 @@ class Case:
     lengths: Mapping[str, int]
     axes: Mapping[str, tuple]
     """A group, or ``(before, group, behind)`` where a unit has several positions, or None, for each axis; a list of
-    these, and of numbers of other positions, where they lie behind each other."""
+    these, and of numbers of other positions, where they lie behind each other. All ranks have what is not listed."""
     forward: Callable
     """``forward(weights, x, held, factor)``: the outputs; ``held`` has one for each unit that is there, and ``factor``
     multiplies a sum over the units of a group."""
@@ -156,7 +156,6 @@ CASES = {
             "cell.bias_ih_l0": (GATES,),
             "cell.bias_hh_l0": (GATES,),
             "last.weight": (None, "hidden"),
-            "last.bias": (None,),
         },
         lstm,
     ),
@@ -176,7 +175,6 @@ CASES = {
             "layer.linear2.bias": (HEAD,),
             **{f"layer.norm{number}.{key}": (HEAD,) for number in (1, 2) for key in ("weight", "bias")},
             "last.weight": (None, HEAD),
-            "last.bias": (None,),
         },
         encoder,
     ),
@@ -189,7 +187,6 @@ CASES = {
             "second.weight": ("code", "hidden"),
             "second.bias": ("code",),
             "last.weight": (None, "hidden"),
-            "last.bias": (None,),
         },
         autoencoder,
     ),
@@ -212,7 +209,6 @@ CASES = {
             "first.bias": ("hidden1",),
             "second.weight": ("hidden2", "hidden1"),
             "last.weight": (None, "hidden2"),
-            "last.bias": (None,),
         },
         graph,
     ),
@@ -223,7 +219,6 @@ CASES = {
             "up.weight": ("hidden", None),
             "up.bias": ("hidden",),
             "last.weight": (None, ["hidden", 6]),
-            "last.bias": (None,),
         },
         beside_inputs,
     ),
@@ -236,7 +231,6 @@ CASES = {
             "large.weight": ("wide", None, None, None),
             "large.bias": ("wide",),
             "last.weight": (None, ["narrow", "wide"], None, None),
-            "last.bias": (None,),
         },
         inception,
     ),
@@ -249,7 +243,6 @@ CASES = {
             "second.weight": ("growth", [2, "growth"], None, None),
             "second.bias": ("growth",),
             "last.weight": (None, [2, (2, "growth", 1)], None, None),
-            "last.bias": (None,),
         },
         dense_net,
     ),
@@ -260,7 +253,6 @@ CASES = {
             "next.weight": ("hidden", [6, "hidden"]),
             "next.bias": ("hidden",),
             "last.weight": (None, [6, "hidden"]),
-            "last.bias": (None,),
         },
         recurrence,
     ),
@@ -304,7 +296,7 @@ def train(case, run, weights, ranks):
                 for values, gradient in zip(own.values(), torch.autograd.grad(loss, list(own.values()))):
                     values.data -= run.optimizer.lr * gradient
             for name, values in own.items():
-                there = mask(case.axes[name], values.shape, held)
+                there = mask(case.axes.get(name, ()), values.shape, held)
                 sums[name] += values.detach() * there
                 counts[name] += there
         weights = {

@@ -158,18 +158,25 @@ class Joined(nn.Module):
         return self.last(torch.cat([x, x[:, : self.half]], dim=1))
 
 
-class Square(nn.Module):
-    """Takes no narrow width but squares."""
+class TwoLayers(nn.Module):
+    """The simplest network with a width."""
 
-    def __init__(self, features, outputs, hidden=16):
+    def __init__(self, features, outputs, hidden=8):
         super().__init__()
-        if int(hidden**0.5) ** 2 != hidden:
-            raise ValueError(f"{hidden} is no square")
         self.first = nn.Linear(features, hidden)
         self.last = nn.Linear(hidden, outputs)
 
     def forward(self, x):
         return self.last(torch.relu(self.first(x)))
+
+
+class Square(TwoLayers):
+    """Takes no narrow width but squares."""
+
+    def __init__(self, features, outputs, hidden=16):
+        if int(hidden**0.5) ** 2 != hidden:
+            raise ValueError(f"{hidden} is no square")
+        super().__init__(features, outputs, hidden)
 
 
 class Silent(nn.Module):
@@ -184,31 +191,22 @@ class Silent(nn.Module):
         return self.last(x) + 0 * self.first(x).sum()
 
 
-class NoDefault(nn.Module):
+class NoDefault(TwoLayers):
     """An argument that nobody gives."""
 
     def __init__(self, features, outputs, hidden):
-        super().__init__()
-        self.last = nn.Linear(features, outputs)
+        super().__init__(features, outputs, hidden)
 
 
-class OtherOutputs(nn.Module):
+class OtherOutputs(TwoLayers):
     """One output too few."""
 
     def __init__(self, features, outputs, hidden=8):
-        super().__init__()
-        self.last = nn.Linear(features, outputs - 1)
-
-    def forward(self, x):
-        return self.last(x)
+        super().__init__(features, outputs - 1, hidden)
 
 
-class Failing(nn.Module):
+class Failing(TwoLayers):
     """Its forward fails."""
-
-    def __init__(self, features, outputs, hidden=8):
-        super().__init__()
-        self.last = nn.Linear(hidden, outputs)
 
     def forward(self, x):
         return self.last(x)
@@ -357,19 +355,16 @@ class MakesNumbers(nn.Linear):
         return features
 
 
-class PooledToo(nn.Module):
+class PooledToo(TwoLayers):
     """One width for hidden units and for neighbouring features that are averaged, which have an order."""
 
     def __init__(self, features, outputs, hidden=8):
-        super().__init__()
-        self.hidden = hidden
-        self.first = nn.Linear(features, hidden)
-        self.other = nn.Linear(hidden, outputs)
-        self.last = nn.Linear(hidden, outputs)
+        super().__init__(features, outputs, hidden)
+        self.hidden, self.other = hidden, nn.Linear(hidden, outputs)
 
     def forward(self, x):
         pooled = functional.adaptive_avg_pool1d(x[:, None], self.hidden)[:, 0]
-        return self.last(torch.relu(self.first(x))) + self.other(pooled)
+        return super().forward(x) + self.other(pooled)
 
 
 class Expanding(nn.Module):
@@ -388,42 +383,32 @@ class Expanding(nn.Module):
         return self.layers(x)
 
 
-class Steps(nn.Module):
+class Steps(TwoLayers):
     """Takes even widths alone."""
 
     def __init__(self, features, outputs, hidden=8):
-        super().__init__()
         if hidden > 7 and hidden % 2:
             raise ValueError(f"{hidden} is odd")
-        self.first = nn.Linear(features, hidden)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.first(x)))
+        super().__init__(features, outputs, hidden)
 
 
-class Choosing(nn.Module):
+class Choosing(TwoLayers):
     """Defaults that neither JSON nor pickle knows."""
 
     def __init__(self, features, outputs, hidden=8, activation=nn.ReLU, shift=lambda x: x + 1, names=("a", "b")):
-        super().__init__()
-        self.first = nn.Linear(features, hidden)
+        super().__init__(features, outputs, hidden)
         self.activation, self.shift = activation(), shift
-        self.last = nn.Linear(hidden, outputs)
 
     def forward(self, x):
         return self.last(self.shift(self.activation(self.first(x))))
 
 
-class InPlace(nn.Module):
+class InPlace(TwoLayers):
     """An activation between a product and its normalisation that changes the product's own output; a call by name."""
 
     def __init__(self, features, outputs, hidden=8):
-        super().__init__()
-        self.first = nn.Linear(features, hidden)
-        self.inner = nn.Linear(hidden, hidden)
-        self.norm = nn.BatchNorm1d(hidden)
-        self.last = nn.Linear(hidden, outputs)
+        super().__init__(features, outputs, hidden)
+        self.inner, self.norm = nn.Linear(hidden, hidden), nn.BatchNorm1d(hidden)
 
     def forward(self, x):
         x = self.norm(torch.relu_(self.inner(torch.tanh(self.first(x)))))
@@ -494,16 +479,13 @@ class Words(nn.Module):
         return self.last(torch.relu(self.inner(x)))
 
 
-class Branching(nn.Module):
+class Branching(TwoLayers):
     """Other layers, and other numbers of them, for other examples."""
 
     def __init__(self, features, outputs, hidden=9):
-        super().__init__()
-        self.first = nn.Linear(features, hidden)
-        self.odd = nn.Linear(hidden, hidden)
-        self.even = nn.Linear(hidden, hidden)
+        super().__init__(features, outputs, hidden)
+        self.odd, self.even = nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
         self.norm = nn.BatchNorm1d(hidden)
-        self.last = nn.Linear(hidden, outputs)
 
     def forward(self, x):
         x = self.first(x)
@@ -524,28 +506,20 @@ class ByUnit(Branching):
         return x[0, 0]
 
 
-class Listed(nn.Module):
+class Listed(TwoLayers):
     """It keeps its weights in a list of its own, beside the layers."""
 
     def __init__(self, features, outputs, hidden=8):
-        super().__init__()
-        weight = nn.Parameter(torch.randn(hidden, features))
-        self.weights = [weight]
-        self.first = nn.Linear(features, hidden)
-        self.first.weight = weight
-        self.last = nn.Linear(hidden, outputs)
+        super().__init__(features, outputs, hidden)
+        self.weights = [nn.Parameter(torch.randn(hidden, features))]
+        self.first.weight = self.weights[0]
 
     def forward(self, x):
         return self.last(torch.relu(functional.linear(x, self.weights[0]) + self.first(x)))
 
 
-class Noisy(nn.Module):
+class Noisy(TwoLayers):
     """It draws random numbers in use as well."""
-
-    def __init__(self, features, outputs, hidden=9):
-        super().__init__()
-        self.first = nn.Linear(features, hidden)
-        self.last = nn.Linear(hidden, outputs)
 
     def forward(self, x):
         return self.last(functional.dropout(self.first(x), 0.5, training=True))
@@ -564,10 +538,3 @@ class Early(nn.Module):
     def forward(self, x):
         x = torch.tanh(self.first(x))
         return [self.exit(x), self.last(torch.tanh(self.second(x)))]
-
-
-class Straight(nn.Linear):
-    """A network without a width."""
-
-    def __init__(self, features, outputs):
-        super().__init__(features, outputs)

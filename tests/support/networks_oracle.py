@@ -25,7 +25,10 @@ class Oracle:
     make: object
     """Of the lengths of the dealt groups."""
     axes: dict
-    """A group, or ``(before, group, behind)`` where a unit has several positions, for each axis of each parameter."""
+    """A group, or ``(before, group, behind)`` where a unit has several positions, for each axis of a parameter.
+
+    Of what is not listed every rank has all.
+    """
     sums: dict
     """Products that no batch normalisation follows, and the group that they sum over."""
     blocks: dict = field(default_factory=dict)
@@ -42,16 +45,13 @@ def _resnet(lengths, exits=()):
     return ResNet((1, 8, 8), 10, blocks=(1, 2), channels=(4, 6), inner=inner, exits=exits)
 
 
-def _block(name, group, shortcut=False):
-    axes = {
-        f"{name}.norms.0.weight": (None,),
-        f"{name}.norms.0.bias": (None,),
+def _block(name, group):
+    return {
         f"{name}.norms.1.weight": (group,),
         f"{name}.norms.1.bias": (group,),
         f"{name}.convolutions.0.weight": (group, None, None, None),
         f"{name}.convolutions.1.weight": (None, group, None, None),
     }
-    return {**axes, f"{name}.shortcut.weight": (None,) * 4} if shortcut else axes
 
 
 def _attention(lengths):
@@ -73,41 +73,27 @@ ORACLES = {
             "dense.weight": ("hidden", (1, "channels2", 4)),  # four pixels are left of each channel
             "dense.bias": ("hidden",),
             "last.weight": (None, "hidden"),
-            "last.bias": (None,),
         },
         {"second": "channels1", "dense": "channels2", "last": "hidden"},
     ),
     "attention": Oracle(
         _attention,
         {
-            "embed.weight": (None, None),
-            "embed.bias": (None,),
-            "norms.0.weight": (None,),
-            "norms.0.bias": (None,),
             "qkv.0.weight": ((3, "heads", 2), None),
             "qkv.0.bias": ((3, "heads", 2),),
             "out.0.weight": (None, (1, "heads", 2)),
-            "out.0.bias": (None,),
             "up.0.weight": ((2, "hidden", 1), None),
             "up.0.bias": ((2, "hidden", 1),),
             "down.0.weight": (None, "hidden"),
-            "down.0.bias": (None,),
-            "last.weight": (None, None),
-            "last.bias": (None,),
         },
         {"out.0": "heads", "down.0": "hidden"},
     ),
     "resnet": Oracle(
         _resnet,
         {
-            "stem.weight": (None,) * 4,
             **_block("sections.0.0", "inner1"),
-            **_block("sections.1.0", "inner2", shortcut=True),
+            **_block("sections.1.0", "inner2"),
             **_block("sections.1.1", "inner2"),
-            "norm.weight": (None,),
-            "norm.bias": (None,),
-            "outputs.weight": (None, None),
-            "outputs.bias": (None,),
         },
         {
             f"sections.{place}.convolutions.1": group
@@ -116,31 +102,16 @@ ORACLES = {
     ),
     "resnet by blocks": Oracle(
         _deep_resnet,
-        {
-            "stem.weight": (None,) * 4,
-            **_block("sections.0.0", None),
-            **_block("sections.1.0", None, shortcut=True),
-            **{key: axes for place in (1, 2, 3, 4) for key, axes in _block(f"sections.1.{place}", None).items()},
-            "norm.weight": (None,),
-            "norm.bias": (None,),
-            "outputs.weight": (None, None),
-            "outputs.bias": (None,),
-        },
-        {},
+        axes={},
+        sums={},
         # The first block of the section halves the image: every rank has it.
-        {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3, 4)]},
+        blocks={"blocks2": [f"sections.1.{place}" for place in (1, 2, 3, 4)]},
     ),
     "resnet by both": Oracle(
         _deep_resnet,
         {
-            "stem.weight": (None,) * 4,
-            **_block("sections.0.0", None),
-            **_block("sections.1.0", "inner2", shortcut=True),
+            **_block("sections.1.0", "inner2"),
             **{key: axes for place in (1, 2, 3, 4) for key, axes in _block(f"sections.1.{place}", "inner2").items()},
-            "norm.weight": (None,),
-            "norm.bias": (None,),
-            "outputs.weight": (None, None),
-            "outputs.bias": (None,),
         },
         {f"sections.1.{place}.convolutions.1": "inner2" for place in range(5)},
         {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3, 4)]},
@@ -148,13 +119,7 @@ ORACLES = {
 }
 ORACLES["exits"] = Oracle(
     lambda lengths: _resnet(lengths, exits=(1,)),
-    {
-        **ORACLES["resnet"].axes,
-        "exits.1.norm.weight": (None,),
-        "exits.1.norm.bias": (None,),
-        "exits.1.outputs.weight": (None, None),
-        "exits.1.outputs.bias": (None,),
-    },
+    ORACLES["resnet"].axes,
     ORACLES["resnet"].sums,
 )
 
@@ -205,12 +170,13 @@ def train(oracle, lengths, run, weights, ranks):
 def _is_everybodys(oracle, name):
     """Whether a parameter is on every rank whole."""
     of_block = any(name.startswith(f"{path}.") for paths in oracle.blocks.values() for path in paths)
-    return not of_block and all(axis is None for axis in oracle.axes[name])
+    return not of_block and all(axis is None for axis in oracle.axes.get(name, ()))
 
 
 def _where(oracle, name, values, held):
     """What a rank holds of a parameter, as an index."""
-    return np.ix_(*(_positions(axis, length, held) for axis, length in zip(oracle.axes[name], values.shape)))
+    axes = oracle.axes.get(name, (None,) * values.ndim)
+    return np.ix_(*(_positions(axis, length, held) for axis, length in zip(axes, values.shape)))
 
 
 def _positions(axis, length, held):

@@ -1,5 +1,6 @@
 """Patterns of named axes against brute force over every position."""
 
+import pickle
 from itertools import product
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from istmpi.engine.axes import Parameter, Pattern, narrowed, overlap
+from istmpi.engine.slots import Slot, kinds_of, named, parameter_of, weights_among
 from istmpi.errors import ConfigError
 
 LENGTHS = {"hidden": 6, "features": 5, "heads": 4, "channels": 3, "blocks": 4, "out": 3, "mid": 4}
@@ -132,3 +134,30 @@ def test_a_pattern_that_cannot_be_read_is_refused_with_its_text(text, says):
 def test_an_axis_without_a_length_is_refused_by_name():
     with pytest.raises(ConfigError, match="axis wings has no length; lengths are given for hidden"):
         Pattern.parse("wings").shape({"hidden": 3})
+
+
+# ---- names of slots: text that knows its parts, there and back
+
+
+NAMES = ["w", Slot("w", "velocity"), Slot("w", "start"), "hidden1.bias", Slot("hidden1.bias", "velocity")]
+
+
+def test_a_slot_is_the_text_that_names_it():
+    slot = Slot("w", "velocity")
+    assert slot == "w/velocity" and {slot: 1}["w/velocity"] == 1
+    assert (slot.parameter, slot.kind) == ("w", "velocity")
+    assert sorted(NAMES) == sorted(map(str, NAMES))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", [lambda name: named(str.__str__(name)), lambda name: pickle.loads(pickle.dumps(name))])
+def test_a_name_comes_back_as_what_it_was(name, way):
+    again = way(name)
+    assert (again, type(again), parameter_of(again)) == (name, type(name), parameter_of(name))
+    assert getattr(again, "kind", None) == getattr(name, "kind", None)
+
+
+def test_names_are_told_apart():
+    assert weights_among(NAMES) == ["w", "hidden1.bias"]
+    assert kinds_of(NAMES) == ("velocity", "start")
+    assert {parameter_of(name) for name in NAMES} == {"w", "hidden1.bias"}

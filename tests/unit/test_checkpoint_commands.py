@@ -23,38 +23,31 @@ def run_folder(checkpoints, tmp_path):
     return tmp_path / "run"
 
 
-def test_ls_lists_what_can_be_opened(istmpi_command, run_folder):
+def test_ls_lists_what_can_be_opened_for_people_and_for_programs(istmpi_command, run_folder):
     (run_folder / "checkpoints/round-00000002.h5").write_text("no HDF5")
     code, out, err = istmpi_command("checkpoint", "ls", run_folder)
     assert code == 0 and err == ""
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [
-        "checkpoints/round-00000001.h5",
-        "checkpoints/round-00000002.h5",
-        "checkpoints/round-00000003.h5",
-        "network.h5",
-    ]
+    listed = [f"checkpoints/round-0000000{number}.h5" for number in (1, 2, 3)]
+    assert [line.split()[0] for line in lines[1:]] == [*listed, "network.h5"]
     assert "2 of 3" in lines[1] and lines[1].split("  ")[2].strip() == "6"
     assert "not an HDF5 file" in lines[2]
     assert "4 of 4" in lines[4] and "ist" in lines[4] and "readable" in lines[4]
-
-
-def test_ls_as_json(istmpi_command, run_folder):
-    code, out, _ = istmpi_command("checkpoint", "ls", run_folder, "--json")
-    assert code == 0
-    stopped, _, network = json.loads(out)
+    stopped, odd, _, network = json.loads(istmpi_command("checkpoint", "ls", run_folder, "--json")[1])
     assert (stopped["round"], stopped["local_steps"], stopped["problem"]) == (2, 6, None)
+    assert "not an HDF5 file" in odd["problem"]
     assert (network["file"], network["rounds"], network["ranks"]) == ("network.h5", 4, 1)
 
 
-@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.touch(), lambda path: None])
-def test_ls_of_nothing_is_refused(istmpi_command, tmp_path, make):
-    make(tmp_path / "folder")
-    code, _, err = istmpi_command("checkpoint", "ls", tmp_path / "folder")
-    assert code == 2 and len(err.splitlines()) == 1
+def test_ls_of_nothing_is_refused(istmpi_command, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    for name in ("folder", "file", "nothing"):
+        code, _, err = istmpi_command("checkpoint", "ls", tmp_path / name)
+        assert code == 2 and len(err.splitlines()) == 1
 
 
-def test_show_names_everything(istmpi_command, checkpoints):
+def test_show_names_everything_for_people_and_for_programs(istmpi_command, checkpoints):
     code, out, _ = istmpi_command("checkpoint", "show", checkpoints / "batch.h5")
     assert code == 0
     for fact in (
@@ -71,19 +64,9 @@ def test_show_names_everything(istmpi_command, checkpoints):
         assert fact in out
     code, out, _ = istmpi_command("checkpoint", "show", checkpoints / "stopped.h5")
     assert "2 of 3 rounds" in out and "calibrated  no" in out
-
-
-def test_show_as_json(istmpi_command, checkpoints):
-    code, out, _ = istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--json")
-    shown = json.loads(out)
-    assert code == 0
-    assert shown["parameters"][0] == {
-        "name": "hidden1.linear.weight",
-        "shape": [13, 64],
-        "axes": "hidden1 features",
-        "dtype": "float32",
-        "bytes": 13 * 64 * 4,
-    }
+    shown = json.loads(istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--json")[1])
+    weight = {"name": "hidden1.linear.weight", "axes": "hidden1 features", "dtype": "float32"}
+    assert shown["parameters"][0] == weight | {"shape": [13, 64], "bytes": 13 * 64 * 4}
     assert len(shown["optimizer"]) == 7 and shown["norms"]["labels"]["units"] == 10
     assert shown["header"]["run"]["train"]["seed"] == 5 and shown["classes"] == list("0123456789")
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from istmpi import gone
 from istmpi.cli.run_options import changes
 from istmpi.config import Data, Method, Model, Optimizer, Output, Run, Train, every_setting, shipped, type_of
 from istmpi.config.method_settings import SpecificSettings
@@ -323,3 +324,15 @@ def test_numbers_that_no_network_can_be_given_are_refused_by_name(value):
 def test_the_command_line_gives_arguments_of_an_user_network(options, assignments, arguments):
     found = changes(assignments, {"model": "nets.py:Net", **options})
     assert Run().override(found).model.arguments == arguments
+
+
+# ---- settings that no longer exist
+
+
+@pytest.mark.parametrize("name, default", gone.GONE.items())
+def test_a_setting_that_is_gone_may_have_its_default_alone(name, default):
+    assert Run().override({name: default}) == Run()
+    section, key = name.split(".")
+    assert Run.from_tree({section: {key: default}}, "run.toml") == Run()
+    with pytest.raises(ConfigError, match=rf"^run.toml: {name} = 7 no longer exists. Leave it out.$"):
+        Run.from_tree({section: {key: 7}}, "run.toml")

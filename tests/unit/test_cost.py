@@ -1,5 +1,6 @@
 """What a run costs: the paper's golden values, plans and counters to the byte, and naive sums for every closed form."""
 
+import json
 from fractions import Fraction
 
 import numpy as np
@@ -7,13 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replay_cases import MLP
+from replaying import RECORD, run_of
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from istmpi.cli.networks import described
 from istmpi.cluster.survey import FIGURE_2
 from istmpi.config import Run
 from istmpi.config.methods import METHODS
-from istmpi.cost import RIVALS, cost, pair_bytes, phase_costs, round_bytes
+from istmpi.cost import RIVALS, cost, pair_bytes, phase_costs, round_bytes, run_bytes
 from istmpi.cost.deal import expect_deal, expect_route
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.loads import expected_load, later_legs
@@ -60,10 +64,7 @@ def test_figure_2_flops_with_the_first_input_gradient(ranks, gigaflops):
     assert parallel.flops("products", "first_input_gradient") == 6 * BATCH * W
     assert parallel.examples_per_step == BATCH
     assert figure_2("ist", ranks).examples_per_step == ranks * BATCH
-
-
-def test_flops_without_the_first_input_gradient_are_those_that_pytorch_counts_for_figure_2():
-    assert figure_2("ist", 1).flops("products") == 108_953_600_000
+    assert figure_2("ist", 1).flops("products") == 108_953_600_000, "as PyTorch counts, without that gradient"
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -293,13 +294,10 @@ def test_a_hundred_thousand_ranks_neither_overflow_nor_take_long(method):
 # ---- FLOPs and memory
 
 
-@pytest.mark.parametrize("name", ["mlp"])
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("norm", ["batch", "layer", "none"])
-def test_flops_are_those_that_pytorch_counts(name, ranks, norm):
-    wanted = Run().override(
-        {"model.name": name, "model.hidden": [12, 9], "model.bias": True, "train.batch": 8, "model.norm": norm}
-    )
+def test_flops_are_those_that_pytorch_counts(ranks, norm):
+    wanted = Run().override({"model.hidden": [12, 9], "model.bias": True, "train.batch": 8, "model.norm": norm})
     network = architecture(10, 4, "classification", wanted.model)
     plan = cost(wanted, network, ranks)
     for part in plan.parts:
@@ -314,21 +312,14 @@ def test_flops_are_those_that_pytorch_counts(name, ranks, norm):
 @pytest.mark.parametrize("optimizer, momentum, slots", [("sgd", 0.0, 0), ("sgd", 0.9, 1), ("adam", 0.0, 2)])
 @pytest.mark.parametrize("state", ["reset", "carry"])
 def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, momentum, slots, state):
-    wanted = run(name=method, optimizer_state=state).override(
-        {"optimizer.name": optimizer, "optimizer.momentum": momentum}
-    )
-    network = mlp_network(6, (12, 8), 4)
-    plan = cost(wanted, network, 2)
+    wanted = run(name=method, optimizer_state=state)
+    wanted = wanted.override({"optimizer.name": optimizer, "optimizer.momentum": momentum})
+    plan = cost(wanted, mlp_network(6, (12, 8), 4), 2)
     memory = plan.largest.memory
-    stored = len(METHODS[method].slots(wanted))
-    rows = plan.held.owned_bytes
-    assert memory.owned == rows * (1 + stored)
+    assert memory.owned == plan.held.owned_bytes * (1 + len(METHODS[method].slots(wanted)))
     assert memory.network == memory.gradients == 4 * plan.largest.elements
     assert memory.optimizer == slots * memory.network
     assert plan.largest.flops.optimizer == choose_optimizer(wanted.optimizer).flops * plan.largest.elements
-
-
-# ---- every method, and what is refused
 
 
 def test_more_ranks_than_units_are_refused_by_name():
@@ -336,3 +327,27 @@ def test_more_ranks_than_units_are_refused_by_name():
         cost(run(), NETWORK, 4001)
     with pytest.raises(ConfigError, match="method.name = 'lst' is not known; did you mean ist?"):
         cost(run(name="lst"), NETWORK, 2)
+
+
+# ---- bytes of whole runs: those that ranks handed to MPI
+
+
+CASES = [
+    name for name in MLP if "shares of a file" not in name and "patience" not in name and name != "dynamic-averaging"
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_the_recorded_bytes(case, tmp_path):
+    """Those that test_replay.py has counted."""
+    run = run_of(MLP[case], 3, tmp_path)
+    recorded = json.loads(RECORD.read_text())["runs"]["3 ranks"][case]["bytes"]
+    assert run_bytes(run, described(run, None).architecture, 3) == recorded
+
+
+def test_a_dry_run_says_them(istmpi_command):
+    words = ("train", "--dry-run", "--ranks", "3", "--rounds", "7", "--redeal", "0.3")
+    planned = json.loads(istmpi_command(*words, "--json")[1])
+    run = Run.load("digits").override({"train.rounds": 7, "method.redeal": 0.3})
+    assert planned["sent_bytes"] == run_bytes(run, described(run, None).architecture, 3)
+    assert f"{planned['sent_bytes']:,} bytes sent by all ranks" in istmpi_command(*words)[1].replace("\n", " ")

@@ -35,10 +35,7 @@ def test_without_arguments_it_is_figure_2():
         assert [line[1] for line in mine if line[-1] == f"{ist:g}"] == [f"{parallel:g}"]
         assert [line[1] for line in mine if line[-1] == f"{flops:.2f}"] == ["113.05"]
 
-
-def test_json_holds_the_figures_exactly():
-    tree = json.loads(costmodel("--json", "--compare", "all"))
-    ist = [row for row in tree["rows"] if row["method"] == "ist"]
+    ist = [row for row in json.loads(costmodel("--json", "--compare", "all"))["rows"] if row["method"] == "ist"]
     assert [row["ranks"] for row in ist] == RANKS
     assert [row["received_floats_per_step"] for row in ist] == [round(1e6 * one) for one in IST_MEGAFLOATS]
 
@@ -72,13 +69,8 @@ def test_the_picture_shows_figure_2():
     pytest.importorskip("matplotlib")
     from istmpi.report.plots import make_cost_figure
 
-    scenario = Scenario(
-        Run().override(FIGURE_2),
-        mlp_network(1000, (4000,) * 3, 200, norm="none"),
-        preset("10gbit"),
-        10**6,
-        shared_batch=True,
-    )
+    network = mlp_network(1000, (4000,) * 3, 200, norm="none")
+    scenario = Scenario(Run().override(FIGURE_2), network, preset("10gbit"), 10**6, shared_batch=True)
     drawn = make_cost_figure(survey(scenario, ["data-parallel-broadcast", "ist"], RANKS), "title")
     series = [{line.get_label(): line for line in axis.get_lines()} for axis in drawn.axes]
     for lines in series:
@@ -95,14 +87,11 @@ def test_the_picture_shows_figure_2():
     assert texts == {"data-parallel-broadcast", "ist"}
 
 
-def test_it_takes_the_run_files_that_train_takes(tmp_path):
+def test_it_takes_the_run_files_that_train_takes_and_goes_on_for_others_beyond_the_units(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[model]\nhidden = [64, 32]\n[method]\nname = 'local-sgd'\nlocal_steps = 3")
     text = costmodel(str(file), "--batch", "16", "--ranks", "1..8")
     assert "mine: 64-64-32-10, batch 16 a rank, J = 3" in text
-
-
-def test_beyond_the_units_costs_go_on_for_the_others_and_a_line_says_where_it_ends():
     text = costmodel("--layers", "100-40-10", "--ranks", "32,64,100000")
     assert "ist allows at most 40 ranks: hidden1 has 40 units." in text
     assert any(line.split()[:1] == ["100000"] for line in text.splitlines())

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from istmpi.cluster.advice import COLUMNS, LEAST_SHARE, LOCAL_STEPS, TRANSFER_SHARE, advise
-from istmpi.cluster.figures import PRESETS, Cluster, load, network, preset
+from istmpi.cluster.figures import PRESETS, Cluster, fit, load, network, preset
 from istmpi.cluster.survey import FIGURE_2, Scenario, survey
 from istmpi.cluster.time import BACKWARD_SHARE, round_time, step_seconds
 from istmpi.config import Run
@@ -47,9 +48,8 @@ def test_pull_and_push_take_what_the_formulas_say(ranks):
     assert found.transfer == pytest.approx(2 * once)
     elsewhere = 1 - 1 / ranks
     moved = 4 * elsewhere * (4_800_000 / ranks + (2 - 1 / ranks) * 32_000_000 / ranks**2)
-    assert round_time(scenario().cost("ist", ranks), PLAIN).transfer == pytest.approx(
-        3 * (ranks - 1) * ALPHA + BETA * moved
-    )
+    expected = 3 * (ranks - 1) * ALPHA + BETA * moved
+    assert round_time(scenario().cost("ist", ranks), PLAIN).transfer == pytest.approx(expected)
     step = (6 * 512 * mine / 4 - 2 * 512 * 4_000_000 / ranks) / SPEED
     assert found.compute == pytest.approx(10 * step)
     whole = (ranks - 1) * ALPHA + BETA * BYTES * (1 - 1 / ranks)
@@ -100,12 +100,6 @@ def test_rows_hold_whole_numbers_exactly_and_are_consistent():
 # ---- clusters and their files
 
 
-def test_a_cluster_file_reads_back(tmp_path):
-    mine = replace(preset("m5.2xlarge"), measured={"alltoallv": {"points": [{"bytes": 8, "seconds": 1e-6}]}})
-    mine.save(tmp_path / "mine.json")
-    assert load(tmp_path / "mine.json") == mine
-
-
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -123,6 +117,9 @@ def test_a_cluster_file_that_cannot_be_used(tmp_path, text, message):
     with pytest.raises(DataError, match=message) as raised:
         load(path)
     assert "istmpi measure" in str(raised.value)
+    measured = replace(preset("m5.2xlarge"), measured={"alltoallv": {"points": [{"bytes": 8, "seconds": 1e-6}]}})
+    measured.save(path)
+    assert load(path) == measured
 
 
 # ---- advice
@@ -143,9 +140,8 @@ def test_advice_follows_its_rules():
     first = advise(case, 8).first
     ranks = int(first.split(" on ")[1].split()[0])
     assert first.startswith("Run ist")
-    assert (
-        case.cost("ist", ranks).held.share_of_a_rank >= LEAST_SHARE > case.cost("ist", 2 * ranks).held.share_of_a_rank
-    )
+    of_a_rank, of_a_half = (case.cost("ist", count).held.share_of_a_rank for count in (ranks, 2 * ranks))
+    assert of_a_rank >= LEAST_SHARE > of_a_half
     steps = int(first.split(" with ")[1].split()[0])
 
     def share(steps):
@@ -157,15 +153,37 @@ def test_advice_follows_its_rules():
     assert share(steps) <= TRANSFER_SHARE < share(fewer)
 
 
-def test_advice_prefers_what_changes_less_where_it_costs_little():
+def test_advice_respects_memory_and_prefers_what_changes_less_where_it_costs_little():
     """Infinitely fast network, nothing to deal: nothing to win."""
     quick = Cluster("quick", "by hand", network(0.0, 1e15), (1e12,))
     case = Scenario(Run().override({"method.partition": []}), mlp_network(64, (64,), 10), quick, 1000)
     assert advise(case, 4).first.startswith("Run data-parallel on 4 ranks with 1 local step: ")
-
-
-def test_advice_respects_memory():
     small = replace(preset("100gbit"), memory=300e6 + PROCESS)
     advice = advise(scenario(small), 8)
     assert advice.first.startswith("Run ist"), advice
     assert "local-sgd" in [row[0] for row in advice.rows]
+
+
+# ---- how measurements become figures
+
+
+def test_a_fit_finds_the_line_that_the_points_are_on():
+    sizes = [1e3, 1e5, 1e7]
+    (latency, each), error = fit([[3, 3, 3], sizes], [3 * 1e-4 + 1e-9 * size for size in sizes])
+    assert (latency, each) == (pytest.approx(1e-4), pytest.approx(1e-9))
+    assert error < 1e-9
+
+
+def test_short_messages_count_as_much_as_long_ones():
+    """Points off by tenths, up and down: by absolute errors the latency would be lost beside the longest message."""
+    sizes = np.array([1e2, 1e3, 1e8, 2e8])
+    seconds = (1e-5 + 1e-9 * sizes) * [1.1, 0.9, 1.1, 0.9]
+    (latency, each), error = fit([np.ones(4), sizes], seconds)
+    assert latency == pytest.approx(1e-5, rel=0.15) and each == pytest.approx(1e-9, rel=0.15)
+    assert 0.05 < error < 0.15
+
+
+def test_no_coefficient_is_negative():
+    """Falling times would give a negative rate: it becomes zero, and the rest the best constant."""
+    (latency, each), _ = fit([[1, 1, 1], [1.0, 2.0, 3.0]], [3.0, 2.0, 1.0])
+    assert each == 0 and 1 <= latency <= 3

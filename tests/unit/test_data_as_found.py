@@ -68,6 +68,10 @@ def test_codes_that_are_one_number_are_told(tmp_path):
     (tmp_path / "in.csv").write_text("a,b\n" + "1,01\n2,1\n3,2\n4,02\n" * 3)
     report = prepare("csv", tmp_path / "in.csv", tmp_path / "data.h5")
     assert report.classes == ("1", "2") and "the labels 01, 1 are one number" in map(str, report.assumed)
+    folder = tmp_path / os.fsdecode(b"k\xe4se")  # a path that is not UTF-8
+    folder.mkdir()
+    (folder / "t.csv").write_text("a,b,label\n" + "1,2,x\n3,4,y\n" * 5)
+    assert open_prepared(prepare("csv", folder / "t.csv", tmp_path / "t.h5").target).classes == ("x", "y")
 
 
 def svm(columns, comment="", label="{}", query=""):
@@ -94,6 +98,11 @@ def test_sparse_rows_as_scikit_learn_and_letor_write_them(tmp_path, case):
     assert (report.features, report.reading, report.facts["labels"]) == (features, reading, 2)
     left_out = [str(note) for note in report.left_out]
     assert ("20 query numbers (qid:) of a.svm" in left_out) == (case == "queries")
+    # Feature 0 beside a comment that says one-based needs an option.
+    (tmp_path / "a.svm").write_text(svm((0, 5), "# Column indices are one-based\n"))
+    with pytest.raises(DataError, match="comments say that features count from 1.*Give --counted-from 0 or 1"):
+        prepare("xc", tmp_path / "a.svm", tmp_path / "again.h5")
+    assert prepare("xc", tmp_path / "a.svm", tmp_path / "again.h5", counted_from=0).features == 6
 
 
 @pytest.mark.parametrize(
@@ -117,23 +126,6 @@ def test_sparse_values_that_float32_merges_are_refused(tmp_path, values, refused
         return
     with pytest.raises(DataError, match="a.svm: values of feature 1 are too close together for the 24 bits of float32"):
         prepare("xc", tmp_path / "a.svm", tmp_path / "data.h5")
-
-
-def test_a_comment_that_contradicts_the_rows_is_refused(tmp_path):
-    """Feature 0 beside a comment that says one-based needs an option."""
-    (tmp_path / "a.svm").write_text(svm((0, 5), "# Column indices are one-based\n"))
-    with pytest.raises(DataError, match="comments say that features count from 1.*Give --counted-from 0 or 1"):
-        prepare("xc", tmp_path / "a.svm", tmp_path / "data.h5")
-    assert prepare("xc", tmp_path / "a.svm", tmp_path / "data.h5", counted_from=0).features == 6
-
-
-def test_a_path_that_is_not_utf8_is_read(tmp_path):
-    """The prepared file has the path in a form that can be printed."""
-    folder = tmp_path / os.fsdecode(b"k\xe4se")
-    folder.mkdir()
-    (folder / "t.csv").write_text("a,b,label\n" + "1,2,x\n3,4,y\n" * 5)
-    report = prepare("csv", folder / "t.csv", tmp_path / "t.h5")
-    assert open_prepared(report.target).classes == ("x", "y")
 
 
 def make(kind, folder, labels):
@@ -170,14 +162,10 @@ def test_a_site_that_lacks_a_class_gets_the_list_of_all(tmp_path, kind):
             prepare(kind, source, tmp_path / "other.h5", classes=classes)
 
 
-def test_a_byte_order_mark_of_a_run_file_is_passed_over(tmp_path):
-    """Editors on Windows begin UTF-8 files with it."""
+def test_the_settings_in_a_copied_folder_name_the_copy(tmp_path):
+    """A run that resumes from a copy must not write to the folder that was copied; a byte order mark is passed over."""
     (tmp_path / "bom.toml").write_bytes(b"\xef\xbb\xbf[train]\nrounds = 3\n")
     assert Run.load(str(tmp_path / "bom.toml")).train.rounds == 3
-
-
-def test_the_settings_in_a_copied_folder_name_the_copy(tmp_path):
-    """A run that resumes from a copy must not write to the folder that was copied."""
     for name in ("x", "y"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").touch()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import istmpi
+from benchmarks.scale import link_rates
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.models import mlp_network
@@ -177,3 +178,13 @@ def test_the_two_cases_of_readme_have_the_figures_of_the_results():
 )
 def test_what_readme_says_of_time_and_room_was_measured(said, page, source):
     assert said in README and source in (RESULTS / page).read_text(encoding="utf-8")
+
+
+# ---- the table of docs/costs.md
+
+
+def test_the_page_has_the_lines_that_the_code_makes():
+    page = link_rates.PAGE.read_text(encoding="utf-8").splitlines()
+    first = page.index(link_rates.head()[0])
+    wanted = [*link_rates.head(), *link_rates.lines(link_rates.DECLARED)]
+    assert page[first : first + len(wanted)] == wanted

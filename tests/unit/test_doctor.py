@@ -37,9 +37,9 @@ def test_a_healthy_folder_leaves_nothing_behind(tmp_path):
 
 
 def test_modules_and_settings_are_recorded_without_secrets(monkeypatch):
-    monkeypatch.setenv("LOADEDMODULES", "gcc/12:openmpi/4.1")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_JWT", "secret")
+    environment = {"LOADEDMODULES": "gcc/12:openmpi/4.1", "SLURM_JOB_ID": "7", "SLURM_JWT": "secret"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     recorded = machine()
     assert recorded["modules"] == ["gcc/12", "openmpi/4.1"]
     assert recorded["settings"]["SLURM_JOB_ID"] == "7"

@@ -1,18 +1,20 @@
 """A network of one's own as it is made ready for training: its table, what is refused, and how it is built."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import layered_networks
 import networks
 import pytest
 import torch
+from torch import nn
 
 from istmpi.config import Run
 from istmpi.config.methods import spec_of
 from istmpi.deploy.fitting import changed_source
 from istmpi.errors import ConfigError
+from istmpi.inspection import large
 from istmpi.inspection.examine import inspect
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
@@ -48,21 +50,9 @@ def convolutional():
 def test_initial_values_do_not_come_from_the_constructor(convolutional):
     """Uniform in one over the root of the inputs of the full network, as PyTorch's own; ones and zeros stay."""
     initial = {name: (one.bound, one.centre) for name, one in convolutional.parameters.items()}
-    assert initial == {
-        "first.weight": (9**-0.5, 0),
-        "first.bias": (9**-0.5, 0),
-        "norm.weight": (0, 1),
-        "norm.bias": (0, 0),
-        "second.weight": ((6 * 9) ** -0.5, 0),
-        "second.bias": ((6 * 9) ** -0.5, 0),
-        "dense.weight": (16**-0.5, 0),
-        "dense.bias": (16**-0.5, 0),
-        "last.weight": (9**-0.5, 0),
-        "last.bias": (9**-0.5, 0),
-    }
-
-
-def test_the_bounds_are_those_that_pytorch_draws_from(convolutional):
+    inputs = {"first": 9, "second": 6 * 9, "dense": 16, "last": 9}
+    expected = {f"{name}.{key}": (of**-0.5, 0) for name, of in inputs.items() for key in ("weight", "bias")}
+    assert initial == expected | {"norm.weight": (0, 1), "norm.bias": (0, 0)}
     torch.manual_seed(0)
     built = networks.Convolutional((1, 8, 8), 10, channels=(600, 40), hidden=90)
     large = ready("Convolutional", (1, 8, 8), channels=[600, 40], hidden=90)
@@ -99,25 +89,19 @@ def test_a_table_is_the_same_behind_json(convolutional):
     assert other.difference(table) == "settings, hidden: 8 or 9"
 
 
-@pytest.mark.parametrize(
-    "what, problem",
-    [
-        ("random buffer", "buffer noise has random values"),
-        ("counting", "buffer count changes in a forward pass"),
-        ("complex", "parameter scale is of torch.complex64"),
-        ("lazy", "parameter last.weight has no shape before the first forward pass"),
-        ("no call", "batch normalisation norm is not called in a forward pass"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_by_name(what, problem):
-    with pytest.raises(ConfigError, match=problem) as refused:
-        inspect(own("Odd", what=what))
-    assert "\n" not in str(refused.value)
+ODD = {
+    "random buffer": "buffer noise has random values",
+    "counting": "buffer count changes in a forward pass",
+    "complex": "parameter scale is of torch.complex64",
+    "lazy": "parameter last.weight has no shape before the first forward pass",
+    "no call": "batch normalisation norm is not called in a forward pass",
+}
 
 
 @pytest.mark.parametrize(
     "what, problem",
     [
+        *ODD.items(),
         ("constructor leaves", "constructor fails with what = 'constructor leaves', hidden = 8: SystemExit: 5"),
         ("forward leaves", "forward fails on examples of shape 2 x 7: SystemExit: enough"),
         ("constructor's own end", "constructor fails with .*: OwnEnd: over"),
@@ -139,16 +123,13 @@ def test_what_cannot_be_trained_is_refused_by_name(what, problem):
 )
 def test_what_goes_wrong_in_a_network_is_one_line(what, problem):
     with pytest.raises(ConfigError, match=problem) as refused:
-        inspect(own("Faulty", what=what))
+        inspect(own("Odd" if what in ODD else "Faulty", what=what))
     assert "\n" not in str(refused.value)
 
 
-def test_a_class_that_makes_something_else_is_refused():
+def test_another_class_and_what_is_not_finite_on_the_data_at_first_are_refused():
     with pytest.raises(ConfigError, match="its class makes int, not a torch.nn.Module"):
         inspect(own("MakesNumbers"))
-
-
-def test_what_is_not_finite_on_the_data_at_first_is_refused():
     examples = torch.ones(4, 7)
     with pytest.raises(ConfigError, match="forward gives nan for the first training examples"):
         ready("Faulty", what="logarithm").require_finite(examples)
@@ -175,14 +156,11 @@ def test_widths_that_are_too_narrow_for_the_constructor_say_what_to_do():
     steps.require_usable({"hidden": 4})
 
 
-def test_a_sum_outside_of_a_layer_is_found_and_scaled():
+def test_sums_outside_of_layers_single_numbers_and_computed_values_are_found():
     by_hand = ready("Odd", what="by hand")
     by_hand.require_dealable(("hidden",))
     assert by_hand.table.folded == {"weight": ("hidden",)}
     assert by_hand.weight_factor("weight", {"hidden": 0.25}) == 0.25
-
-
-def test_a_single_number_and_computed_values_are_parameters_like_others():
     assert ready("Odd", what="scalar").parameters["scale"].pattern.shape({}) == (1,)
     computed = ready("Odd", what="computed")
     assert computed.table.computed == ("scale",)
@@ -233,12 +211,7 @@ def test_what_the_constructor_computed_is_kept(shaken, hidden):
     assert built.tied.weight is built.inner.weight
     shapes = {name: tuple(values.shape) for name, values in built.named_parameters()}
     assert shapes == {name: of.pattern.shape({"hidden": hidden}) for name, of in shaken.parameters.items()}
-
-
-def test_a_constructor_that_takes_features_and_no_shape_gets_examples_flat(convolutional, shaken):
-    assert convolutional.example_shape == (1, 8, 8)
-    assert shaken.example_shape == (7,)
-    assert own("Plain", (1, 8, 8)).inputs == (64,)
+    assert own("Plain", (1, 8, 8)).inputs == (64,), "a constructor of features and no shape gets examples flat"
 
 
 def test_the_factor_multiplies_products_and_not_their_biases(convolutional):
@@ -263,3 +236,78 @@ def test_without_its_code_a_network_can_be_described_but_not_built(convolutional
     assert not changed_source(described.with_code(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)))
     with pytest.raises(ConfigError, match="its parameter first.weight has the shape"):
         described.with_code(own("Convolutional", (2, 8, 8), channels=[6, 4], hidden=9))
+
+
+# ---- networks that no rank may hold
+
+
+class Recurrent(nn.Module):
+    def __init__(self, features, outputs, hidden=160):
+        super().__init__()
+        self.recurrent = nn.LSTM(features, hidden, batch_first=True)
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.last(self.recurrent(x[:, None])[0][:, 0])
+
+
+class Stacked(nn.Module):
+    def __init__(self, features, outputs, hidden=132, depth=70):
+        super().__init__()
+        self.first = nn.Linear(features, hidden)
+        self.blocks = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth))
+        self.last = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return self.last(x)
+
+
+CASES = {
+    "convolutions": (networks.Convolutional, (1, 8, 8), {"channels": [96, 71], "hidden": 250}),
+    "attention": (networks.Rows, (1, 8, 8), {"heads": 8, "head_dim": 16, "embed": 128, "hidden": 192}),
+    "recurrent": (Recurrent, (6,), {}),
+    "blocks": (Stacked, (6,), {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_table_of_few_units_is_that_of_all(name, monkeypatch):
+    kind, shape, settings = CASES[name]
+    network = user_network("net.py:Net", shape, 10, settings, network=kind)
+    expected = inspect(network)
+    monkeypatch.setattr(kind, "LARGE", True, raising=False)
+    built = []
+    monkeypatch.setattr(type(network), "build", noting(type(network).build, built))
+    table = large.inspected(network)
+    for field in fields(table):
+        assert getattr(table, field.name) == getattr(expected, field.name), field.name
+    assert max(built) < sum(values.numel() for values in network.build().parameters())
+
+
+def noting(build, sizes):
+    def noted(network, lengths=None):
+        module = build(network, lengths)
+        sizes.append(sum(values.numel() for values in module.parameters() if not values.is_meta))
+        return module
+
+    return noted
+
+
+class Computed(nn.Module):
+    LARGE = True
+
+    def __init__(self, features, outputs, hidden=160):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+        nn.init.eye_(self.first.weight)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def test_values_that_need_the_whole_network_are_refused():
+    with pytest.raises(ConfigError, match="LARGE = True, but its constructor computes the values of first.weight"):
+        large.inspected(user_network("net.py:Net", (6,), 10, {}, network=Computed))

@@ -58,17 +58,13 @@ def test_within_the_window_it_is_the_likeliest_behind_all_that_came_before(lengt
         tokens.append(token)
 
 
-def test_of_a_longer_prompt_the_last_window_counts():
-    network, prompt = decoder(), [token % WORDS for token in range(50)]
+def test_of_a_longer_prompt_the_last_window_counts_and_behind_it_half_is_kept():
+    network, prompt, asked = decoder(), [token % WORDS for token in range(50)], []
     one, other = (
         list(continue_prompt(make_predictor(network, WINDOW), of, WINDOW, NEVER, 20, 1.0, 3))
         for of in (prompt, prompt[-WINDOW:])
     )
     assert one == other
-
-
-def test_behind_the_window_half_of_it_is_kept():
-    asked = []
 
     def ask(tokens):
         asked.append(list(tokens))
@@ -89,12 +85,9 @@ def test_tokens_are_drawn_with_their_odds(temperature):
     assert again == drawn[:50] != others
 
 
-def test_the_end_of_the_document_ends_it():
+def test_the_end_of_the_document_ends_it_and_what_is_not_finite_is_refused():
     rows = iter(np.eye(5)[[3, 4, 2, 1]])
     assert list(continue_prompt(lambda _: next(rows), [0], 4, 2, 100, 0.0, 0)) == [3, 4]
-
-
-def test_what_is_not_finite_is_refused():
     with pytest.raises(DataError, match="not finite after 0 new tokens"):
         list(continue_prompt(lambda _: np.array([0, np.nan]), [0], 4, NEVER, 1, 1.0, 0))
 
@@ -103,10 +96,7 @@ def test_what_is_not_finite_is_refused():
 def test_bytes_are_told_as_the_text_that_they_are(content):
     tokens = [byte for byte in content if byte != Bytes.end]
     assert "".join(texts(tokens, Bytes())) == bytes(tokens).decode("utf-8", "replace")
-
-
-def test_a_character_is_told_once_it_is_complete():
-    assert list(texts("aé".encode(), Bytes())) == ["a", "", "é", ""]
+    assert list(texts("aé".encode(), Bytes())) == ["a", "", "é", ""], "a character is told once it is complete"
 
 
 def test_pieces_of_a_tokenizer_file_are_its_text(tmp_path):

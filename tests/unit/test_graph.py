@@ -111,10 +111,7 @@ def test_graph_networks_train_on_bags_of_words_under_autocast(model):
 def test_arguments_that_no_network_can_have_are_refused_before_it_is_made(model, arguments, said):
     with pytest.raises(ConfigError, match=said):
         Run().override({"model.name": model, **{f"model.{name}": value for name, value in arguments.items()}})
-
-
-def test_one_width_is_one_hidden_layer():
-    assert Run().override({"model.name": "gcn", "model.hidden": 32}).model.arguments["hidden"] == (32,)
+    assert Run().override({"model.name": model, "model.hidden": 32}).model.arguments["hidden"] == (32,)
 
 
 def test_dropout_of_a_bag_of_words():
@@ -163,17 +160,15 @@ def test_a_union_of_clusters_keeps_the_edges_between_them():
     assert batch.targets.tolist() == expected and batch.examples == sum(node % 2 == 0 for node in nodes)
 
 
-def test_clusters_do_not_depend_on_the_number_of_ranks():
-    """A batch is a function of seed, rank and step; so is what is sampled."""
-    for how in ("clusters", "neighbours"):
-        for rank in range(3):
-            one, other = (Batches(split(how), np.arange(5), 2, 7, rank) for _ in range(2))
-            found = [one.at(step) for step in (4, 0, 2)]
-            again = [other.at(step) for step in (4, 0, 2)]
-            for mine, theirs in zip(found, again):
-                assert all(torch.equal(*pair) for pair in zip(mine.inputs, theirs.inputs))
-                assert torch.equal(mine.targets, theirs.targets)
-    ranks = [Batches(split("clusters"), np.arange(5), 2, 7, rank).indices(0).tolist() for rank in range(4)]
+@pytest.mark.parametrize("how", ["clusters", "neighbours"])
+def test_a_batch_is_a_function_of_seed_rank_and_step(how):
+    """So is what is sampled."""
+    for rank in range(3):
+        one, other = (Batches(split(how), np.arange(5), 2, 7, rank) for _ in range(2))
+        for mine, theirs in [(one.at(step), other.at(step)) for step in (4, 0, 2)]:
+            assert all(torch.equal(*pair) for pair in zip(mine.inputs, theirs.inputs))
+            assert torch.equal(mine.targets, theirs.targets)
+    ranks = [Batches(split(how), np.arange(5), 2, 7, rank).indices(0).tolist() for rank in range(4)]
     assert len({tuple(one) for one in ranks}) > 1
 
 
@@ -257,10 +252,8 @@ def test_micro_f1_by_hand():
 @pytest.mark.parametrize("settings", [{"hidden": (6, 4, 3)}, {"hidden": (5,), "norm": "none", "dropout": 0.2}])
 def test_the_declared_table_is_what_is_found(model, settings):
     own = user_network(model, (FEATURES,), CLASSES, settings, NODE_CLASSES)
-    found, declared = (
-        inspect(own).tree(),
-        table_of(model, Facts((FEATURES,), CLASSES, degree=2), own.settings).tree() | {"source": own.source.hash},
-    )
+    found, facts = inspect(own).tree(), Facts((FEATURES,), CLASSES, degree=2)
+    declared = table_of(model, facts, own.settings).tree() | {"source": own.source.hash}
     declared["operators"] = [one for one in declared["operators"] if one["kind"] != "Aggregation"]
     for tree in (found, declared):
         tree["operators"].sort(key=lambda one: one["module"])
@@ -350,14 +343,10 @@ def test_all_weights_are_gathered_where_the_layers_that_a_pass_makes_fit_too(mod
     assert evaluation_plan(network, 2, room - 1, []).by_units
 
 
-@pytest.mark.parametrize("settings, said", [({"norm": "bath"}, "norm"), ({"hidden": (0,)}, "no elements|hidden")])
-def test_settings_that_cannot_be(settings, said):
-    own = user_network("gcn", (FEATURES,), CLASSES, settings, NODE_CLASSES)
-    with pytest.raises(ConfigError, match=said):
-        inspect(own)
-
-
-def test_a_graph_is_for_networks_of_graphs():
+def test_settings_that_cannot_be_and_data_that_are_no_graph_are_refused():
+    for settings, said in (({"norm": "bath"}, "norm"), ({"hidden": (0,)}, "no elements|hidden")):
+        with pytest.raises(ConfigError, match=said):
+            inspect(user_network("gcn", (FEATURES,), CLASSES, settings, NODE_CLASSES))
     with pytest.raises(ConfigError, match="a graph"):
         user_network("sage", (64,), 10, {})
 

@@ -47,12 +47,16 @@ def test_copied_units_are_those_of_the_oracle():
             torch.testing.assert_close(both[name], copied, rtol=0, atol=0)
 
 
-class OthersAlone(nn.Module):
-    """Each unit adds up the other units: its own place is masked."""
+class TwoLayers(nn.Module):
+    BIAS = True
 
     def __init__(self, features, outputs, units=16):
         super().__init__()
-        self.first, self.last = nn.Linear(features, units), nn.Linear(units, outputs)
+        self.first, self.last = nn.Linear(features, units), nn.Linear(units, outputs, bias=self.BIAS)
+
+
+class OthersAlone(TwoLayers):
+    """Each unit adds up the other units: its own place is masked."""
 
     def forward(self, x):
         h = self.first(x).tanh()
@@ -61,50 +65,31 @@ class OthersAlone(nn.Module):
         return self.last((scores.softmax(-1) @ h[..., None])[..., 0])
 
 
-class Deviation(nn.Module):
+class Deviation(TwoLayers):
     """The deviation of all units, with n - 1."""
-
-    def __init__(self, features, outputs, units=16):
-        super().__init__()
-        self.first, self.last = nn.Linear(features, units), nn.Linear(units, outputs)
 
     def forward(self, x):
         h = self.first(x).tanh()
         return self.last(h / h.std(-1, keepdim=True))
 
 
-class SquareOfWidth(nn.Module):
+class SquareOfWidth(TwoLayers):
     """A sum times the square of the width: the right power of the share is 3, which is not tried."""
 
-    def __init__(self, features, outputs, units=16):
-        super().__init__()
-        self.first, self.last = nn.Linear(features, units), nn.Linear(units, outputs, bias=False)
+    BIAS = False
 
     def forward(self, x):
         return self.last(self.first(x).tanh()) * self.last.in_features**2
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    """Return a function that inspects a class of this file."""
-
-    def inspected(kind):
-        return inspect(user_network(f"{__file__}:{kind.__name__}", (6,), 3, {}))
-
-    return inspected
-
-
-@pytest.mark.parametrize("kind", [OthersAlone, Deviation])
-def test_a_deviation_that_fades_with_the_width_is_no_fault(kind, own):
-    table = own(kind)
-    assert not table.unscaled and table.dealt == ("units",)
-    assert 0 < table.fading["units"] < 0.2
-
-
-def test_a_power_that_is_not_tried_is_refused_with_the_sum_and_the_deviation(own):
-    table = own(SquareOfWidth)
-    (place,) = table.unscaled
-    assert place.startswith("last: two equal halves change the outputs by") and table.dealt == ()
+def test_a_deviation_that_fades_with_the_width_is_no_fault_and_a_power_that_is_not_tried_is_refused():
+    names = ("OthersAlone", "Deviation", "SquareOfWidth")
+    others, deviation, square = (inspect(user_network(f"{__file__}:{name}", (6,), 3, {})) for name in names)
+    for table in (others, deviation):
+        assert not table.unscaled and table.dealt == ("units",)
+        assert 0 < table.fading["units"] < 0.2
+    (place,) = square.unscaled
+    assert place.startswith("last: two equal halves change the outputs by") and square.dealt == ()
 
 
 def test_powers_are_read_as_they_are_written():

@@ -88,25 +88,21 @@ def test_the_full_network_is_that_of_a_state_dict(tmp_path, ranks, scale, wrap):
     torch.testing.assert_close(outputs(stores, x), plain()(x))
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "net.", "lit.model.module."])
-def test_what_stands_before_every_name_is_passed_over(tmp_path, prefix):
-    torch.save({"state_dict": state_of(plain(), prefix)}, tmp_path / "theirs.ckpt")
-    assert begun(tmp_path / "theirs.ckpt")[1].weights == (107, 107)
-
-
-def test_a_part_that_the_networks_own_names_begin_with_stays(tmp_path):
-    """A class whose layers all lie in self.model."""
-    own = user_network(f"{__file__}:Inside", (6,), 3, {})
-    of = Architecture(own.name, inspect(own), "float32", own)
-    torch.save(Inside(6, 3).state_dict(), tmp_path / "theirs.pt")
-    assert not begun(tmp_path / "theirs.pt", of=of)[1].missing
+def test_what_stands_before_every_name_is_passed_over(tmp_path):
+    for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "net.", "lit.model.module."):
+        torch.save({"state_dict": state_of(plain(), prefix)}, tmp_path / "theirs.ckpt")
+        assert begun(tmp_path / "theirs.ckpt")[1].weights == (107, 107)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_full_network_is_that_of_safetensors(tmp_path, dtype):
+    """Among tensors of every type."""
     safetensors = pytest.importorskip("safetensors.torch")
     module = plain().to(dtype)
-    safetensors.save_file(state_of(module), tmp_path / "theirs.safetensors")
+    state = state_of(module) | {"one": torch.tensor(1.0), "none": torch.zeros(0, 3)}
+    for other in (torch.bool, torch.int8, torch.int64, torch.uint16, torch.complex64, torch.float8_e5m2):
+        state[str(other)] = torch.zeros(3, dtype=other)
+    safetensors.save_file(state, tmp_path / "theirs.safetensors")
     stores, _ = begun(tmp_path / "theirs.safetensors", 2, SCALE)
     x = torch.randn(20, 6)
     torch.testing.assert_close(outputs(stores, x), module.float()(x))
@@ -156,9 +152,6 @@ def test_what_fits_and_what_does_not_is_told(tmp_path):
         "not in the file, initialized as usual: hidden1.linear.bias.",
         "only in the file: other0, other1, other2, other3, other4, other5, and 3 more.",
     ]
-
-
-def test_a_file_of_which_nothing_fits_is_refused(tmp_path):
     torch.save({"a": torch.zeros(2)}, tmp_path / "none.pt")
     with pytest.raises(ConfigError, match="no parameter in it fits the network: not in the file.*only in the file: a"):
         begun(tmp_path / "none.pt")
@@ -202,15 +195,9 @@ def test_a_dry_run_looks_at_the_file(tmp_path, capsys, json):
 @pytest.mark.parametrize("suffix", [".h5", ".safetensors", ".pt"])
 def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path, suffix, capsys):
     path = tmp_path / f"bad{suffix}"
-    contents = [
-        b"",
-        b"no weights at all",
-        b"a,b\n1,2\n",
-        b"sepal,kind\n0.1,iris\n",
-        (2**40).to_bytes(8, "little") + b"{}",
-        b"\x10" + bytes(7) + b'{"a": 3}        ',
-    ]
-    contents.append(b"\x40" + bytes(7) + b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}  ')
+    header = b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}  '
+    contents = [b"\x10" + bytes(7) + b'{"a": 3}        ', b"\x40" + bytes(7) + header]
+    contents += [b"", b"no weights at all", b"sepal,kind\n0.1,iris\n", (2**40).to_bytes(8, "little") + b"{}"]
     for content in contents:
         path.write_bytes(content)
         with pytest.raises(DataError, match="bad") as refused:
@@ -249,20 +236,13 @@ def test_a_header_of_safetensors_that_does_not_tell_where_its_data_lie_is_refuse
         begun(path)
 
 
-def test_a_safetensors_file_of_every_type_is_read(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
-    state = state_of(plain()) | {"one": torch.tensor(1.0), "none": torch.zeros(0, 3)}
-    for dtype in (torch.bool, torch.int8, torch.int64, torch.uint16, torch.complex64, torch.float8_e5m2):
-        state[str(dtype)] = torch.zeros(3, dtype=dtype)
-    safetensors.save_file(state, tmp_path / "many.safetensors")
-    assert begun(tmp_path / "many.safetensors")[1].weights == (107, 107)
-
-
 def test_a_folder_of_safetensors_is_read_and_the_class_may_wrap_its_network(tmp_path):
     """As a Hugging Face folder: several files, and names without the wrapper's attribute."""
     safetensors = pytest.importorskip("safetensors.torch")
     own = user_network(f"{__file__}:Inside", (6,), 3, {})
     of = Architecture(own.name, inspect(own), "float32", own)
+    torch.save(Inside(6, 3).state_dict(), tmp_path / "theirs.pt")
+    assert not begun(tmp_path / "theirs.pt", of=of)[1].missing, "a part that all of the network's own names have stays"
     state = {name.removeprefix("model."): values for name, values in Inside(6, 3).state_dict().items()}
     for number, name in enumerate(state):
         safetensors.save_file({name: state[name]}, tmp_path / f"model-{number}.safetensors")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import istmpi
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "istmpi"
 
@@ -179,3 +181,36 @@ def test_the_rules_can_fail(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "FILES", [Path("engine/axes.py"), Path("engine/layout.py")])
     with pytest.raises(CycleError):
         test_nobody_imports_in_a_circle()
+
+
+# ---- what the package offers is what docs/library.md teaches
+
+
+TEXT = (Path(__file__).parents[2] / "docs/library.md").read_text(encoding="utf-8")
+
+
+def test_every_exported_name_is_documented_and_every_documented_one_exported():
+    imported = {
+        name for line in re.findall(r"^from istmpi import (.+)$", TEXT, re.MULTILINE) for name in line.split(", ")
+    }
+    mentioned = set(re.findall(r"`istmpi\.(\w+)", TEXT))
+    assert imported | mentioned == set(istmpi.__all__)
+    assert not re.findall(r"^from istmpi\.", TEXT, re.MULTILINE)
+
+
+def test_every_exported_name_is_there():
+    for name in istmpi.__all__:
+        assert getattr(istmpi, name).__name__ == name
+        assert name in dir(istmpi)
+    assert not hasattr(istmpi, "training_loop")
+
+
+def test_type_checkers_see_the_same_names():
+    source = Path(istmpi.__file__).read_text(encoding="utf-8")
+    seen = re.findall(r"^    from istmpi\.(\S+) import (\w+) as \2$", source, re.MULTILINE)
+    assert {name: place for place, name in seen} == istmpi._PLACES
+
+
+def test_importing_the_package_imports_nothing_else():
+    code = "import sys, istmpi; print(sorted({'torch', 'numpy', 'mpi4py', 'h5py', 'click'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

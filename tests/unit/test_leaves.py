@@ -161,7 +161,7 @@ LEAVES = {
     "Multihead": ((8, 16), {}, "first last"),
     "Shaken": ((16,), {}, "first inner tied unused last"),
     "Words": ((16,), {}, "table bags inner last"),
-    "Branching": ((16,), {}, "first odd even last"),
+    "Branching": ((16,), {}, "first last odd even"),
     "Listed": ((16,), {}, ""),
     "Grouped": ((1, 8, 8), {}, "conv last"),
     "Choosing": ((16,), {}, "first last"),

@@ -35,6 +35,7 @@ TASKS = st.sampled_from(["classification", "regression"])
 @given(settings=SETTINGS, features=st.integers(1, 9), labels=st.integers(1, 5), task=TASKS, data=st.data())
 def test_built_at_any_lengths_every_parameter_has_the_shape_of_its_pattern(settings, features, labels, task, data):
     network = architecture(features, labels, task, settings)
+    assert bool(settings.batch_statistics) == bool(network.batch_norms)
     lengths = network.lengths | {name: data.draw(st.integers(1, 12)) for name in network.groups}
     for chosen in (network.lengths, lengths):
         built = network.build(chosen)
@@ -45,11 +46,6 @@ def test_built_at_any_lengths_every_parameter_has_the_shape_of_its_pattern(setti
             assert tensors[name].dtype == getattr(torch, parameter.dtype)
         x = torch.zeros(3, chosen["features"], dtype=getattr(torch, settings.dtype))
         assert built(x).shape == (3, chosen["labels"])
-
-
-@given(settings=SETTINGS, task=TASKS)
-def test_the_settings_tell_whether_a_network_normalises_over_the_batch(settings, task):
-    assert bool(settings.batch_statistics) == bool(architecture(4, 3, task, settings).batch_norms)
 
 
 @hypothesis.settings(max_examples=30)
@@ -69,19 +65,13 @@ def test_a_subnet_fits_what_its_rank_was_dealt(settings, ranks):
 def test_the_papers_network_is_the_default():
     """Linear without bias, batch normalisation, ReLU; and a normalisation without scale and shift on the logits."""
     network = architecture(6, 3, "classification", Model(hidden=(5, 4)))
-    assert list(network.parameters) == [
-        "hidden1.linear.weight",
-        "hidden1.norm.weight",
-        "hidden1.norm.bias",
-        "hidden2.linear.weight",
-        "hidden2.norm.weight",
-        "hidden2.norm.bias",
-        "labels.linear.weight",
-    ]
+    names = ("linear.weight", "norm.weight", "norm.bias")
+    layers = [f"{stage}.{name}" for stage in ("hidden1", "hidden2") for name in names]
+    assert list(network.parameters) == [*layers, "labels.linear.weight"]
     assert str(network.parameters["hidden2.linear.weight"].pattern) == "hidden2 hidden1"
     assert network.groups == ("hidden1", "hidden2")
-    layers = [type(layer).__name__ for stage in network.build(network.lengths) for layer in stage]
-    assert layers == ["Linear", "BatchNorm", "ReLU"] * 2 + ["Linear", "BatchNorm"]
+    kinds = [type(layer).__name__ for stage in network.build(network.lengths) for layer in stage]
+    assert kinds == ["Linear", "BatchNorm", "ReLU"] * 2 + ["Linear", "BatchNorm"]
     assert [(one.parameter, str(one.shape), one.gradients, one.of_input) for one in network.operators] == [
         ("hidden1.linear.weight", "1 features hidden1", 1, True),
         ("hidden2.linear.weight", "1 hidden1 hidden2", 2, False),
@@ -105,16 +95,11 @@ def test_the_logits_are_normalised_where_it_makes_sense(norm, task, wanted, norm
     assert [type(layer).__name__ for layer in last[1:]] == ["BatchNorm"] * normalised
 
 
-@pytest.mark.parametrize("setting", ["name", "norm", "activation"])
-def test_an_unknown_name_is_refused_with_the_nearest(setting):
-    near = {"name": ("mlpp", "mlp"), "norm": ("layr", "layer"), "activation": ("rellu", "relu")}[setting]
-    with pytest.raises(ConfigError, match=rf"^model.{setting} = '{near[0]}' is not known; did you mean {near[1]}\?"):
-        architecture(4, 3, "classification", Model(**{setting: near[0]}))
-
-
-def test_only_dropout_is_stochastic():
-    assert mlp_network(4, [4], 2, dropout=0.1).stochastic
-    assert not mlp_network(4, [4], 2).stochastic
+def test_an_unknown_name_is_refused_with_the_nearest_and_only_dropout_is_stochastic():
+    for setting, wrong, near in (("name", "mlpp", "mlp"), ("norm", "layr", "layer"), ("activation", "rellu", "relu")):
+        with pytest.raises(ConfigError, match=rf"^model.{setting} = '{wrong}' is not known; did you mean {near}\?"):
+            architecture(4, 3, "classification", Model(**{setting: wrong}))
+    assert mlp_network(4, [4], 2, dropout=0.1).stochastic and not mlp_network(4, [4], 2).stochastic
 
 
 # ---- normalisation
@@ -144,9 +129,6 @@ def test_the_sum_of_losses_over_examples_is_n_times_their_mean():
     labels, targets = torch.tensor([0, 2, 1, 1, 0, 2]), torch.randn(6, 3, generator=random)
     for task, y in ((Classification, labels), (Regression, targets)):
         torch.testing.assert_close(task.loss(outputs, y, "sum"), 6 * task.loss(outputs, y))
-
-
-def test_scores():
     outputs = torch.tensor([[0.0, 1.0], [2.0, 1.0], [0.0, 3.0]])
     assert Classification.points(outputs, torch.tensor([1, 1, 1])) == 2
     targets = torch.tensor([[0.0, 0.0], [2.0, 1.0], [0.0, 0.0]])

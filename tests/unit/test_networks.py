@@ -294,12 +294,12 @@ def test_the_masked_oracle_is_the_plain_module(case):
     units = {name: some.sort().values for name, some in units.items()}
     with torch.no_grad():
         for name, parameter in narrow.named_parameters():
-            parameter.copy_(taken(values[name], case.axes[name], lengths, units))
+            parameter.copy_(taken(values[name], case.axes.get(name, ()), lengths, units))
         once = dict.fromkeys(lengths, 1.0)
         torch.testing.assert_close(case.forward(values, x, held, once), narrow(x))
         all_held = {name: torch.ones(length).double() for name, length in lengths.items()}
         twice = {name: torch.arange(length).repeat_interleave(2) for name, length in lengths.items()}
-        twins = {name: taken(of_one, case.axes[name], lengths, twice) for name, of_one in values.items()}
+        twins = {name: taken(of_one, case.axes.get(name, ()), lengths, twice) for name, of_one in values.items()}
         both = {name: torch.ones(2 * length).double() for name, length in lengths.items()}
         halves = dict.fromkeys(lengths, 0.5)
         expected = case.forward(values, x, all_held, once)

@@ -51,25 +51,21 @@ def test_carried_state_goes_on_as_if_nothing_had_happened(settings):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_slots_are_all_the_state_there_is(settings):
-    its = choose_optimizer(settings)
-    parameter = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
-    optimizer = its.make([parameter])
-    walk(parameter, optimizer, range(2))
-    state = {name for name, value in optimizer.state[parameter].items() if value is not None}
-    assert state == {*its.slots, *(["step"] if its.counts_steps else [])}
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_it_steps_as_pytorchs_own(settings):
+    """With the settings that were given, and no state beside its slots."""
     ours, theirs = (torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64)) for _ in range(2))
-    optimizer = choose_optimizer(settings).make([ours])
+    its = choose_optimizer(settings)
+    optimizer = its.make([ours])
     (group,) = optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (settings.lr, settings.weight_decay)
+    assert group.get("momentum", 0) == settings.momentum
     known = {name: group[name] for name in ("lr", "momentum", "weight_decay") if name in group}
     known |= {"betas": settings.betas, "eps": settings.eps} if settings.eps else {}
     walk(ours, optimizer, range(4))
     walk(theirs, {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings.name]([theirs], **known), range(4))
     assert torch.equal(ours, theirs) and not torch.equal(ours, torch.ones_like(ours))
+    state = {name for name, value in optimizer.state[ours].items() if value is not None}
+    assert state == {*its.slots, *(["step"] if its.counts_steps else [])}
 
 
 def test_pytorchs_compiler_is_not_imported(tmp_path):
@@ -80,13 +76,6 @@ def test_pytorchs_compiler_is_not_imported(tmp_path):
         [sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=patient(60)
     )
     assert done.returncode == 0 and done.stdout.endswith("imported False\n"), done
-
-
-def test_the_settings_arrive():
-    for settings in SETTINGS:
-        (group,) = choose_optimizer(settings).make([torch.nn.Parameter(torch.zeros(1))]).param_groups
-        assert (group["lr"], group["weight_decay"]) == (settings.lr, settings.weight_decay)
-        assert group.get("momentum", 0) == settings.momentum
 
 
 def test_an_unknown_optimizer_is_refused_with_the_nearest():

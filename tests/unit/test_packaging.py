@@ -95,10 +95,8 @@ def test_every_import_is_declared():
     declared = {IMPORT_NAMES.get(name, name) for name in names} | {"istmpi", *sys.stdlib_module_names}
     for path in (ROOT / "istmpi").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            modules = []
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
                 modules = [node.module]
             unknown = {module.split(".")[0] for module in modules} - declared
             assert not unknown, f"{path.relative_to(ROOT)} imports {unknown}, which pyproject.toml does not ask for"
@@ -125,10 +123,11 @@ def test_an_installed_package_has_all_files(tmp_path):
     assert files(tmp_path / "istmpi") == wanted
 
 
-def test_help_says_where_the_pages_are():
+def test_help_says_where_the_pages_are_and_the_citation_is_of_this_version():
     said = CliRunner().invoke(istmpi, ["--help"]).stdout
     folder = Path(re.search(r"Documentation of this version: (\S+)", said).group(1))
     assert (folder / "tutorial.md").is_file()
+    assert f"version: {__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
 
 
 SETUP = ROOT / "bin/lib/setup.sh"
@@ -137,7 +136,7 @@ SETUP = ROOT / "bin/lib/setup.sh"
 def test_an_installation_says_what_it_is_at_and_what_failed(tmp_path):
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text("#!/bin/sh\necho Collecting torch\nsleep 3.3\necho no such package\nexit 3\n")
+    python.write_text("#!/bin/sh\necho Collecting torch\nsleep 2.2\necho no such package\nexit 3\n")
     python.chmod(0o755)
     for terminal, said in (
         ("yes", r"(\r\x1b\[K  \d s, \d+ MB, (looking for packages|Collecting torch))+\r\x1b\[K"),
@@ -151,8 +150,3 @@ def test_an_installation_says_what_it_is_at_and_what_failed(tmp_path):
         assert done.returncode == 3
         assert re.fullmatch(rf"setup.sh: packages\n{said}", done.stdout.decode())
         assert b"no such package" in done.stderr and not list(tmp_path.glob("pip.tmp*"))
-
-
-def test_the_citation_is_of_this_version():
-    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
-    assert f"version: {__version__}" in lines

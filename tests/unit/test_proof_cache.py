@@ -20,6 +20,9 @@ from istmpi.training.proof_cache import recall, remember
 SOURCE = "from networks import Steps\n\n\nclass Net(Steps):\n    pass\n\n\nclass Other(Steps):\n    pass\n"
 
 
+GIVES_AWAY = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
@@ -74,18 +77,13 @@ def test_defaults_that_json_does_not_know_are_the_same_in_every_process(cache):
     assert recall(network) is not None and " at 0x" not in path.read_text()
 
 
-@pytest.mark.parametrize("change", [{"hidden": 10}, {"outputs": 9}, {"shape": (8,)}, {"kind": "Other"}], ids=str)
-def test_it_is_not_that_of_another_network(file, table, change):
-    assert recall(own(file, **change)) is None
-
-
-@pytest.mark.parametrize("name", ["istmpi.training.proof_cache.__version__", "torch.__version__"])
-def test_it_is_not_that_of_another_version(file, table, monkeypatch, name):
-    monkeypatch.setattr(name, "0.0.0")
-    assert recall(own(file)) is None
-
-
-def test_it_is_not_that_of_another_source_or_precision(file, table):
+def test_it_is_not_that_of_another_network_version_source_or_precision(file, table, monkeypatch):
+    for change in ({"hidden": 10}, {"outputs": 9}, {"shape": (8,)}, {"kind": "Other"}):
+        assert recall(own(file, **change)) is None
+    for name in ("istmpi.training.proof_cache.__version__", "torch.__version__"):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, "0.0.0")
+            assert recall(own(file)) is None
     torch.set_default_dtype(torch.float64)
     try:
         assert recall(own(file)) is None
@@ -108,6 +106,7 @@ def test_it_is_not_that_of_another_source_or_precision(file, table):
         lambda path: path.parent.chmod(0o777),
         lambda path: (path.unlink(), path.mkdir()),
         lambda path: (path.unlink(), os.mkfifo(path)),
+        pytest.param(lambda path: os.chown(path, 12345, -1), marks=GIVES_AWAY),
     ],
 )
 def test_what_cannot_be_trusted_is_as_if_it_were_not_there(cache, file, table, damage):
@@ -116,22 +115,12 @@ def test_what_cannot_be_trusted_is_as_if_it_were_not_there(cache, file, table, d
     assert recall(own(file)) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_of_another_user_is_not_trusted(cache, file, table):
-    (path,) = kept(cache)
-    os.chown(path, 12345, -1)
-    assert recall(own(file)) is None
-
-
-def test_what_cannot_be_written_is_not_remembered(tmp_path, file, monkeypatch):
+def test_it_is_in_the_home_folder_without_the_variable_and_nowhere_if_it_cannot_be_written(tmp_path, file, monkeypatch):
     (tmp_path / "taken").write_text("")
     for folder in (tmp_path / "taken", Path("/proc/nowhere")):
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
         remember(own(file), {})
         assert recall(own(file)) is None
-
-
-def test_without_the_variable_it_is_in_the_home_folder(tmp_path, file, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for value in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", value)

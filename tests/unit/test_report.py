@@ -6,16 +6,20 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from curves import curve
 
 from istmpi import __version__
+from istmpi.config.methods import METHODS
+from istmpi.cost.rivals import RIVALS
 from istmpi.report.comparison import compare
 from istmpi.report.html import page
 from istmpi.report.plots import pictures
-from istmpi.report.styles import GRID, INK, PAPER, STYLES
+from istmpi.report.styles import GRID, INK, PAPER, STYLES, styles
 
 FAST = [0.5, 0.7, 0.8, 0.9]
 SLOW = [0.2, 0.4, 0.6, 0.8]
@@ -169,3 +173,37 @@ def test_without_matplotlib_or_a_folder_the_page_says_so(istmpi_command, runs, t
 def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, runs, arguments, message):
     code, _, err = istmpi_command("report", *([runs] if arguments[0].startswith("--") else []), *arguments)
     assert code == 2 and message in err and len(err.splitlines()) == 1
+
+
+# ---- the palette: every method has a style of its own, and colours stand in one place
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_method_has_a_style_of_its_own():
+    assert set(RIVALS) <= set(STYLES)
+    drawn = styles([*METHODS, "a method of tomorrow"])
+    assert len({style.marker for style in drawn.values()}) == len(drawn)
+    assert len({style.marker for style in STYLES.values()}) == len(STYLES)
+    assert len({STYLES[name].colour for name in METHODS if name in STYLES}) == len({*METHODS} & {*STYLES})
+    for first, other in combinations(STYLES.values(), 2):
+        assert first.colour != other.colour or first.line != other.line
+
+
+def test_methods_of_others_get_what_is_left():
+    found = styles(["ist", "torch-ddp", "fedprox", "local-sgd", "ist"])
+    assert found["ist"] is STYLES["ist"] and sorted(found) == ["fedprox", "ist", "local-sgd", "torch-ddp"]
+    assert len({style.colour for style in found.values()}) == len({style.marker for style in found.values()}) == 4
+    many = styles([*METHODS, *map(str, range(20))])
+    assert len(many) == len(METHODS) + 20
+
+
+def test_colours_stand_in_one_place():
+    for folder in ("istmpi/report", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            named = re.findall(r"""tab:\w+|["'](?:red|green|blue|orange|black|grey)["']""", path.read_text("utf-8"))
+            assert not named, f"{path}: {named}"
+    for path in (ROOT / "istmpi" / "report").glob("*.py"):
+        if path.name not in ("styles.py", "html.py"):
+            assert not re.findall(r"#[0-9a-fA-F]{6}\b", path.read_text("utf-8")), path

@@ -12,6 +12,8 @@ from benchmarks import reporting, reproduce
 ROOT = Path(__file__).parents[2]
 
 CLAIMS = reproduce.read()
+COMMANDS = [command for claim in CLAIMS for command in (claim.full, claim.quick) if command]
+FIGURE_2 = next(claim for claim in CLAIMS if claim.name == "figure-2")
 
 
 def program(command):
@@ -27,16 +29,15 @@ def test_the_page_is_what_the_claims_say():
 def test_commands_are_programs_of_ours():
     names = [claim.name for claim in CLAIMS]
     assert len(set(names)) == len(names)
-    for claim in CLAIMS:
-        for command in filter(None, (claim.full, claim.quick)):
-            words = shlex.split(command)
-            assert words[0] in ("istmpi", "mpirun") or program(command).is_file(), command
+    for command in COMMANDS:
+        assert shlex.split(command)[0] in ("istmpi", "mpirun") or program(command).is_file(), command
+    assert sum(claim.minutes[1] for claim in CLAIMS if claim.quick) < 30, "small forms take half an hour"
 
 
 def test_raw_data_are_named_as_programs_take_them(shared_data):
     """A file where a program reads one, the folder where it finds its files by itself."""
     wanted = {"convolutions": "cifar10.tar", "graphs": "cora.npz", "xc": "reuters-xc.tar.gz"}
-    for command in filter(None, (command for claim in CLAIMS for command in (claim.full, claim.quick))):
+    for command in COMMANDS:
         words = shlex.split(command.replace("{raw}", str(shared_data)))
         if "--raw" in words:
             name = program(command).stem
@@ -45,39 +46,28 @@ def test_raw_data_are_named_as_programs_take_them(shared_data):
 
 
 def test_nothing_that_was_measured_before_is_used_again():
-    for command in filter(None, (command for claim in CLAIMS for command in (claim.full, claim.quick))):
+    for command in COMMANDS:
         if command.startswith("python") and '"--cells"' in program(command).read_text(encoding="utf-8"):
             assert "--cells {scratch}/cells" in command, command
 
 
 def test_only_what_the_command_leaves_counts(tmp_path):
     """A report of an earlier run, and what cells it kept, are out of reach; what this run leaves is beside them."""
-    claim = next(claim for claim in CLAIMS if claim.name == "figure-2")
     check = reproduce.Check("old", "x", least=1)
     (tmp_path / "old.json").write_text('{"rows": [{"x": 2}]}', encoding="utf-8")
-    assert "x is missing" in reproduce.verdict(replace(claim, checks=[check]), True, tmp_path, tmp_path)
+    assert "x is missing" in reproduce.verdict(replace(FIGURE_2, checks=[check]), True, tmp_path, tmp_path)
     path = "pathlib.Path(os.environ['ISTMPI_RESULTS'], 'new.json')"
     write = f'import os, pathlib; {path}.write_text(\'{{"rows": [{{"x": 3}}]}}\')'
-    fresh = replace(claim, quick=f"python -c {shlex.quote(write.replace('{', '{{').replace('}', '}}'))}")
+    fresh = replace(FIGURE_2, quick=f"python -c {shlex.quote(write.replace('{', '{{').replace('}', '}}'))}")
     check = replace(check, source="new")
     assert ": holds: x is 3" in reproduce.verdict(replace(fresh, checks=[check]), True, tmp_path, tmp_path)
     assert (tmp_path / "new.json").is_file() and (tmp_path / "old.json").is_file()
 
 
-@pytest.mark.parametrize("record", [{}, {"error": "no"}, {"last": None}, {"rows": []}, {"rows": [{"y": 1}]}])
-def test_a_report_without_the_figure_is_no_error(record):
-    assert reproduce.Check("stdout", "x", least=1).figure(record) is None
-
-
 @pytest.mark.parametrize("printed", ["Warning: no GPU", "", "[]", "3"])
 def test_a_claim_that_prints_no_report_does_not_hold(tmp_path, printed):
-    claim = next(claim for claim in CLAIMS if claim.name == "figure-2")
-    said = reproduce.verdict(replace(claim, quick=f"python -c \"print('{printed}')\""), True, tmp_path, tmp_path)
+    said = reproduce.verdict(replace(FIGURE_2, quick=f"python -c \"print('{printed}')\""), True, tmp_path, tmp_path)
     assert "does not hold: it printed no report" in said and "\n" not in said
-
-
-def test_small_forms_take_half_an_hour():
-    assert sum(claim.minutes[1] for claim in CLAIMS if claim.quick) < 30
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
@@ -92,17 +82,13 @@ def test_recorded_figures_hold(claim):
 
 def test_a_claim_is_run(tmp_path):
     """The paper's Figure 2, whose figures are exact; and the same with another bound."""
-    claim = next(claim for claim in CLAIMS if claim.name == "figure-2")
-    assert reproduce.verdict(claim, True, tmp_path, tmp_path).startswith("figure-2: holds: ")
-    wrong = replace(claim, checks=[replace(claim.checks[0], least=1e9, most=2e9)])
+    assert reproduce.verdict(FIGURE_2, True, tmp_path, tmp_path).startswith("figure-2: holds: ")
+    wrong = replace(FIGURE_2, checks=[replace(FIGURE_2.checks[0], least=1e9, most=2e9)])
     assert "does not hold" in reproduce.verdict(wrong, True, tmp_path, tmp_path)
-    failing = replace(claim, quick="istmpi costmodel --no-such-option")
+    failing = replace(FIGURE_2, quick="istmpi costmodel --no-such-option")
     assert "ended with 2" in reproduce.verdict(failing, True, tmp_path, tmp_path)
-    missing = replace(claim, checks=[replace(claim.checks[0], source="no-report")])
+    missing = replace(FIGURE_2, checks=[replace(FIGURE_2.checks[0], source="no-report")])
     assert "missing" in reproduce.verdict(missing, True, tmp_path, tmp_path)
-
-
-def test_what_cannot_be_tried_is_said(tmp_path):
     claim = replace(CLAIMS[0], needs=("data",))
     assert "not tried, it needs the raw data" in reproduce.verdict(claim, True, tmp_path / "none", tmp_path)
     assert "no small form" in reproduce.verdict(replace(claim, quick=""), True, tmp_path, tmp_path)
@@ -112,7 +98,8 @@ def test_figures_are_read_from_tables():
     rows = [{"method": "IST", "P": 8, "s": "7.39*"}, {"method": "local SGD", "P": 8, "s": "107 (90 to 120)"}]
     check = reproduce.Check("x", "s", {"method": "local SGD"}, {"method": "IST", "P": "8"})
     assert check.figure({"rows": rows}) == pytest.approx(107 / 7.39)
-    assert check.figure({"rows": rows[:1]}) is None
+    for record in ({"rows": rows[:1]}, {}, {"error": "no"}, {"last": None}, {"rows": []}, {"rows": [{"y": 1}]}):
+        assert check.figure(record) is None, "a report without the figure is no error"
 
 
 def test_stored_cells_are_restored_as_they_were(tmp_path):

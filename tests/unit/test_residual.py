@@ -38,9 +38,7 @@ def found(name, shape, **arguments):
     ],
 )
 def test_residual_blocks_are_found(name, shape, group, paths, ends):
-    inferred = found(
-        name, shape, **({"blocks": [1, 2], "channels": [4, 6], "inner": [3, 5]} if ":" not in name else {})
-    )
+    inferred = found(name, shape, **(SMALL | {"blocks": [1, 2]} if name == "resnet" else {}))
     blocks = inferred.blocks[group]
     assert [block.path for block in blocks] == paths
     assert all(list(block.ends) == [f"{block.path}.{end}" for end in ends] for block in blocks)
@@ -50,12 +48,9 @@ def test_residual_blocks_are_found(name, shape, group, paths, ends):
         assert str(pattern).startswith(f"({group}[{unit}] ") == (unit is not None)
 
 
-def test_layers_that_add_nothing_to_their_input_are_no_blocks():
+def test_layers_that_add_nothing_are_no_blocks_and_those_of_one_list_belong_to_one_width():
     reasons = {finding.width.name: finding.problem for finding in found(f"{FILE}:Chain", FLAT).findings}
     assert reasons["depth"] == "it counts the modules of layers, which are not residual"
-
-
-def test_blocks_of_one_list_belong_to_one_width():
     inferred = found(f"{FILE}:Flat", FLAT)
     assert inferred.lengths["layers1"] == 3 and "layers2" not in inferred.lengths
     run = Run().override({"model.name": f"{FILE}:Flat", "method.partition": ["layers2"]})
@@ -113,18 +108,13 @@ def test_a_network_without_some_blocks_computes_what_the_whole_one_does_whose_bl
     assert counter.get_total_flops() == 5 * sum(sum(one.flops(lengths)) for one in network.operators)
 
 
-@pytest.mark.parametrize(
-    "name, shape",
-    [
-        (f"{FILE}:Stack", FLAT),
-        (f"{FILE}:PostActivated", IMAGE),
-        (f"{FILE}:OwnProducts", FLAT),
-        (f"{FILE}:Encoder", (5, 6)),
-    ],
-)
+SHAPES = {"Stack": FLAT, "PostActivated": IMAGE, "OwnProducts": FLAT, "Encoder": (5, 6)}
+
+
+@pytest.mark.parametrize("name, shape", SHAPES.items())
 def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
     """Of all that an end makes, its bias included."""
-    network = ready(name, shape)
+    network = ready(f"{FILE}:{name}", shape)
     share = 0.3
     full = network.build(network.lengths, {"blocks": share}).train()
     by_hand = network.build(network.lengths).train()
@@ -138,13 +128,10 @@ def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
                     parameter *= share
     x = torch.randn(5, *shape, dtype=torch.float64)
     torch.testing.assert_close(full(x), by_hand(x))
-
-
-def test_blocks_and_their_widths_are_scaled_where_they_multiply_by_hand():
-    network = ready(f"{FILE}:OwnProducts", FLAT)
-    network.require_dealable(("blocks",))
-    network.require_dealable(("width",))
-    assert {*network.table.folded.values()} == {("width",)}
+    if name.endswith("OwnProducts"):  # it multiplies by hand, and widths of its blocks are scaled, too
+        network.require_dealable(("blocks",))
+        network.require_dealable(("width",))
+        assert {*network.table.folded.values()} == {("width",)}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -157,10 +144,5 @@ def test_what_ranks_hold_of_blocks(ranks):
     everybody = plan.held.network_elements - dealt
     assert plan.held.share_of_a_rank * plan.held.network_elements == pytest.approx(everybody + dealt / ranks)
     network.require_usable({**network.lengths, "blocks2": 1, "blocks2[0]": 0, "blocks2[1]": 1, "blocks2[2]": 0})
-
-
-def test_more_ranks_than_blocks_are_refused():
-    network = ready("resnet", IMAGE, **SMALL)
-    run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"]})
     with pytest.raises(ConfigError, match="blocks2 has 2 units, but the run has 4 ranks; .* or widen blocks2"):
-        cost(run, network, 4)
+        cost(run, ready("resnet", IMAGE, **SMALL), 4)

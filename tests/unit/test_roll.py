@@ -44,43 +44,33 @@ def test_who_has_come_is_not_missing_whatever_it_does_now():
     assert "respond" in describe_slow_call("hop (alltoallv)", 40.0)
 
 
-def test_a_rank_that_does_not_answer_is_silent_and_one_that_does_is_slow_or_still():
-    answers = {1: seen(still=29.0), 2: seen(still=31.0)}
-    assert [(one.member.rank, one.why) for one in found_in(answers)] == [(1, "slow"), (2, "still"), (3, "silent")]
-
-
-def test_a_rank_that_does_not_answer_is_missing_also_where_it_has_come():
-    """It may have been stopped in the very call."""
-    assert [one.member.rank for one in found_in({1: seen(met=7), 2: seen(met=7)})] == [3]
-
-
-def test_who_waits_for_others_itself_is_named_only_where_nobody_else_is():
-    chain = {1: seen(waits=True), 2: seen(met=7), 3: seen(still=50.0)}
-    assert [(one.member.rank, one.why) for one in found_in(chain)] == [(3, "still")]
-    assert [one.why for one in found_in({1: seen(waits=True), 2: seen(met=7), 3: seen(met=7)})] == ["waits"]
-
-
-def test_of_a_smaller_group_its_own_ranks_are_missing():
-    wait = Wait("alltoallv", "all", 7, (0, 2), 0.0)
-    assert [one.member.rank for one in found_in({1: seen(), 2: seen(), 3: seen()}, wait=wait)] == [2]
+@pytest.mark.parametrize(
+    "answers, missing",
+    [
+        ({1: seen(still=29.0), 2: seen(still=31.0)}, "1 slow, 2 still, 3 silent"),
+        # It may have been stopped in the very call.
+        ({1: seen(met=7), 2: seen(met=7)}, "3 silent"),
+        # Who waits for others itself is named only where nobody else is.
+        ({1: seen(waits=True), 2: seen(met=7), 3: seen(still=50.0)}, "3 still"),
+        ({1: seen(waits=True), 2: seen(met=7), 3: seen(met=7)}, "1 waits"),
+    ],
+)
+def test_a_rank_that_does_not_answer_is_silent_and_one_that_does_is_slow_or_still(answers, missing):
+    assert ", ".join(f"{one.member.rank} {one.why}" for one in found_in(answers)) == missing
+    of_two = Wait("alltoallv", "all", 7, (0, 2), 0.0)
+    assert [one.member.rank for one in found_in({1: seen(), 2: seen(), 3: seen()}, wait=of_two)] == [2]
 
 
 @pytest.mark.parametrize(
-    ("why", "since", "hurry", "ends"),
-    [
-        ("silent", 29.0, False, False),
-        ("silent", 30.0, False, True),
-        ("silent", 0.0, True, True),
-        ("still", 59.0, False, False),
-        ("still", 60.0, False, True),
-        ("still", 29.0, True, False),
-        ("still", 30.0, True, True),
-        ("slow", 1e6, True, False),
-        ("waits", 1e6, True, False),
-    ],
+    ("why", "hurry", "last"),
+    [("silent", False, 30), ("silent", True, 0), ("still", False, 60), ("still", True, 30)],
 )
-def test_nobody_is_waited_for_beyond_a_second_deadline_and_with_a_stop_beyond_the_first(why, since, hurry, ends):
-    assert bool(find_stuck([Missing(MEMBERS[1], why, since)], 30.0, hurry)) is ends
+def test_nobody_is_waited_for_beyond_a_second_deadline_and_with_a_stop_beyond_the_first(why, hurry, last):
+    def stuck(why, since, hurry):
+        return bool(find_stuck([Missing(MEMBERS[1], why, since)], 30.0, hurry))
+
+    assert stuck(why, last, hurry) and not (last and stuck(why, last - 1, hurry))
+    assert not stuck("slow", 1e6, True) and not stuck("waits", 1e6, True)
 
 
 @pytest.mark.parametrize(

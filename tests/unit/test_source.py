@@ -58,6 +58,9 @@ def test_of_one_file_it_is_the_hash_of_that_file(folder):
     file = folder / "alone.py"
     file.write_text("from torch import nn\n\n\nclass Net(nn.Identity):\n    pass\n")
     assert source(file).hash == hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    assert source(file).libraries == {"torch": torch.__version__}
+    installed = user_network("torch.nn:Linear", (7,), 10, {"in_features": 7, "out_features": 10}).source
+    assert installed.libraries == {"torch": torch.__version__} and len(installed.hash) == 16
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -76,10 +79,6 @@ def test_it_is_the_same_in_another_place_and_under_another_name(folder):
     assert source(folder / "copy" / "renamed.py") == before
     (folder / "late.py").rename(folder / "later.py")
     assert source(folder / "renamed.py") != before
-
-
-def test_it_has_the_versions_of_other_libraries(folder):
-    assert source(folder / "net.py").libraries == {"torch": torch.__version__}
 
 
 def test_a_module_of_another_folder_counts_by_its_version_or_else_by_its_content(folder, monkeypatch):
@@ -105,8 +104,3 @@ def test_a_class_that_another_file_defines_has_both(folder):
     with (folder / "net.py").open("a") as file:
         file.write("# a remark\n")
     assert source(folder / "other.py").hash != before
-
-
-def test_what_is_installed_is_not_followed():
-    found = user_network("torch.nn:Linear", (7,), 10, {"in_features": 7, "out_features": 10}).source
-    assert found.libraries == {"torch": torch.__version__} and len(found.hash) == 16

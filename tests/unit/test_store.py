@@ -28,22 +28,18 @@ def whole(made):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 16])
-def test_the_initial_network_is_the_same_at_any_number_of_ranks(ranks, dtype):
-    """The published code gives every shard the same initial values."""
+def test_the_initial_network_is_the_same_at_any_number_of_ranks(ranks, dtype, monkeypatch):
+    """The published code gives every shard the same initial values. Chunks do not show."""
     network = mlp_network(7, [13, 5], 3, bias=True, dtype=dtype)
     one, many = stores(1, network=network), stores(ranks, network=network)
     expected = one[0].tensors
     for name, tensor in whole(many).items():
         assert torch.equal(tensor, expected[name]), name
     assert sum(part.digest() for part in many) % 2**64 == one[0].digest()
-
-
-def test_chunks_do_not_show(monkeypatch):
-    expected = stores(2)
     monkeypatch.setattr(store, "_CHUNK", 5)
-    for mine, its in zip(stores(2), expected):
-        assert mine.digest() == its.digest()
-        assert all(torch.equal(tensor, its.tensors[name]) for name, tensor in mine.tensors.items())
+    chunked = stores(ranks, network=network)
+    assert [part.digest() for part in chunked] == [part.digest() for part in many]
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in whole(chunked).items())
 
 
 def test_the_initial_values_are_those_of_their_positions():
@@ -54,7 +50,7 @@ def test_the_initial_values_are_those_of_their_positions():
     assert one.tensors["hidden1.linear.weight"][0, :2].tolist() == pytest.approx([0.085514, 0.0914764], abs=1e-7)
 
 
-def test_initial_values_fill_their_interval():
+def test_initial_values_fill_their_interval_and_differ_between_parameters_and_seeds():
     (one,) = stores(1, network=mlp_network(16, [4096], 3, bias=True))
     for name in ("hidden1.linear.weight", "hidden1.linear.bias"):
         values = one.tensors[name]
@@ -63,9 +59,6 @@ def test_initial_values_fill_their_interval():
         assert abs(values.mean()) < 0.01
     assert set(one.tensors["hidden1.norm.weight"].tolist()) == {1.0}
     assert set(one.tensors["hidden1.norm.bias"].tolist()) == {0.0}
-
-
-def test_parameters_and_seeds_differ():
     square = mlp_network(8, [8, 8], 3)
     (one,), (other,) = stores(1, network=square), stores(1, seed=4, network=square)
     assert not torch.equal(one.tensors["hidden1.linear.weight"], one.tensors["hidden2.linear.weight"])
@@ -78,21 +71,17 @@ def test_parameters_and_seeds_differ():
     bit=st.integers(0, 31),
     data=st.data(),
 )
-def test_the_digest_notices_any_bit(name, position, bit, data):
+def test_the_digest_notices_any_bit_and_an_exchange(name, position, bit, data):
     (one,) = stores(1)
     before = one.digest()
     flat = one.tensors[name].view(-1)
     bits = flat.view(torch.int32).numpy()
     bits[position % len(bits)] ^= np.array(1 << bit, dtype=np.uint32).astype(np.int32)
     assert one.digest() != before
-
-
-def test_the_digest_notices_an_exchange():
-    (one,) = stores(1)
-    before = one.digest()
+    bits[position % len(bits)] ^= np.array(1 << bit, dtype=np.uint32).astype(np.int32)
     rows = one.tensors["hidden1.linear.weight"]
     rows[[0, 1]] = rows[[1, 0]]
-    assert one.digest() != before
+    assert one.digest() != before, "an exchange"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 16])
