@@ -31,6 +31,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.methods.ist import IST
 from istmpi.methods.job import Job
 from istmpi.models import mlp_network
+from istmpi.optim.course import Course
 from istmpi.tasks import CLASSIFICATION, TASKS
 
 EXAMPLES = 2048
@@ -95,7 +96,18 @@ def mlp(features: int, hidden: tuple[int, ...], ranks: int, steps: int, communic
     batches = Batches(DenseSplit(x, y), np.arange(EXAMPLES), run.train.batch, seed=0, stream=0)
     store = ParameterStore(architecture.parameters, architecture.lengths, ranks=1, rank=0)
     sign, device = StopSign(communicator), torch.device("cpu")
-    job = Job(run, architecture, TASKS[CLASSIFICATION], store, batches, communicator, device, Clock(), sign)
+    job = Job(
+        run=run,
+        course=Course.from_rounds(run.train.rounds),
+        architecture=architecture,
+        task=TASKS[CLASSIFICATION],
+        store=store,
+        batches=batches,
+        communicator=communicator,
+        device=device,
+        clock=Clock(),
+        stop=sign,
+    )
     x, y = torch.from_numpy(x), torch.from_numpy(y)
     return Pair(
         "-".join(map(str, (features, *hidden, 10))),

@@ -21,6 +21,7 @@ from istmpi.engine.axes import ITEMSIZE
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError, DataError
 from istmpi.hdf5 import CHECKSUMS, CREATION, hdf5_type, plain, seal, set_attribute, shown
+from istmpi.optim.course import Course
 from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
 FORMAT, VERSION = "istmpi-checkpoint", 2
@@ -31,6 +32,7 @@ _LEFT_OUT = {
     "temperature": 1.0,
     "frozen": 0.0,
     "state_since": 0,
+    "most_examples": {},
 }
 """Defaults of attributes; a file has such an attribute only if the value differs."""
 _MOST = 2**31 - 1
@@ -109,6 +111,16 @@ class Header:
     state_since: _Upto = 0
     """The number of rounds done when ranks lost their own optimizer states, which began anew; 0 if
     they never did."""
+
+    most_examples: Mapping[_Upto, Count] = field(default_factory=dict)
+    """The training examples of the rank that has most, by the number of rounds done when it became
+    so; empty if it has not changed since the start."""
+
+    @property
+    def course(self) -> Course:
+        if self.most_examples:
+            return self.run.course(self.most_examples)
+        return Course.from_rounds(self.run.train.rounds)
 
     @property
     def full_scale(self) -> dict[str, float]:
@@ -265,11 +277,16 @@ def read_header(file: h5py.File, path: Any) -> Header:
         values["run"] = Run.from_tree(values["run"], str(path))
     except ConfigError as error:
         raise DataError(f"{path}: its run cannot be read ({error}).") from None
-    if "shares" in values:
-        values["shares"] = {int(number): shares for number, shares in values["shares"].items()}
+    for name in ("shares", "most_examples"):
+        if name in values:
+            values[name] = {int(number): value for number, value in values[name].items()}
     for name, hint in types_of(Header).items():
         if name in values and name != "run":
             values[name] = converted(values[name], hint, f"its attribute {name}")
+    if 0 not in values.get("most_examples", {0: 1}):
+        raise DataError(
+            f"{path} is damaged: its attribute most_examples does not begin at round 0."
+        )
     header, seed = Header(**values), file.attrs.get("seed")
     if seed != header.run.train.seed:
         raise DataError(

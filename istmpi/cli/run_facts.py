@@ -37,7 +37,7 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": _describe_method(training, plan.spec.in_passes),
         "images": training.plan_of_sizes if run.train.resolution else "",
-        "lr": schedules.describe(run.optimizer, training.method.first_step(run.train.rounds)),
+        "lr": _describe_rate(training),
         "dealt out": f"{dealt}; each rank trains {held} weights",
         "widths": tables.warn_of_widths(network, plan.held).removeprefix("warning: "),
         "evaluation": _describe_evaluations(training),
@@ -82,6 +82,14 @@ def _describe_data(training: Training) -> str:
             changes.append(f"{name} {value}")
     if changes:
         words += f", training images randomly changed ({', '.join(changes)})"
+    return words
+
+
+def _describe_rate(training: Training) -> str:
+    course = training.course
+    words = schedules.describe(training.run.optimizer, training.method.first_step(course.planned))
+    if course.changed:
+        words += f" (counted on the first number of ranks, with {course.planned} rounds)"
     return words
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ from istmpi.foreign import exists, is_file, read_toml
 from istmpi.gone import drop_gone, is_gone
 from istmpi.names import class_of, has_table, is_module, is_own
 from istmpi.network.arguments import usable
+from istmpi.optim.course import Course
 from istmpi.record import METRICS
 from istmpi.record import SETTINGS as SAVED_AS
 from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
@@ -171,16 +173,33 @@ class Run:
                 "all subnets on the same examples. Leave form out."
             )
 
-    def sides(self) -> list[tuple[int, int]]:
+    def course(self, most_examples: Mapping[int, int]) -> Course:
+        """Return the run's course.
+
+        ``most_examples``: the training examples of the rank that has most, by the number of rounds
+        done when it became so; needed if `train.epochs` is set.
+        """
+        epochs = self.train.epochs
+        if epochs is None:
+            return Course.from_rounds(self.train.rounds)
+        passes = Fraction(str(epochs))
+        method = self.method
+        if method.name in METHODS and METHODS[method.name].in_passes:
+            return Course.from_rounds(math.ceil(passes / method.epochs))
+        in_a_round = method.local_steps * self.train.batch
+        return Course.from_epochs(passes, in_a_round, most_examples)
+
+    def sides(self, course: Course | None = None) -> list[tuple[int, int]]:
         """Return (rounds done when an image size ends, side of the images) for each size.
 
-        Sizes are in the order of training. The side is 0 without `train.resolution`. Raises
-        ConfigError if `train.resolution` is unusable.
+        Sizes are in the order of training. The side is 0 without `train.resolution`. ``course``:
+        by default that of `train.rounds`. Raises ConfigError if `train.resolution` is unusable.
         """
         plan = self.train.resolution
-        rounds = self.train.rounds
+        course = course or Course.from_rounds(self.train.rounds)
+        rounds = course.planned
         if not plan:
-            return [(rounds, 0)]
+            return [(course.rounds, 0)]
         setting = f"train.resolution = {[list(pair) for pair in plan]}"
         fractions, sides = zip(*plan)
         if abs(sum(fractions) - 1) > 1e-9:  # 0.1 + 0.2 + 0.7 is not 1 in binary
@@ -195,19 +214,21 @@ class Run:
                 raise ConfigError(
                     f"{setting} leaves no round of {rounds} for side {side}. Train more rounds, or leave the side out."
                 )
-        return list(zip(ends, sides))
+        return [(course.find_round(end), side) for end, side in zip(ends, sides)]
 
-    def phases(self) -> list[tuple[str, int]]:
+    def phases(self, course: Course | None = None) -> list[tuple[str, int]]:
         """Return the methods to use one after the other, each with its number of rounds.
 
         The method of `method.finish` is included even without a round, so that its name is checked.
-        Raises ConfigError if `method.finish` is unusable.
+        ``course``: by default that of `train.rounds`. Raises ConfigError if `method.finish` is
+        unusable.
         """
         first = self.method.name
-        rounds = self.train.rounds
+        course = course or Course.from_rounds(self.train.rounds)
+        rounds = course.planned
         finish = self.method.finish
         if not finish:
-            return [(first, rounds)]
+            return [(first, course.rounds)]
         name, _, share = finish.partition(":")
         try:
             percent = float(share.removesuffix("%"))
@@ -225,7 +246,8 @@ class Run:
                 )
         # At least one round of each method, as far as there are two rounds.
         last = min(math.ceil(rounds * percent / 100), rounds - 1)
-        return [(first, rounds - last), (name, last)]
+        rounds_of_first = course.find_round(rounds - last)
+        return [(first, rounds_of_first), (name, course.rounds - rounds_of_first)]
 
     def stretches(self) -> list[tuple[str, int, int]]:
         """Return (method, side of the images, number of rounds) for each part of the run.
@@ -246,10 +268,10 @@ class Run:
             begin = end
         return stretches
 
-    def last_rounds(self) -> set[int]:
+    def last_rounds(self, course: Course | None = None) -> set[int]:
         """Return the rounds after which the method or image size changes, or the run ends."""
-        (_, rounds_of_first), *_ = self.phases()
-        return {rounds_of_first, *(end for end, _ in self.sides())}
+        (_, rounds_of_first), *_ = self.phases(course)
+        return {rounds_of_first, *(end for end, _ in self.sides(course))}
 
     @property
     def watches_validation(self) -> bool:
@@ -259,11 +281,19 @@ class Run:
         return _plain(self)
 
     def flat(self) -> dict[str, Any]:
-        """Return the settings by their dotted names, without those that are None."""
-        return dict(_flat(self.tree()))
+        """Return the settings by their dotted names, without those that are None, and without the
+        rounds of a run that is measured in epochs."""
+        return dict(_flat(self._given_tree()))
 
     def toml(self) -> str:
-        return tomli_w.dumps(self.tree())
+        """Return a file that gives the same run again, on any number of ranks."""
+        return tomli_w.dumps(self._given_tree())
+
+    def _given_tree(self) -> dict[str, Any]:
+        tree = self.tree()
+        if self.train.epochs is not None:
+            del tree["train"]["rounds"]
+        return tree
 
     def differences(self, other: "Run") -> dict[str, tuple[Any, Any]]:
         """Return (value here, value in ``other``) of each setting that differs, by dotted name.

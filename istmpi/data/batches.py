@@ -109,16 +109,34 @@ def place(
         rows = _by_label(labels, streams, seed, alpha)[stream]
     else:
         rows = np.arange(len(labels))
-    if len(rows) == 0:
-        cure = (
-            "raise alpha, change the seed or use fewer ranks"
-            if placement == "by-label"
-            else "use fewer ranks"
-        )
-        raise DataError(
-            f"rank {stream} of {streams} gets no training example of {len(labels)} with {placement} placement; {cure}."
-        )
+    _require_rows(rows, placement, stream, streams, len(labels))
     return rows
+
+
+def count_rows(
+    placement: str, labels: np.ndarray, streams: int, seed: int, alpha: float = 1.0
+) -> set[int]:
+    """Return the numbers of rows from which ``streams`` draw; errors are those of `place`."""
+    length = len(labels)
+    if placement == "by-label":
+        shards = _by_label(labels, streams, seed, alpha)
+        for stream, rows in enumerate(shards):
+            _require_rows(rows, placement, stream, streams, length)
+        return {len(rows) for rows in shards}
+    if placement == "sharded":
+        return {length // streams, -(-length // streams)}
+    return {length}
+
+
+def _require_rows(rows: np.ndarray, placement: str, stream: int, streams: int, length: int) -> None:
+    if len(rows) > 0:
+        return
+    cure = "use fewer ranks"
+    if placement == "by-label":
+        cure = "raise alpha, change the seed or use fewer ranks"
+    raise DataError(
+        f"rank {stream} of {streams} gets no training example of {length} with {placement} placement; {cure}."
+    )
 
 
 def _sharded(length: int, stream: int, streams: int, seed: int) -> np.ndarray:

@@ -93,7 +93,7 @@ def find_last_deal(header: Header, architecture: Architecture) -> Partition:
     run = header.run
     last = max(header.round - 1, 0)
     first = 0
-    for name, rounds in run.phases():
+    for name, rounds in run.phases(header.course):
         if first <= last:
             phase = run.override({"method.name": name})
         first += rounds

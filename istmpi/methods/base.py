@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -93,6 +94,7 @@ class Method(ABC):
         self._has_gradients = False
         self.seconds_a_step = math.inf
         route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
+        route = replace(route, last=job.run.last_rounds(job.course))
         outer, restored = (
             Outer(*self.spec.outer(job.run)),
             {} if self.restores_itself else job.restored,
@@ -158,12 +160,12 @@ class Method(ABC):
             self._has_gradients = True
 
     def rate(self, step: int) -> float:
-        optimizer, run = self.job.optimizer, self.job.run
-        return (
-            optimizer.rate(step)
-            if optimizer
-            else rate_at(run.optimizer, step, self.first_step(run.train.rounds))
-        )
+        """Return the learning rate of a local step, of those numbered through all rounds."""
+        job = self.job
+        if job.optimizer:
+            return job.optimizer.rate(step)
+        planned_step = job.course.find_planned_step(step, in_a_round=self.first_step(1))
+        return rate_at(job.run.optimizer, planned_step, self.first_step(job.course.planned))
 
     def build(self, number: int) -> None:
         """Build this rank's subnet of a round and its optimizer; their values are filled in

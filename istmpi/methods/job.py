@@ -15,6 +15,7 @@ from istmpi.data.batches import Batches
 from istmpi.engine.shares import Shares
 from istmpi.engine.store import ParameterStore
 from istmpi.network.architecture import Architecture
+from istmpi.optim.course import Course
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import Task
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @dataclass
 class Job:
     run: Run
+    course: Course
     architecture: Architecture
     task: type[Task]
     store: ParameterStore

@@ -36,11 +36,13 @@ def require_usable(
     members: list[int],
     examples: Iterable[int],
     shares: Sequence[float] | None = None,
+    rounds: int | None = None,
 ) -> None:
     """Raise ConfigError if a plan, a job script or a training has settings that cannot be trained.
 
     ``phase``: the run with one phase's method. ``members``: ranks whose first subnets are tried,
-    with ``shares``. ``examples``: the numbers of examples that ranks have.
+    with ``shares``. ``examples``: the numbers of examples that ranks have. ``rounds``: those of the
+    learning rate's schedule; by default the run's.
     """
     name = phase.method.name
     spec = spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
@@ -61,7 +63,8 @@ def require_usable(
                 f"train.batch = {batch} leaves {name} a last batch of one example (of {count}), too few for "
                 f"{normalisation}. Use another train.batch or normalisation."
             )
-        schedules.require_usable(run.optimizer, run.train.rounds * spec.steps(phase, 1, count))
+        steps = (rounds or run.train.rounds) * spec.steps(phase, 1, count)
+        schedules.require_usable(run.optimizer, steps)
     require_room(spec, phase, network, ranks)
     if (
         run.method.shares is not None

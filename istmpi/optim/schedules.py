@@ -2,7 +2,8 @@
 lists them.
 
 A schedule's functions take the optimizer's settings and the run's number of steps; ``rate`` also
-takes a step's number. Steps are numbered from 0, through all rounds.
+takes a step's number. Steps are numbered from 0, through all rounds; the number has a fraction if
+the run's ranks have changed (`istmpi.optim.course`).
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class Schedule:
     """A schedule: a step's rate, a description in words, the step by which a warm-up must be over,
     and settings."""
 
-    rate: Callable[[OptimizerSettings, int, int], float]
+    rate: Callable[[OptimizerSettings, float, int], float]
     words: Callable[[OptimizerSettings, int], str]
     moves_at: Callable[[OptimizerSettings, int], int] = lambda settings, steps: steps
     reads: tuple[str, ...] = ("least_lr",)
@@ -40,7 +41,7 @@ def _fall(
     """Return a schedule that falls from lr to least_lr, from step ``since`` on, as ``shape`` falls
     from 1 to 0."""
 
-    def rate(settings: OptimizerSettings, step: int, steps: int) -> float:
+    def rate(settings: OptimizerSettings, step: float, steps: int) -> float:
         part = max(step - since(settings, steps), 0) / max(steps - since(settings, steps), 1)
         return settings.least_lr + (settings.lr - settings.least_lr) * shape(part)
 
@@ -59,7 +60,7 @@ def _list_falls(settings: OptimizerSettings, steps: int) -> list[int]:
     return [round(at * steps) for at in settings.milestones]
 
 
-def _step(settings: OptimizerSettings, step: int, steps: int) -> float:
+def _step(settings: OptimizerSettings, step: float, steps: int) -> float:
     falls = sum(step >= at for at in _list_falls(settings, steps))
     return max(settings.lr * settings.decay**falls, settings.least_lr)
 
@@ -70,12 +71,12 @@ def _describe_step(settings: OptimizerSettings, steps: int) -> str:
     return f"times {settings.decay:g} after {shares} of the run (local steps {at} of {steps:,})"
 
 
-def _one_cycle(settings: OptimizerSettings, step: int, steps: int) -> float:
+def _one_cycle(settings: OptimizerSettings, step: float, steps: int) -> float:
     top = RISE * steps - 1
     high = settings.lr
     if step > top:
         low = settings.least_lr or high / END
-        part = (step - top) / (steps - 1 - top)
+        part = min((step - top) / (steps - 1 - top), 1.0)
     else:
         low = high / BEGIN
         part = 1 - step / top
@@ -111,7 +112,7 @@ SCHEDULES = {
 }
 
 
-def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
+def rate_at(settings: OptimizerSettings, step: float, steps: int) -> float:
     """Return a local step's learning rate: it rises to lr in the warm-up (as LinearLR), then
     follows the schedule."""
     if step < settings.warm_up:

@@ -174,7 +174,7 @@ class Distributed:
         if self._left:
             self._together("rounds")
 
-    def _begin(self, run: Run, stop: StopSign) -> Training:
+    def _begin(self, run: Run, stop: StopSign, _: Path | None) -> Training:
         self.training.begin_anew(run, stop)
         return self.training
 

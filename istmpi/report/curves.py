@@ -198,7 +198,11 @@ def _describe_problem(
     if failure:
         return f"failed: {failure.text('error')}"
     done = lines[-1].whole("round") if lines else 0
-    if not summary and done < run.train.rounds:
+    if summary:
+        return ""
+    if run.train.epochs is not None:
+        return f"not finished: {done} rounds of {run.train.epochs:g} epochs"
+    if done < run.train.rounds:
         return f"not finished: {done} of {run.train.rounds} rounds"
     return ""
 

@@ -1,12 +1,12 @@
-"""Converts ``train.epochs``, the length of a run in passes over the data, to rounds."""
+"""Measures a run in epochs: passes over the data on the rank that has most examples."""
 
-from fractions import Fraction
-from math import ceil
+from collections.abc import Mapping
+from dataclasses import replace
 
+from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.config.methods import METHODS
-from istmpi.data.batches import place
+from istmpi.data.batches import count_rows
 from istmpi.data.dataset import Dataset
 
 
@@ -17,25 +17,55 @@ def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | 
     Rounds are ceil(epochs * examples / (local steps * batch)), with the largest number of examples
     of a rank; for fedavg they are ceil(epochs / method.epochs). Collective with a communicator.
     """
-    epochs, method = run.train.epochs, run.method
-    if epochs is None:
+    if run.train.epochs is None:
         return run
+    return with_rounds(run, {0: most_examples(run, data, ranks, communicator)})
+
+
+def with_rounds(run: Run, most: Mapping[int, int]) -> Run:
+    """Return the run with the ``train.rounds`` of its course; ``most`` is as for `Run.course`."""
+    rounds = run.course(most).rounds
+    return replace(run, train=replace(run.train, rounds=rounds))
+
+
+def most_examples(
+    run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None
+) -> int:
+    """Return the training examples of the rank that has most. Collective with a communicator."""
     examples = max(examples_of_ranks(run, data, ranks))
     if run.data.placement == "local" and communicator:
         examples = max(communicator.allgather(examples))
-    passes = Fraction(method.local_steps * run.train.batch, examples)
-    if method.name in METHODS and METHODS[method.name].in_passes:
-        passes = Fraction(method.epochs)
-    return run.override({"train.rounds": ceil(Fraction(str(epochs)) / passes)})
+    return examples
+
+
+def recall_most_examples(
+    checkpoint: Checkpoint, run: Run, data: Dataset, most: int
+) -> dict[int, int]:
+    """Return the examples of the rank that had most, by the number of rounds done when it became
+    so, for a run that resumes from a checkpoint.
+
+    ``most``: the present number.
+    """
+    header = checkpoint.header
+    history = dict(header.most_examples)
+    if not history:
+        history[0] = _saved_most_examples(checkpoint, run, data, most)
+    if history[max(history)] != most:
+        history[header.round] = most
+    return history
+
+
+def _saved_most_examples(checkpoint: Checkpoint, run: Run, data: Dataset, most: int) -> int:
+    ranks = checkpoint.header.ranks
+    if run.data.placement != "local":
+        return max(examples_of_ranks(run, data, ranks))
+    saved = [checkpoint.own_data(rank) for rank in range(ranks)]
+    return max((fingerprint[0] for fingerprint in saved if fingerprint), default=most)
 
 
 def examples_of_ranks(run: Run, data: Dataset, ranks: int) -> set[int]:
     """Return the numbers of training examples that ranks have, as far as ``data`` tell."""
-    count, settings = len(data.train), run.data
-    if settings.placement == "by-label":
-        labels, seed = data.train.labels(), run.train.seed
-        return {
-            len(place("by-label", labels, part, ranks, seed, settings.alpha))
-            for part in range(ranks)
-        }
-    return {count // ranks, -(-count // ranks)} if settings.placement == "sharded" else {count}
+    settings = run.data
+    # Labels of a user's data set are slow to read, because all examples must be read.
+    labels = data.train.labels() if settings.placement == "by-label" else data.train
+    return count_rows(settings.placement, labels, ranks, run.train.seed, settings.alpha)

@@ -231,6 +231,7 @@ class Training(Prepared):
             self.communicator.size * (self.calibrated and self.evaluator.form == "blocks"),
             self.architecture.code.frozen_digest,
             self.state_since,
+            self.most_examples if len(self.most_examples) > 1 else {},
         )
 
     def resume(self, path: Path) -> list[str]:
@@ -240,6 +241,9 @@ class Training(Prepared):
         Raises on every rank ConfigError if the checkpoint belongs to another run, DataError if it
         is damaged or a weight is not finite.
         """
+        self._count_epochs(self.dataset, path)
+        with self.communicator.agreed():
+            self._plan(self.dataset)
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
             if header.side in self.sizes and header.side != self.size.side:

@@ -2,11 +2,13 @@
 method."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
 from istmpi.checkpoint.format import require_storable
 from istmpi.checkpoint.initial import begin_as_constructed
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import (
     deployment_pieces,
     inputs_of,
@@ -32,7 +34,7 @@ from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
-from istmpi.training.epochs import in_rounds
+from istmpi.training.epochs import most_examples, recall_most_examples, with_rounds
 from istmpi.training.progress import Tally
 from istmpi.training.resolution import (
     Size,
@@ -59,10 +61,12 @@ class Prepared:
         stop: StopSign | None = None,
         data: Dataset | None = None,
         optimizer: OwnOptimizer | None = None,
+        start: Path | None = None,
     ):
         """Check everything on all ranks, and initialise the network.
 
-        ``data`` and ``optimizer`` of a user's program replace the run's. Raises ConfigError or
+        ``data`` and ``optimizer`` of a user's program replace the run's. ``start``: the checkpoint
+        from which the run will `resume`, whose rounds count for its epochs. Raises ConfigError or
         DataError on every rank.
         """
         self.optimizer = optimizer
@@ -75,7 +79,8 @@ class Prepared:
             data = data or open_for_training(run.data, communicator.rank, run.train.seed)
             self.best = Best.of(run, data)
         require_same_everywhere(run, data, communicator)
-        self.run = run = in_rounds(run, data, communicator.size, communicator)
+        self._count_epochs(data, start)
+        run = self.run
         self.shares = shares_of(run, communicator)
         self.tally = Tally(communicator, self.clock)
         self.sizes = sizes_of(run, _standardised(run, data, communicator), communicator)
@@ -134,16 +139,45 @@ class Prepared:
         tensors = {name: values.clone() for name, values in self.method.of_this_rank().items()}
         self.method = self._next_method(restored=tensors)
 
+    def _count_epochs(self, data: Dataset, start: Path | None) -> None:
+        """Compute the number of rounds from `train.epochs`, after those of the checkpoint
+        ``start``."""
+        run = self.run
+        self.most_examples: dict[int, int] = {}
+        """The training examples of the rank that has most, by the number of rounds done when it
+        became so; empty while nothing is counted in epochs."""
+        of_a_program = data.network is not None
+        if of_a_program or (start is None and run.train.epochs is None):
+            return
+        most = most_examples(run, data, self.communicator.size, self.communicator)
+        self.most_examples[0] = most
+        if start:
+            with self.communicator.agreed(), open_checkpoint(start) as checkpoint:
+                self.most_examples = recall_most_examples(checkpoint, run, data, most)
+        self.run = with_rounds(run, self.most_examples)
+
     def _plan(self, data: Dataset) -> None:
-        run, self._sides = self.run, sides_of(self.run, data)
+        run = self.run
+        self.course = run.course(self.most_examples)
+        self._sides = sides_of(run, data, self.course)
         rank, ranks = self.communicator.rank, self.communicator.size
-        phases = [(run.override({"method.name": name}), rounds) for name, rounds in run.phases()]
+        phases = []
+        for name, rounds in run.phases(self.course):
+            phases.append((run.override({"method.name": name}), rounds))
         self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
         for size in self.sizes.values():
             data, network, examples = size.dataset, size.architecture, [size.batches.examples]
             for phase, _ in phases:
                 limits.require_usable(
-                    run, phase, data, network, ranks, [rank], examples, self.shares.of(0)
+                    run,
+                    phase,
+                    data,
+                    network,
+                    ranks,
+                    [rank],
+                    examples,
+                    shares=self.shares.of(0),
+                    rounds=self.course.planned,
                 )
 
     @property
@@ -164,7 +198,7 @@ class Prepared:
 
     @property
     def plan_of_sizes(self) -> str:
-        return plan_in_words(self.run, self._sides, self.sizes)
+        return plan_in_words(self.run.sides(self.course), self._sides, self.sizes)
 
     def _take_size(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
         self.store = carried(self.store, size.architecture, self.run.train.seed)
@@ -226,19 +260,20 @@ class Prepared:
         if restored is None:
             self._keep_slots(run)
         job = Job(
-            run,
-            self.architecture,
-            task_of(self.dataset.scoring, run.train.multi_label_loss),
-            self.store,
-            self.batches,
-            self.communicator,
-            self.device,
-            self.clock,
-            self.stop,
-            since,
-            self.shares,
-            self.optimizer,
-            restored or {},
+            run=run,
+            course=self.course,
+            architecture=self.architecture,
+            task=task_of(self.dataset.scoring, run.train.multi_label_loss),
+            store=self.store,
+            batches=self.batches,
+            communicator=self.communicator,
+            device=self.device,
+            clock=self.clock,
+            stop=self.stop,
+            state_since=since,
+            shares=self.shares,
+            optimizer=self.optimizer,
+            restored=restored or {},
         )
         method = load_class(spec_of(run.method.name))
         return method(job)

@@ -18,6 +18,7 @@ from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
+from istmpi.optim.course import Course
 from istmpi.training.network import network_of
 
 
@@ -32,8 +33,8 @@ class Size:
     batches: Batches
 
 
-def sides_of(run: Run, data: Dataset) -> list[tuple[int, int]]:
-    sides = run.sides()
+def sides_of(run: Run, data: Dataset, course: Course | None = None) -> list[tuple[int, int]]:
+    sides = run.sides(course)
     if run.train.resolution:
         require_sides(data, [side for _, side in sides])
     return [*sides[:-1], (sides[-1][0], 0)]
@@ -60,9 +61,11 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
     return sizes
 
 
-def plan_in_words(run: Run, sides: Sequence[tuple[int, int]], sizes: Mapping[int, Size]) -> str:
+def plan_in_words(
+    shown: Sequence[tuple[int, int]], sides: Sequence[tuple[int, int]], sizes: Mapping[int, Size]
+) -> str:
     words, first, before = [], 0, None
-    for (end, side), (_, key) in zip(run.sides(), sides):
+    for (end, side), (_, key) in zip(shown, sides):
         network = sizes[key].architecture
         anew = starting_anew(before.parameters, before.lengths, network) if before else frozenset()
         suffix = f", {', '.join(sorted(anew))} anew" if anew else ""

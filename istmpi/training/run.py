@@ -51,7 +51,10 @@ def run_training(
     Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError
     after saving the result so far; OutputError if a result cannot be written.
     """
-    begin = partial(Training, run, communicator)
+
+    def begin(stop: StopSign, start: Path | None) -> Training:
+        return Training(run, communicator, stop, start=start)
+
     with recorded(run, communicator, begin, watch, resume, deadline, signals, stop) as (
         training,
         _,
@@ -68,7 +71,7 @@ def run_training(
 def recorded(
     run: Run,
     communicator: Communicator,
-    begin: Callable[[StopSign], Training],
+    begin: Callable[[StopSign, Path | None], Training],
     watch: Watch | None,
     resume: str,
     deadline: float | None,
@@ -76,7 +79,7 @@ def recorded(
     stop: StopSign | None = None,
 ) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
     """Set up a run as `run_training` does; yield the training that ``begin`` makes, folder, and
-    record. Collective.
+    record. Collective. ``begin`` also gets the checkpoint from which the run resumes.
 
     The record is None if nothing is left to do. A DivergedError is raised after the last finite
     network is saved.
@@ -101,7 +104,7 @@ def recorded(
         if signals:
             stop.listen()
         start, recalled = _start(folder, resume, communicator, note), []
-        training = begin(stop)
+        training = begin(stop, start)
         if start:
             for change in training.resume(start):
                 note(f"changed since {start}: {change}")

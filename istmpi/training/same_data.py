@@ -126,6 +126,7 @@ MAY_CHANGE = (
     "optimizer.lr",
     "optimizer.weight_decay",
     "train.rounds",
+    "train.epochs",
     "train.max_minutes",
     "train.patience",
 )

@@ -86,7 +86,9 @@ def command(
                 resolved.with_implied().data, communicator.rank, resolved.train.seed
             )
             check_targets(scores, data.scoring.score)
-        resolved = in_rounds(resolved, data, communicator.size, communicator)
+        counted_in_rounds = in_rounds(resolved, data, communicator.size, communicator)
+        # All methods take the same rounds, also fedavg, whose rounds are epochs.
+        resolved = resolved.override({"train.rounds": counted_in_rounds.train.rounds})
         comparison = Comparison(
             resolved, methods.split(","), repeats, communicator, stop_at, signals=True
         )
