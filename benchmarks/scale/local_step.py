@@ -31,7 +31,6 @@ from istmpi.engine.store import ParameterStore
 from istmpi.methods.ist import IST
 from istmpi.methods.job import Job
 from istmpi.models import mlp_network
-from istmpi.optim.course import Course
 from istmpi.tasks import CLASSIFICATION, TASKS
 
 EXAMPLES = 2048
@@ -89,31 +88,20 @@ class Pair:
 def mlp(features: int, hidden: tuple[int, ...], ranks: int, steps: int, communicator: Communicator) -> Pair:
     """A multilayer perceptron on random examples, by plain SGD."""
     run = Run().override({"method.local_steps": steps, "train.batch": 128})
-    architecture = mlp_network(features, hidden, 10, output_norm=True)
+    network = mlp_network(features, hidden, 10, output_norm=True)
     generator = np.random.default_rng(0)
     x = generator.standard_normal((EXAMPLES, features), dtype=np.float32)
     y = generator.integers(0, 10, EXAMPLES)
     batches = Batches(DenseSplit(x, y), np.arange(EXAMPLES), run.train.batch, seed=0, stream=0)
-    store = ParameterStore(architecture.parameters, architecture.lengths, ranks=1, rank=0)
+    store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
     sign, device = StopSign(communicator), torch.device("cpu")
-    job = Job(
-        run=run,
-        course=Course.from_rounds(run.train.rounds),
-        architecture=architecture,
-        task=TASKS[CLASSIFICATION],
-        store=store,
-        batches=batches,
-        communicator=communicator,
-        device=device,
-        clock=Clock(),
-        stop=sign,
-    )
+    job = Job(run, run.course({}), network, TASKS[CLASSIFICATION], store, batches, communicator, device, Clock(), sign)
     x, y = torch.from_numpy(x), torch.from_numpy(y)
     return Pair(
         "-".join(map(str, (features, *hidden, 10))),
         job,
         ranks,
-        lambda lengths: bare_network([lengths[axis] for axis in ("features", *architecture.stages)]),
+        lambda lengths: bare_network([lengths[axis] for axis in ("features", *network.stages)]),
         (x, y),
     )
 

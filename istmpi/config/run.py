@@ -7,7 +7,7 @@ results, in a file that gives the same run again.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
@@ -16,9 +16,10 @@ from typing import Annotated, Any
 
 import tomli_w
 
-from istmpi.config.learner import OWN_SETTINGS, Method, Model, OwnModel
+from istmpi.config.learner import Method, Model, OwnModel
 from istmpi.config.methods import METHODS
 from istmpi.config.sections import Checkpoint, Comm, Evaluate, Optimizer, Output, Train
+from istmpi.config.trees import flatten, plain, separate_arguments
 from istmpi.data.callable.source import is_function, takes_rank
 from istmpi.data.settings import Data
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
@@ -278,12 +279,12 @@ class Run:
         return bool(self.data.validation or self.train.patience or self.checkpoint.best)
 
     def tree(self) -> dict[str, Any]:
-        return _plain(self)
+        return plain(self)
 
     def flat(self) -> dict[str, Any]:
         """Return the settings by their dotted names, without those that are None, and without the
         rounds of a run that is measured in epochs."""
-        return dict(_flat(self._given_tree()))
+        return dict(flatten(self._given_tree()))
 
     def toml(self) -> str:
         """Return a file that gives the same run again, on any number of ranks."""
@@ -324,31 +325,6 @@ def type_of(setting: str, model: str = "mlp") -> Any:
     return types_of(kind).get(key)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, OwnModel):
-        return {
-            **{name: getattr(value, name) for name in OWN_SETTINGS},
-            **_plain(dict(value.arguments)),
-        }
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if dataclasses.is_dataclass(value):
-        items = ((item.name, getattr(value, item.name)) for item in dataclasses.fields(value))
-        # TOML has no null: a setting that is None is left out.
-        return {name: _plain(item) for name, item in items if item is not None}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any:
     types = types_of(kind)
     values = {}
@@ -367,7 +343,7 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{source}: {name} = {shown(value)} must be a section with keys.")
             if section is OwnModel:
-                value = _separate_arguments(value)
+                value = separate_arguments(value)
             values[key] = _build(section, value, f"{name}.", source)
         elif name == "model.arguments":  # the last key of its section, so the name is known
             values[key] = _usable_arguments(value, source, values["name"])
@@ -397,19 +373,6 @@ def _model_type(network: Any) -> type[Model] | type[OwnModel]:
     if is_module(network):
         return OwnModel
     return Model
-
-
-def _separate_arguments(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section of an `OwnModel` with its constructor's arguments under one key."""
-    settings: dict[str, Any] = {}
-    arguments = {}
-    for key, value in section.items():
-        if key in OWN_SETTINGS:
-            settings[key] = value
-        else:
-            arguments[key] = value
-    # The arguments last: they are checked for the network of this name.
-    return {**settings, "arguments": arguments}
 
 
 def _find_in_sections(name: str) -> str:

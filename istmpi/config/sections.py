@@ -34,8 +34,8 @@ class Train:
     rounds: Annotated[Count, "Rounds to train."] = 30
     epochs: Annotated[
         Positive | None,
-        "Epochs on the rank with most examples, instead of rounds; rounded up to whole rounds, also after a resume "
-        "on other ranks.",
+        "Epochs on the rank with most examples, instead of rounds; rounded up to whole rounds, "
+        "also after a resume on other ranks.",
     ] = None
     max_minutes: Annotated[
         NotNegative,

@@ -114,11 +114,19 @@ def place(
 
 
 def count_rows(
-    placement: str, labels: np.ndarray, streams: int, seed: int, alpha: float = 1.0
+    placement: str,
+    length: int,
+    labels: np.ndarray | None,
+    streams: int,
+    seed: int,
+    alpha: float = 1.0,
 ) -> set[int]:
-    """Return the numbers of rows from which ``streams`` draw; errors are those of `place`."""
-    length = len(labels)
+    """Return the numbers of rows from which ``streams`` draw; errors are those of `place`.
+
+    ``labels`` are needed for ``by-label``.
+    """
     if placement == "by-label":
+        assert labels is not None, "by-label placement needs labels"
         shards = _by_label(labels, streams, seed, alpha)
         for stream, rows in enumerate(shards):
             _require_rows(rows, placement, stream, streams, length)

@@ -19,16 +19,19 @@ def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | 
     """
     if run.train.epochs is None:
         return run
-    return with_rounds(run, {0: most_examples(run, data, ranks, communicator)})
+    return with_rounds(run, {0: count_most_examples(run, data, ranks, communicator)})
 
 
-def with_rounds(run: Run, most: Mapping[int, int]) -> Run:
-    """Return the run with the ``train.rounds`` of its course; ``most`` is as for `Run.course`."""
-    rounds = run.course(most).rounds
+def with_rounds(run: Run, most_examples: Mapping[int, int]) -> Run:
+    """Return the run with the ``train.rounds`` of its course.
+
+    ``most_examples`` is as for `Run.course`.
+    """
+    rounds = run.course(most_examples).rounds
     return replace(run, train=replace(run.train, rounds=rounds))
 
 
-def most_examples(
+def count_most_examples(
     run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None
 ) -> int:
     """Return the training examples of the rank that has most. Collective with a communicator."""
@@ -39,33 +42,38 @@ def most_examples(
 
 
 def recall_most_examples(
-    checkpoint: Checkpoint, run: Run, data: Dataset, most: int
+    checkpoint: Checkpoint, run: Run, data: Dataset, examples: int
 ) -> dict[int, int]:
-    """Return the examples of the rank that had most, by the number of rounds done when it became
-    so, for a run that resumes from a checkpoint.
+    """Return the training examples of the rank that has most, by the number of rounds done when it
+    became so, for a run that resumes from a checkpoint.
 
-    ``most``: the present number.
+    ``examples``: the present number.
     """
     header = checkpoint.header
-    history = dict(header.most_examples)
-    if not history:
-        history[0] = _saved_most_examples(checkpoint, run, data, most)
-    if history[max(history)] != most:
-        history[header.round] = most
-    return history
+    most_examples = dict(header.most_examples)
+    if not most_examples:
+        most_examples[0] = _saved_most_examples(checkpoint, run, data, examples)
+    if most_examples[max(most_examples)] != examples:
+        most_examples[header.round] = examples
+    return most_examples
 
 
-def _saved_most_examples(checkpoint: Checkpoint, run: Run, data: Dataset, most: int) -> int:
+def _saved_most_examples(checkpoint: Checkpoint, run: Run, data: Dataset, examples: int) -> int:
     ranks = checkpoint.header.ranks
     if run.data.placement != "local":
         return max(examples_of_ranks(run, data, ranks))
-    saved = [checkpoint.own_data(rank) for rank in range(ranks)]
-    return max((fingerprint[0] for fingerprint in saved if fingerprint), default=most)
+    fingerprints = [checkpoint.own_data(rank) for rank in range(ranks)]
+    # Files of version 1 do not have them.
+    return max((saved[0] for saved in fingerprints if saved), default=examples)
 
 
 def examples_of_ranks(run: Run, data: Dataset, ranks: int) -> set[int]:
     """Return the numbers of training examples that ranks have, as far as ``data`` tell."""
     settings = run.data
+    labels = None
     # Labels of a user's data set are slow to read, because all examples must be read.
-    labels = data.train.labels() if settings.placement == "by-label" else data.train
-    return count_rows(settings.placement, labels, ranks, run.train.seed, settings.alpha)
+    if settings.placement == "by-label":
+        labels = data.train.labels()
+    return count_rows(
+        settings.placement, len(data.train), labels, ranks, run.train.seed, settings.alpha
+    )

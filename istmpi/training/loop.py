@@ -211,27 +211,36 @@ class Training(Prepared):
 
     def _header(self, calibrated: bool = False) -> Header:
         counts = self.tally.counts
+        temperature = 1.0
+        if calibrated:
+            temperature = self._temperature
+        blocks = 0
+        if self.calibrated and self.evaluator.form == "blocks":
+            blocks = self.communicator.size
+        most_examples = {}
+        if len(self.most_examples) > 1:
+            most_examples = self.most_examples
         return Header(
-            self.run,
-            self.communicator.size,
-            self.rounds_done,
-            0,
-            counts.examples,
-            counts.seconds,
-            counts.bytes,
-            counts.loss,
-            self.data_summary,
-            self.store.scale,
-            versions(),
-            self.architecture.table.tree(),
-            self.size.side,
-            self.store.fitted,
-            self._temperature if calibrated else 1.0,
-            self.shares.known(self.rounds_done),
-            self.communicator.size * (self.calibrated and self.evaluator.form == "blocks"),
-            self.architecture.code.frozen_digest,
-            self.state_since,
-            self.most_examples if len(self.most_examples) > 1 else {},
+            run=self.run,
+            ranks=self.communicator.size,
+            round=self.rounds_done,
+            local_step=0,
+            examples=counts.examples,
+            seconds=counts.seconds,
+            bytes=counts.bytes,
+            loss=counts.loss,
+            data=self.data_summary,
+            scale=self.store.scale,
+            versions=versions(),
+            network=self.architecture.table.tree(),
+            side=self.size.side,
+            fitted=self.store.fitted,
+            temperature=temperature,
+            shares=self.shares.known(self.rounds_done),
+            blocks=blocks,
+            frozen=self.architecture.code.frozen_digest,
+            state_since=self.state_since,
+            most_examples=most_examples,
         )
 
     def resume(self, path: Path) -> list[str]:

@@ -34,7 +34,7 @@ from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import task_of
 from istmpi.training.best import Best
-from istmpi.training.epochs import most_examples, recall_most_examples, with_rounds
+from istmpi.training.epochs import count_most_examples, recall_most_examples, with_rounds
 from istmpi.training.progress import Tally
 from istmpi.training.resolution import (
     Size,
@@ -149,11 +149,11 @@ class Prepared:
         of_a_program = data.network is not None
         if of_a_program or (start is None and run.train.epochs is None):
             return
-        most = most_examples(run, data, self.communicator.size, self.communicator)
-        self.most_examples[0] = most
+        examples = count_most_examples(run, data, self.communicator.size, self.communicator)
+        self.most_examples[0] = examples
         if start:
             with self.communicator.agreed(), open_checkpoint(start) as checkpoint:
-                self.most_examples = recall_most_examples(checkpoint, run, data, most)
+                self.most_examples = recall_most_examples(checkpoint, run, data, examples)
         self.run = with_rounds(run, self.most_examples)
 
     def _plan(self, data: Dataset) -> None:
