@@ -250,9 +250,10 @@ class Training(Prepared):
         Raises on every rank ConfigError if the checkpoint belongs to another run, DataError if it
         is damaged or a weight is not finite.
         """
-        self._count_epochs(self.dataset, path)
+        full_size = self.sizes[0].dataset
+        self._count_epochs(full_size, path)
         with self.communicator.agreed():
-            self._plan(self.dataset)
+            self._plan(full_size)
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
             if header.side in self.sizes and header.side != self.size.side:
