@@ -32,7 +32,7 @@ from istmpi.engine.slots import weights_among
 from istmpi.errors import StoppedError
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
-from istmpi.training.run import recorded
+from istmpi.training.run import open_run
 from istmpi.trees import mapped
 
 NAME, RANKS, LOCAL_STEPS = "experts-long", 4, 20
@@ -114,7 +114,7 @@ def measured(run: Run, ensemble: bool, end: float, communicator: Communicator) -
     Raises StoppedError at the ``end`` (Unix time). Collective.
     """
     begin = partial(Training, run, communicator)
-    with recorded(run, communicator, begin, None, "auto", end, signals=False) as (training, _, record):
+    with open_run(run, communicator, begin, None, "auto", end, signals=False) as (training, _, record):
         for progress in training.rounds() if record else ():
             record.add(progress)
         if record:

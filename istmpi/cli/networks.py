@@ -51,7 +51,7 @@ class Described:
 
         assert self.data is not None, "the network was made without its data"
         costs = phase_costs(run, self.architecture, ranks, self.examples, self.smaller)
-        Best.of(run, self.data)
+        Best.from_run(run, self.data)
         examples = examples_of_ranks(run, self.data, ranks)
         # Ranks with equal parts are alike, so the first of each kind is checked.
         first_ranks: set[int] = set()
@@ -117,19 +117,12 @@ def _describe_by_table(
 def _describe_by_data(run: Run, layers: str | None, ranks: int) -> Described:
     from istmpi.training.epochs import in_rounds
     from istmpi.training.network import planned_network
+    from istmpi.training.resolution import plan_smaller_networks
 
     data = _open_data(run, layers)
     run = in_rounds(run, data, ranks)
     network = planned_network(run, data)
-    smaller = {}
-    if run.train.resolution:
-        from istmpi.data.images.split import resized
-        from istmpi.training.resolution import require_resizable, sides_of
-
-        for _, side in sides_of(run, data):
-            if side:
-                smaller[side] = planned_network(run, resized(data, side))
-        require_resizable(run, network)
+    smaller = plan_smaller_networks(run, data, network)
     return Described(run, network, len(data.train), smaller, data)
 
 
@@ -143,9 +136,9 @@ def described_on_all_ranks(run: Run, layers: str | None, communicator: Communica
             return described(run, layers)
         run = run.with_implied()
         data = _open_data(run, layers)
-    from istmpi.training.network import network_of
+    from istmpi.training.network import build_network
 
-    return Described(run, network_of(run, data, communicator), len(data.train))
+    return Described(run, build_network(run, data, communicator), len(data.train))
 
 
 def _open_data(run: Run, layers: str | None) -> Dataset:

@@ -36,7 +36,7 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
         "assumed": "; ".join(training.dataset.assumed),
         "network": f"{run.model.name} {network.outline}, {number(weights)} weights",
         "method": _describe_method(training, plan.spec.in_passes),
-        "images": training.plan_of_sizes if run.train.resolution else "",
+        "images": training.sizes_in_words,
         "lr": _describe_rate(training),
         "dealt out": f"{dealt}; each rank trains {held} weights",
         "widths": tables.warn_of_widths(network, plan.held).removeprefix("warning: "),

@@ -9,6 +9,7 @@
 Every stream computes its rows, and any batch, without communication.
 """
 
+from collections.abc import Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -94,13 +95,14 @@ PLACEMENTS = ("shared", "sharded", "by-label", "local")
 
 
 def place(
-    placement: str, labels: np.ndarray, stream: int, streams: int, seed: int, alpha: float = 1.0
+    placement: str, labels: Sized, stream: int, streams: int, seed: int, alpha: float = 1.0
 ) -> np.ndarray:
     """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on
     every machine.
 
-    ``alpha`` is for ``by-label``, which raises ConfigError without classes. Raises DataError if the
-    stream has no rows.
+    ``labels``: those of all rows; only ``by-label`` reads more than their number. ``alpha`` is for
+    ``by-label``, which raises ConfigError without classes. Raises DataError if the stream has no
+    rows.
     """
     assert 0 <= stream < streams and placement in PLACEMENTS, (stream, streams, placement)
     if placement == "sharded":
@@ -114,19 +116,12 @@ def place(
 
 
 def count_rows(
-    placement: str,
-    length: int,
-    labels: np.ndarray | None,
-    streams: int,
-    seed: int,
-    alpha: float = 1.0,
+    placement: str, labels: Sized, streams: int, seed: int, alpha: float = 1.0
 ) -> set[int]:
-    """Return the numbers of rows from which ``streams`` draw; errors are those of `place`.
-
-    ``labels`` are needed for ``by-label``.
-    """
+    """Return the numbers of rows from which ``streams`` draw; arguments and errors are those of
+    `place`."""
+    length = len(labels)
     if placement == "by-label":
-        assert labels is not None, "by-label placement needs labels"
         shards = _by_label(labels, streams, seed, alpha)
         for stream, rows in enumerate(shards):
             _require_rows(rows, placement, stream, streams, length)
@@ -152,7 +147,8 @@ def _sharded(length: int, stream: int, streams: int, seed: int) -> np.ndarray:
     return np.sort(order[stream::streams])
 
 
-def _by_label(labels: np.ndarray, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
+def _by_label(labels: Sized, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
+    assert isinstance(labels, np.ndarray), labels
     if labels.ndim != 1:
         raise ConfigError(
             "by-label placement needs classes, but this is a regression task. Use sharded placement."

@@ -48,7 +48,7 @@ class Dropped(Exception):
     """Raised on every rank when a rank has stopped before its last local step of a round."""
 
 
-def driven(steps: Generator[int, None, T], take: Callable[[int], None]) -> T:
+def drive(steps: Generator[int, None, T], take: Callable[[int], None]) -> T:
     """Call ``take`` for each local step that a round yields, and return the round's result."""
     while True:
         try:
@@ -109,7 +109,7 @@ class Method(ABC):
         has the reason on all ranks. Raises DivergedError on every rank if a loss or weight is not
         finite. A dropped or diverged round leaves all values as they were before the round.
         """
-        return driven(self.attempt(number), lambda local_step: self.take(number, local_step))
+        return drive(self.attempt(number), lambda local_step: self.take(number, local_step))
 
     def attempt(self, number: int) -> Generator[int, None, float | None]:
         """Run a round with the result and errors of `run`; yield local steps' numbers to the

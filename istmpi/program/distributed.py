@@ -45,7 +45,7 @@ from istmpi.program.scoring import ScoreOf, Scoring
 from istmpi.program.streams import Streams
 from istmpi.record import RunFolder
 from istmpi.training.loop import Training
-from istmpi.training.run import begun_with, recorded
+from istmpi.training.run import load_initial_weights, open_run
 from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
 
@@ -153,7 +153,7 @@ class Distributed:
         resumed = str(resume or "")
         with (
             in_python(),
-            recorded(run, self.communicator, begin, watch, resumed, deadline, signals) as recording,
+            open_run(run, self.communicator, begin, watch, resumed, deadline, signals) as recording,
         ):
             _, self._folder, record = recording
             self.run = run
@@ -386,7 +386,7 @@ class Distributed:
         self._discard_left_round()
         self.streams.compare()
         with in_python():
-            begun_with(self.training)
+            load_initial_weights(self.training)
 
     def note_once(self, message: str) -> None:
         if message not in self._noted:

@@ -4,46 +4,45 @@ one."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isnan
 from typing import Any
 
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
+from istmpi.training.resolution import require_one_size_for_best
 
 
 class Best:
     """Keeps the best of scores that are passed in order; the first of equal scores is the best."""
 
     def __init__(self, higher_is_better: bool, patience: int):
-        self._higher, self._patience = higher_is_better, patience
+        self._higher = higher_is_better
+        self._patience = patience
         self.forget()
 
     @staticmethod
-    def of(run: Run, data: Dataset) -> Best | None:
+    def from_run(run: Run, data: Dataset) -> Best | None:
         """Return a new object if the run scores the validation split during training; otherwise
         None.
 
         A run does so if it sets data.validation, train.patience or checkpoint.best. Raises
-        ConfigError if the data lack the split, or if both checkpoint.best and train.resolution are
-        set.
+        ConfigError if the data lack the split, or if the images grow.
         """
-        reasons = [f"train.patience = {run.train.patience}"] * (run.train.patience > 0)
-        reasons += ["checkpoint.best = true"] * run.checkpoint.best
-        if reasons and "validation" not in data.splits:
+        reason = ""
+        if run.checkpoint.best:
+            reason = "checkpoint.best = true"
+        if run.train.patience > 0:
+            reason = f"train.patience = {run.train.patience}"
+        if reason and "validation" not in data.splits:
             raise ConfigError(
-                f"{reasons[0]} needs a validation split, and {data.source} has none. Hold examples out: --set "
-                "data.validation=0.1."
+                f"{reason} needs a validation split, and {data.source} has none. "
+                "Hold examples out: --set data.validation=0.1."
             )
-        if run.checkpoint.best and run.train.resolution:
-            raise ConfigError(
-                "checkpoint.best = true does not go with train.resolution, because networks for different "
-                "image sizes cannot be compared. Leave one out."
-            )
-        return (
-            Best(data.scoring.higher_is_better, run.train.patience)
-            if run.watches_validation
-            else None
-        )
+        require_one_size_for_best(run)
+        if not run.watches_validation:
+            return None
+        return Best(data.scoring.higher_is_better, run.train.patience)
 
     def forget(self) -> None:
         self.round: int | None = None
@@ -53,18 +52,30 @@ class Best:
         """The number of evaluations since the best score."""
 
     def take(self, round: int, score: float) -> None:
-        better = self.score is None or (score > self.score if self._higher else score < self.score)
-        if better and score == score:
-            self.round, self.score, self.without_better = round, score, 0
+        """Take a score of the network after so many rounds; NaN is never the best."""
+        if self._is_better(score):
+            self.round = round
+            self.score = score
+            self.without_better = 0
         else:
             self.without_better += 1
+
+    def _is_better(self, score: float) -> bool:
+        if isnan(score):
+            return False
+        if self.score is None:
+            return True
+        if self._higher:
+            return score > self.score
+        return score < self.score
 
     def take_metrics(self, lines: Iterable[Mapping[str, Any]], rounds: int) -> None:
         for line in lines:
             if "validation_score" in line and line["round"] <= rounds:
                 self.take(line["round"], line["validation_score"])
 
-    def described(self, score_name: str) -> str:
+    def describe(self, score_name: str) -> str:
+        """Return why training ends, in words."""
         return (
             f"no better {score_name} on the validation split in {self.without_better} evaluations "
             f"(train.patience); the best was after round {self.round}"

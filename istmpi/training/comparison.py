@@ -11,7 +11,9 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
@@ -38,8 +40,13 @@ from istmpi.training.watch import Watch
 EVALUATIONS = 20
 """The default number of evaluations: twice that of `istmpi train`, for a more exact time to a
 target."""
-REHEARSED = {"method.local_steps": 1, "method.epochs": 1, "method.burn_in": 0}
-REHEARSED |= {"optimizer.warm_up": 0, "train.resolution": []}
+REHEARSED: dict[str, Any] = {
+    "method.local_steps": 1,
+    "method.epochs": 1,
+    "method.burn_in": 0,
+    "optimizer.warm_up": 0,
+    "train.resolution": [],
+}
 """Settings of the rehearsal: the shortest round that needs as much memory as a whole run."""
 
 
@@ -97,13 +104,11 @@ class Comparison:
         with communicator.agreed():
             for name in methods:
                 spec_of(name, "--methods:")
-            folder = (
-                _folder(run, methods, repeats, communicator.size)
-                if communicator.rank == 0
-                else None
-            )
-        self.folder: Path = communicator.broadcast_from_root(folder)
-        self.turns = turns(run, methods, repeats, self.folder)
+            folder = Path()
+            if communicator.rank == 0:
+                folder = _choose_folder(run, methods, repeats, communicator.size)
+        self.folder = communicator.broadcast_from_root(folder)
+        self.turns = list_turns(run, methods, repeats, self.folder)
         self._stop = StopSign(communicator, self.folder / STOP_FILE, deadline)
         if signals:
             self._stop.listen()
@@ -118,16 +123,21 @@ class Comparison:
             [turn for turn in self.turns if not turn.finished]
         )
         for turn in {turn.method: turn for turn in reversed(left)}.values():
-            rounds = 2 if turn.run.method.finish else 1
-            short = turn.run.override({**REHEARSED, "train.rounds": rounds})
             try:
-                for _ in Training(short, self._communicator, self._stop).rounds():
-                    pass
+                self._rehearse(turn)
             except DivergedError:
                 pass  # its run reports it
             except UserError as error:
                 error.args = (f"{turn.method}: {error}",)
                 raise
+
+    def _rehearse(self, turn: Turn) -> None:
+        rounds = 1
+        if turn.run.method.finish:
+            rounds = 2
+        short = turn.run.override({**REHEARSED, "train.rounds": rounds})
+        for _ in Training(short, self._communicator, self._stop).rounds():
+            pass
 
     def run_training(self, watch: ComparisonWatch | None = None) -> dict[str, IstmpiError]:
         """Carry out all unfinished runs; return the errors of failed runs by the names of their
@@ -137,7 +147,8 @@ class Comparison:
         a new `Comparison`.
         """
         first = self._communicator.rank == 0
-        watch = watch if watch and first else ComparisonWatch()
+        if watch is None or not first:
+            watch = ComparisonWatch()
         with ExitStack() as at_the_end:
             with self._communicator.agreed():
                 if first:
@@ -195,27 +206,34 @@ class Comparison:
                 folder.write(FAILURE, json.dumps(tree, indent=2) + "\n")
 
 
-def turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
+def list_turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
+    """Return the runs of a comparison in their order, each with its folder in ``folder``."""
     every = run.evaluate.every or max(run.train.rounds // EVALUATIONS, 1)
-    made = []
+    turns = []
     for seed in range(run.train.seed, run.train.seed + repeats):
         for name in dict.fromkeys(methods):
-            settings = {"train.seed": seed, "evaluate.every": every}
-            settings["output.folder"] = str(folder / f"{name}-{seed}")
-            made.append(Turn(with_method(run, name).override(settings)))
-    return made
+            settings = {
+                "train.seed": seed,
+                "evaluate.every": every,
+                "output.folder": str(folder / f"{name}-{seed}"),
+            }
+            turns.append(Turn(with_method(run, name).override(settings)))
+    return turns
 
 
-def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
-    given, number = run.output.folder, 1
-    path = home(given, f"compare-{run.name}")
+def _choose_folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
+    """Return the folder of a new comparison, or of this one that an earlier job began."""
+    own_folder = run.output.folder
+    path = home(own_folder, f"compare-{run.name}")
     try:
-        while refusal := _refusal(path, run, methods, repeats, ranks):
-            if given:
+        for number in count(2):
+            refusal = _refuse(path, run, methods, repeats, ranks)
+            if not refusal:
+                break
+            if own_folder:
                 raise ConfigError(
                     f"--out {path}: {refusal}. Give the same settings, or another --out."
                 )
-            number += 1
             path = home("", f"compare-{run.name}-{number}")
     except OSError as error:
         raise ConfigError(
@@ -224,17 +242,21 @@ def _folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
     return path
 
 
-def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: int) -> str:
+def _refuse(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: int) -> str:
+    """Return why a folder cannot have this comparison; empty if it can."""
     if not path.exists():
         return ""
     if not path.is_dir():
         return "it is a file"
     record = path / COMPARISON
     if not record.is_file():
-        return "the folder is not empty and holds no comparison" if any(path.iterdir()) else ""
-    if (ranks_there := _ranks(record)) != ranks:
-        return f"it has runs of {ranks_there} ranks, but this job has {ranks}"
-    for turn in turns(run, methods, repeats, path):
+        if any(path.iterdir()):
+            return "the folder is not empty and holds no comparison"
+        return ""
+    saved_ranks = _read_ranks(record)
+    if saved_ranks != ranks:
+        return f"it has runs of {saved_ranks} ranks, but this job has {ranks}"
+    for turn in list_turns(run, methods, repeats, path):
         if not (turn.folder / SETTINGS).is_file():
             continue
         differences = Run.load(str(turn.folder / SETTINGS)).differences(turn.run)
@@ -247,7 +269,7 @@ def _refusal(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: 
     return ""
 
 
-def _ranks(record: Path) -> int | str:
+def _read_ranks(record: Path) -> int | str:
     try:
         return Fields.read(record, record, "").whole("ranks", 1)
     except DataError:

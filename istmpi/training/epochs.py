@@ -1,6 +1,6 @@
 """Measures a run in epochs: passes over the data on the rank that has most examples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import replace
 
 from istmpi.checkpoint.reader import Checkpoint
@@ -70,10 +70,14 @@ def _saved_most_examples(checkpoint: Checkpoint, run: Run, data: Dataset, exampl
 def examples_of_ranks(run: Run, data: Dataset, ranks: int) -> set[int]:
     """Return the numbers of training examples that ranks have, as far as ``data`` tell."""
     settings = run.data
-    labels = None
-    # Labels of a user's data set are slow to read, because all examples must be read.
-    if settings.placement == "by-label":
-        labels = data.train.labels()
-    return count_rows(
-        settings.placement, len(data.train), labels, ranks, run.train.seed, settings.alpha
-    )
+    rows = rows_to_place(run, data)
+    return count_rows(settings.placement, rows, ranks, run.train.seed, settings.alpha)
+
+
+def rows_to_place(run: Run, data: Dataset) -> Sized:
+    """Return what `place` and `count_rows` need of the training split: its labels, or only their
+    number."""
+    if run.data.placement == "by-label":
+        return data.train.labels()
+    # All examples of a user's data set must be read for their labels.
+    return data.train

@@ -1,13 +1,15 @@
 """Trains on every rank, round by round, with evaluations; saves its state and resumes from it."""
 
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from istmpi.checkpoint.format import Header, Piece
-from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import (
+    Moments,
     deployment_pieces,
     frozen_pieces,
     inputs_of,
@@ -16,18 +18,19 @@ from istmpi.checkpoint.state import (
     own_pieces,
     restore,
     restore_frozen,
-    versions,
 )
 from istmpi.config.methods import spec_of
+from istmpi.engine.partition import Partition
 from istmpi.engine.slots import kinds_of
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Score
 from istmpi.foreign import forbid_exit
-from istmpi.methods.base import driven
+from istmpi.methods.base import drive
+from istmpi.training.best import Best
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress
-from istmpi.training.same_data import changes_since, contents
-from istmpi.training.share_log import followed
+from istmpi.training.same_data import changes_since, summarise_split
+from istmpi.training.share_log import adapt_shares
 
 
 class Training(Prepared):
@@ -49,27 +52,34 @@ class Training(Prepared):
         with forbid_exit():
             if self.overdue:
                 self.overdue = False
-                yield self._scored()
+                yield self._score()
             while not (self.done or self.stop.reason):
-                number = self.rounds_done
-                if not driven(
-                    self.attempt(),
-                    lambda local_step, number=number: self.method.take(number, local_step),
-                ):
+                if not drive(self.attempt(), partial(self._take_step, self.rounds_done)):
                     return
-                due = self.evaluation_due and (self.done or not self.stop.reason)
-                yield self._scored() if due else self.progress()
+                if self.evaluation_due and (self.done or not self.stop.reason):
+                    yield self._score()
+                else:
+                    yield self.progress()
+
+    def _take_step(self, number: int, local_step: int) -> None:
+        # A round may begin with another method, so it is looked up at each step.
+        self.method.take(number, local_step)
 
     @property
     def evaluation_due(self) -> bool:
         every = self.run.evaluate.rounds_between(self.run.train.rounds)
         return self.done or self.rounds_done % every == 0
 
-    def _scored(self) -> Progress:
+    def _score(self) -> Progress:
         """Score the validation split if the run has one; the test split otherwise, and at the end
         of the run."""
-        validation = self._validate() if self.best else None
-        score = self.evaluate() if self.done or not self.best else None
+        validation: Score | None = None
+        score: Score | None = None
+        if self.best:
+            validation = self._validate(self.best)
+        # The validation's score may end the run.
+        if self.done or not self.best:
+            score = self.evaluate()
         return self.progress(score, validation)
 
     @property
@@ -78,6 +88,7 @@ class Training(Prepared):
 
     @property
     def ended(self) -> str:
+        """Why the run is done, in words; empty if it is not."""
         if self.rounds_done >= self.run.train.rounds:
             return f"all {self.run.train.rounds} rounds are done"
         if self.time_is_up:
@@ -85,7 +96,7 @@ class Training(Prepared):
         if self.told_to_end:
             return "ended by the program"
         if self.best and self.best.exhausted:
-            return self.best.described(self.score_name)
+            return self.best.describe(self.score_name)
         return ""
 
     def _check_time_limit(self) -> None:
@@ -100,7 +111,8 @@ class Training(Prepared):
         `other`.
         """
         self._grow_if_due()
-        method, number = self.method, self.rounds_done
+        method = self.method
+        number = self.rounds_done
         self.communicator.whereabouts.begin_round(number + 1)
         examples = method.examples
         self.tally.begin()
@@ -111,34 +123,46 @@ class Training(Prepared):
             self.rounds_done = number + 1
             self.method = self._next_method(method)
         last = self.tally.end(method.examples - examples)
-        last = followed(self.shares, method, number, last)
+        last = adapt_shares(self.shares, method, number, last)
         self.tally.count(last, self.rounds_done, loss)
         self._check_time_limit()
         return True
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
-        done = self.method.first_step(self.rounds_done)
-        rate = self.method.rate(max(done - 1, 0))
-        tally, counts = self.tally, self.tally.counts
-        last = tally.last_round and tally.last_round.followed_by(tally.since_the_round("evaluate"))
-        facts = (
-            self.rounds_done,
-            done,
-            counts.examples,
-            counts.seconds,
-            counts.bytes,
-            counts.loss,
-            rate,
-        )
-        facts = *facts, score, self.score_name, self.communicator.size, last
-        more = {"validation": validation, "slowest": tally.pace.slowest(self.hosts)}
+        """Return the state of the run after its last round, with its scores if there are any."""
+        steps = self.method.first_step(self.rounds_done)
+        tally = self.tally
+        counts = tally.counts
+        last = tally.last_round
+        if last:
+            last = last.with_phases(tally.since_the_round("evaluate"))
         spent = self.clock.seconds
-        return Progress(*facts, **more, evaluating=spent["evaluate"] / (sum(spent.values()) or 1.0))
+        return Progress(
+            round=self.rounds_done,
+            local_steps=steps,
+            examples=counts.examples,
+            seconds=counts.seconds,
+            bytes=counts.bytes,
+            loss=counts.loss,
+            learning_rate=self.method.rate(max(steps - 1, 0)),
+            score=score,
+            score_name=self.score_name,
+            ranks=self.communicator.size,
+            last_round=last,
+            validation=validation,
+            slowest=tally.pace.slowest(self.hosts),
+            evaluating=spent["evaluate"] / (sum(spent.values()) or 1.0),
+        )
 
     @property
     def position(self) -> str:
-        done, rounds = self.rounds_done, self.run.train.rounds
-        return f"after {done}{f' of {rounds}' * (done <= rounds)} rounds"
+        """The rounds that are done, in words."""
+        done = self.rounds_done
+        rounds = self.run.train.rounds
+        # A resumed run may have got fewer rounds.
+        if done > rounds:
+            return f"after {done} rounds"
+        return f"after {done} of {rounds} rounds"
 
     def evaluate(self, split: str = "test") -> Score:
         with self.clock("evaluate"):
@@ -149,7 +173,9 @@ class Training(Prepared):
                 self.arrange(max(self.rounds_done - 1, 0))
                 return self.evaluator.score(split)
             except DivergedError as error:
-                cure = "" if error.of_function else " Lower optimizer.lr."
+                cure = " Lower optimizer.lr."
+                if error.of_function:
+                    cure = ""
                 error.args = (f"{error} {self.position}; its weights are kept.{cure}",)
                 raise
 
@@ -157,12 +183,15 @@ class Training(Prepared):
         """Make the evaluator score the run's form (evaluate.form), with subnets of round
         ``number``. Collective."""
         form = self.evaluator.form_of_run
-        if form != "merged":
-            self.evaluator.arrange(self.method.holders(number), form)
+        if form == "merged":
+            return
+        deal = self.method.holders(number)
+        if isinstance(deal, Partition):
+            self.evaluator.arrange(deal, form)
 
-    def _validate(self) -> Score:
+    def _validate(self, best: Best) -> Score:
         score = self.evaluate("validation")
-        self.best.take(self.rounds_done, self.communicator.broadcast_from_root(score.score))
+        best.take(self.rounds_done, self.communicator.broadcast_from_root(score.score))
         return score
 
     def _fit_scale(self) -> None:
@@ -171,8 +200,10 @@ class Training(Prepared):
 
     @property
     def checkpoint_due(self) -> bool:
-        every, done = self.run.checkpoint.every, self.rounds_done
-        return bool(every) and done % every == 0 and not self.done and not self.stop.reason
+        every = self.run.checkpoint.every
+        if not every or self.rounds_done % every:
+            return False
+        return not self.done and not self.stop.reason
 
     def not_finite(self) -> str:
         """Describe a value of the network that is not finite on some rank; empty if all are finite.
@@ -187,61 +218,38 @@ class Training(Prepared):
         normalisations if they are out of date. Raises DivergedError on every rank if a weight is
         not finite.
         """
-        if odd := self.not_finite():
-            error = DivergedError(f"the network is not finite {self.position}: {odd}; not saved.")
+        fault = self.not_finite()
+        if fault:
+            error = DivergedError(f"the network is not finite {self.position}: {fault}; not saved.")
             error.everywhere = True
             raise error
-        if calibrated and not self.calibrated and self.dataset.network is None:
+        if calibrated:
+            self._calibrate()
+        moments: Moments = {}
+        if self.calibrated:
+            moments = self.evaluator.network.moments
+        network = self.architecture
+        pieces = [*model_pieces(self.store), *frozen_pieces(network, self.store)]
+        pieces += deployment_pieces(
+            moments, network.batch_norms, inputs_of(self.dataset), self.communicator.rank
+        )
+        pieces += own_pieces(self.method.of_this_rank(), self.store)
+        if self.run.data.placement == "local":
+            pieces.append(own_data_piece(summarise_split(self.dataset.train), self.store))
+        return self.header(calibrated), pieces
+
+    def _calibrate(self) -> None:
+        """Compute what prediction needs and training does not: moments and temperature."""
+        if not self.calibrated and self.dataset.network is None:
             self._fit_scale()
             self.evaluator.calibrate()
             self.evaluator.network.release()
             self.calibrated_after = self.rounds_done
-        if calibrated and self.dataset.scoring.one_class:
-            self._temperature = self.evaluator.fit_temperature(
-                "validation" if self.best else "train"
-            )
-        moments = self.evaluator.network.moments if self.calibrated else {}
-        norms, rank = self.architecture.batch_norms, self.communicator.rank
-        pieces = [*model_pieces(self.store), *frozen_pieces(self.architecture, self.store)]
-        pieces += deployment_pieces(moments, norms, inputs_of(self.dataset), rank)
-        pieces += own_pieces(self.method.of_this_rank(), self.store)
-        if self.run.data.placement == "local":
-            pieces.append(own_data_piece(contents(self.dataset.train), self.store))
-        return self._header(calibrated), pieces
-
-    def _header(self, calibrated: bool = False) -> Header:
-        counts = self.tally.counts
-        temperature = 1.0
-        if calibrated:
-            temperature = self._temperature
-        blocks = 0
-        if self.calibrated and self.evaluator.form == "blocks":
-            blocks = self.communicator.size
-        most_examples = {}
-        if len(self.most_examples) > 1:
-            most_examples = self.most_examples
-        return Header(
-            run=self.run,
-            ranks=self.communicator.size,
-            round=self.rounds_done,
-            local_step=0,
-            examples=counts.examples,
-            seconds=counts.seconds,
-            bytes=counts.bytes,
-            loss=counts.loss,
-            data=self.data_summary,
-            scale=self.store.scale,
-            versions=versions(),
-            network=self.architecture.table.tree(),
-            side=self.size.side,
-            fitted=self.store.fitted,
-            temperature=temperature,
-            shares=self.shares.known(self.rounds_done),
-            blocks=blocks,
-            frozen=self.architecture.code.frozen_digest,
-            state_since=self.state_since,
-            most_examples=most_examples,
-        )
+        if self.dataset.scoring.one_class:
+            split = "train"
+            if self.best:
+                split = "validation"
+            self._temperature = self.evaluator.fit_temperature(split)
 
     def resume(self, path: Path) -> list[str]:
         """Resume from a checkpoint of any number of ranks; return the differences from the
@@ -259,15 +267,7 @@ class Training(Prepared):
             if header.side in self.sizes and header.side != self.size.side:
                 self._take_size(self.sizes[header.side], {})
             changes = changes_since(checkpoint, self)
-            self.shares.restore(header.shares, header.ranks)
-            self.rounds_done = header.round
-            self._keep_slots(self._phase()[0])
-            restored = restore(checkpoint, self.store)
-            restore_frozen(checkpoint, self.architecture)
-            if odd := self.store.not_finite():
-                raise DataError(
-                    f"{path}: {odd}; weights must be finite. Resume from an earlier checkpoint."
-                )
+            restored = self._load(checkpoint)
             if header.local_step:
                 changes.append(
                     "saved inside a round by an older version: the round starts again from the mean"
@@ -275,27 +275,42 @@ class Training(Prepared):
             changes += self._begin_state(header, restored)
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
-        self.tally.restore(
-            Counts(header.round, header.examples, header.seconds, header.bytes, header.loss)
-        )
+        self.tally.restore(Counts.from_header(header))
         self._check_time_limit()
         return changes
+
+    def _load(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+        """Take the values of a checkpoint that owners store; return this rank's own values."""
+        header = checkpoint.header
+        self.shares.restore(header.shares, header.ranks)
+        self.rounds_done = header.round
+        run, _ = self._phase()
+        self._keep_slots(run)
+        restored = restore(checkpoint, self.store)
+        restore_frozen(checkpoint, self.architecture)
+        fault = self.store.not_finite()
+        if fault:
+            raise DataError(
+                f"{checkpoint.path}: {fault}; weights must be finite. Resume from an earlier "
+                "checkpoint."
+            )
+        return restored
 
     def _begin_state(self, header: Header, restored: Mapping[str, torch.Tensor]) -> list[str]:
         """Note the round since which ranks' own optimizer states count; return a note if the
         checkpoint lacks them."""
         self.state_since = header.state_since
         run, since = self._phase()
-        if (
-            not spec_of(run.method.name).own_slots(run)
-            or since >= header.round
-            or kinds_of(restored)
-        ):
+        keeps_states = bool(spec_of(run.method.name).own_slots(run))
+        if not keeps_states or since >= header.round or kinds_of(restored):
             return []
         self.state_since = header.round
         why = "the checkpoint has no such states"
         if header.ranks != self.communicator.size:
-            why = f"the checkpoint is from {header.ranks} ranks, and this run has {self.communicator.size}"
+            why = (
+                f"the checkpoint is from {header.ranks} ranks, and this run has "
+                f"{self.communicator.size}"
+            )
         return [
             f"optimizer_state = keep: each rank begins with a new optimizer state, because {why}"
         ]

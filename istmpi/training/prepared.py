@@ -1,17 +1,18 @@
 """Sets up a run on every rank: checks everything, opens its data, makes its network and its
 method."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from istmpi.checkpoint.format import require_storable
+from istmpi.checkpoint.format import Header, require_storable
 from istmpi.checkpoint.initial import begin_as_constructed
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import (
     deployment_pieces,
     inputs_of,
+    versions,
 )
 from istmpi.checkpoint.streamed import Yields
 from istmpi.comm import Communicator
@@ -38,14 +39,14 @@ from istmpi.training.epochs import count_most_examples, recall_most_examples, wi
 from istmpi.training.progress import Tally
 from istmpi.training.resolution import (
     Size,
-    carried,
-    plan_in_words,
-    sides_of,
-    sizes_of,
-    starting_anew,
+    carry_store,
+    describe_sizes,
+    find_new_parameters,
+    find_sides,
+    make_sizes,
 )
-from istmpi.training.same_data import require_same_everywhere, summary
-from istmpi.training.share_log import shares_of
+from istmpi.training.same_data import require_same_everywhere, summarise_data
+from istmpi.training.share_log import choose_shares
 
 ROWS = 2**16
 
@@ -54,90 +55,80 @@ class Prepared:
     """A run on every rank: its data, network, store, and the method of its next round. All methods
     are collective."""
 
+    rounds_done = 0
+    time_is_up = False
+    told_to_end = False
+    state_since = 0
+    """The round since which optimizer state is kept at the earliest: that of the last resume that
+    lost it."""
+    calibrated_after: int | None = None
+    """The number of rounds done when the moments of batch normalisations were last computed."""
+    _temperature = 1.0
+    init: Yields | None = None
+    """A function of the user's program that yields initial weights."""
+    begun: Sequence[str] = ()
+    """The report about initial weights that were loaded."""
+
     def __init__(
         self,
         run: Run,
         communicator: Communicator,
         stop: StopSign | None = None,
+        start: Path | None = None,
         data: Dataset | None = None,
         optimizer: OwnOptimizer | None = None,
-        start: Path | None = None,
     ):
         """Check everything on all ranks, and initialise the network.
 
-        ``data`` and ``optimizer`` of a user's program replace the run's. ``start``: the checkpoint
-        from which the run will `resume`, whose rounds count for its epochs. Raises ConfigError or
-        DataError on every rank.
+        ``start``: the checkpoint from which the run will `resume`, whose rounds count for its
+        epochs. ``data`` and ``optimizer`` of a user's program replace the run's. Raises ConfigError
+        or DataError on every rank.
         """
+        self.run = run
         self.optimizer = optimizer
         self.communicator = communicator
         self.clock = Clock()
         self.clock.followers.append(communicator.whereabouts.enter)
-        with communicator.agreed():
-            self.run = run = run.with_implied()
-            communicator.in_pieces = run.comm.exchange == "pieces"
-            data = data or open_for_training(run.data, communicator.rank, run.train.seed)
-            self.best = Best.of(run, data)
-        require_same_everywhere(run, data, communicator)
+        data = self._open_data(data)
         self._count_epochs(data, start)
-        run = self.run
-        self.shares = shares_of(run, communicator)
+        self.shares = choose_shares(self.run, communicator)
         self.tally = Tally(communicator, self.clock)
-        self.sizes = sizes_of(run, _standardised(run, data, communicator), communicator)
+        data_of_all_sizes = _standardise(self.run, data, communicator)
+        self.sizes = make_sizes(self.run, data_of_all_sizes, communicator)
         self.size = next(iter(self.sizes.values()))
         with communicator.agreed():
             self._plan(data)
-        self.hosts = communicator.hosts()
-        with communicator.on_this_host() as local:
-            with communicator.agreed():
-                self.device = choose_device(run.train.device, local)
-            self.threads = choose_threads(run.train.threads, local)
-        self.time_is_up, self.told_to_end = False, False
-        self.state_since = 0
-        """The round since which optimizer state is kept at the earliest: that of the last resume
-        that lost it."""
-        self.data_summary = summary(run, self.sizes[0].dataset)
+        self._choose_device()
+        self.data_summary = summarise_data(self.run, self.sizes[0].dataset)
         self.stop = stop or StopSign(communicator)
-        self.rounds_done = 0
-        self.init: Yields | None = None
-        """A function of the user's program that yields initial weights."""
-        self.begun: list[str] = []
-        """The report about initial weights that were loaded."""
-        self._temperature = 1.0
-        self.calibrated_after: int | None = None
-        """The number of rounds done when the moments of batch normalisations were last computed."""
         self.score_name = self.dataset.scoring.score
-        with communicator.agreed():
-            network = self.architecture
-            self.store = ParameterStore(
-                network.parameters, network.lengths, communicator.size, communicator.rank
-            )
-            self.store.scale = _first_scale(self.phases[0][0], self.architecture, communicator.size)
-            if run.model.scale == "none":
-                self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
-            if communicator.rank == 0:
-                require_storable(
-                    self._header(), deployment_pieces({}, {}, inputs_of(self.dataset), 0)
-                )
-        self.store.initialise(run.train.seed)
-        with communicator.agreed():
-            names = (
-                network.parameters if run.model.init == "constructor" else network.table.computed
-            )
-            begin_as_constructed(network, self.store, run.train.seed, names)
+        self._make_store()
         self.method = self._next_method()
         self._make_evaluator()
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
         """Continue with other settings, such as the number of rounds or the folder. Collective,
         between two rounds."""
-        self.stop, self.told_to_end = stop, False
+        self.stop = stop
+        self.told_to_end = False
         with self.communicator.agreed():
             self.run = run.with_implied()
             self._plan(self.dataset)
         self.method.publish()
         tensors = {name: values.clone() for name, values in self.method.of_this_rank().items()}
         self.method = self._next_method(restored=tensors)
+
+    def _open_data(self, data: Dataset | None) -> Dataset:
+        """Check the settings, open the data unless ``data`` are given, and compare both with those
+        of other ranks."""
+        communicator = self.communicator
+        with communicator.agreed():
+            self.run = run = self.run.with_implied()
+            communicator.in_pieces = run.comm.exchange == "pieces"
+            data = data or open_for_training(run.data, communicator.rank, run.train.seed)
+            self.best = Best.from_run(run, data)
+        require_same_everywhere(run, data, communicator)
+        return data
 
     def _count_epochs(self, data: Dataset, start: Path | None) -> None:
         """Compute the number of rounds from `train.epochs`, after those of the checkpoint
@@ -157,28 +148,99 @@ class Prepared:
         self.run = with_rounds(run, self.most_examples)
 
     def _plan(self, data: Dataset) -> None:
+        """Plan the methods and image sizes of all rounds, and check that all can be trained."""
         run = self.run
         self.course = run.course(self.most_examples)
-        self._sides = sides_of(run, data, self.course)
-        rank, ranks = self.communicator.rank, self.communicator.size
+        self._sides = find_sides(run, data, self.course)
         phases = []
         for name, rounds in run.phases(self.course):
             phases.append((run.override({"method.name": name}), rounds))
         self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
+        """The run with the method of each phase, and the phase's number of rounds."""
         for size in self.sizes.values():
-            data, network, examples = size.dataset, size.architecture, [size.batches.examples]
             for phase, _ in phases:
-                limits.require_usable(
-                    run,
-                    phase,
-                    data,
-                    network,
-                    ranks,
-                    [rank],
-                    examples,
-                    shares=self.shares.of(0),
-                    rounds=self.course.planned,
-                )
+                self._require_usable(phase, size)
+
+    def _require_usable(self, phase: Run, size: Size) -> None:
+        limits.require_usable(
+            self.run,
+            phase,
+            size.dataset,
+            size.architecture,
+            self.communicator.size,
+            members=[self.communicator.rank],
+            examples=[size.batches.examples],
+            shares=self.shares.of(0),
+            rounds=self.course.planned,
+        )
+
+    def _choose_device(self) -> None:
+        train = self.run.train
+        self.hosts = self.communicator.hosts()
+        with self.communicator.on_this_host() as local:
+            with self.communicator.agreed():
+                self.device = choose_device(train.device, local)
+            self.threads = choose_threads(train.threads, local)
+
+    def _make_store(self) -> None:
+        """Make this rank's part of the network, with its initial values."""
+        run = self.run
+        communicator = self.communicator
+        network = self.architecture
+        with communicator.agreed():
+            self.store = ParameterStore(
+                network.parameters, network.lengths, communicator.size, communicator.rank
+            )
+            first_phase, _ = self.phases[0]
+            self.store.scale = _scale_first(first_phase, network, communicator.size)
+            if run.model.scale == "none":
+                self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
+            # A setting or a name that HDF5 cannot store must not come up after hours of training.
+            if communicator.rank == 0:
+                pieces = deployment_pieces({}, {}, inputs_of(self.dataset), 0)
+                require_storable(self.header(), pieces)
+        self.store.initialise(run.train.seed)
+        with communicator.agreed():
+            names: Collection[str] = network.table.computed
+            if run.model.init == "constructor":
+                names = network.parameters
+            begin_as_constructed(network, self.store, run.train.seed, names)
+
+    def header(self, calibrated: bool = False) -> Header:
+        """Return the header of a checkpoint; ``calibrated``: with the classifier's temperature."""
+        counts = self.tally.counts
+        temperature = 1.0
+        if calibrated:
+            temperature = self._temperature
+        blocks = 0
+        if self.calibrated and self.evaluator.form == "blocks":
+            blocks = self.communicator.size
+        most_examples: dict[int, int] = {}
+        if len(self.most_examples) > 1:
+            most_examples = self.most_examples
+        shares = self.shares.known(self.rounds_done)
+        return Header(
+            run=self.run,
+            ranks=self.communicator.size,
+            round=self.rounds_done,
+            local_step=0,
+            examples=counts.examples,
+            seconds=counts.seconds,
+            bytes=counts.bytes,
+            loss=counts.loss,
+            data=self.data_summary,
+            scale=self.store.scale,
+            versions=versions(),
+            network=self.architecture.table.tree(),
+            side=self.size.side,
+            fitted=self.store.fitted,
+            temperature=temperature,
+            shares={number: tuple(known) for number, known in shares.items()},
+            blocks=blocks,
+            frozen=self.architecture.code.frozen_digest,
+            state_since=self.state_since,
+            most_examples=most_examples,
+        )
 
     @property
     def calibrated(self) -> bool:
@@ -197,21 +259,26 @@ class Prepared:
         return self.size.batches
 
     @property
-    def plan_of_sizes(self) -> str:
-        return plan_in_words(self.run.sides(self.course), self._sides, self.sizes)
+    def sizes_in_words(self) -> str:
+        return describe_sizes(self.run, self.course, self.sizes)
 
     def _take_size(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
-        self.store = carried(self.store, size.architecture, self.run.train.seed)
+        self.store = carry_store(self.store, size.architecture, self.run.train.seed)
         for name in self.architecture.code.given:
             size.architecture.give(name, self.architecture.frozen[name])
-        self.size, self.calibrated_after = size, None
+        self.size = size
+        self.calibrated_after = None
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
 
     def _make_evaluator(self) -> None:
-        data, ranks = self.dataset, self.communicator
         self.evaluator = Evaluator(
-            self.run, self.architecture, data, self.store, ranks, device=self.device
+            self.run,
+            self.architecture,
+            self.dataset,
+            self.store,
+            self.communicator,
+            device=self.device,
         )
 
     def _grow_if_due(self) -> None:
@@ -219,27 +286,31 @@ class Prepared:
         if size is self.size:
             return
         self.method.publish()
-        anew = starting_anew(self.store.parameters, self.store.owners.lengths, size.architecture)
-        tensors = self.method.of_this_rank()
-        tensors = {
-            name: values.clone()
-            for name, values in tensors.items()
-            if parameter_of(name) not in anew
-        }
+        store = self.store
+        new = find_new_parameters(store.parameters, store.owners.lengths, size.architecture)
+        tensors = {}
+        for name, values in self.method.of_this_rank().items():
+            if parameter_of(name) not in new:
+                tensors[name] = values.clone()
         self._take_size(size, tensors)
 
     def _phase(self) -> tuple[Run, int]:
         """Return the run with the method of the current phase, and the round since which optimizer
         state is kept."""
-        first, since, kept = 0, 0, True
+        run = self.run
+        begin = 0
+        since = 0
+        kept = True
         for phase, rounds in self.phases:
-            if first <= self.rounds_done:
-                run, since = phase, since if kept else first
-                spec = spec_of(run.method.name)
-                kept = bool(spec.optimizer_slots(run)) and not (
-                    spec.own_state or spec.own_slots(run)
-                )
-            first += rounds
+            if begin > self.rounds_done:
+                break
+            if not kept:
+                since = begin
+            run = phase
+            spec = spec_of(run.method.name)
+            of_ranks = spec.own_state or spec.own_slots(run)
+            kept = bool(spec.optimizer_slots(run)) and not of_ranks
+            begin += rounds
         return run, max(since, self.state_since)
 
     def _keep_slots(self, run: Run) -> None:
@@ -283,24 +354,26 @@ class Prepared:
         return any(spec_of(phase.method.name).makes_communicators for phase, _ in self.phases)
 
 
-def _first_scale(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
+def _scale_first(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
     spec = spec_of(run.method.name)
     dealt = [group for group in spec.groups(run, network) if group in network.summed]
     return dict.fromkeys(dealt, 1 / ranks)
 
 
-def _standardised(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
+def _standardise(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
     """Return the data, with standardised targets if the run asks for standardisation. Collective.
 
     Mean and deviation are those of all ranks' training examples.
     """
     if not data.scoring.predicts_numbers or not run.data.standardise:
         return data
-    labels, moments = data.train.labels(), Moments(data.outputs)
+    labels = data.train.labels()
+    moments = Moments(data.outputs)
     for start in range(0, len(labels), ROWS):
         moments.add(labels[start : start + ROWS])
     if run.data.placement == "local":
-        parts, moments = communicator.allgather(moments.parts), Moments(data.outputs)
-        for count, mean, squares in parts:
+        parts_by_rank = communicator.allgather(moments.parts)
+        moments = Moments(data.outputs)
+        for count, mean, squares in parts_by_rank:
             moments.merge(count, mean, squares)
     return data.standardised(moments.normalisation(data.outputs)[:2])

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from istmpi.engine.shares import share_of
 
 if TYPE_CHECKING:
+    from istmpi.checkpoint.format import Header
     from istmpi.comm import Communicator
     from istmpi.comm.clock import Clock
     from istmpi.evaluation.evaluator import Score
 
 
+Line = dict[str, str | int | float | None]
+"""A line of metrics.jsonl."""
 SENDS_NOTHING = ("deal", "compute", "wait", "other")
 """Phases of a round without communication; all other phases count as exchange."""
 WORTH_SAYING = 0.05
@@ -46,39 +49,66 @@ class LastRound:
     """The share of each rank in this round, if shares change during the run; otherwise empty."""
 
     @staticmethod
-    def of(
+    def from_ranks(
         seconds: float,
         nbytes: int,
         examples: int,
         phases: Sequence[Mapping[str, float]],
         saving: Mapping[str, float],
     ) -> LastRound:
-        names = dict.fromkeys(name for of_rank in phases for name in of_rank)
-        by_name = {name: tuple(of_rank.get(name, 0.0) for of_rank in phases) for name in names}
-        mean = {name: sum(per_rank) / len(phases) for name, per_rank in by_name.items()}
-        none = (0.0,) * len(phases)
-        compute, wait = (by_name.get(name, none) for name in ("compute", "wait"))
-        sending = [per_rank for name, per_rank in by_name.items() if name not in SENDS_NOTHING]
-        exchange = tuple(map(sum, zip(*sending))) or none
-        return LastRound(seconds, nbytes, examples, mean | saving, compute, wait, exchange)
+        """Return the measurements of a round from each rank's seconds by phase; ``saving`` are this
+        rank's before the round."""
+        ranks = len(phases)
+        by_phase: dict[str, list[float]] = {}
+        for rank, seconds_of_rank in enumerate(phases):
+            for phase, spent in seconds_of_rank.items():
+                by_phase.setdefault(phase, [0.0] * ranks)[rank] = spent
+        means = {phase: sum(by_rank) / ranks for phase, by_rank in by_phase.items()}
+        exchange = [0.0] * ranks
+        for phase, by_rank in by_phase.items():
+            if phase not in SENDS_NOTHING:
+                exchange = [before + spent for before, spent in zip(exchange, by_rank, strict=True)]
+        nothing = [0.0] * ranks
+        return LastRound(
+            seconds=seconds,
+            bytes=nbytes,
+            examples=examples,
+            phases={**means, **saving},
+            compute=tuple(by_phase.get("compute", nothing)),
+            wait=tuple(by_phase.get("wait", nothing)),
+            exchange=tuple(exchange),
+        )
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        return (
-            (self.examples / self.seconds, self.bytes / self.seconds) if self.seconds > 0 else None
-        )
+        """Examples and bytes a second; None if no time passed on the round's clock."""
+        if self.seconds <= 0:
+            return None
+        return self.examples / self.seconds, self.bytes / self.seconds
 
-    def followed_by(self, evaluating: Mapping[str, float]) -> LastRound:
-        return replace(self, phases={**self.phases, **evaluating})
+    def with_phases(self, phases: Mapping[str, float]) -> LastRound:
+        return replace(self, phases={**self.phases, **phases})
 
 
 @dataclass(frozen=True)
 class Counts:
-    rounds: int
-    examples: int
-    seconds: float
-    bytes: int
-    loss: float
+    """Sums over all ranks and rounds, and the loss of the last round."""
+
+    rounds: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    loss: float = 0.0
+
+    @staticmethod
+    def from_header(header: Header) -> Counts:
+        return Counts(
+            rounds=header.round,
+            examples=header.examples,
+            seconds=header.seconds,
+            bytes=header.bytes,
+            loss=header.loss,
+        )
 
 
 @dataclass(frozen=True)
@@ -108,7 +138,8 @@ class Pace:
         if not all(compute):
             return
         if len(compute) != len(self._compute):
-            self._compute, self._seconds = [0.0] * len(compute), 0.0
+            self._compute = [0.0] * len(compute)
+            self._seconds = 0.0
         self._compute = [before + now for before, now in zip(self._compute, compute, strict=True)]
         self._seconds += seconds
 
@@ -120,22 +151,23 @@ class Pace:
         others = self._compute[:rank] + self._compute[rank + 1 :]
         slower = longest / median(others) - 1
         waited = min((longest - sum(others) / len(others)) / self._seconds, 1.0)
-        return (
-            Slowest(rank, hosts[rank], slower, waited)
-            if min(slower, waited) >= WORTH_SAYING
-            else None
-        )
+        if min(slower, waited) < WORTH_SAYING:
+            return None
+        return Slowest(rank, hosts[rank], slower, waited)
 
 
 class Tally:
     """The counts of a run, the same on every rank."""
 
     def __init__(self, communicator: Communicator, clock: Clock):
-        self._communicator, self._clock = communicator, clock
-        self.counts = Counts(0, 0, 0.0, 0, 0.0)
+        self._communicator = communicator
+        self._clock = clock
+        self.counts = Counts()
         """Counts of all ranks, up to the end of the last round."""
-        self._began = 0.0, 0
-        """The time when the current round began, and the bytes that this rank had sent before."""
+        self._began = 0.0
+        """The time when the current round began."""
+        self._sent_before = 0
+        """The bytes that this rank had sent before the current round."""
         self.last_round: LastRound | None = None
         self.pace = Pace()
         self._before: dict[str, float] = {}
@@ -144,37 +176,52 @@ class Tally:
         self._saving: dict[str, float] = {}
 
     def restore(self, counts: Counts) -> None:
-        self.counts, self.last_round, self.pace = counts, None, Pace()
+        self.counts = counts
+        self.last_round = None
+        self.pace = Pace()
 
     def begin(self) -> None:
         """Begin a round when all ranks have reached it. Collective."""
         self._saving = self.since_the_round("save")
         self._communicator.barrier()
-        self._began = time.perf_counter(), self._communicator.traffic.bytes
-        self._before, self._beside = dict(self._clock.seconds), self._clock.background
+        self._began = time.perf_counter()
+        self._sent_before = self._communicator.traffic.bytes
+        self._before = dict(self._clock.seconds)
+        self._beside = self._clock.background
 
     def end(self, examples: int) -> LastRound:
         """End a round, in which this rank used ``examples`` examples; return its measurements.
         Collective."""
-        start, sent = self._began
-        took = time.perf_counter() - start
-        phases, self._on_the_clock = self._clock.since(self._before), dict(self._clock.seconds)
-        measured = took, self._communicator.traffic.bytes - sent, examples, phases
-        per_rank = self._communicator.allgather((*measured, self._clock.background - self._beside))
-        took, sent, examples, phases, background = zip(*per_rank, strict=True)
-        last = LastRound.of(max(took), sum(sent), sum(examples), phases, self._saving)
-        last = replace(last, background=sum(background) / len(background))
+        took = time.perf_counter() - self._began
+        phases = self._clock.since(self._before)
+        self._on_the_clock = dict(self._clock.seconds)
+        sent = self._communicator.traffic.bytes - self._sent_before
+        background = self._clock.background - self._beside
+        by_rank = self._communicator.allgather((took, sent, examples, phases, background))
+        took_by_rank, sent_by_rank, examples_by_rank, phases_by_rank, background_by_rank = zip(
+            *by_rank, strict=True
+        )
+        last = LastRound.from_ranks(
+            max(took_by_rank),
+            sum(sent_by_rank),
+            sum(examples_by_rank),
+            phases_by_rank,
+            self._saving,
+        )
+        last = replace(last, background=sum(background_by_rank) / len(by_rank))
         self.pace.add(last.compute, last.seconds)
         return last
 
     def count(self, last: LastRound, rounds: int, loss: float) -> None:
-        before, self.last_round = self.counts, last
-        sums = (
-            before.examples + last.examples,
-            before.seconds + last.seconds,
-            before.bytes + last.bytes,
+        self.last_round = last
+        before = self.counts
+        self.counts = Counts(
+            rounds=rounds,
+            examples=before.examples + last.examples,
+            seconds=before.seconds + last.seconds,
+            bytes=before.bytes + last.bytes,
+            loss=loss,
         )
-        self.counts = Counts(rounds, *sums, loss)
 
     def since_the_round(self, phase: str) -> dict[str, float]:
         return {
@@ -211,48 +258,56 @@ class Progress:
     evaluating: float = 0.0
     """The fraction of this rank's time in this job that it spent on evaluations."""
 
-    def record(self) -> dict[str, str | int | float]:
-        line = {
-            "time": datetime.fromtimestamp(self.time, timezone.utc).isoformat(
-                timespec="milliseconds"
-            )
+    def record(self) -> Line:
+        """Return the line of metrics.jsonl."""
+        moment = datetime.fromtimestamp(self.time, timezone.utc)
+        loss: float | None = self.loss
+        # JSON has no NaN.
+        if isnan(self.loss):
+            loss = None
+        line: Line = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "round": self.round,
+            "local_steps": self.local_steps,
+            "examples": self.examples,
+            "seconds": self.seconds,
+            "bytes": self.bytes,
+            "loss": loss,
+            "learning_rate": self.learning_rate,
+            "ranks": self.ranks,
+            "score_name": self.score_name,
         }
-        line |= {
-            name: getattr(self, name)
-            for name in ("round", "local_steps", "examples", "seconds", "bytes", "loss")
-        }
-        line |= {name: getattr(self, name) for name in ("learning_rate", "ranks", "score_name")}
-        line["loss"] = None if isnan(self.loss) else self.loss
         line |= self.scores()
         if self.last_round:
             line |= _last_round(self.last_round)
         return line
 
-    def scores(self) -> dict[str, str | int | float]:
-        line = self.score.record() if self.score else {}
+    def scores(self) -> Line:
+        """Return the scores in the line of metrics.jsonl."""
+        line: Line = {}
+        if self.score:
+            line |= self.score.record()
         if self.validation:
-            line |= {
-                f"validation_{name}": value for name, value in self.validation.record("").items()
-            }
+            for name, value in self.validation.record("").items():
+                line[f"validation_{name}"] = value
         return line
 
 
 def _last_round(last: LastRound) -> dict[str, float]:
-    line = {"round_seconds": last.seconds, "round_bytes": last.bytes}
+    line: dict[str, float] = {"round_seconds": last.seconds, "round_bytes": last.bytes}
     if last.rates:
-        line |= dict(zip(("examples_per_second", "bytes_per_second"), last.rates))
-    line |= {
-        f"{phase.replace('-', '_')}_seconds": seconds for phase, seconds in last.phases.items()
-    }
+        line["examples_per_second"], line["bytes_per_second"] = last.rates
+    for phase, seconds in last.phases.items():
+        line[f"{phase.replace('-', '_')}_seconds"] = seconds
     if last.background:
         line["background_seconds"] = last.background
-    for phase in ("compute", "wait", "exchange"):
-        line |= {
-            f"rank{rank}_{phase}_seconds": seconds
-            for rank, seconds in enumerate(getattr(last, phase))
-        }
+    by_phase = {"compute": last.compute, "wait": last.wait, "exchange": last.exchange}
+    for phase, seconds_by_rank in by_phase.items():
+        for rank, seconds in enumerate(seconds_by_rank):
+            line[f"rank{rank}_{phase}_seconds"] = seconds
     # More digits than a clock has would make the file a third longer.
-    line = {
-        name: round(value, 6) if isinstance(value, float) else value for name, value in line.items()
-    }
-    return line | {share_of(rank): share for rank, share in enumerate(last.shares)}
+    for name, value in line.items():
+        line[name] = round(value, 6)
+    for rank, share in enumerate(last.shares):
+        line[share_of(rank)] = share
+    return line

@@ -35,18 +35,24 @@ def recall(network: UserNetwork) -> dict[str, Any] | None:
     """Return the kept table of a network, as `Table.tree`; None if no file for it can be read and
     trusted."""
     facts = _facts(network)
+    # Whatever is wrong with a file of the cache, the network can be inspected again.
     try:
-        if (path := _path(facts)) is None or not _private(path):
+        path = _choose_path(facts)
+        if path is None or not _is_private(path):
             return None
         kept = json.loads(content(path, JSON_BYTES))
-        return Table.from_tree(kept["table"]).tree() if kept["facts"] == facts else None
+        if kept["facts"] != facts:
+            return None
+        return Table.from_tree(kept["table"]).tree()
     except Exception:
         return None
 
 
 def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
+    """Keep the table of a network, if the cache can be written."""
     facts = _facts(network)
-    if (path := _path(facts)) is None:
+    path = _choose_path(facts)
+    if path is None:
         return
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,7 +94,7 @@ def _facts(network: UserNetwork) -> dict[str, Any] | None:
     }
 
 
-def _path(facts: Mapping[str, Any] | None) -> Path | None:
+def _choose_path(facts: Mapping[str, Any] | None) -> Path | None:
     folder = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):
         folder = os.path.join(os.path.expanduser("~"), ".cache")
@@ -98,7 +104,7 @@ def _path(facts: Mapping[str, Any] | None) -> Path | None:
     return Path(folder) / "istmpi" / "proofs" / f"{key[:32]}.json"
 
 
-def _private(path: Path) -> bool:
+def _is_private(path: Path) -> bool:
     return all(
         status.st_uid == os.geteuid() and not status.st_mode & 0o022
         for status in (path.stat(), path.parent.stat())

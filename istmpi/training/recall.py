@@ -27,45 +27,63 @@ def recall(
     the saved best network is missing, damaged, or not from the best round. An evaluation that was
     due when the run stopped becomes `Training.overdue`.
     """
-    communicator, counts = training.communicator, training.tally.counts
+    communicator = training.communicator
+    counts = training.tally.counts
+    lines: list[Line] = []
     with communicator.agreed():
-        lines = _read(folder, start, counts.rounds) if communicator.rank == 0 else []
+        if communicator.rank == 0:
+            lines = _read(folder, start, counts.rounds)
     lines = communicator.broadcast_from_root(lines)
-    if problem := misfit(lines, counts):
+    problem = find_misfit(lines, counts)
+    if problem:
         note(f"{folder.path / METRICS}: {problem}; its scores are not used.")
         return []
     training.overdue = training.evaluation_due and not _is_scored(lines[-1:])
-    best, path = training.best, folder.path / BEST
+    best = training.best
     if best:
         best.take_metrics(lines, counts.rounds)
-    if (
-        best
-        and training.run.checkpoint.best
-        and best.round is not None
-        and not _is_of(lines[best.round - 1], path, training)
-    ):
-        note(
-            f"{path} is not from this run's best round, {best.round}, or is damaged; the best score starts over."
-        )
-        best.forget()
+    if best and best.round is not None and training.run.checkpoint.best:
+        path = folder.path / BEST
+        if not _fits(path, lines[best.round - 1], training):
+            note(
+                f"{path} is not from this run's best round, {best.round}, or is damaged; the best "
+                "score starts over."
+            )
+            best.forget()
     return lines
 
 
-def misfit(lines: Sequence[Line], counts: Counts) -> str:
+def find_misfit(lines: Sequence[Line], counts: Counts) -> str:
     """Return why lines are not those of the rounds up to a checkpoint with these counts; an empty
     text if they are."""
     if [line["round"] for line in lines] != [*range(1, counts.rounds + 1)]:
         return f"it does not have each of the rounds 1 to {counts.rounds} once, in order"
-    expected = {"loss": None if isnan(counts.loss) else counts.loss, "examples": counts.examples}
+    if not lines:
+        return ""
+    last = lines[-1]
+    expected = {"loss": _recorded(counts.loss), "examples": counts.examples}
     for name, value in expected.items():
-        if lines and lines[-1].get(name) != value:
-            return f"round {counts.rounds} has the {name} {lines[-1].get(name)}, but {value} in the checkpoint"
+        if last.get(name) != value:
+            return (
+                f"round {counts.rounds} has the {name} {last.get(name)}, but {value} in the "
+                "checkpoint"
+            )
     return ""
+
+
+def _recorded(loss: float) -> float | None:
+    """Return a loss as metrics.jsonl has it: JSON has no NaN."""
+    if isnan(loss):
+        return None
+    return loss
 
 
 def _read(folder: RunFolder, start: Path, rounds: int) -> list[Line]:
     for place in (folder, RunFolder(run_of(start))):
-        if (place.path / METRICS).is_file() and (lines := place.metrics()):
+        if not (place.path / METRICS).is_file():
+            continue
+        lines = place.metrics()
+        if lines:
             return [line for line in lines if line["round"] <= rounds]
     return []
 
@@ -74,14 +92,14 @@ def _is_scored(last: Sequence[Line]) -> bool:
     return not last or any(name in last[0] for name in ("score", "validation_score"))
 
 
-def _is_of(line: Line, path: Path, training: Training) -> bool:
+def _fits(path: Path, line: Line, training: Training) -> bool:
     """Return True if a saved network is valid, and has the round and the loss of a line of the
     record. Collective."""
     try:
         require_valid(path, training.communicator)
         with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
-            loss = None if isnan(header.loss) else header.loss
-            return (header.round, loss) == (line["round"], line.get("loss"))
+            same_loss = _recorded(header.loss) == line.get("loss")
+            return same_loss and header.round == line["round"]
     except UserError:
         return False

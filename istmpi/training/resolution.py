@@ -4,7 +4,7 @@ Parameters whose shapes do not depend on the size keep their values and optimize
 size. Other parameters are initialised again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from istmpi.checkpoint.initial import begin_as_constructed
@@ -13,13 +13,14 @@ from istmpi.config import Run
 from istmpi.data.batches import Batches, place
 from istmpi.data.dataset import Dataset
 from istmpi.data.images.split import require_sides, resized
-from istmpi.engine.axes import Parameter
+from istmpi.engine.axes import Parameter, Pattern
 from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
 from istmpi.optim.course import Course
-from istmpi.training.network import network_of
+from istmpi.training.epochs import rows_to_place
+from istmpi.training.network import build_network, planned_network
 
 
 @dataclass(frozen=True)
@@ -33,26 +34,35 @@ class Size:
     batches: Batches
 
 
-def sides_of(run: Run, data: Dataset, course: Course | None = None) -> list[tuple[int, int]]:
+def find_sides(run: Run, data: Dataset, course: Course | None = None) -> list[tuple[int, int]]:
+    """Return `Run.sides` for ``data``, with 0 for the full side. Raises ConfigError if the sides do
+    not fit the images."""
     sides = run.sides(course)
     if run.train.resolution:
         require_sides(data, [side for _, side in sides])
-    return [*sides[:-1], (sides[-1][0], 0)]
+    end, _ = sides[-1]
+    return [*sides[:-1], (end, 0)]
 
 
-def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
+def make_sizes(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
     """Return a run's networks and data by image side. Collective. Raises ConfigError on every rank
     if a side fails."""
     with communicator.agreed():
-        sides = [side for _, side in sides_of(run, data)]
-        rank, ranks, settings = communicator.rank, communicator.size, run.data
-        # Labels of a user's data set are slow to read, because all examples must be read.
-        labels = data.train.labels() if settings.placement == "by-label" else data.train
-        rows = place(settings.placement, labels, rank, ranks, run.train.seed, settings.alpha)
+        sides = [side for _, side in find_sides(run, data)]
+        rank = communicator.rank
+        settings = run.data
+        rows = place(
+            settings.placement,
+            rows_to_place(run, data),
+            rank,
+            communicator.size,
+            run.train.seed,
+            settings.alpha,
+        )
     sizes = {}
     for side in sides:
         images = resized(data, side)
-        network = network_of(run, images, communicator)
+        network = build_network(run, images, communicator)
         with communicator.agreed():
             require_resizable(run, network)
         images = images.reshaped(network.example_shape)
@@ -61,72 +71,108 @@ def sizes_of(run: Run, data: Dataset, communicator: Communicator) -> dict[int, S
     return sizes
 
 
-def plan_in_words(
-    shown: Sequence[tuple[int, int]], sides: Sequence[tuple[int, int]], sizes: Mapping[int, Size]
-) -> str:
-    words, first, before = [], 0, None
-    for (end, side), (_, key) in zip(shown, sides):
-        network = sizes[key].architecture
-        anew = starting_anew(before.parameters, before.lengths, network) if before else frozenset()
-        suffix = f", {', '.join(sorted(anew))} anew" if anew else ""
-        words.append(f"{side} x {side} for {end - first} rounds{suffix}")
-        first, before = end, network
+def plan_smaller_networks(
+    run: Run, data: Dataset, network: Architecture
+) -> dict[int, Architecture]:
+    """Return the networks for downscaled images by their side; ``network`` is that of full size.
+
+    Raises ConfigError as `make_sizes` does.
+    """
+    smaller = {}
+    for _, side in find_sides(run, data):
+        if side:
+            smaller[side] = planned_network(run, resized(data, side))
+    require_resizable(run, network)
+    return smaller
+
+
+def describe_sizes(run: Run, course: Course, sizes: Mapping[int, Size]) -> str:
+    """Return the sizes of images, with their rounds, in words; empty if all images have one
+    size."""
+    if not run.train.resolution:
+        return ""
+    words = []
+    begin = 0
+    before: Architecture | None = None
+    for (end, side), size in zip(run.sides(course), sizes.values(), strict=True):
+        network = size.architecture
+        text = f"{side} x {side} for {end - begin} rounds"
+        if before:
+            names = sorted(find_new_parameters(before.parameters, before.lengths, network))
+            if names:
+                text += f", {', '.join(names)} anew"
+        words.append(text)
+        begin = end
+        before = network
     return "; ".join(words)
 
 
 def require_resizable(run: Run, network: Architecture) -> None:
     if run.train.resolution and len(network.example_shape) != 3:
         raise ConfigError(
-            f"train.resolution needs a network that takes images [channels, height, width]; {run.model.name} "
-            "takes flat images, so its first layer depends on the size. Give its constructor the argument "
-            "shape."
+            "train.resolution needs a network that takes images [channels, height, width]; "
+            f"{run.model.name} takes flat images, so its first layer depends on the size. Give its "
+            "constructor the argument shape."
         )
 
 
-def carried(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
+def require_one_size_for_best(run: Run) -> None:
+    if run.checkpoint.best and run.train.resolution:
+        raise ConfigError(
+            "checkpoint.best = true does not go with train.resolution, because networks for "
+            "different image sizes cannot be compared. Leave one out."
+        )
+
+
+def carry_store(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
     """Return the store of a network for another size; tensors whose shapes fit are shared with
     ``store``.
 
     Other parameters get their initial values. Slots of shared parameters are kept; other slots are
     zero.
     """
-    owners, rank = store.owners, store.rank
-    anew = starting_anew(store.parameters, owners.lengths, network)
-    fresh = ParameterStore(
-        {name: network.parameters[name] for name in anew}, network.lengths, owners.ranks, rank
+    owners = store.owners
+    new = find_new_parameters(store.parameters, owners.lengths, network)
+    initial = ParameterStore(
+        {name: network.parameters[name] for name in new},
+        network.lengths,
+        owners.ranks,
+        store.rank,
     )
-    fresh.initialise(seed)
+    initial.initialise(seed)
     begin_as_constructed(
-        network, fresh, seed, [name for name in network.table.computed if name in anew]
+        network, initial, seed, [name for name in network.table.computed if name in new]
     )
-    made = ParameterStore({}, network.lengths, owners.ranks, rank)
+    next_store = ParameterStore({}, network.lengths, owners.ranks, store.rank)
     for name, parameter in network.parameters.items():
-        made.parameters[name] = parameter
-        made.tensors[name] = (fresh if name in anew else store).tensors[name]
-    for name, parameter in store.parameters.items():
-        if (
-            isinstance(name, Slot)
-            and name.parameter in made.parameters
-            and name.parameter not in anew
-        ):
-            made.parameters[name], made.tensors[name] = parameter, store.tensors[name]
-    made.add_slots([name for name in store.parameters if isinstance(name, Slot)])
-    made.scale, made.fitted = store.scale, store.fitted
-    return made
+        source = store
+        if name in new:
+            source = initial
+        next_store.parameters[name] = parameter
+        next_store.tensors[name] = source.tensors[name]
+    slots = [name for name in store.parameters if isinstance(name, Slot)]
+    for slot in slots:
+        if slot.parameter in next_store.parameters and slot.parameter not in new:
+            next_store.parameters[slot] = store.parameters[slot]
+            next_store.tensors[slot] = store.tensors[slot]
+    next_store.add_slots(slots)
+    next_store.scale = store.scale
+    next_store.fitted = store.fitted
+    return next_store
 
 
-def starting_anew(
+def find_new_parameters(
     parameters: Mapping[str, Parameter], lengths: Mapping[str, int], network: Architecture
 ) -> frozenset[str]:
     """Return the names of the network's parameters that ``parameters`` lack or have with other axes
     or shapes."""
+    new = set()
+    for name, parameter in network.parameters.items():
+        before = parameters.get(name)
+        if before is None or _form(before, lengths) != _form(parameter, network.lengths):
+            new.add(name)
+    return frozenset(new)
 
-    def form(each: Parameter | None, lengths: Mapping[str, int]) -> tuple | None:
-        return each and (each.pattern, each.pattern.shape(lengths))
 
-    here = network.parameters.items()
-    return frozenset(
-        name
-        for name, each in here
-        if form(parameters.get(name), lengths) != form(each, network.lengths)
-    )
+def _form(parameter: Parameter, lengths: Mapping[str, int]) -> tuple[Pattern, tuple[int, ...]]:
+    return parameter.pattern, parameter.pattern.shape(lengths)

@@ -1,7 +1,9 @@
 """Sets up a whole run in its folder, new or resumed, and carries it out."""
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,8 @@ from istmpi.foreign import forbid_exit
 from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder, home
 from istmpi.training.loop import Training
-from istmpi.training.recall import recall
+from istmpi.training.progress import Counts
+from istmpi.training.recall import Line, recall
 from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
 
@@ -51,15 +54,9 @@ def run_training(
     Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError
     after saving the result so far; OutputError if a result cannot be written.
     """
-
-    def begin(stop: StopSign, start: Path | None) -> Training:
-        return Training(run, communicator, stop, start=start)
-
-    with recorded(run, communicator, begin, watch, resume, deadline, signals, stop) as (
-        training,
-        _,
-        record,
-    ):
+    begin = partial(Training, run, communicator)
+    with open_run(run, communicator, begin, watch, resume, deadline, signals, stop) as opened:
+        training, _, record = opened
         if record is None:
             return None
         for progress in training.rounds():
@@ -68,7 +65,7 @@ def run_training(
 
 
 @contextmanager
-def recorded(
+def open_run(
     run: Run,
     communicator: Communicator,
     begin: Callable[[StopSign, Path | None], Training],
@@ -79,98 +76,177 @@ def recorded(
     stop: StopSign | None = None,
 ) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
     """Set up a run as `run_training` does; yield the training that ``begin`` makes, folder, and
-    record. Collective. ``begin`` also gets the checkpoint from which the run resumes.
+    record. Collective.
 
-    The record is None if nothing is left to do. A DivergedError is raised after the last finite
-    network is saved.
+    ``begin`` also gets the checkpoint from which the run will resume. The record is None if nothing
+    is left to do. A DivergedError is raised after the last finite network is saved.
     """
-    first = communicator.rank == 0
     watch = watch or Watch()
-    note = watch.noticed if first else lambda _: None
+    note = _ignore
+    if communicator.rank == 0:
+        note = watch.noticed
+    # Locks are released after everything else is closed.
     with ExitStack() as locks, ExitStack() as at_the_end:
-        tell = partial(print, "istmpi:", file=sys.stderr, flush=True) if communicator.rank else note
-        hang_watch = HangWatch(
-            communicator, run.comm.patience, home(run.output.folder, run.name), tell
-        )
+        hang_watch = _watch_for_hangs(run, communicator, note)
         at_the_end.push(hang_watch)
-        with communicator.agreed():
-            folder = RunFolder.of(run.output.folder, run.name, resume) if first else None
-        folder = communicator.broadcast_from_root(folder)
-        path = folder.path
-        with communicator.agreed():
-            lock = _lock(folder, resume, locks, note) if first and path.exists() else None
-        stop = stop or StopSign(communicator, path / STOP_FILE, deadline)
-        hang_watch.follow_run(path, stop.wished)
+        folder = _find_folder(run, resume, communicator)
+        keeper = _FolderKeeper(folder, communicator, locks, note)
+        keeper.lock_if_there(resume)
+        stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
+        hang_watch.follow_run(folder.path, stop.wished)
         if signals:
             stop.listen()
-        start, recalled = _start(folder, resume, communicator, note), []
+        start = _find_start(folder, resume, communicator, note)
         training = begin(stop, start)
-        if start:
-            for change in training.resume(start):
-                note(f"changed since {start}: {change}")
-            recalled = recall(training, folder, start, note)
-        began = () if start or training.rounds_done else begun_with(training)
-        trained = start == folder.path / NETWORK and training.done
+        yield from _open_record(training, start, keeper, watch, hang_watch, at_the_end)
+
+
+def _open_record(
+    training: Training,
+    start: Path | None,
+    keeper: _FolderKeeper,
+    watch: Watch,
+    hang_watch: HangWatch,
+    at_the_end: ExitStack,
+) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
+    """Resume from the checkpoint ``start``, or load initial weights; yield what `open_run` does.
+    Collective."""
+    folder = keeper.folder
+    note = keeper.note
+    lines: list[Line] = []
+    notes: Sequence[str] = ()
+    if start:
+        lines = _resume(training, folder, start, note)
+    elif not training.rounds_done:
+        notes = load_initial_weights(training)
+    trained = start == folder.path / NETWORK and training.done
+    if trained and keeper.holds_summary(training.tally.counts):
+        note(f"nothing left to train: {start} is complete, {training.position}.")
+        if training.communicator.rank == 0:
+            remove_leftovers(folder.path)
+            watch.already_finished(folder)
+        yield training, folder, None
+        return
+    lock = keeper.make(start, trained)
+    record = RunRecord(training, folder, watch, lock, hang_watch, trained)
+    record.begin(start, notes, lines, at_the_end)
+    try:
+        yield training, folder, record
+    except DivergedError as error:
+        record.save_diverged(error)
+        raise
+
+
+def _ignore(message: str) -> None:
+    """Take a message of a rank that has no watch."""
+
+
+def _watch_for_hangs(
+    run: Run, communicator: Communicator, note: Callable[[str], None]
+) -> HangWatch:
+    tell = note
+    if communicator.rank:
+        tell = partial(print, "istmpi:", file=sys.stderr, flush=True)
+    folder = home(run.output.folder, run.name)
+    return HangWatch(communicator, run.comm.patience, folder, tell)
+
+
+def _find_folder(run: Run, resume: str, communicator: Communicator) -> RunFolder:
+    folder = RunFolder(Path())
+    with communicator.agreed():
+        if communicator.rank == 0:
+            folder = RunFolder.of(run.output.folder, run.name, resume)
+    return communicator.broadcast_from_root(folder)
+
+
+class _FolderKeeper:
+    """Locks, makes and tidies a run's folder on rank 0. Methods are collective."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        communicator: Communicator,
+        locks: ExitStack,
+        note: Callable[[str], None],
+    ):
+        self.folder = folder
+        self._communicator = communicator
+        self._locks = locks
+        self.note = note
+        self._lock: FolderLock | None = None
+
+    def lock_if_there(self, resume: str) -> None:
+        with self._communicator.agreed():
+            if self._communicator.rank == 0 and self.folder.path.exists():
+                self._take_lock(resumes=bool(resume))
+
+    def holds_summary(self, counts: Counts) -> bool:
+        """Return True if the folder has the summary of a run that ended with these counts."""
         summarised = False
-        if trained and first:
-            counts = training.tally.counts
-            summarised = folder.has_summary(note, counts.rounds, counts.loss)
-        if communicator.broadcast_from_root(summarised):
-            note(f"nothing left to train: {start} is complete, {training.position}.")
-            if first:
-                remove_leftovers(folder.path)
-                watch.already_finished(folder)
-            yield training, folder, None
-            return
-        with communicator.agreed():
-            if first:
-                lock = lock or _lock(folder, "", locks, note)
-                folder.make()
+        if self._communicator.rank == 0:
+            summarised = self.folder.has_summary(self.note, counts.rounds, counts.loss)
+        return self._communicator.broadcast_from_root(summarised)
+
+    def make(self, start: Path | None, trained: bool) -> FolderLock | None:
+        """Make the folder, and rename checkpoints that are newer than ``start``; return rank 0's
+        lock. ``trained``: only the summary is missing."""
+        with self._communicator.agreed():
+            if self._communicator.rank == 0:
+                if self._lock is None:
+                    self._take_lock(resumes=False)
+                self.folder.make()
                 if not trained:
-                    folder.forget(SUMMARY)
-                for path in set_aside(folder.path, start) if start else ():
-                    note(f"set aside, because the run resumes from {start}: {path}")
-        record = RunRecord(training, folder, watch, lock, hang_watch, trained)
-        record.begin(start, began, recalled, at_the_end)
-        try:
-            yield training, folder, record
-        except DivergedError as error:
-            record.save_diverged(error)
-            raise
+                    self.folder.forget(SUMMARY)
+                if start:
+                    for path in set_aside(self.folder.path, start):
+                        self.note(f"set aside, because the run resumes from {start}: {path}")
+        return self._lock
+
+    def _take_lock(self, resumes: bool) -> None:
+        self._lock = FolderLock(self.folder.path, self.note)
+        self._locks.callback(self._lock.release)
+        self.folder.require_usable(resumes)
 
 
-def begun_with(training: Training) -> list[str]:
+def _resume(
+    training: Training, folder: RunFolder, start: Path, note: Callable[[str], None]
+) -> list[Line]:
+    """Resume from the checkpoint ``start``; return the metrics of the run up to it. Collective."""
+    for change in training.resume(start):
+        note(f"changed since {start}: {change}")
+    return recall(training, folder, start, note)
+
+
+def load_initial_weights(training: Training) -> Sequence[str]:
     """Load the initial weights of `train.init` that fit, once, before round 1; return the report.
     Collective."""
     train = training.run.train
-    if train.init and not training.begun and not training.rounds_done:
-        begun = training.architecture, training.store
-        if training.init or is_function(train.init):
-            training.begun = begin_with_function(
-                train.init, training.init, *begun, training.communicator
-            )
-        else:
-            with training.communicator.agreed():
-                training.begun = begin_with(Path(train.init), *begun, train.init_names).lines
+    if not train.init or training.begun or training.rounds_done:
+        return training.begun
+    network = training.architecture
+    store = training.store
+    communicator = training.communicator
+    if training.init or is_function(train.init):
+        training.begun = begin_with_function(
+            train.init, training.init, network, store, communicator
+        )
+    else:
+        with communicator.agreed():
+            begun = begin_with(Path(train.init), network, store, train.init_names)
+            training.begun = begun.lines
     return training.begun
 
 
-def _lock(
-    folder: RunFolder, resume: str, at_the_end: ExitStack, note: Callable[[str], None]
-) -> FolderLock:
-    lock = FolderLock(folder.path, note)
-    at_the_end.callback(lock.release)
-    folder.require_usable(bool(resume))
-    return lock
-
-
-def _start(
+def _find_start(
     folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]
 ) -> Path | None:
+    """Return the checkpoint from which a run resumes; None for a new run. Collective."""
     if not resume:
         return None
-    path = folder.path if resume == "auto" else Path(resume)
-    if resume != "auto" and not communicator.broadcast_from_root(path.is_dir()):
+    path = Path(resume)
+    if resume == "auto":
+        path = folder.path
+    elif not communicator.broadcast_from_root(path.is_dir()):
         require_valid(path, communicator)
         return path
     start = newest_valid(path, communicator, note)

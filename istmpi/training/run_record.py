@@ -30,6 +30,9 @@ from istmpi.training.watch import BestNetwork, Summary, Watch
 
 
 class RunRecord:
+    """Writes a run's metrics, checkpoints, network and summary. Methods are collective, except
+    `note`."""
+
     def __init__(
         self,
         training: Training,
@@ -41,9 +44,15 @@ class RunRecord:
     ):
         """``trained``: True if the run resumes from its trained network, so that no round is
         left."""
-        self._training, self._folder, self._watch, self._lock = training, folder, watch, lock
-        self._communicator, self._first = training.communicator, training.communicator.rank == 0
-        self._hang_watch, self._trained, self._last = hang_watch, trained, None
+        self._training = training
+        self._folder = folder
+        self._watch = watch
+        self._lock = lock
+        self._communicator = training.communicator
+        self._first = training.communicator.rank == 0
+        self._hang_watch = hang_watch
+        self._trained = trained
+        self._last: Progress | None = None
         self._recorded = training.rounds_done
         """The last round that has a line in metrics.jsonl."""
 
@@ -59,14 +68,15 @@ class RunRecord:
 
         ``recalled``: the metrics of the run that ``start`` is from, with which a new folder begins.
         """
-        training, folder = self._training, self._folder
-        saved = listed(folder.path) if self._first and start else ()
-        inside = self._communicator.broadcast_from_root(
-            next((path for path in saved if path.samefile(start)), None)
-        )
-        settings, communicates = training.run.checkpoint, training.makes_communicators
+        training = self._training
+        folder = self._folder
         self._saver = Saver(
-            folder.path, settings, self._communicator, self.note, inside, communicates
+            folder.path,
+            training.run.checkpoint,
+            self._communicator,
+            warn=self.note,
+            start=self._find_inside(start),
+            communicators_are_made=training.makes_communicators,
         )
         at_the_end.callback(self._saver.close)
         if self._first:
@@ -86,6 +96,16 @@ class RunRecord:
             self._saver.save(*training.state())  # so that --resume auto resumes from there, too
             self._saver.wait()
 
+    def _find_inside(self, start: Path | None) -> Path | None:
+        """Return the path in the folder of the checkpoint ``start``; None if it is elsewhere."""
+        inside = None
+        if self._first and start:
+            for path in listed(self._folder.path):
+                if path.samefile(start):
+                    inside = path
+                    break
+        return self._communicator.broadcast_from_root(inside)
+
     def note(self, message: str) -> None:
         if self._first:
             self._watch.noticed(message)
@@ -93,28 +113,34 @@ class RunRecord:
     def add(self, progress: Progress) -> None:
         """Record a round, or the scores of a round that is recorded already. Collective."""
         self._last = progress
-        training, settings = self._training, self._training.run.checkpoint
+        training = self._training
         if self._first:
-            try:
-                if progress.round == self._recorded:
-                    self._folder.amend(progress.scores())
-                else:
-                    self._folder.append(progress.record())
-                self._recorded = progress.round
-            except OutputError as error:
-                if len(self._folder.pending) <= 1:
-                    self.note(f"{error} The run continues and keeps its metrics in memory.")
+            self._write_line(progress)
             self._watch.progressed(progress)
-            if note := training.evaluator.take_note():
+            note = training.evaluator.take_note()
+            if note:
                 self.note(note)
-        if settings.best and progress.validation and training.best.round == progress.round:
-            with training.clock("save"):
-                self._require_lock()
-                self._saver.save_now(*training.state(calibrated=True), self._folder.path / BEST)
+        best = training.best
+        if best and progress.validation and best.round == progress.round:
+            if training.run.checkpoint.best:
+                with training.clock("save"):
+                    self._require_lock()
+                    self._saver.save_now(*training.state(calibrated=True), self._folder.path / BEST)
         if training.checkpoint_due and progress.last_round:
             with training.clock("save"):
                 self._require_lock()
                 self._saver.save(*training.state())
+
+    def _write_line(self, progress: Progress) -> None:
+        try:
+            if progress.round == self._recorded:
+                self._folder.amend(progress.scores())
+            else:
+                self._folder.append(progress.record())
+            self._recorded = progress.round
+        except OutputError as error:
+            if len(self._folder.pending) <= 1:
+                self.note(f"{error} The run continues and keeps its metrics in memory.")
 
     def save(self, network: bool) -> None:
         """Save the trained network if ``network``. For a stopped run, save a checkpoint and raise
@@ -124,11 +150,9 @@ class RunRecord:
             self._require_lock()
             if not training.done:
                 path = self._saver.save_now(*training.state())
-                again = (
-                    "program with resume='auto'"
-                    if training.dataset.network
-                    else "command with --resume auto"
-                )
+                again = "command with --resume auto"
+                if training.dataset.network:
+                    again = "program with resume='auto'"
                 error = StoppedError(
                     f"stopped by {training.stop.reason}, {training.position}; saved in {path}. "
                     f"{training.stop.cure} {again} to continue."
@@ -142,12 +166,12 @@ class RunRecord:
         """Save the last network, from before the divergence, if finite; name its file, or the
         fault, in ``error``."""
         network = self._folder.path / NETWORK
-        if odd := self._training.not_finite():
-            error.args = (
-                f"the network was not finite {self._training.position}: {odd}; not saved.",
-            )
+        training = self._training
+        fault = training.not_finite()
+        if fault:
+            error.args = (f"the network was not finite {training.position}: {fault}; not saved.",)
         else:
-            self._saver.save_now(*self._training.state(calibrated=True), network)
+            self._saver.save_now(*training.state(calibrated=True), network)
             error.args = (f"{error} They are saved in {network}.",)
 
     def end(self, network: bool = True) -> Summary:
@@ -174,26 +198,24 @@ class RunRecord:
         return self._summarise(self._last)
 
     def _summarise(self, last: Progress | None) -> Summary:
-        training, communicator = self._training, self._communicator
-        per_rank = communicator.allgather(dict(training.clock.seconds))
-        phases = {
-            phase: sum(seconds.get(phase, 0.0) for seconds in per_rank) / len(per_rank)
-            for phase in per_rank[0]
-        }
-        last = last or training.progress(None if training.dataset.network else training.evaluate())
-        best = (
-            _best(training, self._folder, last, self.note) if training.run.checkpoint.best else None
-        )
+        training = self._training
+        communicator = self._communicator
+        seconds = _take_means(communicator.allgather(dict(training.clock.seconds)))
+        if last is None:
+            score = None
+            if not training.dataset.network:
+                score = training.evaluate()
+            last = training.progress(score)
         summary = Summary(
-            self._folder.path,
-            communicator.size,
-            training.score_name,
-            replace(last, last_round=None, slowest=None),
-            phases,
-            training.data_summary.fingerprint,
-            training.ended,
-            best,
-            last.slowest,
+            folder=self._folder.path,
+            ranks=communicator.size,
+            score_name=training.score_name,
+            last=replace(last, last_round=None, slowest=None),
+            seconds=seconds,
+            data=training.data_summary.fingerprint,
+            ended=training.ended,
+            best=_score_best(training, self._folder, last, self.note),
+            slowest=last.slowest,
         )
         with communicator.agreed():
             if self._first:
@@ -207,7 +229,16 @@ class RunRecord:
                 self._lock.require()
 
 
-def _best(
+def _take_means(seconds_by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means over ranks of the phases that rank 0 has."""
+    means = {}
+    for phase in seconds_by_rank[0]:
+        spent = sum(seconds.get(phase, 0.0) for seconds in seconds_by_rank)
+        means[phase] = spent / len(seconds_by_rank)
+    return means
+
+
+def _score_best(
     training: Training, folder: RunFolder, last: Progress, note: Callable[[str], None]
 ) -> BestNetwork | None:
     """Return the saved best network with its test score, or None without one. Collective; may
@@ -215,32 +246,39 @@ def _best(
 
     A file that cannot be scored is a note: the run itself has ended well, and its network is saved.
     """
-    best, path = training.best, folder.path / BEST
-    if best.round is None or not training.communicator.broadcast_from_root(path.is_file()):
+    best = training.best
+    path = folder.path / BEST
+    if best is None or not training.run.checkpoint.best:
+        return None
+    if best.round is None or best.score is None:
+        return None
+    if not training.communicator.broadcast_from_root(path.is_file()):
         return None
     score = last.score
     if best.round != last.round:
         try:
             with training.clock("evaluate"):
-                score = _score_of_best(training, path)
+                score = _score_file(training, path, best.round)
         except (UserError, DivergedError) as error:
             note(f"{error} The best network, of round {best.round}, is not scored.")
             return None
+    assert score is not None, "the last round is always evaluated"
     return BestNetwork(path, best.round, best.score, score)
 
 
-def _score_of_best(training: Training, path: Path) -> Score:
-    """Score the best network on the test split, after a look at its checksums and its weights.
-    Collective."""
+def _score_file(training: Training, path: Path, round: int) -> Score:
+    """Score the network of a round in a file on the test split, after a look at its checksums and
+    its weights. Collective; replaces weights."""
     require_valid(path, training.communicator)
     with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
-        if checkpoint.header.round != training.best.round:
+        if checkpoint.header.round != round:
             raise DataError(f"{path} is of round {checkpoint.header.round}.")
         training.store.drop_slots(except_for=())
         fill(checkpoint, training.store)
-        if odd := training.store.not_finite():
-            raise DataError(f"{path}: {odd}; weights must be finite.")
-    training.arrange(training.best.round - 1)
+        fault = training.store.not_finite()
+        if fault:
+            raise DataError(f"{path}: {fault}; weights must be finite.")
+    training.arrange(round - 1)
     return training.evaluator.score()
 
 

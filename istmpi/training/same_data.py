@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -42,81 +44,135 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
 
     The contents of the data must be the same, too, unless each rank has its own data.
     """
-    meaning = {name: getattr(data, name) for name in ("task", "shape", "classes", "outputs")}
-    meaning["tokenizer"] = str(data.tokenizer or "")
-    offsets = (
-        data.offset is None,
-        None if data.target_offset is None else data.target_offset.tolist(),
-    )
-    first = run, meaning, data.reading, offsets
-    first_run, first_meaning, first_reading, first_offsets = communicator.broadcast_from_root(first)
+    meaning = _Meaning.from_data(data)
+    first_run, first_meaning = communicator.broadcast_from_root((run, meaning))
     with communicator.agreed():
-        if differences := first_run.differences(run):
-            shown = "; ".join(
-                f"{setting}: {on_root} or {here}"
-                for setting, (on_root, here) in differences.items()
-            )
-            cure = "Give all ranks the same command line and run file."
-            raise ConfigError(
-                f"the ranks have different settings ({shown}; rank 0's first). {cure}"
-            )
-        for fact, first in first_meaning.items():
-            if meaning[fact] != first:
-                raise DataError(
-                    f"{data.source}: {fact} = {meaning[fact]}, but {first} on rank 0. Give all ranks files that agree."
-                )
-        if differences := other_reading(data.reading, first_reading):
-            cure = "Prepare all ranks' files with the same columns and the same --counted-from."
-            raise DataError(f"{data.source}: {differences} on rank 0. {cure}")
-        if first_offsets != offsets:
+        _require_same_settings(run, first_run)
+        _require_same_meaning(data.source, meaning, first_meaning)
+    if run.data.placement == "local":
+        return
+    contents = {name: summarise_split(split) for name, split in data.splits.items()}
+    contents_by_rank = communicator.allgather(contents)
+    with communicator.agreed():
+        differences = _describe_differences(contents_by_rank)
+        if differences:
             raise DataError(
-                f"{data.source}: its values have another float32 offset than on rank 0. Subtract the same "
-                "number from all ranks' values before preparing them."
+                f"{run.data.source} differs between ranks: {differences}. Give all ranks the same "
+                "file, or a file for each rank with {rank} in its name."
             )
-    if run.data.placement != "local":
-        splits = communicator.allgather(
-            {name: contents(split) for name, split in data.splits.items()}
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What the numbers of a data set mean; it must be the same on all ranks."""
+
+    facts: Mapping[str, Any]
+    reading: Mapping[str, Any]
+    has_offset: bool
+    target_offset: list[float] | None
+
+    @staticmethod
+    def from_data(data: Dataset) -> _Meaning:
+        facts = {name: getattr(data, name) for name in ("task", "shape", "classes", "outputs")}
+        facts["tokenizer"] = str(data.tokenizer or "")
+        target_offset = None
+        if data.target_offset is not None:
+            target_offset = data.target_offset.tolist()
+        return _Meaning(
+            facts=facts,
+            reading=data.reading,
+            has_offset=data.offset is not None,
+            target_offset=target_offset,
         )
-        with communicator.agreed():
-            if differences := _differences(splits):
-                raise DataError(
-                    f"{run.data.source} differs between ranks: {differences}. Give all ranks the same file, or "
-                    "a file for each rank with {rank} in its name."
-                )
 
 
-def contents(split: Split) -> tuple[int, int, int]:
-    """Return the number of examples, and checksums of labels and features: equal for equal data."""
+def _require_same_settings(run: Run, first: Run) -> None:
+    differences = first.differences(run)
+    if differences:
+        shown = "; ".join(
+            f"{setting}: {on_root} or {here}" for setting, (on_root, here) in differences.items()
+        )
+        raise ConfigError(
+            f"the ranks have different settings ({shown}; rank 0's first). Give all ranks the same "
+            "command line and run file."
+        )
+
+
+def _require_same_meaning(source: str, meaning: _Meaning, first: _Meaning) -> None:
+    for name, fact in meaning.facts.items():
+        if fact != first.facts[name]:
+            raise DataError(
+                f"{source}: {name} = {fact}, but {first.facts[name]} on rank 0. Give all ranks "
+                "files that agree."
+            )
+    differences = other_reading(meaning.reading, first.reading)
+    if differences:
+        raise DataError(
+            f"{source}: {differences} on rank 0. Prepare all ranks' files with the same columns "
+            "and the same --counted-from."
+        )
+    same_offset = meaning.has_offset == first.has_offset
+    if not same_offset or meaning.target_offset != first.target_offset:
+        raise DataError(
+            f"{source}: its values have another float32 offset than on rank 0. Subtract the same "
+            "number from all ranks' values before preparing them."
+        )
+
+
+Contents = tuple[int, int, int]
+"""The number of a split's examples, and checksums of labels and features: equal for equal data."""
+
+
+def summarise_split(split: Split) -> Contents:
     return len(split), split.labels_checksum, split.features_checksum
 
 
-def summary(run: Run, data: Dataset) -> DataSummary:
+def summarise_data(run: Run, data: Dataset) -> DataSummary:
     """Return the description of a run's data in checkpoints, the same on all ranks."""
-    fingerprint = (0, 0, 0) if run.data.placement == "local" else contents(data.train)
+    train = labels = features = 0
+    if run.data.placement != "local":
+        train, labels, features = summarise_split(data.train)
     return DataSummary(
-        run.data.source, data.kind, data.task, tuple(data.shape), data.outputs, *fingerprint
+        source=run.data.source,
+        kind=data.kind,
+        task=data.task,
+        shape=tuple(data.shape),
+        outputs=data.outputs,
+        train=train,
+        labels=labels,
+        features=features,
     )
 
 
-def _differences(per_rank: list[dict[str, tuple[int, int, int]]]) -> str:
-    differing: dict[str, list[str]] = {}
-    for rank, rank_splits in enumerate(per_rank):
+def _describe_differences(contents_by_rank: Sequence[Mapping[str, Contents]]) -> str:
+    """Return how ranks' splits differ from rank 0's, with the ranks, in words; empty if they do
+    not."""
+    ranks_by_difference: dict[str, list[str]] = {}
+    first = contents_by_rank[0]
+    for rank, contents in enumerate(contents_by_rank):
         for split in SPLITS:
-            here, first = (splits.get(split, (0, 0, 0)) for splits in (rank_splits, per_rank[0]))
-            if here[0] != first[0]:
-                differing.setdefault(f"{here[0]} {split} examples, not {first[0]}", []).append(
-                    str(rank)
-                )
-                continue
-            for what, checksum, same in zip(
-                ("labels", "features"), here[1:], first[1:], strict=True
-            ):
-                if checksum != same:
-                    differing.setdefault(f"other {split} {what}", []).append(str(rank))
-    return "; ".join(
-        f"{what} (rank {', '.join(ranks[:4])}{', ...' * (len(ranks) > 4)})"
-        for what, ranks in differing.items()
-    )
+            here = contents.get(split, (0, 0, 0))
+            for difference in _compare_splits(split, here, first.get(split, (0, 0, 0))):
+                ranks_by_difference.setdefault(difference, []).append(str(rank))
+    words = []
+    for difference, ranks in ranks_by_difference.items():
+        shown = ", ".join(ranks[:4])
+        if len(ranks) > 4:
+            shown += ", ..."
+        words.append(f"{difference} (rank {shown})")
+    return "; ".join(words)
+
+
+def _compare_splits(name: str, here: Contents, first: Contents) -> Iterator[str]:
+    examples, labels, features = here
+    first_examples, first_labels, first_features = first
+    if examples != first_examples:
+        yield f"{examples} {name} examples, not {first_examples}"
+        return
+    if labels != first_labels:
+        yield f"other {name} labels"
+    if features != first_features:
+        yield f"other {name} features"
 
 
 MAY_CHANGE = (
@@ -146,58 +202,99 @@ WITHOUT_EFFECT = (
 """Beginnings of the names of settings whose change a resumed run neither reports nor refuses."""
 
 
-def changes_since(checkpoint: Checkpoint, here: PreparedRun) -> list[str]:
+def changes_since(checkpoint: Checkpoint, here: PreparedRunRun) -> list[str]:
     """List the allowed differences from a checkpoint's run. Raises ConfigError for any other
     difference.
 
     Settings in `WITHOUT_EFFECT`, and a program's batch size, are neither listed nor refused.
     """
-    header, changed, refused = checkpoint.header, [], []
-    old, new = checkpoint.architecture.table, here.architecture.table
-    moved = (
-        class_of(checkpoint.architecture.name) == class_of(here.architecture.name)
-        and old.source == new.source
-    )
+    comparison = _Comparison()
+    _compare_settings(checkpoint, here, comparison)
+    _compare_data(checkpoint, here, comparison)
+    _compare_networks(checkpoint, here, comparison)
+    _compare_own_data(checkpoint, here, comparison)
+    if comparison.refused:
+        raise ConfigError(
+            f"{checkpoint.path} belongs to another run: {'; '.join(comparison.refused)}. Give the "
+            "same settings, or a new --out."
+        )
+    return comparison.changed
+
+
+@dataclass
+class _Comparison:
+    changed: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+def _compare_settings(checkpoint: Checkpoint, here: PreparedRun, comparison: _Comparison) -> None:
+    header = checkpoint.header
     for setting, (saved, current) in header.run.differences(here.run).items():
         if setting == "method.optimizer_state":
-            saved, current = _states(header.run), _states(here.run)
-            if saved == current:  # one names the default, the other leaves it out
+            saved = _describe_states(header.run)
+            current = _describe_states(here.run)
+            # One run names the default, the other leaves it out.
+            if saved == current:
                 continue
         text = f"{setting} = {saved} in the checkpoint, {current} here"
-        if setting in MAY_CHANGE or (setting == "model.name" and moved):
-            changed.append(text)
-        elif not setting.startswith(WITHOUT_EFFECT) and (header.data.task, setting) != (
-            OWN,
-            "train.batch",
-        ):
-            refused.append(text)
-    for fact, saved in vars(header.data).items():
+        moved = setting == "model.name" and _is_moved(checkpoint, here)
+        batch_of_a_program = setting == "train.batch" and header.data.task == OWN
+        if setting in MAY_CHANGE or moved:
+            comparison.changed.append(text)
+        elif not setting.startswith(WITHOUT_EFFECT) and not batch_of_a_program:
+            comparison.refused.append(text)
+
+
+def _is_moved(checkpoint: Checkpoint, here: PreparedRun) -> bool:
+    """Return True if the network's class is the same in another file."""
+    saved = checkpoint.architecture
+    current = here.architecture
+    same_class = class_of(saved.name) == class_of(current.name)
+    return same_class and saved.table.source == current.table.source
+
+
+def _compare_data(checkpoint: Checkpoint, here: PreparedRun, comparison: _Comparison) -> None:
+    ignored = {"source"}
+    # A program may see inputs of several shapes.
+    if here.dataset.network:
+        ignored.add("shape")
+    for fact, saved in vars(checkpoint.header.data).items():
         current = getattr(here.data_summary, fact)
-        if saved not in (None, current) and fact not in (
-            "source",
-            "shape" if here.dataset.network else "",
-        ):
-            refused.append(f"data: {fact} = {saved} in the checkpoint, {current} here")
-    there, now = checkpoint.targets or (), here.dataset.targets or ()
-    if len(there) != len(now) or not all(np.allclose(*pair, rtol=1e-5) for pair in zip(there, now)):
-        refused.append("data: targets have another mean or deviation than in the checkpoint")
-    if difference := old.difference(new):
-        refused.append(f"network: {difference} (checkpoint, here)")
-    elif new.source and old.source != new.source:
-        changed.append(f"the source of {here.run.model.name}, with unchanged parameters")
-    if here.run.data.placement == "local" and header.ranks == here.communicator.size:
-        saved, current = checkpoint.own_data(here.store.rank), contents(here.dataset.train)
-        if saved not in (None, current):
-            refused.append(
-                f"data: examples, labels and features = {saved} in the checkpoint, {current} here"
-            )
-    if refused:
-        raise ConfigError(
-            f"{checkpoint.path} belongs to another run: {'; '.join(refused)}. Give the same settings, or a new --out."
+        if fact not in ignored and saved not in (None, current):
+            comparison.refused.append(f"data: {fact} = {saved} in the checkpoint, {current} here")
+    saved_targets = checkpoint.targets or ()
+    targets = here.dataset.targets or ()
+    same = len(saved_targets) == len(targets)
+    for saved_moment, moment in zip(saved_targets, targets):
+        same = same and np.allclose(saved_moment, moment, rtol=1e-5)
+    if not same:
+        comparison.refused.append(
+            "data: targets have another mean or deviation than in the checkpoint"
         )
-    return changed
 
 
-def _states(run: Run) -> str:
+def _compare_networks(checkpoint: Checkpoint, here: PreparedRun, comparison: _Comparison) -> None:
+    saved = checkpoint.architecture.table
+    current = here.architecture.table
+    difference = saved.difference(current)
+    if difference:
+        comparison.refused.append(f"network: {difference} (checkpoint, here)")
+    elif current.source and saved.source != current.source:
+        comparison.changed.append(f"the source of {here.run.model.name}, with unchanged parameters")
+
+
+def _compare_own_data(checkpoint: Checkpoint, here: PreparedRun, comparison: _Comparison) -> None:
+    """Compare this rank's own data, if there are as many ranks as in the checkpoint."""
+    if here.run.data.placement != "local" or checkpoint.header.ranks != here.communicator.size:
+        return
+    saved = checkpoint.own_data(here.store.rank)
+    current = summarise_split(here.dataset.train)
+    if saved not in (None, current):
+        comparison.refused.append(
+            f"data: examples, labels and features = {saved} in the checkpoint, {current} here"
+        )
+
+
+def _describe_states(run: Run) -> str:
     """Return what becomes of the optimizer state in each of the run's methods, as text."""
     return ", ".join(dict.fromkeys(spec_of(name).state(run) for name, _ in run.phases()))

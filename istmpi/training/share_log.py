@@ -17,20 +17,23 @@ from istmpi.record import METRICS, RunFolder
 from istmpi.training.progress import LastRound
 
 
-def shares_of(run: Run, communicator: Communicator) -> Shares:
+def choose_shares(run: Run, communicator: Communicator) -> Shares:
     """Return the shares of a new run. Collective. Raises ConfigError or DataError on every rank if
     they are invalid."""
-    setting, ranks = run.method.shares, communicator.size
+    setting = run.method.shares
+    ranks = communicator.size
     if not isinstance(setting, str):
         return Shares(ranks, setting)
     if setting == AUTO:
         return Shares(ranks, follows=True)
     with communicator.agreed():
-        log = _read(Path(setting), ranks) if communicator.rank == 0 else None
+        log = None
+        if communicator.rank == 0:
+            log = _read(Path(setting), ranks)
     return Shares(ranks, log=communicator.broadcast_from_root(log))
 
 
-def followed(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:
+def adapt_shares(shares: Shares, method: Method, round: int, last: LastRound) -> LastRound:
     """Adapt the shares of later rounds to the times in ``last``; return ``last`` with its round's
     shares. Collective.
 
@@ -41,19 +44,17 @@ def followed(shares: Shares, method: Method, round: int, last: LastRound) -> Las
         return last
     trained = tuple(shares.of(round) or equal(shares.ranks))
     next_shares = shares.measured(round, last.compute)
-    # Shares that would begin after the last round are not set, because the metrics have no line for
-    # them.
-    if (
-        next_shares
-        and round + LEAD < job.run.train.rounds
-        and _can_be_built(method, round + LEAD, next_shares)
-    ):
-        shares.change(round, next_shares)
+    begins = round + LEAD
+    # Shares that would begin after the last round are not set: the metrics have no line for them.
+    if next_shares and begins < job.run.train.rounds:
+        if _can_be_built(method, begins, next_shares):
+            shares.change(round, next_shares)
     return replace(last, shares=trained)
 
 
 def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
-    job, network = method.job, method.job.architecture
+    job = method.job
+    network = job.architecture
     deal = method.spec.deal(job.run, network, job.communicator.size, round, shares)
     usable = False
     with suppress(ConfigError):
@@ -65,7 +66,8 @@ def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
 
 
 def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
-    path = path / METRICS if path.is_dir() else path
+    if path.is_dir():
+        path = path / METRICS
     if not is_file(path):
         raise ConfigError(
             f"method.shares = {str(path)!r} does not exist; give auto, numbers, or a metrics.jsonl."
@@ -76,14 +78,15 @@ def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
             continue
         if line.whole("ranks", 1) != ranks:
             raise ConfigError(
-                f"method.shares = {str(path)!r}: round {line.whole('round')} has shares of {line.whole('ranks')} "
-                f"ranks; this run has {ranks}. Use as many, or auto."
+                f"method.shares = {str(path)!r}: round {line.whole('round')} has shares of "
+                f"{line.whole('ranks')} ranks; this run has {ranks}. Use as many, or auto."
             )
         log[line.whole("round", 1) - 1] = tuple(
             line.figure(share_of(rank), 1e-12) for rank in range(ranks)
         )
     if not log:
         raise ConfigError(
-            f"method.shares = {str(path)!r}: its rounds have no shares. Give the metrics of a run with shares = auto."
+            f"method.shares = {str(path)!r}: its rounds have no shares. Give the metrics of a run "
+            "with shares = auto."
         )
     return log

@@ -37,7 +37,9 @@ class Summary:
     @property
     def examples_per_second(self) -> float:
         """Examples a second of training; 0 if no time passed on the run's clock."""
-        return self.last.examples / self.last.seconds if self.last.seconds else 0.0
+        if not self.last.seconds:
+            return 0.0
+        return self.last.examples / self.last.seconds
 
 
 class Watch:

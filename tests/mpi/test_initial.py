@@ -5,7 +5,7 @@ from small import Listening, small_run
 
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
-from istmpi.training.run import begun_with, run_training
+from istmpi.training.run import load_initial_weights, run_training
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 DEEP = {"model__norm": "none", "model__bias": True}
@@ -17,7 +17,7 @@ def test_a_run_begins_where_another_ended(comm, shared_tmp):
     file = str(shared_tmp / "first/network.h5")
     for method in ("ist", "local-sgd"):
         training = Training(small_run(**DEEP, method__name=method, train__init=file, train__seed=8), comm)
-        assert begun_with(training)[0].endswith("6 of 6 parameters fit, 1,119 of 1,119 weights.")
+        assert load_initial_weights(training)[0].endswith("6 of 6 parameters fit, 1,119 of 1,119 weights.")
         again = training.evaluate()
         assert (again.score, again.loss) == (score.score, pytest.approx(score.loss, rel=1e-6))
     watch = Listening()

@@ -11,7 +11,7 @@ from istmpi.cluster import measure
 from istmpi.cost import cost, round_bytes
 from istmpi.data.sources import open_dataset
 from istmpi.training.loop import Training
-from istmpi.training.network import network_of
+from istmpi.training.network import build_network
 
 FILE = networks.__file__
 EXAMPLE = f"{Path(FILE).parents[2] / 'examples' / 'convnet.py'}:ConvNet"
@@ -52,7 +52,7 @@ def test_the_cluster_is_measured_at_the_shapes_of_ones_user_network(comm, monkey
     monkeypatch.setattr(measure, "MESSAGE_BYTES", (2**10, 2**14))
     monkeypatch.setattr(measure, "MOST_ELEMENTS", 8 * 256 * 9)
     run = own_run(**CONVOLUTIONAL)
-    network = network_of(run, open_dataset("digits"), comm)
+    network = build_network(run, open_dataset("digits"), comm)
     found = measure.measure(run, network, comm)
     shapes = {(row["batch"], row["inputs"], row["outputs"]) for row in found.measured["products"]["points"]}
     assert {(8 * 64, 9, 16), (128, 144, 8), (8, 32, 6)} <= shapes

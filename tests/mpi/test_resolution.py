@@ -91,7 +91,7 @@ def test_what_does_not_depend_on_the_size_is_carried(comm, settings):
             np.testing.assert_array_equal(after[name], new[name], name)
         else:
             assert not after[name].any(), name
-    assert ("; 8 x 8 for 2 rounds, dense.weight anew" in training.plan_of_sizes) == bool(anew)
+    assert ("; 8 x 8 for 2 rounds, dense.weight anew" in training.sizes_in_words) == bool(anew)
     assert all(np.isfinite(progress.loss) for progress in rounds)
 
 

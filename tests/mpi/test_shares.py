@@ -36,14 +36,14 @@ def auto(**settings):
 @pytest.fixture
 def measured(monkeypatch):
     """``measured(seconds)``: what is measured of local steps is that, rank by rank, however busy the machine is."""
-    of = LastRound.of
+    from_ranks = LastRound.from_ranks
 
     def settle(seconds):
         def measure(took, nbytes, examples, phases, saving):
             compute = [{**one, "compute": its} for one, its in zip(phases, seconds)]
-            return of(took, nbytes, examples, compute, saving)
+            return from_ranks(took, nbytes, examples, compute, saving)
 
-        monkeypatch.setattr(LastRound, "of", measure)
+        monkeypatch.setattr(LastRound, "from_ranks", measure)
 
     return settle
 

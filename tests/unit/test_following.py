@@ -21,7 +21,7 @@ PHASES = [{"compute": 2.0, "wait": 1.0, "all-reduce": 0.5}, {"compute": 4.0, "pu
 
 
 def progress(score=None):
-    last = LastRound.of(8.0, 4000, 64, PHASES, {"save": 0.25}).followed_by({"evaluate": 3.0})
+    last = LastRound.from_ranks(8.0, 4000, 64, PHASES, {"save": 0.25}).with_phases({"evaluate": 3.0})
     return Progress(5, 20, 640, 40.0, 10**7, 0.5, 0.01, score, "accuracy", 2, last, 1.5e9)
 
 

@@ -14,8 +14,8 @@ from istmpi.config import Run
 from istmpi.engine.partition import Partition
 from istmpi.engine.shares import CHANGE, LEAD, LEAST, ROUNDS, Shares, equal, following
 from istmpi.errors import ConfigError, DataError
-from istmpi.training.comparison import turns
-from istmpi.training.share_log import shares_of
+from istmpi.training.comparison import list_turns
+from istmpi.training.share_log import choose_shares
 
 
 def test_the_law_is_adaptrains():
@@ -113,7 +113,7 @@ ALONE = SimpleNamespace(size=2, rank=0, agreed=nullcontext, broadcast_from_root=
 
 
 def read(path):
-    return shares_of(Run().override({"method.shares": str(path)}), ALONE)
+    return choose_shares(Run().override({"method.shares": str(path)}), ALONE)
 
 
 def test_a_log_gives_every_round_its_shares(tmp_path):
@@ -155,9 +155,9 @@ def test_what_is_typed():
 
 
 def test_a_comparison_leaves_them_out_where_nothing_is_dealt(tmp_path):
-    made = turns(Run().override({"method.shares": "auto"}), ["ist", "local-sgd"], 1, tmp_path)
+    made = list_turns(Run().override({"method.shares": "auto"}), ["ist", "local-sgd"], 1, tmp_path)
     assert [turn.run.method.shares for turn in made] == ["auto", None]
-    listed = turns(Run().override({"method.shares": [1, 2]}), ["local-sgd"], 1, tmp_path)
+    listed = list_turns(Run().override({"method.shares": [1, 2]}), ["local-sgd"], 1, tmp_path)
     assert listed[0].run.method.shares is None
 
 
