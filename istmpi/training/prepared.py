@@ -235,7 +235,7 @@ class Prepared:
             side=self.size.side,
             fitted=self.store.fitted,
             temperature=temperature,
-            shares={number: tuple(known) for number, known in shares.items()},
+            shares={first: tuple(of_round) for first, of_round in shares.items()},
             blocks=blocks,
             frozen=self.architecture.code.frozen_digest,
             state_since=self.state_since,

@@ -64,7 +64,7 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What the numbers of a data set mean; it must be the same on all ranks."""
+    """The meaning of a data set's numbers, which must be the same on all ranks."""
 
     facts: Mapping[str, Any]
     reading: Mapping[str, Any]
