@@ -47,12 +47,12 @@ class Described:
         Raises the errors with which its training would begin.
         """
         from istmpi.training.best import Best
-        from istmpi.training.epochs import examples_of_ranks
+        from istmpi.training.epochs import count_examples
 
         assert self.data is not None, "the network was made without its data"
         costs = phase_costs(run, self.architecture, ranks, self.examples, self.smaller)
         Best.from_run(run, self.data)
-        examples = examples_of_ranks(run, self.data, ranks)
+        examples = count_examples(run, self.data, ranks)
         # Ranks with equal parts are alike, so the first of each kind is checked.
         first_ranks: set[int] = set()
         for cost, _ in costs:
@@ -115,13 +115,13 @@ def _describe_by_table(
 
 
 def _describe_by_data(run: Run, layers: str | None, ranks: int) -> Described:
-    from istmpi.training.epochs import in_rounds
-    from istmpi.training.network import planned_network
+    from istmpi.training.epochs import convert_epochs
+    from istmpi.training.network import plan_network
     from istmpi.training.resolution import plan_smaller_networks
 
     data = _open_data(run, layers)
-    run = in_rounds(run, data, ranks)
-    network = planned_network(run, data)
+    run = convert_epochs(run, data, ranks)
+    network = plan_network(run, data)
     smaller = plan_smaller_networks(run, data, network)
     return Described(run, network, len(data.train), smaller, data)
 

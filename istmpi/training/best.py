@@ -61,6 +61,7 @@ class Best:
             self.without_better += 1
 
     def _is_better(self, score: float) -> bool:
+        # A comparison with NaN is false, so NaN as the first score would stay the best.
         if isnan(score):
             return False
         if self.score is None:

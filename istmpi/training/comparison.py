@@ -167,6 +167,7 @@ class Comparison:
                 watch.skipped(turn)
                 continue
             watch.begun(turn, number, len(self.turns))
+            # The run before would otherwise count in this run's memory.
             gc.collect()
             try:
                 run_training(turn.run, self._communicator, watch, resume="auto", stop=self._stop)

@@ -10,7 +10,9 @@ from istmpi.data.batches import count_rows
 from istmpi.data.dataset import Dataset
 
 
-def in_rounds(run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None) -> Run:
+def convert_epochs(
+    run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None
+) -> Run:
     """Return the run with ``train.rounds`` computed from ``train.epochs``; the same run if no
     epochs are set.
 
@@ -35,7 +37,7 @@ def count_most_examples(
     run: Run, data: Dataset, ranks: int, communicator: Communicator | None = None
 ) -> int:
     """Return the training examples of the rank that has most. Collective with a communicator."""
-    examples = max(examples_of_ranks(run, data, ranks))
+    examples = max(count_examples(run, data, ranks))
     if run.data.placement == "local" and communicator:
         examples = max(communicator.allgather(examples))
     return examples
@@ -61,13 +63,13 @@ def recall_most_examples(
 def _saved_most_examples(checkpoint: Checkpoint, run: Run, data: Dataset, examples: int) -> int:
     ranks = checkpoint.header.ranks
     if run.data.placement != "local":
-        return max(examples_of_ranks(run, data, ranks))
+        return max(count_examples(run, data, ranks))
     fingerprints = [checkpoint.own_data(rank) for rank in range(ranks)]
     # Files of version 1 do not have them.
     return max((saved[0] for saved in fingerprints if saved), default=examples)
 
 
-def examples_of_ranks(run: Run, data: Dataset, ranks: int) -> set[int]:
+def count_examples(run: Run, data: Dataset, ranks: int) -> set[int]:
     """Return the numbers of training examples that ranks have, as far as ``data`` tell."""
     settings = run.data
     rows = rows_to_place(run, data)

@@ -56,6 +56,7 @@ class Training(Prepared):
             while not (self.done or self.stop.reason):
                 if not drive(self.attempt(), partial(self._take_step, self.rounds_done)):
                     return
+                # decision 64: a stop must be quick, so the resumed run evaluates.
                 if self.evaluation_due and (self.done or not self.stop.reason):
                     yield self._score()
                 else:
@@ -110,6 +111,7 @@ class Training(Prepared):
         Returns False if the round was dropped. Time outside all other phases of the clock counts as
         `other`.
         """
+        # Outside the round, which may be dropped: the new size stays.
         self._grow_if_due()
         method = self.method
         number = self.rounds_done
@@ -120,6 +122,7 @@ class Training(Prepared):
             loss = yield from method.attempt(number)
             if loss is None:
                 return False
+            # At the end of a phase, the weights go to their owners; these bytes are this round's.
             self.rounds_done = number + 1
             self.method = self._next_method(method)
         last = self.tally.end(method.examples - examples)
@@ -134,6 +137,7 @@ class Training(Prepared):
         tally = self.tally
         counts = tally.counts
         last = tally.last_round
+        # An evaluation follows its round, so its seconds are known only now.
         if last:
             last = last.with_phases(tally.since_the_round("evaluate"))
         spent = self.clock.seconds
@@ -167,6 +171,7 @@ class Training(Prepared):
     def evaluate(self, split: str = "test") -> Score:
         with self.clock("evaluate"):
             self.method.publish()
+            # Scoring computes the moments of batch normalisations.
             self.calibrated_after = self.rounds_done
             self._fit_scale()
             try:
@@ -191,10 +196,12 @@ class Training(Prepared):
 
     def _validate(self, best: Best) -> Score:
         score = self.evaluate("validation")
+        # Ranks may differ in the last bit of a score; all must decide the same.
         best.take(self.rounds_done, self.communicator.broadcast_from_root(score.score))
         return score
 
     def _fit_scale(self) -> None:
+        # Without dealt units the factor is 1, and there is nothing to fit.
         if self.run.model.scale == "fitted" and self.store.scale and self.method.spec.deals:
             self.store.fitted = self.evaluator.fit_scale()
 
@@ -208,6 +215,7 @@ class Training(Prepared):
     def not_finite(self) -> str:
         """Describe a value of the network that is not finite on some rank; empty if all are finite.
         Collective."""
+        # Owners have the newest values only after this.
         self.method.publish()
         return next(filter(None, self.communicator.allgather(self.store.not_finite())), "")
 
@@ -240,6 +248,7 @@ class Training(Prepared):
 
     def _calibrate(self) -> None:
         """Compute what prediction needs and training does not: moments and temperature."""
+        # A program calibrates with a loader of its own.
         if not self.calibrated and self.dataset.network is None:
             self._fit_scale()
             self.evaluator.calibrate()
@@ -247,6 +256,7 @@ class Training(Prepared):
             self.calibrated_after = self.rounds_done
         if self.dataset.scoring.one_class:
             split = "train"
+            # decision 25: examples that were not trained on give a better temperature.
             if self.best:
                 split = "validation"
             self._temperature = self.evaluator.fit_temperature(split)
@@ -264,6 +274,7 @@ class Training(Prepared):
             self._plan(full_size)
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
+            # The store must have the shapes of the saved size before values come in.
             if header.side in self.sizes and header.side != self.size.side:
                 self._take_size(self.sizes[header.side], {})
             changes = changes_since(checkpoint, self)
@@ -273,6 +284,7 @@ class Training(Prepared):
                     "saved inside a round by an older version: the round starts again from the mean"
                 )
             changes += self._begin_state(header, restored)
+        # The old ones hold values from before the checkpoint's came in.
         self.method = self._next_method(restored=restored)
         self._make_evaluator()
         self.tally.restore(Counts.from_header(header))
@@ -299,6 +311,7 @@ class Training(Prepared):
     def _begin_state(self, header: Header, restored: Mapping[str, torch.Tensor]) -> list[str]:
         """Note the round since which ranks' own optimizer states count; return a note if the
         checkpoint lacks them."""
+        # decision 70: a mean of the ranks' states would be the state of none.
         self.state_since = header.state_since
         run, since = self._phase()
         keeps_states = bool(spec_of(run.method.name).own_slots(run))

@@ -41,6 +41,7 @@ def build_network(run: Run, data: Dataset, communicator: Communicator) -> Archit
     """
     from istmpi.training.proof_cache import recall, remember
 
+    # decision 30: the table, which rank 0 sends, makes the ranks' networks equal.
     with communicator.agreed():
         code = _load_code(run, data)
         table = _write_table(run, code, data)
@@ -173,7 +174,7 @@ def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
     )
 
 
-def planned_network(run: Run, data: Dataset) -> Architecture:
+def plan_network(run: Run, data: Dataset) -> Architecture:
     """Return a run's network without other ranks or a pass of training examples. Raises ConfigError
     if unusable."""
     from istmpi.network.table import Table

@@ -88,11 +88,13 @@ class Prepared:
         self.optimizer = optimizer
         self.communicator = communicator
         self.clock = Clock()
+        # A rank that hangs is reported with its phase.
         self.clock.followers.append(communicator.whereabouts.enter)
         data = self._open_data(data)
         self._count_epochs(data, start)
         self.shares = choose_shares(self.run, communicator)
         self.tally = Tally(communicator, self.clock)
+        # Sizes share the standardised targets, which need a pass over all labels.
         data_of_all_sizes = _standardise(self.run, data, communicator)
         self.sizes = make_sizes(self.run, data_of_all_sizes, communicator)
         self.size = next(iter(self.sizes.values()))
@@ -115,6 +117,7 @@ class Prepared:
             self.run = run.with_implied()
             self._plan(self.dataset)
         self.method.publish()
+        # Copies, because the next method's tensors may take the place of these.
         tensors = {name: values.clone() for name, values in self.method.of_this_rank().items()}
         self.method = self._next_method(restored=tensors)
 
@@ -137,6 +140,8 @@ class Prepared:
         self.most_examples: dict[int, int] = {}
         """The training examples of the rank that has most, by the number of rounds done when it
         became so; empty while nothing is counted in epochs."""
+        # decision 76: ranks may have another number of examples than before. A program's data are
+        # not known here.
         of_a_program = data.network is not None
         if of_a_program or (start is None and run.train.epochs is None):
             return
@@ -155,6 +160,7 @@ class Prepared:
         phases = []
         for name, rounds in run.phases(self.course):
             phases.append((run.override({"method.name": name}), rounds))
+        # A phase without a round is checked below, too.
         self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
         """The run with the method of each phase, and the phase's number of rounds."""
         for size in self.sizes.values():
@@ -216,6 +222,7 @@ class Prepared:
         if self.calibrated and self.evaluator.form == "blocks":
             blocks = self.communicator.size
         most_examples: dict[int, int] = {}
+        # One number alone follows from the data and the ranks of the file.
         if len(self.most_examples) > 1:
             most_examples = self.most_examples
         shares = self.shares.known(self.rounds_done)
@@ -263,6 +270,7 @@ class Prepared:
         return describe_sizes(self.run, self.course, self.sizes)
 
     def _take_size(self, size: Size, restored: Mapping[str, torch.Tensor]) -> None:
+        # decision 34: what fits keeps its values.
         self.store = carry_store(self.store, size.architecture, self.run.train.seed)
         for name in self.architecture.code.given:
             size.architecture.give(name, self.architecture.frozen[name])
@@ -304,6 +312,7 @@ class Prepared:
         for phase, rounds in self.phases:
             if begin > self.rounds_done:
                 break
+            # The method of the phase before has no state that this one could take over.
             if not kept:
                 since = begin
             run = phase
@@ -324,10 +333,12 @@ class Prepared:
         """Return the next round's method, with its slots in the store; ``before`` if the method
         does not change."""
         run, since = self._phase()
+        # `phases` has one object for all rounds of a phase.
         if before and before.job.run is run:
             return before
         if before:
             before.publish()
+        # Restored values come with the slots that a checkpoint or a smaller size has filled.
         if restored is None:
             self._keep_slots(run)
         job = Job(

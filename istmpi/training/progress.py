@@ -135,6 +135,7 @@ class Pace:
 
     def add(self, compute: Sequence[float], seconds: float) -> None:
         """Add a round if all ranks trained in it; a new number of ranks starts new sums."""
+        # A rank that fedavg does not draw would seem to be the fastest.
         if not all(compute):
             return
         if len(compute) != len(self._compute):
@@ -183,6 +184,7 @@ class Tally:
     def begin(self) -> None:
         """Begin a round when all ranks have reached it. Collective."""
         self._saving = self.since_the_round("save")
+        # Otherwise a rank's lateness in the work between rounds would count as exchange.
         self._communicator.barrier()
         self._began = time.perf_counter()
         self._sent_before = self._communicator.traffic.bytes

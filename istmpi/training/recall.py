@@ -38,10 +38,12 @@ def recall(
     if problem:
         note(f"{folder.path / METRICS}: {problem}; its scores are not used.")
         return []
+    # decision 64: a stop puts an evaluation off, but does not drop it.
     training.overdue = training.evaluation_due and not _is_scored(lines[-1:])
     best = training.best
     if best:
         best.take_metrics(lines, counts.rounds)
+    # The scores would decide about a network that is not there.
     if best and best.round is not None and training.run.checkpoint.best:
         path = folder.path / BEST
         if not _fits(path, lines[best.round - 1], training):
@@ -79,6 +81,7 @@ def _recorded(loss: float) -> float | None:
 
 
 def _read(folder: RunFolder, start: Path, rounds: int) -> list[Line]:
+    # A run that resumes into a new folder goes on with the lines of the run before.
     for place in (folder, RunFolder(run_of(start))):
         if not (place.path / METRICS).is_file():
             continue
@@ -95,6 +98,7 @@ def _is_scored(last: Sequence[Line]) -> bool:
 def _fits(path: Path, line: Line, training: Training) -> bool:
     """Return True if a saved network is valid, and has the round and the loss of a line of the
     record. Collective."""
+    # A missing or damaged file is no error of the run: its best network is found again.
     try:
         require_valid(path, training.communicator)
         with training.communicator.agreed(), open_checkpoint(path) as checkpoint:

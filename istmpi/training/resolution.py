@@ -20,7 +20,7 @@ from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
 from istmpi.optim.course import Course
 from istmpi.training.epochs import rows_to_place
-from istmpi.training.network import build_network, planned_network
+from istmpi.training.network import build_network, plan_network
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ def find_sides(run: Run, data: Dataset, course: Course | None = None) -> list[tu
     sides = run.sides(course)
     if run.train.resolution:
         require_sides(data, [side for _, side in sides])
+    # Images of full size are not downscaled: 0 says so, also to a checkpoint.
     end, _ = sides[-1]
     return [*sides[:-1], (end, 0)]
 
@@ -81,7 +82,7 @@ def plan_smaller_networks(
     smaller = {}
     for _, side in find_sides(run, data):
         if side:
-            smaller[side] = planned_network(run, resized(data, side))
+            smaller[side] = plan_network(run, resized(data, side))
     require_resizable(run, network)
     return smaller
 
@@ -133,6 +134,7 @@ def carry_store(store: ParameterStore, network: Architecture, seed: int) -> Para
     """
     owners = store.owners
     new = find_new_parameters(store.parameters, owners.lengths, network)
+    # Their own store, so that `initialise` leaves the carried values alone.
     initial = ParameterStore(
         {name: network.parameters[name] for name in new},
         network.lengths,
@@ -155,6 +157,7 @@ def carry_store(store: ParameterStore, network: Architecture, seed: int) -> Para
         if slot.parameter in next_store.parameters and slot.parameter not in new:
             next_store.parameters[slot] = store.parameters[slot]
             next_store.tensors[slot] = store.tensors[slot]
+    # Zero for new parameters, as at the start of a run.
     next_store.add_slots(slots)
     next_store.scale = store.scale
     next_store.fitted = store.fitted

@@ -87,6 +87,7 @@ def open_run(
         note = watch.noticed
     # Locks are released after everything else is closed.
     with ExitStack() as locks, ExitStack() as at_the_end:
+        # From here on a rank that does not come is named, as files may hang, too.
         hang_watch = _watch_for_hangs(run, communicator, note)
         at_the_end.push(hang_watch)
         folder = _find_folder(run, resume, communicator)
@@ -122,6 +123,7 @@ def _open_record(
     trained = start == folder.path / NETWORK and training.done
     if trained and keeper.holds_summary(training.tally.counts):
         note(f"nothing left to train: {start} is complete, {training.position}.")
+        # A killed job may have left unfinished files.
         if training.communicator.rank == 0:
             remove_leftovers(folder.path)
             watch.already_finished(folder)
@@ -195,6 +197,7 @@ class _FolderKeeper:
                 if self._lock is None:
                     self._take_lock(resumes=False)
                 self.folder.make()
+                # A summary says that a run is finished.
                 if not trained:
                     self.folder.forget(SUMMARY)
                 if start:
@@ -244,6 +247,7 @@ def _find_start(
     if not resume:
         return None
     path = Path(resume)
+    # A checkpoint that is named is taken or refused; of a folder, the newest that is valid.
     if resume == "auto":
         path = folder.path
     elif not communicator.broadcast_from_root(path.is_dir()):

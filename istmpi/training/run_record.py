@@ -92,8 +92,9 @@ class RunRecord:
                 self.note(line)
             if start:
                 self.note(f"resuming from {start}, {training.position}.")
+        # So that --resume auto resumes from there, too.
         if start and not self._saver.newest and not training.done:
-            self._saver.save(*training.state())  # so that --resume auto resumes from there, too
+            self._saver.save(*training.state())
             self._saver.wait()
 
     def _find_inside(self, start: Path | None) -> Path | None:
@@ -124,8 +125,10 @@ class RunRecord:
         if best and progress.validation and best.round == progress.round:
             if training.run.checkpoint.best:
                 with training.clock("save"):
+                    # Another job may have taken the folder from a run that hung.
                     self._require_lock()
                     self._saver.save_now(*training.state(calibrated=True), self._folder.path / BEST)
+        # Without a last round, an overdue evaluation was made up for, and the round is saved.
         if training.checkpoint_due and progress.last_round:
             with training.clock("save"):
                 self._require_lock()
@@ -177,6 +180,7 @@ class RunRecord:
     def end(self, network: bool = True) -> Summary:
         """Save the trained network if ``network``; write and report the summary. Raises
         StoppedError if stopped."""
+        # A trained network that is there already keeps its bytes.
         self.save(network and not self._trained)
         summary = self._summarise(self._last)
         self._hang_watch.close()
@@ -273,6 +277,7 @@ def _score_file(training: Training, path: Path, round: int) -> Score:
     with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
         if checkpoint.header.round != round:
             raise DataError(f"{path} is of round {checkpoint.header.round}.")
+        # A network to deploy has no optimizer state, which `fill` would look for.
         training.store.drop_slots(except_for=())
         fill(checkpoint, training.store)
         fault = training.store.not_finite()

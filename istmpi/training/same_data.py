@@ -49,6 +49,7 @@ def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator)
     with communicator.agreed():
         _require_same_settings(run, first_run)
         _require_same_meaning(data.source, meaning, first_meaning)
+    # Each rank has its own examples then; only their meaning must agree.
     if run.data.placement == "local":
         return
     contents = {name: summarise_split(split) for name, split in data.splits.items()}
@@ -99,6 +100,7 @@ def _require_same_settings(run: Run, first: Run) -> None:
 
 
 def _require_same_meaning(source: str, meaning: _Meaning, first: _Meaning) -> None:
+    # In the order of `from_data`: the first difference explains later ones.
     for name, fact in meaning.facts.items():
         if fact != first.facts[name]:
             raise DataError(
@@ -237,6 +239,7 @@ def _compare_settings(checkpoint: Checkpoint, here: PreparedRun, comparison: _Co
             if saved == current:
                 continue
         text = f"{setting} = {saved} in the checkpoint, {current} here"
+        # A file that was moved has the same network, if its source is the same.
         moved = setting == "model.name" and _is_moved(checkpoint, here)
         batch_of_a_program = setting == "train.batch" and header.data.task == OWN
         if setting in MAY_CHANGE or moved:
@@ -285,6 +288,7 @@ def _compare_networks(checkpoint: Checkpoint, here: PreparedRun, comparison: _Co
 
 def _compare_own_data(checkpoint: Checkpoint, here: PreparedRun, comparison: _Comparison) -> None:
     """Compare this rank's own data, if there are as many ranks as in the checkpoint."""
+    # On another number of ranks, the sites are others.
     if here.run.data.placement != "local" or checkpoint.header.ranks != here.communicator.size:
         return
     saved = checkpoint.own_data(here.store.rank)

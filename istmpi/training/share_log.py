@@ -55,6 +55,7 @@ def adapt_shares(shares: Shares, method: Method, round: int, last: LastRound) ->
 def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
     job = method.job
     network = job.architecture
+    # A share may leave a rank fewer units than its network can be built of.
     deal = method.spec.deal(job.run, network, job.communicator.size, round, shares)
     usable = False
     with suppress(ConfigError):

@@ -19,7 +19,7 @@ from istmpi.methods.class_loss import class_loss
 from istmpi.methods.limits import require_classes
 from istmpi.network.arguments import user_network
 from istmpi.tasks import CLASSIFICATION, REGRESSION, Classification
-from istmpi.training.epochs import in_rounds
+from istmpi.training.epochs import convert_epochs
 
 DIGITS = open_for_training(Run().data)
 
@@ -28,14 +28,14 @@ DIGITS = open_for_training(Run().data)
 @pytest.mark.parametrize("epochs", [0.01, 1, 2.5, 7])
 def test_rounds_are_the_fewest_in_which_every_rank_passes_so_often(placement, epochs):
     run = Run().override({"train.epochs": epochs, "data.placement": placement, "train.batch": 32})
-    rounds = in_rounds(run, DIGITS, 3).train.rounds
+    rounds = convert_epochs(run, DIGITS, 3).train.rounds
     parts = [place(placement, DIGITS.train.labels(), rank, 3, 0, 0.5) for rank in range(3)]
     passes = [Fraction(20 * 32, len(part)) for part in parts]
     assert min(rounds * each for each in passes) >= Fraction(str(epochs))
     assert rounds == 1 or min((rounds - 1) * each for each in passes) < Fraction(str(epochs))
-    assert in_rounds(run.override({"train.rounds": 3}), DIGITS, 3).train.rounds == 3
+    assert convert_epochs(run.override({"train.rounds": 3}), DIGITS, 3).train.rounds == 3
     fedavg = run.override({"method.name": "fedavg", "method.epochs": 2})
-    assert in_rounds(fedavg, DIGITS, 3).train.rounds == ceil(epochs / 2)
+    assert convert_epochs(fedavg, DIGITS, 3).train.rounds == ceil(epochs / 2)
 
 
 def test_rounds_and_epochs_together_are_refused(tmp_path):

@@ -21,7 +21,7 @@ from istmpi.network.arguments import user_network
 from istmpi.network.linear import LabelBlocks, defer
 from istmpi.optim.sparse_rows import SparseRows, find_bags
 from istmpi.tasks import MULTI_LABEL, TASKS, task_of
-from istmpi.training.network import planned_network
+from istmpi.training.network import plan_network
 
 
 def split(count, seed=0):
@@ -185,12 +185,12 @@ def test_the_table_is_what_is_found_of_the_network(norm, hidden):
 def test_under_the_binary_loss_labels_start_as_rare_as_they_are(tmp_path):
     data = open_dataset(write(tmp_path / "rows.h5"))
     run = Run().override({"model.name": "xc", "model.hidden": [8], "train.multi_label_loss": "binary"})
-    network = planned_network(run, data)
+    network = plan_network(run, data)
     store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
     store.initialise(seed=3)
     _, y = dense(data.train, np.arange(len(data.train)))
     assert store.tensors["output.bias"].mean() == pytest.approx(np.log(y.mean() / (1 - y.mean())), abs=0.15)
-    other = planned_network(run.override({"train.multi_label_loss": "softmax"}), data)
+    other = plan_network(run.override({"train.multi_label_loss": "softmax"}), data)
     centres = {name: entry.centre for name, entry in network.table.parameters.items()}
     others = {name: entry.centre for name, entry in other.table.parameters.items()}
     assert set(others.values()) == {0.0}

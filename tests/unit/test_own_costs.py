@@ -14,7 +14,7 @@ from istmpi.config.methods import METHODS
 from istmpi.cost import RIVALS, cost, round_bytes
 from istmpi.data.sources import open_dataset
 from istmpi.models import mlp_network
-from istmpi.training.network import planned_network
+from istmpi.training.network import plan_network
 
 FILE = Path(networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
@@ -26,7 +26,7 @@ def run(name, **settings):
 
 def planned(name, **settings):
     wanted = run(name, **settings)
-    return wanted, planned_network(wanted, open_dataset("digits"))
+    return wanted, plan_network(wanted, open_dataset("digits"))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from istmpi.inspection import large
 from istmpi.inspection.examine import inspect
 from istmpi.network.arguments import user_network
 from istmpi.training import proof_cache
-from istmpi.training.network import planned_network
+from istmpi.training.network import plan_network
 from istmpi.training.proof_cache import recall, remember
 
 SOURCE = "from networks import Steps\n\n\nclass Net(Steps):\n    pass\n\n\nclass Other(Steps):\n    pass\n"
@@ -63,11 +63,11 @@ def test_a_plan_takes_it_where_it_fits(cache, file, monkeypatch):
     looked, look = [], large.inspect
     monkeypatch.setattr(large, "inspect", lambda own: looked.append(own.name) or look(own))
     run, data = small_run().override({"model.name": f"{file}:Net"}), open_dataset("digits")
-    tables = [planned_network(run, data).table.tree() for _ in range(2)]
+    tables = [plan_network(run, data).table.tree() for _ in range(2)]
     assert tables[0] == tables[1] and len(looked) == 1
     (path,) = kept(cache)
     path.write_text(path.read_text().replace("hidden 64", "hidden 63"))
-    assert planned_network(run, data).table.tree() == tables[0] and len(looked) == 2
+    assert plan_network(run, data).table.tree() == tables[0] and len(looked) == 2
 
 
 def test_defaults_that_json_does_not_know_are_the_same_in_every_process(cache):

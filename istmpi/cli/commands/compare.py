@@ -79,14 +79,14 @@ def command(
         from istmpi.loggers.logger import LoggedWatch
         from istmpi.report.comparison import check_targets
         from istmpi.training.comparison import Comparison
-        from istmpi.training.epochs import in_rounds
+        from istmpi.training.epochs import convert_epochs
 
         with communicator.agreed():
             data = open_for_training(
                 resolved.with_implied().data, communicator.rank, resolved.train.seed
             )
             check_targets(scores, data.scoring.score)
-        counted_in_rounds = in_rounds(resolved, data, communicator.size, communicator)
+        counted_in_rounds = convert_epochs(resolved, data, communicator.size, communicator)
         # All methods take the same rounds, also fedavg, whose rounds are epochs.
         resolved = resolved.override({"train.rounds": counted_in_rounds.train.rounds})
         comparison = Comparison(
