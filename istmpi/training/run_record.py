@@ -80,11 +80,7 @@ class RunRecord:
         )
         at_the_end.callback(self._saver.close)
         if self._first:
-            folder.write(
-                SETTINGS, training.run.override({"output.folder": str(folder.path)}).toml()
-            )
-            folder.keep_metrics(training.rounds_done)
-            folder.begin_metrics(recalled)
+            self._begin_files(recalled)
             at_the_end.push(partial(_close, self._watch))
             at_the_end.push(self._hang_watch)  # loggers may take long to close
             self._watch.started(training, folder, self._saver)
@@ -96,6 +92,13 @@ class RunRecord:
         if start and not self._saver.newest and not training.done:
             self._saver.save(*training.state())
             self._saver.wait()
+
+    def _begin_files(self, recalled: Sequence[Mapping[str, Any]]) -> None:
+        folder = self._folder
+        run = self._training.run.override({"output.folder": str(folder.path)})
+        folder.write(SETTINGS, run.toml())
+        folder.keep_metrics(self._training.rounds_done)
+        folder.begin_metrics(recalled)
 
     def _find_inside(self, start: Path | None) -> Path | None:
         """Return the path in the folder of the checkpoint ``start``; None if it is elsewhere."""

@@ -204,7 +204,7 @@ WITHOUT_EFFECT = (
 """Beginnings of the names of settings whose change a resumed run neither reports nor refuses."""
 
 
-def changes_since(checkpoint: Checkpoint, here: PreparedRunRun) -> list[str]:
+def changes_since(checkpoint: Checkpoint, here: PreparedRun) -> list[str]:
     """List the allowed differences from a checkpoint's run. Raises ConfigError for any other
     difference.
 
