@@ -35,7 +35,9 @@ class Course:
         0.
         """
         plan = Fraction(ceil(epochs * most_examples[0] / in_a_round))
-        begin, at, passes = 0, Fraction(0), Fraction(0)
+        begin = 0
+        at = Fraction(0)
+        passes = Fraction(0)
         knots = [(begin, at)]
         for end in sorted(most_examples)[1:]:
             left = _rounds_left(epochs - passes, in_a_round, most_examples[begin])
