@@ -52,12 +52,8 @@ def brute(factors, lengths, units):
 
 
 @pytest.mark.parametrize("text", PATTERNS)
-def test_the_shape_of_a_pattern(text):
+def test_a_pattern_has_its_shape_and_prints_as_it_is_read(text):
     assert Pattern.parse(text).shape(LENGTHS) == PATTERNS[text]
-
-
-@pytest.mark.parametrize("text", PATTERNS)
-def test_a_pattern_prints_as_it_is_read(text):
     printed = str(Pattern.parse(text))
     assert Pattern.parse(printed) == Pattern.parse(text)
     assert printed == " ".join(text.replace("( ", "(").replace(" )", ")").split())
@@ -67,22 +63,6 @@ def test_a_pattern_prints_as_it_is_read(text):
 
 @given(text=st.sampled_from(sorted(PATTERNS)), data=st.data())
 def test_positions_are_those_of_brute_force(text, data):
-    names = data.draw(st.sets(st.sampled_from(sorted(LENGTHS))))
-    units = {
-        name: np.array(sorted(data.draw(st.sets(st.integers(0, LENGTHS[name] - 1)))), dtype=np.int64) for name in names
-    }
-    for axis in Pattern.parse(text).axes:
-        positions = axis.positions(LENGTHS, units)
-        held, start = [], 0
-        for segment in axis.segments:
-            held += [start + position for position in brute(segment.factors, LENGTHS, units)]
-            start += segment.length(LENGTHS)
-        assert list(positions) == held
-        assert axis.length(LENGTHS) == start
-
-
-@given(text=st.sampled_from(sorted(PATTERNS)), data=st.data())
-def test_narrowed_lengths_give_the_shape_of_the_part(text, data):
     """A subnet that is built at the narrowed lengths fits what its rank holds, also whole blocks that are absent."""
     names = data.draw(st.sets(st.sampled_from(sorted(LENGTHS))))
     units = {
@@ -91,6 +71,14 @@ def test_narrowed_lengths_give_the_shape_of_the_part(text, data):
     pattern = Pattern.parse(text)
     lengths = narrowed(LENGTHS, {"it": Parameter(pattern)}, units)
     assert pattern.shape(lengths) == tuple(len(axis.positions(LENGTHS, units)) for axis in pattern.axes)
+    for axis in pattern.axes:
+        positions = axis.positions(LENGTHS, units)
+        held, start = [], 0
+        for segment in axis.segments:
+            held += [start + position for position in brute(segment.factors, LENGTHS, units)]
+            start += segment.length(LENGTHS)
+        assert list(positions) == held
+        assert axis.length(LENGTHS) == start
 
 
 @given(data=st.data(), length=st.integers(0, 20))
@@ -129,9 +117,6 @@ def test_a_pattern_that_cannot_be_read_is_refused_with_its_text(text, says):
         Pattern.parse(text)
     assert says in str(refused.value)
     assert repr(text) in str(refused.value)
-
-
-def test_an_axis_without_a_length_is_refused_by_name():
     with pytest.raises(ConfigError, match="axis wings has no length; lengths are given for hidden"):
         Pattern.parse("wings").shape({"hidden": 3})
 

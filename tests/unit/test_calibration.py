@@ -71,11 +71,8 @@ def test_at_any_number_of_ranks_the_moments_are_those_of_one_batch(ranks, networ
 
 
 def test_a_network_without_batch_normalisation_passes_nothing():
-    """It was 1,024 windows of text, or images, through the full network, for nothing."""
-    settings = {"model.name": f"{FILE}:Rows"}
-
     def program(comm):
-        training = Training(own_run(**settings), comm)
+        training = Training(own_run(model__name=f"{FILE}:Rows"), comm)
         training.evaluator.network.load_weights()
         training.evaluator.network.module.register_forward_pre_hook(lambda *_: pytest.fail("a pass for nothing"))
         training.evaluator.calibrate()

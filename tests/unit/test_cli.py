@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -327,8 +328,14 @@ def test_a_name_that_the_locale_cannot_show_ends_no_command(tmp_path):
 
 
 def test_a_run_whose_standard_streams_are_closed_trains(tmp_path):
-    """Else the first file that is opened has the number of the standard output, and what libraries print goes there."""
-    train = f"train --rounds 1 --hidden 8 --out {tmp_path / 'run'}"
-    done = subprocess.run(f"{sys.executable} -m istmpi {train} <&- >&- 2>&-", shell=True)
+    """Else the first file that is opened has the number of the standard output, and what libraries print goes there.
+
+    PyTorch's compiler is not imported.
+    """
+    program = f"import atexit, pathlib, sys; imported = pathlib.Path({str(tmp_path / 'imported')!r})\n"
+    program += "atexit.register(lambda: imported.write_text(str('torch._dynamo' in sys.modules)))\n"
+    program += "from istmpi.cli.main import main; main()"
+    train = shlex.join([sys.executable, "-c", program, "train", "--rounds", "1", "--out", str(tmp_path / "run")])
+    done = subprocess.run(f"{train} --hidden 8 --local-steps 2 <&- >&- 2>&-", shell=True)
     assert done.returncode == 0
-    assert (tmp_path / "run" / "network.h5").exists()
+    assert (tmp_path / "run" / "network.h5").exists() and (tmp_path / "imported").read_text() == "False"

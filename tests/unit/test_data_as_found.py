@@ -11,33 +11,12 @@ from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
 from istmpi.errors import ConfigError, DataError
 
-CSV = {
-    "constant": ("label,p0,p1\n1,3,0\n0,4,0\n1,5,0\n", "one class, 0. The labels may be in the column label: --label"),
-    "constant number": ("target,p0,p1\n1,3,0.5\n0,4,0.5\n1,5,0.5\n", "equal. The labels may be in the column target"),
-    "codes": ("a,b\n1,01\n2,1\n3,001\n", "has one class, 1. The labels 001, 01, 1 are one number. Write codes as"),
-    "one name": ("a,b\n1,x\n2,x\n", "in.csv has one class, x. A network needs at least two"),
-    "NaN": ("a,b\n1,cat\n2,dog\n3,NaN\n", "example 2 has the name NaN, which programs write for a missing label"),
-    "NA": ("a,b\n1,cat\n2,NA\n", "has the name NA"),
-    "null": ("a,b\n1,cat\n2,null\n", "has the name null"),
-    "numbers above names": ("5.1,3.5,0\n4.9,3.0,cat\n4.7,3.2,dog\n", "line 1: 5.1, 3.5, 0 may be a header"),
-    "only an index": (",b\n0,x\n1,y\n", "in.csv, line 1: '' is not a number"),
-}
 SPLITS = {
     "other spelling": ("<=50K >50K", "<=50K. >50K.", "no training example has the test label <=50K."),
     "words for numbers": ("0 1", "no yes", "no training example has the test label no; training has 0, 1."),
     "hidden": ("0 1", "-1 -1", "no training example has the test label -1"),
     "decimals": ("0 1", "0.0 1.0", "train labels are whole numbers, such as 0, but the label 0.0 of another split has"),
 }
-
-
-@pytest.mark.parametrize("case", CSV)
-def test_a_table_with_labels_that_say_nothing_is_refused_with_the_cause(tmp_path, case):
-    """One class, names for missing values, and headers of numbers are refused."""
-    text, message = CSV[case]
-    (tmp_path / "in.csv").write_text(text)
-    with pytest.raises(DataError) as refused:
-        prepare("csv", tmp_path / "in.csv", tmp_path / "data.h5")
-    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("case", SPLITS)

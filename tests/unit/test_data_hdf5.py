@@ -137,41 +137,17 @@ def damage(file, edit):
         (lambda f: f["normalisation/std"].__setitem__(0, 0), "damaged: normalisation/std, rows 0 to 5: the checksum"),
     ],
 )
-def test_damage_is_named(file, edit, message):
+def test_damage_is_named(file, istmpi_command, edit, message):
     damage(file, edit)
     with pytest.raises(DataError, match=message) as caught:
         open_prepared(file)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_every_edit_of_an_attribute_or_the_list_of_datasets_is_noticed(file, istmpi_command):
-    whole = file.read_bytes()
-    for edit in (
-        lambda f: f.attrs.__setitem__("kind", "speech"),
-        lambda f: f.attrs.__setitem__("shape", (2, 3)),
-        lambda f: f.attrs.__setitem__("note", 1),
-        lambda f: f.attrs.__setitem__("version", 1),
-        lambda f: f.attrs.__delitem__("checksum"),
-        lambda f: f["train/x"].attrs.__setitem__("note", 1),
-        lambda f: f.create_dataset("train/z", data=[1]),
-        lambda f: f.__delitem__("checksums/train/x"),
-        lambda f: f["checksums/train/x"].__setitem__(0, 1),
-        lambda f: f.move("normalisation/mean", "normalisation/std2"),
-        lambda f: f.attrs.__setitem__("shape", (2**62, 2**62)),
-        lambda f: f.attrs.__setitem__("outputs", np.inf),
-        lambda f: f.attrs.__setitem__("task", h5py.Empty("f4")),
-    ):
-        file.write_bytes(whole)
-        damage(file, edit)
-        with pytest.raises(DataError) as refused:
-            data_contents(file)
-        assert str(refused.value).startswith(str(file)) and "\n" not in str(refused.value)
-        code, out, err = istmpi_command("data", "verify", file)
-        assert code == 2 and str(file) in out and len(err.splitlines()) == 1
+    code, out, err = istmpi_command("data", "verify", file)
+    assert code == 2 and str(file) in out and len(err.splitlines()) == 1
 
 
 def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(file, tmp_path):
-    damaged(file, tmp_path, data_contents, 12, 100)
+    assert len(damaged(file, tmp_path, data_contents, 12, 150)) > 25
 
 
 def elsewhere(kind):
@@ -299,10 +275,3 @@ def test_a_dataset_in_chunks_is_refused_before_it_is_read(file, name):
     damage(file, replace)
     with pytest.raises(DataError, match=f"has {name}, which is not stored contiguously"):
         open_prepared(file)
-
-
-def test_a_truncated_file_is_refused(file):
-    for keep in (-1, 1000, 100, 0):
-        file.write_bytes(file.read_bytes()[:keep])
-        with pytest.raises(DataError, match=r"data\.h5 is (not an HDF5 file|truncated|damaged)"):
-            open_prepared(file)

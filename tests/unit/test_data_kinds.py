@@ -234,27 +234,6 @@ def test_csv_label_by_name_and_number(tmp_path, label):
     np.testing.assert_array_equal(data.train.labels(), np.rint(raw["train"][:, 0]) % 2)
 
 
-@pytest.mark.parametrize(
-    "text, options, message",
-    [
-        ("a,b,c\n1,2,x\n1,y,x\n", {}, "in.csv, line 3: 'y' is not a number"),
-        ("a,b,c\n1,2,x\n1,2\n", {}, "in.csv, line 3: 2 columns, but line 1 has 3"),
-        ("a,b,c\n1,,x\n2,3,x\n", {}, "in.csv, line 2: '' is not a number"),
-        ("a,b,c\n1,nan,x\n2,3,y\n", {}, "has nan as feature 1"),
-        ("a,b,kind\n1,2,x\n", {"label": "kin"}, "in.csv has no column kin; did you mean kind"),
-        ("a,b,c\n1,2,x\n", {"label": "7"}, "there is no column 7"),
-        ("a,b,c\n1,2,x\n3,4,y\n", {"task": "regression"}, "the label x is not a number"),
-        ("", {}, "it needs features and a label"),
-        ("a,b,c\n", {}, "in.csv has no train ex"),
-        ("a,b,c\n", {"task": "regression"}, "in.csv has no train ex"),
-        ("a,b,c\n", {"task": "classification"}, "in.csv has no train ex"),
-    ],
-)
-def test_what_is_wrong_with_a_csv_is_named(tmp_path, text, options, message):
-    with pytest.raises(DataError, match=message):
-        table(tmp_path, text, **options)
-
-
 # --- labels of all kinds
 
 

@@ -8,7 +8,6 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from istmpi.comm.clock import Clock
 from istmpi.errors import DataError
 from istmpi.evaluation.evaluator import Score
 from istmpi.loggers import open_loggers, require_installed
@@ -44,14 +43,6 @@ def test_a_record_is_flat_and_has_every_phase_and_every_rank():
     assert datetime.fromisoformat(line["time"]) == datetime.fromtimestamp(1.5e9, timezone.utc)
 
 
-def test_a_clock_tells_what_was_spent_since():
-    clock = Clock()
-    clock.seconds |= {"pull": 1.0, "push": 2.0}
-    before = dict(clock.seconds)
-    clock.seconds |= {"push": 5.0, "hop": 0.5}
-    assert clock.since(before) == {"push": 3.0, "hop": 0.5}
-
-
 @pytest.mark.parametrize("exits, more", [((0.5, 0.75), None), (None, {"P@3": 0.125})])
 def test_the_lines_of_an_earlier_istmpi_are_read_as_those_of_today(tmp_path, exits, more):
     known = {"score": 0.75, "loss": 0.25, "examples": 9, "exits": exits, "bits_per_byte": 1.5, "more": more}
@@ -64,12 +55,8 @@ def test_the_lines_of_an_earlier_istmpi_are_read_as_those_of_today(tmp_path, exi
     assert first == {"round": 4, "loss": 0.75}
     assert second == {name: new[name] for name in second}
     assert set(second) == {"round", "loss"} | {n for n in new if n not in progress().record()}
-
-
-def test_nothing_in_an_earlier_line_takes_the_place_of_something_else(tmp_path):
-    folder = RunFolder(tmp_path)
     folder.append({"round": 5, "score": {"score": 0.5, "more": {"round": 7, "score": 1.0}}})
-    assert folder.metrics() == [{"round": 5, "score": 0.5}]
+    assert folder.metrics()[2] == {"round": 5, "score": 0.5}, "nothing takes the place of something else"
 
 
 class Listener(Watch):

@@ -34,19 +34,18 @@ def test_the_owners_have_every_row_once_in_blocks_that_differ_by_one(length, ran
 
 @pytest.mark.parametrize("text", PATTERNS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_no_rank_has_more_than_the_largest(text, ranks):
+def test_every_element_that_anybody_has_is_there_in_as_many_copies_as_said(text, ranks):
+    """No rank has more than the largest, and the owners have everything once."""
+    for layout in layouts(ranks):
+        for pattern in Pattern.parse(text).pieces(layout.units):
+            require_copies(layout, pattern, ranks)
     for layout in layouts(ranks, [3.0, 1.0, 2.0, 1.0, 1.0][:ranks]):
         for place, axis in enumerate(Pattern.parse(text).axes):
             counts = [len(layout.positions(axis, place, rank)) for rank in range(ranks)]
             assert max(counts) <= layout.largest(axis, place)
-
-
-@pytest.mark.parametrize("text", PATTERNS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_every_element_that_anybody_has_is_there_in_as_many_copies_as_said(text, ranks):
-    for layout in layouts(ranks):
-        for pattern in Pattern.parse(text).pieces(layout.units):
-            require_copies(layout, pattern, ranks)
+    parameter = Parameter(Pattern.parse(text))
+    parts = [prod(part_shape(Owners(LENGTHS, ranks), parameter, rank)) for rank in range(ranks)]
+    assert sum(parts) == parameter.size(LENGTHS)
 
 
 def require_copies(layout, pattern, ranks):
@@ -56,10 +55,3 @@ def require_copies(layout, pattern, ranks):
         copies[np.ix_(*part)] += 1
         assert part_shape(layout, Parameter(pattern), rank) == tuple(map(len, part))
     assert set(np.unique(copies)) - {0} == {layout.copies(pattern.names)}
-
-
-def test_between_rounds_nothing_is_stored_twice():
-    for text in PATTERNS:
-        parameter = Parameter(Pattern.parse(text))
-        parts = [prod(part_shape(Owners(LENGTHS, 4), parameter, rank)) for rank in range(4)]
-        assert sum(parts) == parameter.size(LENGTHS)

@@ -1,11 +1,7 @@
 """Optimizers: their state, taken out and put back, changes nothing."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
-from patience import patient
 from small import small_run
 
 from istmpi.config import Optimizer
@@ -66,16 +62,6 @@ def test_it_steps_as_pytorchs_own(settings):
     assert torch.equal(ours, theirs) and not torch.equal(ours, torch.ones_like(ours))
     state = {name for name, value in optimizer.state[ours].items() if value is not None}
     assert state == {*its.slots, *(["step"] if its.counts_steps else [])}
-
-
-def test_pytorchs_compiler_is_not_imported(tmp_path):
-    program = "import sys; from istmpi.cli.main import main; import atexit\n"
-    program += "atexit.register(lambda: print('imported', 'torch._dynamo' in sys.modules))\nmain()"
-    command = ["train", "--rounds", "1", "--local-steps", "2", "--hidden", "8", "--out", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *command], capture_output=True, text=True, timeout=patient(60)
-    )
-    assert done.returncode == 0 and done.stdout.endswith("imported False\n"), done
 
 
 def test_an_unknown_optimizer_is_refused_with_the_nearest():

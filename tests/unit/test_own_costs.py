@@ -16,6 +16,7 @@ from istmpi.data.sources import open_dataset
 from istmpi.models import mlp_network
 from istmpi.training.network import plan_network
 
+DRY = "train", "--dry-run", "--ranks"
 FILE = Path(networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
 
@@ -104,9 +105,7 @@ def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, ex
     assert "digits: with channels1 32, channels2 64, hidden 128, batch 128 a rank" in out
     code, out, err = istmpi_command("costmodel", "--model", f"{EXAMPLE}:ConvNet", "--hidden", "64", "--advise")
     assert (code, err) == (0, "") and "An example trains" in out
-
-
-def test_what_cannot_be_dealt_out_is_compared_without_a_deal(istmpi_command):
+    # What cannot be dealt out is compared without a deal.
     words = "costmodel", "digits", "--model", f"{FILE}:Fixed", "--method", "local-sgd", "--ranks", "2"
     code, out, err = istmpi_command(*words, "--json")
     assert (code, err) == (0, "")
@@ -120,11 +119,8 @@ def test_what_cannot_be_dealt_out_is_compared_without_a_deal(istmpi_command):
     "words, message",
     [
         (["train", "--dry-run", "--model", f"{FILE}:Grouped"], "no width that can be dealt out (channels: exchanging"),
-        (
-            ["train", "--dry-run", "--ranks", "2", "--model", f"{FILE}:Steps", "--set", "model.hidden=18"],
-            "its constructor fails with hidden = 9: ValueError: 9 is odd",
-        ),
-        (["train", "--dry-run", "--ranks", "9", "--model", f"{FILE}:Steps"], "hidden has 8 units, but the run has 9"),
+        ([*DRY, "2", "--model", f"{FILE}:Steps", "--set", "model.hidden=18"], "hidden = 9: ValueError: 9 is odd"),
+        ([*DRY, "9", "--model", f"{FILE}:Steps"], "hidden has 8 units, but the run has 9"),
         (["train", "--dry-run", "--model", f"{EXAMPLE}:ConvNet", "--batch", "1"], "batch statistics need at least 2"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed"], "no width that can be dealt out (its constructor has no"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed", "--compare", "ist"], "Use another method"),

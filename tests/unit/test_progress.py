@@ -45,24 +45,13 @@ def test_the_time_left_is_told_however_long_a_round_takes(seconds, left):
     view = LiveView(console, 10, ["n0"])
     for done in range(1, 4):
         now += seconds
-        view.progressed(after(done))
+        view.progressed(dataclasses.replace(after(done), validation=Score(0.3, 0.8125, 90)))
     console.print(view.view())
     said = console.file.getvalue()
-    assert "3/10" in said and "loss 0.3333" in said and left in said
-    assert f"{timedelta(seconds=3 * seconds)} +" in re.sub("\x1b.*?m", "", said)
-
-
-def test_a_duration_is_rounded_before_its_unit_is_chosen():
+    assert "3/10" in said and "loss 0.3333" in said and "accuracy 0.8125" in said and left in said
     written = [duration(seconds) for seconds in (59.94, 59.97, 60, 3599.6)]
-    assert written == ["59.9 s", "1 min 0 s", "1 min 0 s", "1 h 00 min"]
-
-
-def test_the_live_view_has_the_score_on_the_validation_split_while_training_goes_on():
-    console = screen()
-    view = LiveView(console, 10, ["n0"])
-    view.progressed(dataclasses.replace(after(1), validation=Score(0.3, 0.8125, 90)))
-    console.print(view.view())
-    assert "accuracy 0.8125" in console.file.getvalue()
+    assert written == ["59.9 s", "1 min 0 s", "1 min 0 s", "1 h 00 min"], "rounded before its unit is chosen"
+    assert f"{timedelta(seconds=3 * seconds)} +" in re.sub("\x1b.*?m", "", said)
 
 
 @pytest.mark.parametrize("width", [30, 50, 67, 80, 140])

@@ -42,6 +42,7 @@ def test_a_phase_inside_another_is_taken_out_of_it(now):
     with clock("pull"):
         now[0] += 1
     assert clock.seconds == {"compute": 9, "push": 18, "wait": 4, "pull": 4}
+    assert clock.since({"compute": 9, "push": 16, "wait": 4}) == {"push": 2, "pull": 4}
 
 
 def test_a_folder_of_ones_own_is_the_first_that_is_free(tmp_path, monkeypatch):

@@ -51,10 +51,8 @@ def test_every_setting_stands_on_the_page_with_its_owner_and_default():
 
 
 def test_a_setting_a_section_a_method_and_a_key_are_found(capsys):
-    assert said(capsys, "method.redeal").split("\n")[:2] == [
-        "method.redeal  (ist)",
-        "  Fraction of each group's units to redeal each round.",
-    ]
+    first = "method.redeal  (ist)\n  Fraction of each group's units to redeal each round.\n"
+    assert said(capsys, "method.redeal").startswith(first)
     assert "  range:   in [0, 1]\n  default: 1.0\n" in said(capsys, "redeal")
     assert said(capsys, "fedavg").count("(fedavg)") == 2
     assert {"(xc)", "(mlp)", "(transformer)"} <= {*said(capsys, "model.hidden").split()}
@@ -62,10 +60,10 @@ def test_a_setting_a_section_a_method_and_a_key_are_found(capsys):
     assert "range:   above 0" in said(capsys, "optimizer.lr")
 
 
-@pytest.mark.parametrize("name, near", [("method.redael", "method.redeal"), ("locl_steps", "local_steps"), ("", "")])
-def test_a_name_that_is_none_is_refused_with_the_nearest(name, near):
-    with pytest.raises(ConfigError, match=f"no setting {name}.*{near}" if name else "no setting"):
-        command.main([name or "[]"], standalone_mode=False)
+def test_a_name_that_is_none_is_refused_with_the_nearest():
+    for name, near in (("method.redael", "method.redeal"), ("locl_steps", "local_steps"), ("[]", "")):
+        with pytest.raises(ConfigError, match=f"no setting {name}.*{near}" if near else "no setting"):
+            command.main([name], standalone_mode=False)
 
 
 def test_settings_are_listed_with_default_range_and_owner(capsys):

@@ -65,14 +65,12 @@ def test_no_rank_is_left_without_a_part():
     assert all(len(part) >= 1 for part in deal.units["a"])
 
 
-def test_ranks_that_are_about_as_fast_change_nothing():
+def test_ranks_that_are_about_as_fast_and_a_single_slow_round_change_nothing():
     assert set(carried_out([1.0, 1.05, 0.98], lambda share: share)) == {equal(3)}
-
-
-def test_a_single_round_that_was_slow_changes_nothing():
-    shares = Shares(2, follows=True)
+    shares, without = Shares(2, follows=True), Shares(2, follows=True)
     for round in range(20):
         assert shares.measured(round, (1.0, 9.0 if round % ROUNDS == 1 else 1.0)) is None
+        assert without.measured(round, (float(round % 2), 0.0)) is None, "a round without times says nothing"
 
 
 def test_a_change_has_a_lead_and_is_measured_before_the_next():
@@ -85,12 +83,6 @@ def test_a_change_has_a_lead_and_is_measured_before_the_next():
             assert shares.of(round + LEAD - 1) == before and shares.of(round + LEAD) == wanted != before
             changed.append(round)
     assert changed == [2, 6, 10, 14, 18][: len(changed)] and len(changed) > 2
-
-
-@pytest.mark.parametrize("seconds", [(1.0, 0.0), (0.0, 0.0)])
-def test_a_round_without_times_says_nothing(seconds):
-    shares = Shares(2, follows=True)
-    assert all(shares.measured(round, seconds) is None for round in range(9))
 
 
 def test_a_checkpoint_remembers_what_is_decided_and_what_was_trained_last():
@@ -152,6 +144,8 @@ def test_what_is_typed():
     for wrong in "1;2", "nan,1", "true":
         with pytest.raises(ConfigError, match=r"method\.shares"):
             typed(wrong)
+    with pytest.raises(ConfigError, match=r"method.shares = 3 must be a list, auto, or a metrics\.jsonl\."):
+        Run().override({"method.shares": 3})
 
 
 def test_a_comparison_leaves_them_out_where_nothing_is_dealt(tmp_path):
@@ -159,8 +153,3 @@ def test_a_comparison_leaves_them_out_where_nothing_is_dealt(tmp_path):
     assert [turn.run.method.shares for turn in made] == ["auto", None]
     listed = list_turns(Run().override({"method.shares": [1, 2]}), ["local-sgd"], 1, tmp_path)
     assert listed[0].run.method.shares is None
-
-
-def test_a_value_of_another_kind_is_refused():
-    with pytest.raises(ConfigError, match=r"method.shares = 3 must be a list, auto, or a metrics\.jsonl\."):
-        Run().override({"method.shares": 3})

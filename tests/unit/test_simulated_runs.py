@@ -47,11 +47,7 @@ def test_the_recorded_bits_and_messages_come_out_when_ranks_stop_and_are_slow(ca
         {"method__name": "dynamic-averaging", "method__threshold": 0.012},
         {"method__name": "data-parallel", "model__dropout": 0.2},
     ],
-    ids=lambda settings: (
-        settings.get("method__name", "ist")
-        + " redealt" * ("method__redeal" in settings)
-        + " delayed" * ("method__delay" in settings)
-    ),
+    ids=["ist redealt", "ist delayed", "dynamic-averaging", "data-parallel"],
 )
 def test_schedules_with_delays_stops_slow_and_lost_ranks_keep_the_law(settings):
     schedules = Schedules(small_run(**SHORT | settings), 3, KINDS)
@@ -101,12 +97,9 @@ def test_a_run_killed_at_any_call_and_resumed_comes_to_the_same_weights():
     assert len(found) >= 6 and not any(found)
 
 
-def test_parallel_hdf5_is_refused_in_one_line():
+def test_parallel_hdf5_and_shares_that_follow_the_clock_are_refused_in_one_line():
     with pytest.raises(ConfigError, match="^checkpoint.writer = 'mpio' needs an MPI library, .* Use direct"):
         simulate_training(Run().override({"checkpoint.writer": "mpio"}), 2, Faults())
-
-
-def test_shares_that_follow_the_clock_are_refused_for_schedules():
     with pytest.raises(ConfigError, match="^method.shares = 'auto' follows measured times"):
         Schedules(small_run(method__shares="auto"), 2, KINDS)
 
@@ -177,22 +170,18 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_pa
 
 def test_a_run_s_folder_is_resumed_as_train_resumes_it(istmpi_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small = ("--ranks", "2", "--hidden", "16", "-q")
-    for words in (["--out", "run"], ["run", "--rounds", "3"], ["--resume", "run", "--rounds", "4"]):
-        more = [] if "--rounds" in words else ["--rounds", "2"]
-        assert (
-            istmpi_command("simulate", *words, *more, *(small if "--out" in words else small[:2] + small[-1:]))[0] == 0
-        )
+    first = ["--out", "run", "--rounds", "2", "--hidden", "16"]
+    for words in (first, ["run", "--rounds", "3"], ["--resume", "run", "--rounds", "4"]):
+        assert istmpi_command("simulate", *words, "--ranks", "2", "-q")[0] == 0
     assert [line["round"] for line in RunFolder(tmp_path / "run").metrics()] == [1, 2, 3, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("command", ["train", "simulate", "costmodel"])
-def test_the_folder_of_a_program_s_run_is_refused_with_its_cure(istmpi_command, tmp_path, command):
-    run = Run().override({"data.source": "{rank}"})
-    (tmp_path / "run.toml").write_text(run.toml())
-    code, _, said = istmpi_command(command, tmp_path)
-    assert code == 2 and f"{tmp_path} is a run of a program" in said and "resume='auto'" in said
+def test_the_folder_of_a_program_s_run_is_refused_with_its_cure(istmpi_command, tmp_path):
+    (tmp_path / "run.toml").write_text(Run().override({"data.source": "{rank}"}).toml())
+    for command in ("train", "simulate", "costmodel"):
+        code, _, said = istmpi_command(command, tmp_path)
+        assert code == 2 and f"{tmp_path} is a run of a program" in said and "resume='auto'" in said
 
 
 def test_a_program_of_its_own_rounds_runs_on_simulated_ranks(tmp_path):

@@ -117,20 +117,42 @@ def test_other_delimiters_are_read_when_given(table):
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    "text, options, message",
     [
-        ("a,b,label\n1,2,x,\n3,4,y,\n", "line 2: 4 columns, but line 1 has 3. A delimiter at the end of a line"),
-        ("a,b,\n1,2,\n3,4,\n", "line 2 has no label.*a delimiter at the end of a line starts another"),
-        ("5.1,?,setosa\n" + "5,3,setosa\n" * 10, r"line 1: '\?' is not a number, but others are.*--header yes"),
-        ("1,2,x,\n3,4,y,\n", "line 1: 'x' is not a number, but others are"),
-        ('a,b,label\n"0,5",2,x\n1,2,y\n3,4,y\n', "'0,5' is not a number.*decimal point"),
-        ("a,a,b\n1,2,x\n", "several columns are called 'a'"),
-        ('a,b,label\n1,2,"x\n3,4,y\n', "in.csv is not a table: unexpected end of data"),
+        ("a,b,label\n1,2,x,\n3,4,y,\n", {}, "line 2: 4 columns, but line 1 has 3. A delimiter at the end of a line"),
+        ("a,b,\n1,2,\n3,4,\n", {}, "line 2 has no label.*a delimiter at the end of a line starts another"),
+        ("5.1,?,setosa\n" + "5,3,setosa\n" * 10, {}, r"line 1: '\?' is not a number, but others are.*--header yes"),
+        ("1,2,x,\n3,4,y,\n", {}, "line 1: 'x' is not a number, but others are"),
+        ('a,b,label\n"0,5",2,x\n1,2,y\n3,4,y\n', {}, "'0,5' is not a number.*decimal point"),
+        ("a,a,b\n1,2,x\n", {"label": "a"}, "several columns are called 'a'"),
+        ('a,b,label\n1,2,"x\n3,4,y\n', {}, "in.csv is not a table: unexpected end of data"),
+        ("a,b,c\n1,2,x\n1,y,x\n", {}, "in.csv, line 3: 'y' is not a number"),
+        ("a,b,c\n1,2,x\n1,2\n", {}, "in.csv, line 3: 2 columns, but line 1 has 3"),
+        ("a,b,c\n1,,x\n2,3,x\n", {}, "in.csv, line 2: '' is not a number"),
+        ("a,b,c\n1,nan,x\n2,3,y\n", {}, "has nan as feature 1"),
+        ("a,b,kind\n1,2,x\n", {"label": "kin"}, "in.csv has no column kin; did you mean kind"),
+        ("a,b,c\n1,2,x\n", {"label": "7"}, "there is no column 7"),
+        ("a,b,c\n1,2,x\n3,4,y\n", {"task": "regression"}, "the label x is not a number"),
+        ("", {}, "it needs features and a label"),
+        ("a,b,c\n", {}, "in.csv has no train ex"),
+        ("a,b,c\n", {"task": "regression"}, "in.csv has no train ex"),
+        ("a,b,c\n", {"task": "classification"}, "in.csv has no train ex"),
+        ("label,p0,p1\n1,3,0\n0,4,0\n1,5,0\n", {}, "one class, 0. The labels may be in the column label: --label"),
+        ("target,p0,p1\n1,3,0.5\n0,4,0.5\n1,5,0.5\n", {}, "equal. The labels may be in the column target"),
+        ("a,b\n1,01\n2,1\n3,001\n", {}, "has one class, 1. The labels 001, 01, 1 are one number. Write codes as"),
+        ("a,b\n1,x\n2,x\n", {}, "in.csv has one class, x. A network needs at least two"),
+        ("a,b\n1,cat\n2,dog\n3,NaN\n", {}, "example 2 has the name NaN, which programs write for a missing label"),
+        ("a,b\n1,cat\n2,NA\n", {}, "has the name NA"),
+        ("a,b\n1,cat\n2,null\n", {}, "has the name null"),
+        ("5.1,3.5,0\n4.9,3.0,cat\n4.7,3.2,dog\n", {}, "line 1: 5.1, 3.5, 0 may be a header"),
+        (",b\n0,x\n1,y\n", {}, "in.csv, line 1: '' is not a number"),
     ],
 )
-def test_what_is_wrong_is_named(table, text, message):
-    with pytest.raises(DataError, match=message):
-        prepared(table(text), label="a" if "a,a" in text else None)
+def test_what_is_wrong_is_named(table, text, options, message):
+    """Also one class, names for missing values, and headers of numbers."""
+    with pytest.raises(DataError, match=message) as refused:
+        prepared(table(text), **options)
+    assert "\n" not in str(refused.value)
 
 
 def test_blank_lines_and_white_space_around_labels_do_not_count(table):
