@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from itertools import product
 from pathlib import Path, PurePosixPath
+from tarfile import HeaderError, ReadError, TarFile
 from typing import BinaryIO
 
 import numpy as np
@@ -226,11 +227,28 @@ def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+_ENDS = ("EOFHeaderError", "EmptyHeaderError")
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header; ReadError if it is damaged."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: TarFile) -> "_Header":
+        try:
+            return super().fromtarfile(tarfile)
+        except HeaderError as error:
+            if type(error).__name__ in _ENDS:
+                raise
+            # tarfile takes a damaged header behind the first one for the archive's end.
+            raise ReadError(str(error)) from None
+
+
 def _open_tar(path: Path) -> tarfile.TarFile:
     try:
-        return tarfile.open(path, "r:")
+        return tarfile.open(path, "r:", tarinfo=_Header)
     except tarfile.ReadError:
-        return tarfile.open(path, "r|*", bufsize=2**20)
+        return tarfile.open(path, "r|*", bufsize=2**20, tarinfo=_Header)
 
 
 def _is_tar(path: Path) -> bool:

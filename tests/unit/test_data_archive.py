@@ -149,3 +149,13 @@ def test_headers_whose_size_cannot_be_are_refused(tmp_path):
     path.write_bytes(content[:1024] + with_size(content[1024:1536], b"\xff" * 10 + b"\xfc\x00") + content[1536:])
     with pytest.raises(DataError, match=r"x.tar cannot be read|holds no files"):
         Archive(path)
+
+
+@pytest.mark.parametrize("cut", [1536, 1300])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_damaged_header_is_not_the_end_of_an_archive(tmp_path, cut, pack):
+    """tarfile ends there as at the last member: the second one would be lost in silence."""
+    content = write_tar(tmp_path / "x.tar", member("a/1.wav", b"1"), member("a/2.wav", b"2")).read_bytes()
+    (tmp_path / "y.tar").write_bytes(pack(content[:1024] + b"?" + content[1025:cut]))
+    with pytest.raises(DataError, match="y.tar cannot be read"):
+        Archive(tmp_path / "y.tar")
