@@ -97,12 +97,6 @@ class EncoderLayer(nn.Module):
         return self.last(self.layer(self.into(x)).mean(1))
 
 
-class EncoderLayerFirst(EncoderLayer):
-    """The same, normalised before the product."""
-
-    first = True
-
-
 class Encoder(nn.Module):
     """torch's own encoder, normalised first: so many layers that add to their input."""
 
@@ -152,17 +146,6 @@ class RelativeTable(Heads):
 
     def more(self, length):
         return self.table[:, :length, :length]
-
-
-class RelativeBuckets(Heads):
-    """A learnt number of each head for each distance, which is looked up and added."""
-
-    def prepare(self, length):
-        self.buckets = nn.Embedding(2 * length, self.heads)
-
-    def more(self, length):
-        places = torch.arange(length)
-        return self.buckets(places[:, None] - places + length).permute(2, 0, 1)
 
 
 class SlopesLearnt(Heads):
@@ -248,19 +231,6 @@ class MultiQuery(nn.Module):
         return self.out(heads.transpose(1, 2).flatten(2).mean(1))
 
 
-class AttentionPooled(nn.Module):
-    """One learnt query decides how much each place counts."""
-
-    def __init__(self, shape, outputs, hidden=12):
-        super().__init__()
-        self.first, self.query = nn.Linear(shape[-1], hidden), nn.Parameter(torch.randn(hidden) / 3)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        return self.last((torch.softmax(x @ self.query, 1)[..., None] * x).sum(1))
-
-
 class Latents(nn.Module):
     """Learnt queries, so many as an argument says, whose answers are averaged."""
 
@@ -272,22 +242,6 @@ class Latents(nn.Module):
     def forward(self, x):
         attended = torch.softmax(self.latents @ self.key(x).transpose(1, 2), -1) @ self.value(x)
         return self.last(torch.tanh(attended).mean(1))
-
-
-class Mixer(nn.Module):
-    """Hidden layers across places and across channels, on a stream."""
-
-    def __init__(self, shape, outputs, stream=6, across=12, along=14):
-        super().__init__()
-        self.into, self.norm = nn.Linear(shape[-1], stream), nn.LayerNorm(stream)
-        self.up_places, self.down_places = nn.Linear(shape[0], across), nn.Linear(across, shape[0])
-        self.up, self.down, self.last = nn.Linear(stream, along), nn.Linear(along, stream), nn.Linear(stream, outputs)
-
-    def forward(self, x):
-        x = self.into(x)
-        mixed = self.down_places(functional.gelu(self.up_places(self.norm(x).transpose(1, 2))))
-        x = x + mixed.transpose(1, 2)
-        return self.last((x + self.down(functional.gelu(self.up(self.norm(x))))).mean(1))
 
 
 class T5Attention(nn.Module):

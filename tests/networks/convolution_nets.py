@@ -78,22 +78,6 @@ class Residual(nn.Module):
         return self.last((x + self.second(inner)).mean((2, 3)))
 
 
-class Unet(nn.Module):
-    """Two scales, with what comes up beside what went by."""
-
-    def __init__(self, shape, outputs, channels=12):
-        super().__init__()
-        self.first, self.down = nn.Conv2d(shape[0], channels, 3, padding=1), nn.Conv2d(channels, 2 * channels, 2, 2)
-        self.up = nn.ConvTranspose2d(2 * channels, channels, 2, stride=2)
-        self.joined = nn.Conv2d(2 * channels, channels, 3, padding=1)
-        self.last = nn.Conv2d(channels, outputs, 1)
-
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        deep = torch.relu(self.up(torch.relu(self.down(x))))
-        return self.last(torch.relu(self.joined(torch.cat([x, deep], dim=1)))).mean((2, 3))
-
-
 class Upsampling(nn.Module):
     """Transposed convolutions, the second one of each channel by itself."""
 
@@ -106,39 +90,6 @@ class Upsampling(nn.Module):
 
     def forward(self, x):
         return self.last(torch.relu(self.alone(torch.relu(self.up(torch.relu(self.first(x)))))).mean((2, 3)))
-
-
-class ConvNext(nn.Module):
-    """A block of a ConvNeXt: depthwise, normalised over channels, inverted, with a gain of each channel."""
-
-    def __init__(self, shape, outputs, stream=6, hidden=12):
-        super().__init__()
-        self.stem = nn.Conv2d(shape[0], stream, 2, stride=2)
-        self.depthwise, self.norm = nn.Conv2d(stream, stream, 3, padding=1, groups=stream), nn.LayerNorm(stream)
-        self.up, self.down = nn.Linear(stream, hidden), nn.Linear(hidden, stream)
-        self.gamma = nn.Parameter(torch.full((stream,), 0.1))
-        self.last = nn.Linear(stream, outputs)
-
-    def forward(self, x):
-        x = self.stem(x)
-        inner = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        inner = self.gamma * self.down(functional.gelu(self.up(inner)))
-        return self.last((x + inner.permute(0, 3, 1, 2)).mean((2, 3)))
-
-
-class SqueezeExcite(nn.Module):
-    """Channels that are weighted by what all of them say."""
-
-    def __init__(self, shape, outputs, channels=12, squeezed=14):
-        super().__init__()
-        self.first = nn.Conv2d(shape[0], channels, 3)
-        self.squeeze, self.excite = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
-        self.last = nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        weights = self.excite(torch.relu(self.squeeze(x.mean((2, 3), keepdim=True))))
-        return self.last((x * torch.sigmoid(weights)).mean((2, 3)))
 
 
 class PixelShuffled(nn.Module):
@@ -164,19 +115,6 @@ class ChannelsShuffled(nn.Module):
     def forward(self, x):
         x = functional.channel_shuffle(torch.relu(self.first(x)), 2)
         return self.last(torch.relu(self.second(x)).mean((2, 3)))
-
-
-class Temporal(nn.Module):
-    """Dilated convolutions of a sequence."""
-
-    def __init__(self, shape, outputs, channels=12):
-        super().__init__()
-        self.first = nn.Conv1d(shape[-1], channels, 2, padding=1)
-        self.second = nn.Conv1d(channels, channels, 2, dilation=2)
-        self.last = nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.second(torch.relu(self.first(x.transpose(1, 2))))).amax(-1))
 
 
 class Inverted(nn.Module):
@@ -221,16 +159,3 @@ class DenseNet(nn.Module):
         x = torch.cat([x, torch.relu(self.first(x))], dim=1)
         x = torch.cat([x, torch.relu(self.second(x))], dim=1)
         return self.last(x).mean((2, 3))
-
-
-class Film(nn.Module):
-    """Channels with a gain and an offset that the mean of the image decides."""
-
-    def __init__(self, shape, outputs, channels=12, code=14):
-        super().__init__()
-        self.first, self.code = nn.Conv2d(shape[0], channels, 3), nn.Linear(shape[0], code)
-        self.film, self.last = nn.Linear(code, 2 * channels), nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        gain, offset = self.film(torch.tanh(self.code(x.mean((2, 3)))))[..., None, None].chunk(2, dim=1)
-        return self.last(torch.relu(self.first(x) * gain + offset).mean((2, 3)))

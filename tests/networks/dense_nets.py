@@ -31,18 +31,6 @@ class BatchNormed(nn.Module):
         return self.last(torch.relu(self.second_norm(self.second(x))))
 
 
-class Dropped(nn.Module):
-    """Dropout behind the hidden layer."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        layers = [nn.Linear(features, hidden), nn.GELU(), nn.Dropout(0.3), nn.Linear(hidden, outputs)]
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x):
-        return self.layers(x)
-
-
 class Glu(nn.Module):
     """Gates and values in the two halves of one product."""
 
@@ -159,20 +147,6 @@ class BesideInputs(nn.Module):
 
     def forward(self, x):
         return self.last(torch.cat([torch.relu(self.up(x)), x], dim=1))
-
-
-class Siren(nn.Module):
-    """Sines, with small weights that the constructor draws."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.second = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
-        self.last = nn.Linear(hidden, outputs)
-        nn.init.uniform_(self.first.weight, -1 / features, 1 / features)
-        nn.init.uniform_(self.second.weight, -((6 / hidden) ** 0.5) / 30, (6 / hidden) ** 0.5 / 30)
-
-    def forward(self, x):
-        return self.last(torch.sin(30 * self.second(torch.sin(30 * self.first(x)))))
 
 
 class UnitsAdded(nn.Module):

@@ -18,18 +18,6 @@ class GroupsOfNorm(nn.Module):
         return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
 
 
-class FourGroups(nn.Module):
-    """Channels that are normalised in four groups."""
-
-    def __init__(self, shape, outputs, channels=16):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(shape[0], channels, 3), nn.GroupNorm(4, channels)
-        self.last = nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
-
-
 class OneGroup(nn.Module):
     """All channels and pixels in one group."""
 
@@ -157,18 +145,6 @@ class OnSphere(nn.Module):
 
     def forward(self, x):
         return self.last(functional.normalize(torch.tanh(self.first(x)), dim=-1))
-
-
-class Prelu(nn.Module):
-    """A slope of each unit."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.slopes = nn.Linear(features, hidden), nn.PReLU(hidden)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(self.slopes(self.first(x)))
 
 
 class WeightNormed(nn.Module):

@@ -47,19 +47,6 @@ class Einsum(nn.Module):
         return torch.einsum("bh,ho->bo", torch.relu(torch.einsum("bh,hw->bw", x, self.second)), self.last)
 
 
-class OfDict(nn.Module):
-    """Weights in a dict."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        shapes = {"up": (hidden, features), "bias": (hidden,), "down": (outputs, hidden)}
-        self.weights = nn.ParameterDict({name: torch.randn(shape) / 3 for name, shape in shapes.items()})
-
-    def forward(self, x):
-        x = torch.relu(functional.linear(x, self.weights["up"], self.weights["bias"]))
-        return functional.linear(x, self.weights["down"])
-
-
 class OfList(nn.Module):
     """Weights in a list, with inputs first."""
 
@@ -113,19 +100,6 @@ class Machine(nn.Module):
         return self.linear(x) + 0.5 * (sums**2 - squares).sum(-1)
 
 
-class TwoTowers(nn.Module):
-    """The product of what two towers say, for each output."""
-
-    def __init__(self, features, outputs, units=12):
-        super().__init__()
-        self.outputs, self.units = outputs, units
-        self.user, self.item = nn.Linear(features, units), nn.Linear(features, outputs * units)
-
-    def forward(self, x):
-        item = torch.tanh(self.item(x)).view(len(x), self.outputs, self.units)
-        return (torch.tanh(self.user(x))[:, None] * item).sum(-1)
-
-
 class CosineHead(nn.Module):
     """Cosines between the units and a learnt direction of each class."""
 
@@ -154,17 +128,6 @@ class Prototypes(nn.Module):
 
     def forward(self, x):
         return -(torch.tanh(self.first(x))[:, None] - self.points).pow(2).sum(-1)
-
-
-class Radial(nn.Module):
-    """Units that are the nearness to a learnt point each."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.centres, self.last = nn.Parameter(torch.randn(hidden, features)), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(torch.exp(-0.1 * (x[:, None] - self.centres).pow(2).sum(-1)))
 
 
 class Outer(nn.Module):

@@ -119,21 +119,6 @@ class GruCells(nn.Module):
         return self.last(state)
 
 
-class MinGru(nn.Module):
-    """A recurrence whose gates do not see the state."""
-
-    def __init__(self, shape, outputs, hidden=12):
-        super().__init__()
-        self.both, self.last = nn.Linear(shape[-1], 2 * hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        gates, values = self.both(x).chunk(2, -1)
-        state = torch.zeros_like(values[:, 0])
-        for gate, value in zip(torch.sigmoid(gates).unbind(1), values.unbind(1)):
-            state = torch.lerp(state, torch.tanh(value), gate)
-        return self.last(state)
-
-
 class Mamba(nn.Module):
     """A selective state space: each channel's states decay at rates that start as 1, 2, 3 and so on."""
 

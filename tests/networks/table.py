@@ -1,6 +1,6 @@
 """The networks of this folder, and what is true of each; written by hand, before and beside the code that finds it out.
 
-`ROWS` has a row for each class. A row's ``scaled`` says where a subnet of half the units sums half as much as the full
+`ROWS` has a row for each class. A row's ``uses`` say where a subnet of half the units sums half as much as the full
 network.
 """
 
@@ -29,6 +29,8 @@ BUILDS = "draws random values"
 """Two builds with the same parameters and buffers compute different outputs."""
 HALVES = "two equal halves change the outputs"
 """No factor makes a sum over its units right."""
+FACTORLESS = "no factor makes its sums right"
+"""A normalisation joins its units with other numbers."""
 NO_WIDTHS = "wrapper"
 """No argument is an integer, and the message gives the wrapper that is the cure."""
 
@@ -40,19 +42,19 @@ class Row:
     network: str
     """Its class, as ``dense_nets.Mlp``."""
     shape: tuple[int, ...]
-    dealt: str = ""
-    """The arguments, with a number behind one of a list, whose units are interchangeable."""
+    uses: str = ""
+    """The arguments whose units are interchangeable, with a number behind one of a list: ``hidden1: up.weight, wide``.
+
+    Behind the colon stand the uses that sum over the argument's units, with no batch normalisation directly behind: the
+    names of parameters, with the power of the share behind ``^`` if it is not 1. With a ``|`` behind a name only the
+    units' positions count, beside which others lie on the axis. Behind a ``+`` stand uses that are of no parameter, or
+    of one that has another use, too."""
     undealt: Mapping[str, str] = field(default_factory=dict)
     """The other integers, each with the kind of its reason."""
     default: str | None = None
     """The arguments that are dealt out by default, where that is not all of them."""
     blocks: str = ""
-    """Arguments among ``dealt`` whose units are whole blocks."""
-    scaled: Mapping[str, str] = field(default_factory=dict)
-    """The uses that sum over each argument's units, with no batch normalisation directly behind: the names of
-    parameters, with the power of the share behind ``^`` if it is not 1. With a ``|`` behind a name only the units'
-    positions count, beside which others lie on the axis. Behind a ``+`` stand uses that are of no parameter, or of one
-    that has another use, too."""
+    """Arguments among them whose units are whole blocks."""
     means: str = ""
     """Arguments whose units are averaged so that a network of twins averages others: the few best of all."""
     trains: bool | None = True
@@ -75,6 +77,17 @@ class Row:
         return self.network.partition(".")[2]
 
     @property
+    def dealt(self) -> str:
+        """The names of the arguments whose units are interchangeable."""
+        return " ".join(part.partition(":")[0].strip() for part in self.uses.split(","))
+
+    @property
+    def scaled(self) -> dict[str, str]:
+        """The uses that sum over each argument's units, where there are any."""
+        pairs = [part.split(":") for part in self.uses.split(",") if ":" in part]
+        return {name.strip(): uses.strip() for name, uses in pairs}
+
+    @property
     def default_groups(self) -> set[str]:
         """The names of what is dealt out by default."""
         return set((self.dealt if self.default is None else self.default).split())
@@ -85,575 +98,292 @@ class Row:
         return VOCABULARY if self.shape == TOKENS else OUTPUTS
 
 
+def rows(module: str, names: str, *facts: object, **more: object) -> list[Row]:
+    """Make the rows of a module's networks of which the same is true."""
+    return [Row(f"{module}.{name}", *facts, **more) for name in names.split()]
+
+
 FROZEN = "changes the outputs"
 """A frozen weight is a buffer, which every rank has whole: its units have their places."""
 CONSTRUCTOR = {"model.init": "constructor"}
 RESIDUAL = Row(
     "dense_nets.ResidualMlp",
     FLAT,
-    "stream hidden depth",
+    "stream: blocks.0.up.weight blocks.1.up.weight blocks.2.up.weight last.weight, "
+    "hidden: blocks.0.down.weight blocks.1.down.weight blocks.2.down.weight, depth",
     default="hidden",
     blocks="depth",
-    scaled={
-        "stream": "blocks.0.up.weight blocks.1.up.weight blocks.2.up.weight last.weight",
-        "hidden": "blocks.0.down.weight blocks.1.down.weight blocks.2.down.weight",
-    },
 )
 DENSE = (
-    Row("dense_nets.Mlp", FLAT, "hidden1 hidden2", scaled={"hidden1": "second.weight", "hidden2": "last.weight"}),
-    Row("dense_nets.BatchNormed", FLAT, "hidden wide", scaled={"wide": "last.weight"}),
-    Row("dense_nets.Dropped", FLAT, "hidden", scaled={"hidden": "layers.3.weight"}, random=True),
-    Row("dense_nets.Glu", FLAT, "hidden", scaled={"hidden": "last.weight"}),
-    Row(
-        "dense_nets.SwiGlu",
-        FLAT,
-        "stream hidden",
-        default="hidden",
-        scaled={"stream": "gate.weight up.weight last.weight", "hidden": "down.weight"},
-    ),
+    Row("dense_nets.Mlp", FLAT, "hidden1: second.weight, hidden2: last.weight"),
+    Row("norm_nets.LayerNormed", FLAT, "hidden1: second.weight, hidden2: last.weight"),
+    Row("dense_nets.BatchNormed", FLAT, "hidden, wide: last.weight"),
+    *rows("dense_nets", "Glu Maxout Crelu", FLAT, "hidden: last.weight"),
+    Row("norm_nets.RmsNormed", FLAT, "hidden: last.weight"),
+    Row("dense_nets.SwiGlu", FLAT, "stream: gate.weight up.weight last.weight, hidden: down.weight", default="hidden"),
     RESIDUAL,
     replace(RESIDUAL, network="dense_nets.InPairs", dtype="float32"),
-    Row("dense_nets.Highway", FLAT, "hidden", scaled={"hidden": "change.weight gate.weight last.weight"}),
-    Row("dense_nets.Maxout", FLAT, "hidden", scaled={"hidden": "last.weight"}),
-    Row("dense_nets.Crelu", FLAT, "hidden", scaled={"hidden": "last.weight"}),
-    Row("dense_nets.BesideInputs", FLAT, "hidden", scaled={"hidden": "last.weight|"}),
-    Row("dense_nets.Siren", FLAT, "hidden", scaled={"hidden": "second.weight last.weight"}),
-    Row("dense_nets.UnitsAdded", FLAT, "units", scaled={"units": "+sum"}),
+    Row("dense_nets.Highway", FLAT, "hidden: change.weight gate.weight last.weight"),
+    Row("dense_nets.BesideInputs", FLAT, "hidden: last.weight|"),
+    Row("dense_nets.UnitsAdded", FLAT, "units: +sum"),
     Row("dense_nets.UnitsAveraged", FLAT, "units"),
-    Row(
-        "dense_nets.TwoExits",
-        FLAT,
-        "hidden1 hidden2",
-        scaled={"hidden1": "second.weight early.weight", "hidden2": "last.weight"},
-    ),
-    Row("dense_nets.OneLayerTwice", FLAT, "hidden", scaled={"hidden": "again.weight last.weight"}),
+    Row("dense_nets.TwoExits", FLAT, "hidden1: second.weight early.weight, hidden2: last.weight"),
+    Row("dense_nets.OneLayerTwice", FLAT, "hidden: again.weight last.weight"),
 )
 CONVOLUTIONS = (
-    Row(
-        "convolution_nets.Lenet",
-        IMAGE,
-        "channels1 channels2 hidden",
-        scaled={"channels1": "second.weight", "channels2": "dense.weight", "hidden": "last.weight"},
+    Row("convolution_nets.Lenet", IMAGE, "channels1: second.weight, channels2: dense.weight, hidden: last.weight"),
+    Row("convolution_nets.Separable", IMAGE, "channels, wide: last.weight"),
+    Row("convolution_nets.GroupsCounted", IMAGE, "groups: last.weight"),
+    *rows(
+        "convolution_nets", "GroupsFixed ChannelsShuffled", IMAGE, undealt={"channels": ORDER_OR_JOINED}, trains=False
     ),
-    Row("convolution_nets.Separable", IMAGE, "channels wide", scaled={"wide": "last.weight"}),
-    Row("convolution_nets.GroupsCounted", IMAGE, "groups", scaled={"groups": "last.weight"}),
-    Row("convolution_nets.GroupsFixed", IMAGE, undealt={"channels": ORDER_OR_JOINED}, trains=False),
-    Row(
-        "convolution_nets.Residual",
-        IMAGE,
-        "stream inner",
-        default="inner",
-        scaled={"stream": "last.weight", "inner": "second.weight"},
-    ),
-    Row(
-        "convolution_nets.Unet",
-        IMAGE,
-        "channels",
-        scaled={"channels": "down.weight up.weight joined.weight last.weight"},
-    ),
-    Row("convolution_nets.Upsampling", IMAGE, "channels wide", scaled={"channels": "up.weight", "wide": "last.weight"}),
-    Row(
-        "convolution_nets.ConvNext",
-        IMAGE,
-        "stream hidden",
-        default="hidden",
-        scaled={"stream": "up.weight last.weight", "hidden": "down.weight"},
-    ),
-    Row(
-        "convolution_nets.SqueezeExcite",
-        IMAGE,
-        "channels squeezed",
-        scaled={"channels": "squeeze.weight last.weight", "squeezed": "excite.weight"},
-    ),
-    Row("convolution_nets.PixelShuffled", IMAGE, "channels", scaled={"channels": "last.weight"}),
-    Row("convolution_nets.ChannelsShuffled", IMAGE, undealt={"channels": ORDER_OR_JOINED}, trains=False),
-    Row("convolution_nets.Temporal", SEQUENCE, "channels", scaled={"channels": "second.weight last.weight"}),
-    Row(
-        "convolution_nets.Inverted",
-        IMAGE,
-        "stream expand",
-        default="expand",
-        scaled={"stream": "down.weight last.weight", "expand": "down.weight"},
-    ),
-    Row(
-        "convolution_nets.Inception",
-        IMAGE,
-        "narrow wide",
-        scaled={"narrow": "last.weight|", "wide": "last.weight|"},
-    ),
-    Row("convolution_nets.DenseNet", IMAGE, "growth", scaled={"growth": "second.weight| last.weight|"}),
-    Row("convolution_nets.Film", IMAGE, "channels code", scaled={"channels": "last.weight", "code": "film.weight"}),
+    Row("convolution_nets.Residual", IMAGE, "stream: last.weight, inner: second.weight", default="inner"),
+    Row("convolution_nets.Upsampling", IMAGE, "channels: up.weight, wide: last.weight"),
+    Row("convolution_nets.PixelShuffled", IMAGE, "channels: last.weight"),
+    Row("convolution_nets.Inverted", IMAGE, "stream: down.weight last.weight, expand: down.weight", default="expand"),
+    Row("convolution_nets.Inception", IMAGE, "narrow: last.weight|, wide: last.weight|"),
+    Row("convolution_nets.DenseNet", IMAGE, "growth: second.weight| last.weight|"),
 )
 NORMS = (
-    Row("norm_nets.GroupsOfNorm", IMAGE, "groups", scaled={"groups": "last.weight"}),
-    Row("norm_nets.FourGroups", IMAGE, undealt={"channels": ORDER}, trains=False),
-    Row("norm_nets.OneGroup", IMAGE, "channels", scaled={"channels": "last.weight"}),
-    Row(
-        "norm_nets.InstanceNormed",
-        IMAGE,
-        "channels1 channels2",
-        scaled={"channels1": "second.weight", "channels2": "last.weight"},
-    ),
-    Row(
-        "norm_nets.InstanceTracked",
-        IMAGE,
-        "channels1 channels2",
-        scaled={"channels1": "second.weight", "channels2": "last.weight"},
-    ),
-    Row(
-        "norm_nets.LayerNormed", FLAT, "hidden1 hidden2", scaled={"hidden1": "second.weight", "hidden2": "last.weight"}
-    ),
-    Row("norm_nets.RmsNormed", FLAT, "hidden", scaled={"hidden": "last.weight"}),
-    Row("norm_nets.OfSubclass", IMAGE, "channels1 channels2", scaled={"channels2": "last.weight"}),
-    Row("norm_nets.NormTwice", FLAT, "hidden", scaled={"hidden": "second.weight last.weight"}),
-    Row("norm_nets.AndElsewhere", FLAT, "hidden wide", scaled={"hidden": "second.weight", "wide": "last.weight"}),
+    Row("norm_nets.GroupsOfNorm", IMAGE, "groups: last.weight"),
+    Row("norm_nets.OneGroup", IMAGE, "channels: last.weight"),
+    *rows("norm_nets", "InstanceNormed InstanceTracked", IMAGE, "channels1: second.weight, channels2: last.weight"),
+    Row("norm_nets.OfSubclass", IMAGE, "channels1, channels2: last.weight"),
+    Row("norm_nets.NormTwice", FLAT, "hidden: second.weight last.weight"),
+    Row("norm_nets.AndElsewhere", FLAT, "hidden: second.weight, wide: last.weight"),
     Row("norm_nets.ResponseNormed", IMAGE, undealt={"channels": ORDER}, trains=False),
-    Row("norm_nets.OnSphere", FLAT, "hidden", scaled={"hidden": "last.weight +length"}),
-    Row("norm_nets.Prelu", FLAT, "hidden", scaled={"hidden": "last.weight"}),
-    Row(
-        "norm_nets.WeightNormed",
-        FLAT,
-        "hidden1 hidden2",
-        scaled={"hidden1": "+product +length-of-rows", "hidden2": "last.weight"},
-    ),
-    Row(
-        "norm_nets.WeightNormedOld",
-        FLAT,
-        "hidden1 hidden2",
-        scaled={"hidden1": "+product +length-of-rows", "hidden2": "last.weight"},
-    ),
+    Row("norm_nets.OnSphere", FLAT, "hidden: last.weight +length"),
+    *rows("norm_nets", "WeightNormed WeightNormedOld", FLAT, "hidden1: +product +length-of-rows, hidden2: last.weight"),
     Row("norm_nets.SpectralNormed", FLAT, trains=False, refused=BUFFER),
-    Row(
-        "norm_nets.Standardised",
-        IMAGE,
-        "channels1 channels2",
-        scaled={"channels1": "+product", "channels2": "last.weight"},
-    ),
+    Row("norm_nets.Standardised", IMAGE, "channels1: +product, channels2: last.weight"),
 )
-OUT = {"heads": "out.weight"}
+PRODUCTS = (
+    Row("product_nets.Bilinear", FLAT, "left: both.weight, right: both.weight", fan={"both.weight": 12}),
+    Row("product_nets.Kan", FLAT, "hidden: second"),
+    Row("product_nets.Einsum", FLAT, "hidden1: second, hidden2: last", fan={"first": 6, "second": 12, "last": 14}),
+    Row(
+        "product_nets.OfList",
+        FLAT,
+        "hidden: weights.1 weights.2",
+        fan={"weights.0": 6, "weights.1": 12, "weights.2": 12},
+    ),
+    Row("product_nets.LowRank", FLAT, "hidden: a last.weight, rank: a"),
+    Row("product_nets.Hyper", FLAT, "code: up.weight, hidden: last.weight"),
+    Row("product_nets.Machine", FLAT, "factors: +sum", fan={"factors": 6}),
+    *rows("product_nets", "CosineHead NormalisedHead", FLAT, "hidden"),
+    Row("product_nets.Prototypes", FLAT, "hidden: +sum"),
+    Row("product_nets.Outer", FLAT, "left: last.weight, right: last.weight", default="left"),
+    Row("product_nets.Vector", FLAT, "hidden: vector"),
+    Row("product_nets.Bags", FLAT, "units: last.weight"),
+)
+TIED = (
+    Row("tied_nets.TiedAutoencoder", FLAT, "hidden: last.weight +second.weight, code: +second.weight.t()"),
+    Row("tied_nets.TiedFilters", IMAGE, "channels: +transposed"),
+    Row("tied_nets.Items", FLAT, "units: mix.weight +items.weight.t()"),
+    Row("tied_nets.Lora", FLAT, "rank: b.weight", undealt={"hidden": FROZEN}),
+    Row("tied_nets.FrozenTrunk", FLAT, "hidden2: last.weight", undealt={"hidden1": FROZEN}),
+    Row("tied_nets.Sinusoids", SEQUENCE, "hidden: last.weight"),
+    Row("tied_nets.LogitScale", FLAT, "hidden: last.weight"),
+    Row("tied_nets.Temperature", SEQUENCE, "heads: last.weight"),
+)
 ATTENTION = (
     Row(
         "attention_nets.Mha",
         SEQUENCE,
-        "heads",
-        scaled={"heads": "attention.in_proj_weight attention.out_proj.weight last.weight"},
+        "heads: attention.in_proj_weight attention.out_proj.weight last.weight",
         fan={"attention.in_proj_weight": 24, "attention.out_proj.weight": 24},
     ),
     Row("attention_nets.MhaWide", SEQUENCE, undealt={"embed": ORDER}, trains=False),
     Row(
         "attention_nets.MhaCross",
         SEQUENCE,
-        "heads keys",
-        scaled={
-            "heads": "attention.q_proj_weight attention.out_proj.weight last.weight",
-            "keys": "attention.k_proj_weight",
-        },
+        "heads: attention.q_proj_weight attention.out_proj.weight last.weight, keys: attention.k_proj_weight",
         fan={"attention.q_proj_weight": 24, "attention.k_proj_weight": 8, "attention.v_proj_weight": 6},
     ),
-    Row(
-        "attention_nets.Sdpa",
-        SEQUENCE,
-        "embed heads",
-        default="heads",
-        scaled={"embed": "qkv.weight last.weight", "heads": "out.weight"},
-    ),
-    Row(
-        "attention_nets.ByEinsum", SEQUENCE, "heads", scaled={"heads": "wo"}, fan={"wq": 6, "wk": 6, "wv": 6, "wo": 24}
-    ),
+    Row("attention_nets.Sdpa", SEQUENCE, "embed: qkv.weight last.weight, heads: out.weight", default="heads"),
+    Row("attention_nets.ByEinsum", SEQUENCE, "heads: wo", fan={"wq": 6, "wk": 6, "wv": 6, "wo": 24}),
     Row(
         "attention_nets.EncoderLayer",
         SEQUENCE,
-        "heads hidden",
+        "heads: layer.self_attn.in_proj_weight layer.self_attn.out_proj.weight layer.linear1.weight last.weight, "
+        "hidden: layer.linear2.weight",
         default="hidden",
-        scaled={
-            "heads": "layer.self_attn.in_proj_weight layer.self_attn.out_proj.weight layer.linear1.weight last.weight",
-            "hidden": "layer.linear2.weight",
-        },
-    ),
-    Row(
-        "attention_nets.EncoderLayerFirst",
-        SEQUENCE,
-        "heads hidden",
-        default="hidden",
-        scaled={
-            "heads": "layer.self_attn.in_proj_weight layer.self_attn.out_proj.weight layer.linear1.weight last.weight",
-            "hidden": "layer.linear2.weight",
-        },
     ),
     Row(
         "attention_nets.Encoder",
         SEQUENCE,
-        "hidden depth",
+        "hidden: encoder.layers.0.linear2.weight encoder.layers.1.linear2.weight encoder.layers.2.linear2.weight, "
+        "depth",
         default="hidden",
         blocks="depth",
-        scaled={"hidden": " ".join(f"encoder.layers.{number}.linear2.weight" for number in range(3))},
         random=True,
     ),
-    Row("attention_nets.Heads", SEQUENCE, "heads", scaled=OUT),
-    Row("attention_nets.RelativeTable", SEQUENCE, "heads", scaled=OUT),
-    Row("attention_nets.RelativeBuckets", SEQUENCE, "heads", scaled=OUT),
-    Row("attention_nets.SlopesLearnt", SEQUENCE, "heads", scaled=OUT),
+    *rows("attention_nets", "Heads RelativeTable SlopesLearnt Rotary MultiQuery", SEQUENCE, "heads: out.weight"),
     Row("attention_nets.Alibi", SEQUENCE, undealt={"heads": ORDER}, trains=False),
-    Row("attention_nets.Rotary", SEQUENCE, "heads", scaled=OUT),
     Row("attention_nets.RotaryDim", SEQUENCE, undealt={"dim": ORDER}, trains=False),
-    Row(
-        "attention_nets.Windows",
-        SEQUENCE,
-        "heads",
-        scaled={"heads": "qkv.0.weight up.weight down.weight qkv.1.weight last.weight"},
-    ),
-    Row("attention_nets.MultiQuery", SEQUENCE, "heads", scaled=OUT),
-    Row("attention_nets.AttentionPooled", SEQUENCE, "hidden", scaled={"hidden": "query last.weight"}),
+    Row("attention_nets.Windows", SEQUENCE, "heads: qkv.0.weight up.weight down.weight qkv.1.weight last.weight"),
     Row("attention_nets.Latents", SEQUENCE, "latents"),
-    Row(
-        "attention_nets.Mixer",
-        SEQUENCE,
-        "stream across along",
-        default="across along",
-        scaled={"stream": "up.weight last.weight", "across": "down_places.weight", "along": "down.weight"},
-    ),
     Row(
         "attention_nets.T5",
         SEQUENCE,
-        "embed heads hidden",
+        "embed: attention.0.q.weight attention.0.k.weight attention.0.v.weight attention.1.q.weight "
+        "attention.1.k.weight attention.1.v.weight wi.weight last.weight, "
+        "heads: attention.0.o.weight attention.1.o.weight, hidden: wo.weight",
         default="heads hidden",
-        scaled={
-            "embed": " ".join(f"attention.{number}.{part}.weight" for number in (0, 1) for part in "qkv")
-            + " wi.weight last.weight",
-            "heads": "attention.0.o.weight attention.1.o.weight",
-            "hidden": "wo.weight",
-        },
     ),
 )
 RECURRENT = (
     Row(
         "recurrent_nets.Lstm",
         SEQUENCE,
-        "hidden",
-        scaled={"hidden": "cell.weight_hh_l0 last.weight"},
+        "hidden: cell.weight_hh_l0 last.weight",
         fan={"cell.weight_ih_l0": 6, "cell.weight_hh_l0": 12},
     ),
     Row(
         "recurrent_nets.LstmDeep",
         SEQUENCE,
-        "hidden",
-        {"depth": COUNT},
-        scaled={"hidden": "cell.weight_hh_l0 cell.weight_ih_l1 cell.weight_hh_l1 last.weight"},
+        "hidden: cell.weight_hh_l0 cell.weight_ih_l1 cell.weight_hh_l1 last.weight",
+        undealt={"depth": COUNT},
         random=True,
     ),
     Row(
         "recurrent_nets.LstmBoth",
         SEQUENCE,
-        "hidden",
-        scaled={
-            "hidden": "cell.weight_hh_l0 cell.weight_hh_l0_reverse cell.weight_ih_l1 cell.weight_hh_l1 "
-            "cell.weight_ih_l1_reverse cell.weight_hh_l1_reverse last.weight"
-        },
+        "hidden: cell.weight_hh_l0 cell.weight_hh_l0_reverse cell.weight_ih_l1 cell.weight_hh_l1 "
+        "cell.weight_ih_l1_reverse cell.weight_hh_l1_reverse last.weight",
     ),
     Row(
-        "recurrent_nets.LstmProjected",
-        SEQUENCE,
-        "hidden projected",
-        scaled={"hidden": "cell.weight_hr_l0", "projected": "cell.weight_hh_l0 last.weight"},
+        "recurrent_nets.LstmProjected", SEQUENCE, "hidden: cell.weight_hr_l0, projected: cell.weight_hh_l0 last.weight"
     ),
     Row(
         "recurrent_nets.LstmForgets",
         SEQUENCE,
-        "hidden",
-        scaled={"hidden": "cell.weight_hh_l0 last.weight"},
+        "hidden: cell.weight_hh_l0 last.weight",
         settings=CONSTRUCTOR,
         kept=("cell.bias_ih_l0", "cell.bias_hh_l0"),
     ),
-    Row("recurrent_nets.Gru", SEQUENCE, "hidden", scaled={"hidden": "cell.weight_hh_l0 last.weight"}),
+    Row("recurrent_nets.Gru", SEQUENCE, "hidden: cell.weight_hh_l0 last.weight"),
     Row(
         "recurrent_nets.Irnn",
         SEQUENCE,
-        "hidden",
-        scaled={"hidden": "cell.weight_hh_l0 last.weight"},
+        "hidden: cell.weight_hh_l0 last.weight",
         settings=CONSTRUCTOR,
         kept=("cell.weight_hh_l0",),
     ),
-    Row("recurrent_nets.LstmCells", SEQUENCE, "hidden", scaled={"hidden": "cell.weight_hh last.weight"}),
-    Row("recurrent_nets.GruCells", SEQUENCE, "hidden", scaled={"hidden": "cell.weight_hh last.weight"}),
-    Row("recurrent_nets.MinGru", SEQUENCE, "hidden", scaled={"hidden": "last.weight"}),
+    *rows("recurrent_nets", "LstmCells GruCells", SEQUENCE, "hidden: cell.weight_hh last.weight"),
     Row(
         "recurrent_nets.Mamba",
         SEQUENCE,
-        "channels states",
+        "channels: step.weight read.weight write.weight last.weight, states: +sum",
         default="states",
-        scaled={"channels": "step.weight read.weight write.weight last.weight", "states": "+sum"},
         settings=CONSTRUCTOR,
         kept=("a_log", "skip"),
     ),
 )
 EXPERTS = (
-    Row(
-        "expert_nets.SoftExperts",
+    Row("expert_nets.SoftExperts", FLAT, "experts, hidden: down", fan={"up": 6, "down": 12, "gate.weight": 6}),
+    Row("expert_nets.BatchedExperts", FLAT, "experts, hidden: down", fan={"up": 6, "down": 12}),
+    Row("expert_nets.OpenExperts", FLAT, "experts: down, hidden: down"),
+    *rows(
+        "expert_nets",
+        "TopExperts MaskedExperts",
         FLAT,
-        "experts hidden",
-        scaled={"hidden": "down"},
-        fan={"up": 6, "down": 12, "gate.weight": 6},
-    ),
-    Row("expert_nets.BatchedExperts", FLAT, "experts hidden", scaled={"hidden": "down"}, fan={"up": 6, "down": 12}),
-    Row("expert_nets.OpenExperts", FLAT, "experts hidden", scaled={"experts": "down", "hidden": "down"}),
-    Row(
-        "expert_nets.TopExperts",
-        FLAT,
-        "experts hidden",
-        scaled={"hidden": "down"},
-        means="experts",
-        fan={"up": 6, "down": 12},
-    ),
-    Row(
-        "expert_nets.MaskedExperts",
-        FLAT,
-        "experts hidden",
-        scaled={"hidden": "down"},
+        "experts, hidden: down",
         means="experts",
         fan={"up": 6, "down": 12},
     ),
     Row(
         "expert_nets.ListedExperts",
         FLAT,
-        "hidden",
-        {"experts": COUNT},
-        scaled={"hidden": "down.0.weight down.1.weight down.2.weight"},
+        "hidden: down.0.weight down.1.weight down.2.weight",
+        undealt={"experts": COUNT},
     ),
     Row("expert_nets.SoftmaxUnits", FLAT, "hidden", trains=None, refused="softmax"),
     Row("expert_nets.Codebook", FLAT, "entries"),
 )
-PRODUCTS = (
-    Row(
-        "product_nets.Bilinear",
-        FLAT,
-        "left right",
-        scaled={"left": "both.weight", "right": "both.weight"},
-        fan={"both.weight": 12},
-    ),
-    Row("product_nets.Kan", FLAT, "hidden", scaled={"hidden": "second"}),
-    Row(
-        "product_nets.Einsum",
-        FLAT,
-        "hidden1 hidden2",
-        scaled={"hidden1": "second", "hidden2": "last"},
-        fan={"first": 6, "second": 12, "last": 14},
-    ),
-    Row("product_nets.OfDict", FLAT, "hidden", scaled={"hidden": "weights.down"}, fan={"weights.up": 6}),
-    Row(
-        "product_nets.OfList",
-        FLAT,
-        "hidden",
-        scaled={"hidden": "weights.1 weights.2"},
-        fan={"weights.0": 6, "weights.1": 12, "weights.2": 12},
-    ),
-    Row("product_nets.LowRank", FLAT, "hidden rank", scaled={"hidden": "a last.weight", "rank": "a"}),
-    Row("product_nets.Hyper", FLAT, "code hidden", scaled={"code": "up.weight", "hidden": "last.weight"}),
-    Row("product_nets.Machine", FLAT, "factors", scaled={"factors": "+sum"}, fan={"factors": 6}),
-    Row("product_nets.TwoTowers", FLAT, "units", scaled={"units": "+sum"}),
-    Row("product_nets.CosineHead", FLAT, "hidden"),
-    Row("product_nets.NormalisedHead", FLAT, "hidden"),
-    Row("product_nets.Prototypes", FLAT, "hidden", scaled={"hidden": "+sum"}),
-    Row("product_nets.Radial", FLAT, "hidden", scaled={"hidden": "last.weight"}),
-    Row(
-        "product_nets.Outer", FLAT, "left right", default="left", scaled={"left": "last.weight", "right": "last.weight"}
-    ),
-    Row("product_nets.Vector", FLAT, "hidden", scaled={"hidden": "vector"}),
-    Row("product_nets.Bags", FLAT, "units", scaled={"units": "last.weight"}),
-)
-TIED = (
-    Row(
-        "tied_nets.TiedAutoencoder",
-        FLAT,
-        "hidden code",
-        scaled={"hidden": "last.weight +second.weight", "code": "+second.weight.t()"},
-    ),
-    Row("tied_nets.TiedFilters", IMAGE, "channels", scaled={"channels": "+transposed"}),
-    Row("tied_nets.Items", FLAT, "units", scaled={"units": "mix.weight +items.weight.t()"}),
-    Row("tied_nets.Lora", FLAT, "rank", undealt={"hidden": FROZEN}, scaled={"rank": "b.weight"}),
-    Row("tied_nets.FrozenTrunk", FLAT, "hidden2", undealt={"hidden1": FROZEN}, scaled={"hidden2": "last.weight"}),
-    Row("tied_nets.Sinusoids", SEQUENCE, "hidden", scaled={"hidden": "last.weight"}),
-    Row("tied_nets.SinusoidBuffer", SEQUENCE, "hidden", scaled={"hidden": "last.weight"}),
-    Row("tied_nets.LogitScale", FLAT, "hidden", scaled={"hidden": "last.weight"}),
-    Row("tied_nets.Temperature", SEQUENCE, "heads", scaled={"heads": "last.weight"}),
-)
-TRAPS = (
-    Row("trap_nets.HeadsFromWidth", SEQUENCE, undealt={"inner": ORDER}, trains=False),
-    Row("trap_nets.GroupsAtMost", IMAGE, undealt={"channels": ORDER}, trains=False),
-    Row("trap_nets.GroupsQuarter", IMAGE, undealt={"channels": ORDER}, trains=False),
-    Row("trap_nets.GroupsDivisor", IMAGE, undealt={"channels": ORDER}, trains=False),
-    Row("trap_nets.WideBranch", FLAT, undealt={"hidden": ORDER}, trains=False),
-    Row("trap_nets.TrainingBranch", FLAT, undealt={"hidden": ORDER}, trains=False),
-    Row("trap_nets.DrawsAlways", FLAT, undealt={"hidden": RANDOM}, trains=False, random=True),
-    Row("trap_nets.UnusedLayer", FLAT, "hidden", scaled={"hidden": "last.weight"}, trains=None, refused=UNUSED),
-    Row("trap_nets.Sorted", FLAT, undealt={"hidden": ORDER}, trains=False),
-    Row("trap_nets.CumulativeUnits", FLAT, undealt={"hidden": ORDER}, trains=False),
-    Row("trap_nets.Flipped", FLAT, undealt={"hidden": ORDER}, trains=False),
-    Row("trap_nets.LargestUnit", FLAT, undealt={"hidden": ORDER}, trains=False),
-    Row("trap_nets.Numbered", FLAT, undealt={"hidden": ORDER}, trains=False),
-    Row("trap_nets.Vae", FLAT, trains=False, refused=LOSS),
-    Row("trap_nets.Configured", FLAT, trains=False, refused=NO_WIDTHS),
-    Row("trap_nets.AnyArguments", FLAT, trains=False, refused=NO_WIDTHS),
-    Row("trap_nets.SingleOnly", FLAT, "hidden", scaled={"hidden": "last.weight"}, dtype="float32"),
-)
-FACTORS = (
-    Row("factor_nets.Tangent", FLAT, "hidden", scaled={"hidden": "second^0.5"}),
-    Row("factor_nets.EqualisedRates", FLAT, "hidden", scaled={"hidden": "second.weight^0.5 last.weight^0.5"}),
-    Row("factor_nets.ByProduct", FLAT, "hidden", scaled={"hidden": "weight^0.5"}),
-    Row("factor_nets.MeanReadout", FLAT, "hidden"),
-    Row("factor_nets.ScoresByHand", SEQUENCE, "width", scaled={"width": "+scores"}),
-    Row("factor_nets.Units", FLAT, "units"),
-    Row("factor_nets.TimesTheirShare", FLAT, "units"),
-    Row("factor_nets.MeanTimesWidth", FLAT, "units", scaled={"units": "+mean"}),
-    Row("factor_nets.LastOfCumsum", FLAT, "units", scaled={"units": "+cumsum"}),
-    Row("factor_nets.PooledTimesWidth", FLAT, "units", scaled={"units": "+pool"}, trains=False, refused=HALVES),
-    Row("factor_nets.ZeroFrequency", FLAT, "units", scaled={"units": "+fft"}, trains=False, refused=HALVES),
-    Row("factor_nets.IndexAdded", FLAT, "units", scaled={"units": "+index_add"}, trains=False, refused=HALVES),
-    Row("factor_nets.SumOfLogarithms", FLAT, "units", scaled={"units": "+prod"}, trains=False, refused=HALVES),
-    Row("factor_nets.TwoGates", FLAT, "units", scaled={"units": "+sum"}),
-    Row("factor_nets.RenormalisedExperts", FLAT, "experts hidden", scaled={"hidden": "second"}, means="experts"),
-    Row(
-        "factor_nets.SkippedExperts",
-        FLAT,
-        "hidden",
-        {"experts": "counts the modules"},
-        scaled={"hidden": " ".join(f"experts.{number}.2.weight" for number in range(8))},
-    ),
-    Row("factor_nets.RareHead", FLAT, "hidden", scaled={"hidden": "usual.weight rare.weight"}),
-    Row("factor_nets.ShuffledFlow", FLAT, trains=False, refused=BUILDS),
-    Row("factor_nets.ChosenFeatures", FLAT, trains=False, refused=BUILDS),
-    Row("factor_nets.FourierFeatures", FLAT, trains=False, refused=BUILDS),
-)
 GRAPHS = (
-    Row(
-        "graph_nets.FixedGraph",
-        SEQUENCE,
-        "hidden1 hidden2",
-        scaled={"hidden1": "second.weight", "hidden2": "last.weight"},
-    ),
-    Row("graph_nets.Convolution", NODES, "hidden", scaled={"hidden": "last.weight"}, fan={"weight": 9}),
-    Row("graph_nets.GraphAttention", NODES, "heads", scaled={"heads": "last.weight"}),
+    Row("graph_nets.FixedGraph", SEQUENCE, "hidden1: second.weight, hidden2: last.weight"),
+    Row("graph_nets.Convolution", NODES, "hidden: last.weight", fan={"weight": 9}),
+    Row("graph_nets.GraphAttention", NODES, "heads: last.weight"),
 )
 TEXT = (
     Row(
         "token_nets.Gpt",
         TOKENS,
-        "embed heads hidden",
+        "embed: qkv.weight up.weight +tokens.weight, heads: out.weight, hidden: down.weight",
         default="heads hidden",
-        scaled={"embed": "qkv.weight up.weight +tokens.weight", "heads": "out.weight", "hidden": "down.weight"},
-    ),
-    Row("token_nets.TiedSoftmax", TOKENS, "embed", scaled={"embed": "mix.weight +tokens.weight"}),
-    Row(
-        "token_nets.LstmText",
-        TOKENS,
-        "embed hidden",
-        scaled={"embed": "cell.weight_ih_l0", "hidden": "cell.weight_hh_l0 last.weight"},
     ),
 )
-JOINED_ROWS = (
-    Row(
-        "joined_nets.WideAndDeep",
+TRAPS = (
+    Row("trap_nets.HeadsFromWidth", SEQUENCE, undealt={"inner": ORDER}, trains=False),
+    *rows("trap_nets", "GroupsAtMost GroupsQuarter GroupsDivisor", IMAGE, undealt={"channels": ORDER}, trains=False),
+    *rows(
+        "trap_nets",
+        "WideBranch TrainingBranch Sorted CumulativeUnits Flipped LargestUnit Numbered",
         FLAT,
-        "hidden1 hidden2",
-        scaled={"hidden1": "second.weight", "hidden2": "last.weight|"},
+        undealt={"hidden": ORDER},
+        trains=False,
     ),
-    Row("joined_nets.Nerf", FLAT, "hidden wide", scaled={"hidden": "second.weight|", "wide": "last.weight"}),
+    Row("trap_nets.DrawsAlways", FLAT, undealt={"hidden": RANDOM}, trains=False, random=True),
+    Row("trap_nets.UnusedLayer", FLAT, "hidden: last.weight", trains=None, refused=UNUSED),
+    Row("trap_nets.Vae", FLAT, trains=False, refused=LOSS),
+    *rows("trap_nets", "Configured AnyArguments", FLAT, trains=False, refused=NO_WIDTHS),
+    Row("trap_nets.SingleOnly", FLAT, "hidden: last.weight", dtype="float32"),
+)
+FACTORS = (
+    Row("factor_nets.Tangent", FLAT, "hidden: second^0.5"),
+    Row("factor_nets.EqualisedRates", FLAT, "hidden: second.weight^0.5 last.weight^0.5"),
+    Row("factor_nets.ByProduct", FLAT, "hidden: weight^0.5"),
+    Row("factor_nets.MeanReadout", FLAT, "hidden"),
+    Row("factor_nets.ScoresByHand", SEQUENCE, "width: +scores"),
+    *rows("factor_nets", "Units TimesTheirShare", FLAT, "units"),
+    Row("factor_nets.MeanTimesWidth", FLAT, "units: +mean"),
+    Row("factor_nets.LastOfCumsum", FLAT, "units: +cumsum"),
+    Row("factor_nets.PooledTimesWidth", FLAT, "units: +pool", trains=False, refused=HALVES),
+    Row("factor_nets.ZeroFrequency", FLAT, "units: +fft", trains=False, refused=HALVES),
+    Row("factor_nets.IndexAdded", FLAT, "units: +index_add", trains=False, refused=HALVES),
+    Row("factor_nets.SumOfLogarithms", FLAT, "units: +prod", trains=False, refused=HALVES),
+    Row("factor_nets.TwoGates", FLAT, "units: +sum"),
+    Row("factor_nets.RenormalisedExperts", FLAT, "experts, hidden: second", means="experts"),
+    Row(
+        "factor_nets.SkippedExperts",
+        FLAT,
+        "hidden: experts.0.2.weight experts.1.2.weight experts.2.2.weight experts.3.2.weight experts.4.2.weight "
+        "experts.5.2.weight experts.6.2.weight experts.7.2.weight",
+        undealt={"experts": "counts the modules"},
+    ),
+    Row("factor_nets.RareHead", FLAT, "hidden: usual.weight rare.weight"),
+    *rows("factor_nets", "ShuffledFlow ChosenFeatures FourierFeatures", FLAT, trains=False, refused=BUILDS),
+)
+JOINED_ROWS = (
+    Row("joined_nets.WideAndDeep", FLAT, "hidden1: second.weight, hidden2: last.weight|"),
+    Row("joined_nets.Nerf", FLAT, "hidden: second.weight|, wide: last.weight"),
     Row(
         "joined_nets.UnetSkips",
         IMAGE,
-        "outer inner deep",
-        scaled={
-            "outer": "down2.weight mixed.weight| wide.weight| last.weight",
-            "inner": "bottom.weight up1.weight wide.weight|",
-            "deep": "up2.weight",
-        },
+        "outer: down2.weight mixed.weight| wide.weight| last.weight, inner: bottom.weight up1.weight wide.weight|, "
+        "deep: up2.weight",
     ),
     Row(
         "joined_nets.Growing",
         IMAGE,
-        "stem growth neck half",
-        scaled={
-            "stem": "blocks.1.2.weight| blocks.2.2.weight| transition.weight|",
-            "growth": "blocks.1.2.weight| blocks.2.2.weight| transition.weight|",
-            "neck": "blocks.0.5.weight blocks.1.5.weight blocks.2.5.weight",
-            "half": "last.weight",
-        },
+        "stem: blocks.1.2.weight| blocks.2.2.weight| transition.weight|, "
+        "growth: blocks.1.2.weight| blocks.2.2.weight| transition.weight|, "
+        "neck: blocks.0.5.weight blocks.1.5.weight blocks.2.5.weight, half: last.weight",
     ),
     Row(
-        "joined_nets.PointNet",
-        SEQUENCE,
-        "local everywhere head",
-        scaled={"local": "all.weight head.weight|", "everywhere": "head.weight|", "head": "last.weight"},
+        "joined_nets.PointNet", SEQUENCE, "local: all.weight head.weight|, everywhere: head.weight|, head: last.weight"
     ),
-    Row(
-        "joined_nets.Branches",
-        IMAGE,
-        "one three five",
-        scaled={"one": "last.weight|", "three": "three.weight last.weight|", "five": "last.weight|"},
-    ),
-    Row(
-        "joined_nets.FlatBeside",
-        IMAGE,
-        "channels hidden",
-        scaled={"channels": "joined.weight|", "hidden": "last.weight"},
-    ),
-    Row("joined_nets.Recurrence", SEQUENCE, "hidden", scaled={"hidden": "next.weight| last.weight|"}),
-    Row(
-        "joined_nets.OwnWeights",
-        FLAT,
-        "units wide",
-        scaled={"units": "second| last|", "wide": "last|"},
-        fan={"second": 18, "last": 26},
-    ),
-    Row("joined_nets.CutRows", FLAT, "hidden", scaled={"hidden": "last.weight|"}),
-    Row(
-        "joined_nets.JoinedNormed",
-        FLAT,
-        "hidden",
-        default="",
-        scaled={"hidden": "last.weight| +norm"},
-        trains=False,
-        refused="no factor makes its sums right",
-    ),
-    Row(
-        "joined_nets.ScoreBeside",
-        SEQUENCE,
-        "hidden scores",
-        scaled={"hidden": "joined.weight| last.weight|", "scores": "score.weight"},
-    ),
-    Row(
-        "joined_nets.GroupBeside",
-        IMAGE,
-        "channels",
-        default="",
-        scaled={"channels": "last.weight| +norm"},
-        trains=False,
-        refused="no factor makes its sums right",
-    ),
-    Row(
-        "joined_nets.Padded",
-        IMAGE,
-        "channels",
-        scaled={"channels": "wide.weight last.weight|"},
-    ),
-    Row(
-        "joined_nets.CutTwice",
-        SEQUENCE,
-        "inner state",
-        scaled={"inner": "last.weight", "state": "+sum"},
-    ),
+    Row("joined_nets.Branches", IMAGE, "one: last.weight|, three: three.weight last.weight|, five: last.weight|"),
+    Row("joined_nets.FlatBeside", IMAGE, "channels: joined.weight|, hidden: last.weight"),
+    Row("joined_nets.Recurrence", SEQUENCE, "hidden: next.weight| last.weight|"),
+    Row("joined_nets.OwnWeights", FLAT, "units: second| last|, wide: last|", fan={"second": 18, "last": 26}),
+    Row("joined_nets.CutRows", FLAT, "hidden: last.weight|"),
+    Row("joined_nets.JoinedNormed", FLAT, "hidden: last.weight| +norm", default="", trains=False, refused=FACTORLESS),
+    Row("joined_nets.ScoreBeside", SEQUENCE, "hidden: joined.weight| last.weight|, scores: score.weight"),
+    Row("joined_nets.GroupBeside", IMAGE, "channels: last.weight| +norm", default="", trains=False, refused=FACTORLESS),
+    Row("joined_nets.Padded", IMAGE, "channels: wide.weight last.weight|"),
+    Row("joined_nets.CutTwice", SEQUENCE, "inner: last.weight, state: +sum"),
 )
-ROWS = (
-    *DENSE,
-    *CONVOLUTIONS,
-    *NORMS,
-    *ATTENTION,
-    *RECURRENT,
-    *EXPERTS,
-    *PRODUCTS,
-    *TIED,
-    *TRAPS,
-    *FACTORS,
-    *JOINED_ROWS,
-    *GRAPHS,
-    *TEXT,
-)
+ROWS = (*DENSE, *CONVOLUTIONS, *NORMS, *ATTENTION, *RECURRENT, *EXPERTS, *PRODUCTS, *TIED, *TRAPS, *FACTORS)
+ROWS += (*JOINED_ROWS, *GRAPHS, *TEXT)

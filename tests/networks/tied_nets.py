@@ -83,19 +83,6 @@ class Sinusoids(nn.Module):
         return self.last(torch.relu(self.up(x + self.places)).mean(1))
 
 
-class SinusoidBuffer(nn.Module):
-    """Places as a buffer."""
-
-    def __init__(self, shape, outputs, hidden=12):
-        super().__init__()
-        angles = torch.arange(shape[0])[:, None] / 10.0 ** (torch.arange(shape[1]) / shape[1])
-        self.register_buffer("places", torch.sin(angles))
-        self.up, self.last = nn.Linear(shape[1], hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.up(x + self.places)).mean(1))
-
-
 class LogitScale(nn.Module):
     """Logits times the exponential of one learnt number."""
 

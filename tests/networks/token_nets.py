@@ -22,26 +22,3 @@ class Gpt(nn.Module):
         x = x + self.out(heads.transpose(1, 2).flatten(2))
         x = x + self.down(functional.gelu(self.up(self.norm(x))))
         return functional.linear(self.norm(x), self.tokens.weight)
-
-
-class TiedSoftmax(nn.Module):
-    """A table of tokens that makes the logits, too; its width is the only one."""
-
-    def __init__(self, shape, outputs, embed=12):
-        super().__init__()
-        self.tokens, self.mix = nn.Embedding(outputs, embed), nn.Linear(embed, embed)
-
-    def forward(self, tokens):
-        return functional.linear(torch.tanh(self.mix(self.tokens(tokens))), self.tokens.weight)
-
-
-class LstmText(nn.Module):
-    """A recurrent network of tokens."""
-
-    def __init__(self, shape, outputs, embed=8, hidden=12):
-        super().__init__()
-        self.tokens, self.cell = nn.Embedding(outputs, embed), nn.LSTM(embed, hidden, batch_first=True)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, tokens):
-        return self.last(self.cell(self.tokens(tokens))[0])
