@@ -1,6 +1,7 @@
 """Small runs for the tests of the engine, and a look at the whole network that they trained."""
 
 import numpy as np
+import torch
 
 from istmpi.config import Run
 from istmpi.methods.ist import IST
@@ -55,6 +56,32 @@ def assert_same_bits(one, other):
         mine, theirs = np.asarray(one[name]), np.asarray(other[name])
         assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), name
         assert mine.tobytes() == theirs.tobytes(), f"{name} differs by up to {np.abs(mine - theirs).max()}"
+
+
+def assert_near(found, expected, tolerance=1e-10):
+    """All expected values, arrays or tensors by name, are found but for a tolerance."""
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=tolerance, err_msg=name)
+
+
+def initial_weights(training):
+    """The full network's weights as tensors, for an oracle that trains them."""
+    weights = {name: values for name, values in whole(training).items() if "/" not in name}
+    return {name: torch.from_numpy(values.copy()) for name, values in weights.items()}
+
+
+def assert_trained(training, progress, expected, losses, tolerance=1e-10):
+    """A training has an oracle's weights and losses; a record keeps losses as float32."""
+    assert_near(whole(training), expected, tolerance)
+    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
+
+
+def on_root(comm, action):
+    """Rank 0 does something while the other ranks wait."""
+    comm.barrier()
+    if comm.rank == 0:
+        action()
+    comm.barrier()
 
 
 class Listening(Watch):
