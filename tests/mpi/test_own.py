@@ -7,21 +7,16 @@ import torch
 from batches import examples_of
 from networks_oracle import ORACLES, train
 from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET, own_trained
-from small import own_run, trained, whole
+from small import assert_trained, initial_weights, own_run, trained, whole
 from torch.nn import functional
+from uses import check_uses, everything
 
-from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
-from istmpi.comm import Communicator
-from istmpi.config.methods import METHODS
 from istmpi.data.prepare import prepare
-from istmpi.data.sources import open_dataset
-from istmpi.deploy.export import export
-from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.sample import draw_calibration_rows
-from istmpi.models.resnet import ResNet
+from istmpi.config.methods import METHODS
 from istmpi.training.loop import Training
 
 
@@ -65,13 +60,10 @@ def test_it_trains_as_the_oracle_does(comm, name, settings, lengths):
     """Narrow modules, cut out of the full network by hand and averaged over their holders."""
     run = own_run(**settings)
     training = Training(run, comm)
-    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items() if "/" not in name}
+    initial = initial_weights(training)
     progress = list(training.rounds())
     expected, losses = train(ORACLES[name], lengths, run, initial, comm.size)
-    found = whole(training)
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values.numpy(), rtol=0, atol=1e-10, err_msg=name)
-    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
+    assert_trained(training, progress, expected, losses)
 
 
 @pytest.mark.ranks(only=[3])
@@ -82,30 +74,12 @@ def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
     settings |= {"train__batch": 100} if method == "fedavg" else {}  # whose rounds are passes over the data
     expected, theirs = trained(comm, **settings)
     training, mine = own_trained(comm, model__name=f"{FILE}:Plain", **settings)
-    assert_near(training, mine, expected, theirs)
-
-
-def assert_near(training, mine, expected, theirs):
-    """Two runs have the same weights, losses and scores but for rounding."""
     training.method.publish()
     expected.method.publish()
-    found, other = whole(training), whole(expected)
-    assert found.keys() == other.keys()
-    for name in found:
-        np.testing.assert_allclose(found[name], other[name], rtol=0, atol=1e-10, err_msg=name)
-    np.testing.assert_allclose([one.loss for one in mine], [one.loss for one in theirs], rtol=1e-6)
+    assert whole(training).keys() == whole(expected).keys()
+    assert_trained(training, mine, whole(expected), [one.loss for one in theirs])
     assert mine[-1].score.loss == pytest.approx(theirs[-1].score.loss, rel=1e-9)
     assert mine[-1].score.score == theirs[-1].score.score
-
-
-@pytest.mark.ranks(only=[1, 3])
-@pytest.mark.parametrize("norm", ["none", "layer"])
-def test_without_batch_normalisation_it_is_scaled_as_the_mlp_is(comm, norm):
-    bias = {"model__bias": True, "model__norm": norm, "model__output_norm": False}
-    expected, theirs = trained(comm, **bias)
-    training, mine = own_trained(comm, model__name=f"{FILE}:Plain", **bias)
-    assert_near(training, mine, expected, theirs)
-    assert dict(training.store.scale) == {"hidden1": 1 / comm.size, "hidden2": 1 / comm.size}
 
 
 def test_a_group_can_be_left_out_of_the_deal(comm):
@@ -137,71 +111,31 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     torch.testing.assert_close(moments[0], first.mean((0, 2, 3)))
     torch.testing.assert_close(moments[1], first.var((0, 2, 3), correction=0))
 
-    x, y = map(torch.from_numpy, examples_of(test, np.arange(len(test))))
+    x, y = everything(test)
     with torch.no_grad():
-        outputs = plain(training, weights, moments)(x.double().view(-1, 1, 8, 8))
-    loss = float(functional.cross_entropy(outputs, y))
-    assert progress[-1].score.loss == pytest.approx(loss, rel=1e-9)
-    assert progress[-1].score.score == float((outputs.argmax(1) == y).double().mean())
-    assert progress[-1].score.examples == len(test)
-
+        logits = plain(training, weights, moments)(x.double().view(-1, 1, 8, 8))
+    assert progress[-1].score.score == float((logits.argmax(1) == y).double().mean())
     path, name = shared_tmp / "network.h5", training.run.model.name
-    commit(path, *training.state(calibrated=True), "direct", comm)
-    assert evaluate(path, comm, model=name).score.loss == pytest.approx(loss, rel=1e-9)
-    alone = Communicator(comm.mpi.Split(comm.rank))
-    assert evaluate(path, alone, model=name).score.loss == pytest.approx(loss, rel=1e-9)
-    assert evaluate(path, comm, model=name, calibrate=True).score.loss == pytest.approx(loss, rel=1e-9)
-    with open_checkpoint(path) as checkpoint:
-        assert list(checkpoint.errors()) == []
-        logits, outputs = outputs, outputs / checkpoint.header.temperature
-        test_data = open_dataset("digits").normalised_by(None).test
-        raw = examples_of(test_data, np.arange(len(test_data)))[0]
-        found = CalibratedNetwork(checkpoint, model=name)(raw.copy())
-        np.testing.assert_allclose(found, outputs.numpy(), rtol=1e-9, atol=1e-9)
-        anew = CalibratedNetwork(checkpoint, "digits", name)(raw.copy())
-        np.testing.assert_allclose(anew, outputs.numpy(), rtol=1e-9, atol=1e-9)
-    if comm.rank == 0:
-        done = export(path, "torch", model=name)
-        network = networks.Convolutional((1, 8, 8), 10, **training.run.model.arguments).double()
-        network.load_state_dict(exported(done.path))
-        with torch.no_grad():
-            torch.testing.assert_close(network.eval()(x.double().view(-1, 1, 8, 8)), logits)
-        program = torch.export.load(done.beside).module()
-        torch.testing.assert_close(program(torch.from_numpy(raw).double().view(-1, 1, 8, 8)), outputs)
+    network = networks.Convolutional((1, 8, 8), 10, **training.run.model.arguments).double()
+    check_uses(comm, path, training, progress[-1].score, logits, network, (1, 8, 8))
+    recalibrated = evaluate(path, comm, model=name, calibrate=True)
+    assert recalibrated.score.loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
     with pytest.raises(DataError, match="without its code. Give the code: --model"):
         evaluate(path, comm)
     with pytest.raises(ConfigError, match="has the weights of .*:Convolutional. .*: unknown setting model.channels"):
         evaluate(path, comm, model=f"{FILE}:Joined")
-    comm.barrier()
-
-
-def exported(path):
-    """The state of a file for PyTorch; tests/unit/test_export_own.py has the other forms."""
-    return torch.load(path, weights_only=True)["state_dict"]
 
 
 @pytest.mark.ranks(only=[1, 3])
 def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp):
-    """Dealt out in its channels, and with several ranks in its blocks, too."""
+    """Dealt out in its channels, and with several ranks in its blocks, too; its exports are in tests/unit."""
     path, settings = shared_tmp / "network.h5", RESNET if comm.size == 1 else BOTH
     training, progress = own_trained(comm, **settings)
     commit(path, *training.state(calibrated=True), "direct", comm)
     assert evaluate(path, comm).score.loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
     with pytest.raises(ConfigError, match="is built in; leave --model out"):
         evaluate(path, comm, model="istmpi.models.resnet:ResNet")
-    again = Training(training.run, comm)
-    assert again.resume(path) == []
-    if comm.rank == 0:
-        done = export(path, "torch")
-        x = np.random.default_rng(0).normal(8, 4, (3, 64)).astype(np.float32)
-        with open_checkpoint(path) as checkpoint, torch.no_grad():
-            network = ResNet((1, 8, 8), 10, **training.run.model.arguments).double().eval()
-            network.load_state_dict(exported(done.path))
-            mean, std, _ = checkpoint.normalisation
-            normalised = torch.from_numpy((x - mean) / std).double().view(3, 1, 8, 8)
-            logits = CalibratedNetwork(checkpoint)(x) * checkpoint.header.temperature
-            torch.testing.assert_close(network(normalised), torch.from_numpy(logits))
-    comm.barrier()
+    assert Training(training.run, comm).resume(path) == []
 
 
 @pytest.mark.ranks(min=2)

@@ -5,12 +5,10 @@ import pytest
 import torch
 from batches import examples_of
 from small import small_run, trained, whole
+from uses import check_uses, everything
 
-from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
-from istmpi.deploy.network import CalibratedNetwork
-from istmpi.deploy.scoring import evaluate
 from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.training.loop import Training
 
@@ -82,24 +80,13 @@ def test_every_use_of_a_network_agrees_on_the_scale(comm, shared_tmp, partition,
     """Training, its file, evaluation on any number of ranks and prediction: the formula with 1/P where it was dealt."""
     settings = numbers(comm, shared_tmp) | {"model__bias": True, "train__rounds": 3, "method__partition": partition}
     training, progress = trained(comm, **settings, model__scale=scale)
-    test = training.dataset.test
-    x, y = examples_of(test, np.arange(len(test)))
+    x, _ = everything(training.dataset.test)
     factors = dict.fromkeys(partition, 1.0 if scale == "none" else 1 / comm.size)
     if scale == "fitted":
         factors = dict(training.store.fitted)
-        assert {*factors} == {*partition} and all(one == factors for one in comm.allgather(factors))
-    expected = outputs(training, factors, x.astype(np.float64))
-    loss = float(((expected - y) ** 2).mean())
-    assert progress[-1].score.loss == pytest.approx(loss, rel=1e-9)
-
-    path = shared_tmp / "network.h5"
-    commit(path, *training.state(calibrated=True), "direct", comm)
-    assert evaluate(path, comm).score.loss == pytest.approx(loss, rel=1e-9)
-    alone = Communicator(comm.mpi.Split(comm.rank))
-    assert evaluate(path, alone).score.loss == pytest.approx(loss, rel=1e-9)
-    with open_checkpoint(path) as checkpoint:
-        np.testing.assert_allclose(CalibratedNetwork(checkpoint)(x.copy()), expected, rtol=1e-9)
-    comm.barrier()
+        assert {*factors} == {*partition} and all(other == factors for other in comm.allgather(factors))
+    expected = torch.from_numpy(outputs(training, factors, x.double().numpy()))
+    check_uses(comm, shared_tmp / "network.h5", training, progress[-1].score, expected)
 
 
 def test_on_other_ranks_it_goes_on_with_the_same_function(comm, shared_tmp):
