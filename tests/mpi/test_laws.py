@@ -90,10 +90,12 @@ def test_whole_networks_send_what_their_algorithm_says(comm, method, times, carr
 
 
 @pytest.mark.both
-@pytest.mark.parametrize("redeal", [1.0, 0.3])
-def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(comm, redeal):
+@pytest.mark.parametrize(
+    "settings", [{}, {"method__redeal": 0.3}, {"method__delay": 2, "method__redeal": 0.5}], ids=str
+)
+def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(comm, settings):
     """Weights that stay with their holders come home for an evaluation or a checkpoint, and stay all the same."""
-    settings = {"method__redeal": redeal, "optimizer__momentum": 0.9, "method__optimizer_state": "carry"}
+    settings = settings | {"optimizer__momentum": 0.9, "method__optimizer_state": "carry"}
     left_alone, expected = trained(comm, optimizer__lr=0.03, **settings)
     looked_at = Training(small_run(optimizer__lr=0.03, evaluate__every=1, **settings), comm)
     progress = []

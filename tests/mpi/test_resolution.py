@@ -1,11 +1,11 @@
-"""Training on small images first: what each size computes, what is carried, and going on in the middle of it."""
+"""Training on small images first: what each size computes, and what is carried; test_interrupted.py goes on with it."""
 
 import numpy as np
 import pytest
 from batches import examples_of
 from images_oracle import downscaled
 from own_runs import CONVOLUTIONAL, RESNET, own_trained
-from small import assert_same_bits, own_run, whole
+from small import own_run, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
@@ -21,35 +21,7 @@ from istmpi.training.loop import Training
 GROWING = {"train__resolution": [[0.5, 4], [0.5, 8]], "train__rounds": 4}
 ADAM = {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
 
-OF_OWN = [method for method in METHODS if method not in ("local-sgd", "data-parallel", "easgd", "downpour")]
-"""One of those that keep alike from round to round is enough: diloco."""
-OF_RANKS = ("fedavg", "codistillation", "dynamic-averaging", "streaming-diloco", "sparse-loco", "admm")
-"""Methods whose ranks have state of their own between rounds; tests/mpi/test_resume.py stops them inside a round."""
-
 pytestmark = pytest.mark.ranks(only=[1, 3])
-
-
-def resumed(comm, training, path):
-    commit(path, *training.state(), "direct", comm)
-    again = Training(training.run, comm)
-    assert again.resume(path) == []
-    assert (again.position, again.size.side) == (training.position, training.size.side)
-    list(again.rounds())
-    return again
-
-
-def stop_at(training, round, step):
-    """Ask this rank to stop when it is about to take that step, at whatever size."""
-    number = training.method.first_step(round) + step
-    for size in training.sizes.values():
-        take = size.batches.at
-
-        def at(current, take=take):
-            if current == number:
-                training.stop._signal, training.method.finished_within = "a test", -1.0
-            return take(current)
-
-        size.batches.at = at
 
 
 def test_the_first_rounds_are_those_of_small_data(comm, shared_tmp):
@@ -93,38 +65,6 @@ def test_what_does_not_depend_on_the_size_is_carried(comm, settings):
             assert not after[name].any(), name
     assert ("; 8 x 8 for 2 rounds, dense.weight anew" in training.sizes_in_words) == bool(anew)
     assert all(np.isfinite(progress.loss) for progress in rounds)
-
-
-ON_THREE = [*OF_OWN[1:], "ist that shares rarely", "ist with a delay"]
-
-
-@pytest.mark.parametrize("method", ["ist", *(pytest.param(one, marks=pytest.mark.ranks(only=[3])) for one in ON_THREE)])
-def test_it_goes_on_bit_for_bit_at_every_size(comm, shared_tmp, method):
-    """From before, at and behind the change of size, between rounds and inside them."""
-    settings = CONVOLUTIONAL | GROWING | ADAM | {"method__name": method, "method__burn_in": 1}
-    settings |= {"train__batch": 100} if method == "fedavg" else {}  # whose rounds are passes over the data
-    settings |= {"method__threshold": 0.0005, "method__fragments": 3, "method__delay": 0}  # one arrives in every step
-    if method == "ist with a delay":
-        settings |= {"method__name": "ist", "method__delay": 1}
-    elif method not in METHODS:
-        settings |= {"method__name": "ist", "method__partition": ["hidden"], "method__share_every": 3}
-    if not method.startswith("ist"):
-        settings["train__rounds"] = 2
-    expected, _ = own_trained(comm, **settings)
-    for done in (1, 2, 3) if method == "ist" else (settings["train__rounds"] // 2,):
-        training = Training(own_run(**settings), comm)
-        rounds = training.rounds()
-        for _ in range(done):
-            next(rounds)
-        if (method == "ist" and done > 1) or method in OF_RANKS:
-            assert_same_bits(whole(resumed(comm, training, shared_tmp / "between.h5")), whole(expected))
-        if method in OF_RANKS or done > 2:
-            continue
-        stop_at(training, done, comm.rank % 2)
-        list(rounds)
-        done += method == "ist with a delay"  # which ends its round
-        assert training.stop.reason == "a test" and training.rounds_done == done
-        assert_same_bits(whole(resumed(comm, training, shared_tmp / "inside.h5")), whole(expected))
 
 
 def test_a_network_of_small_images_is_of_use(comm, shared_tmp):

@@ -1,13 +1,11 @@
-"""Resuming from a checkpoint: bit for bit on the same ranks, behind a dropped round too; and on other numbers."""
+"""Resuming on the same ranks from a special place, and on other ranks; test_interrupted.py stops runs anywhere."""
 
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from own_runs import DEEP, own_trained
 from resuming import resumed, save, stop_at
-from small import assert_same_bits, own_run, small_run, trained, whole
+from small import assert_same_bits, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
@@ -15,139 +13,24 @@ from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 
-OPTIMIZERS = {
-    "momentum-reset": {"optimizer__momentum": 0.9},
-    "momentum-carried": {"optimizer__momentum": 0.9, "method__optimizer_state": "carry"},
-    "adam-reset": {"optimizer__name": "adam", "optimizer__lr": 0.01},
-    "adam-carried": {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"},
-    "adam": {"optimizer__name": "adam", "optimizer__lr": 0.01},
-    "adam-kept": {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "keep"},
-}
 COMMON = {"model__dropout": 0.3, "model__bias": True, "method__redeal": 0.5, "method__local_steps": 4}
-SPECIAL = {
-    "streaming-diloco": {"method__fragments": 2, "method__delay": 0},  # leaves and arrives after 2 and 4 steps
-    "fedavg": {"train__batch": 300, "method__fraction": 0.7},  # 5 steps in a pass, more than method.local_steps
-    "dynamic-averaging": {"method__threshold": 0.002},  # some rounds above, some below
-    "codistillation": {"method__burn_in": 1},
-}
+MOMENTUM = COMMON | {"optimizer__momentum": 0.9}
+DILOCO = COMMON | {"method__name": "diloco", "optimizer__name": "adam", "optimizer__lr": 0.01}
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 """Ranks share cores: what holds on three, whose parts are uneven, is not tried on two and four."""
-WHO = ("one rank", "every rank elsewhere")
-STOPPED = [("ist", optimizer, WHO[i % 2]) for i, optimizer in enumerate(("momentum-carried", "adam-reset"))]
-STOPPED += [(method, "adam-carried", WHO[i % 2]) for i, method in enumerate(METHODS)]
-"""Every method with the optimizer that has most state."""
-STOPPED += [("diloco", "adam-kept", WHO[0]), ("local-sgd", "adam-kept", WHO[1])]
-OF_RANKS = ("codistillation", "dynamic-averaging", "streaming-diloco", "sparse-loco")
-"""Methods whose ranks have networks of their own between rounds."""
-FINISHES = [
-    ("data-parallel", "adam-carried"),
-    ("diloco", "adam-reset"),
-    ("diloco", "adam"),
-    ("codistillation", "adam-reset"),
-    ("dynamic-averaging", "adam-carried"),
-]
-_uninterrupted = {}
-
-
-def settings(method, optimizer):
-    return {"method__name": method, **COMMON, **OPTIMIZERS[optimizer], **SPECIAL.get(method, {})}
-
-
-def uninterrupted(comm, **run):
-    """The weights and the progress of a run from its beginning to its end; trained once."""
-    key = comm.size, *sorted(run.items())
-    if key not in _uninterrupted:
-        training, progress = trained(comm, **run)
-        _uninterrupted[key] = whole(training), progress
-    return _uninterrupted[key]
-
-
-@pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("method, optimizer, who", STOPPED)
-def test_a_round_that_was_dropped_is_run_again_bit_for_bit(comm, shared_tmp, method, optimizer, who):
-    """Stopped in two rounds, one after the other."""
-    expected, losses = uninterrupted(comm, **settings(method, optimizer))
-    path, position, seen = None, "", []
-    for round, step in ((1, 1), (2, 2)):
-        training = Training(small_run(**settings(method, optimizer)), comm)
-        if path:
-            training.resume(path)
-            assert training.position == position
-        if path and method in OF_RANKS:  # what was resumed may be saved before it goes on
-            path = save(training, shared_tmp / "again.h5")
-            training = Training(small_run(**settings(method, optimizer)), comm)
-            training.resume(path)
-        busy = [rank for rank, steps in enumerate(comm.allgather(training.method.steps(round))) if steps]
-        if who == "every rank elsewhere":
-            stop_at(training, round, (step + comm.rank) % 4)
-        elif comm.rank == busy[-1]:
-            stop_at(training, round, step)
-        seen += list(training.rounds())
-        assert training.stop.reason == "a test"
-        # Ranks that ask each other inside a round leave it together, perhaps at its end.
-        late = method in ("data-parallel", "streaming-diloco")
-        assert training.rounds_done in ((round, round + 1) if late else (round,))
-        path, position = save(training, shared_tmp / f"{round}.h5"), training.position
-        with open_checkpoint(path) as checkpoint:
-            assert comm.rank or list(checkpoint.errors()) == []
-            assert checkpoint.header.position == (training.rounds_done, 0)
-    again, rest = resumed(comm, path, **settings(method, optimizer))
-    assert_same_bits(whole(again), expected)
-    assert [progress.loss for progress in seen + rest] == [progress.loss for progress in losses]
-    assert rest[-1].examples == losses[-1].examples
-
-
-@pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("finish, optimizer", FINISHES)
-def test_a_run_with_a_finish_goes_on_from_both_sides_of_it(comm, shared_tmp, finish, optimizer):
-    """Two rounds of IST, two of another method; saved where the other begins, and inside each round from the second."""
-    run = {**settings("ist", optimizer), **SPECIAL.get(finish, {}), "method__finish": f"{finish}:50%"}
-    expected, _ = uninterrupted(comm, **run)
-    training = Training(small_run(**run), comm)
-    while training.rounds_done < 3:
-        rounds = training.rounds()
-        next(rounds)
-        if training.rounds_done == 2:
-            path = save(training, shared_tmp / "between.h5")
-            assert_same_bits(whole(resumed(comm, path, **run)[0]), expected)
-        stop_at(training, training.rounds_done, 2)
-        list(rounds)
-        path = save(training, shared_tmp / f"{training.rounds_done}.h5")
-        training = Training(small_run(**run), comm)
-        training.resume(path)
-    list(training.rounds())
-    assert_same_bits(whole(training), expected)
-
-
-def test_a_resumed_run_sees_the_very_images_and_rates_that_it_would_have_seen(comm, shared_tmp):
-    run = {"data__crop": 2, "data__flip": True, "data__cutout": 3, **settings("ist", "momentum-reset")}
-    run |= {"optimizer__warm_up": 2, "optimizer__schedule": "cosine"}
-    expected, losses = trained(comm, **run)
-    training = Training(small_run(**run), comm)
-    stop_at(training, 1, 2)
-    first = list(training.rounds())
-    path = save(training, shared_tmp / "stopped.h5")
-    again, second = resumed(comm, path, **run)
-    assert_same_bits(whole(again), whole(expected))
-    assert [progress.loss for progress in first + second] == [progress.loss for progress in losses]
-    rates = [0.1 * (1 + math.cos(math.pi * (step - 2) / 14)) / 2 for step in (3, 7, 11, 15)]  # a round's last step
-    assert [progress.learning_rate for progress in first + second] == pytest.approx(rates, rel=1e-12)
-    other = Training(small_run(**run | {"data__crop": 3}), comm)
-    with pytest.raises(ConfigError, match="data.crop = 2 in the checkpoint, 3 here"):
-        other.resume(path)
 
 
 def test_a_stop_before_the_first_step_loses_nothing(comm, shared_tmp):
-    expected, _ = trained(comm, **settings("ist", "momentum-reset"))
-    training = Training(small_run(**settings("ist", "momentum-reset")), comm)
+    expected, _ = trained(comm, **MOMENTUM)
+    training = Training(small_run(**MOMENTUM), comm)
     training.stop._signal = "a test"
     assert list(training.rounds()) == []
     assert training.rounds_done == 0
     path = save(training, shared_tmp / "stopped.h5")
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.own == {} and not any("/" in name for name in checkpoint.tensors)
-    assert_same_bits(whole(resumed(comm, path, **settings("ist", "momentum-reset"))[0]), whole(expected))
+    assert_same_bits(whole(resumed(comm, path, **MOMENTUM)[0]), whole(expected))
 
 
 @pytest.mark.ranks(min=2)
@@ -185,7 +68,7 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
 @pytest.mark.ranks(only=[3])
 def test_kept_state_begins_again_on_other_ranks_and_is_kept_from_there(comm, shared_tmp):
     """The first two ranks resume a run of three: their Adam counts its steps from there, also after another stop."""
-    run = settings("diloco", "adam") | {"train__rounds": 6}
+    run = DILOCO | {"train__rounds": 6}
     training, _ = trained(comm, **run | {"train__rounds": 2})
     path, saved = save(training, shared_tmp / "three.h5"), whole(training)
     two = Communicator(comm.mpi.Split(comm.rank < 2))
@@ -213,7 +96,7 @@ def test_kept_state_begins_again_on_other_ranks_and_is_kept_from_there(comm, sha
 @pytest.mark.ranks(only=[1, 3])
 def test_a_checkpoint_says_what_becomes_of_optimizer_state(comm, shared_tmp):
     """A run that names the method's default resumes one that left it out; another state is another run."""
-    run = settings("diloco", "adam") | {"train__rounds": 2}
+    run = DILOCO | {"train__rounds": 2}
     path = save(trained(comm, **run | {"train__rounds": 1})[0], shared_tmp / "saved.h5")
     resumed(comm, path, **run | {"method__optimizer_state": "keep"})
     with pytest.raises(ConfigError, match="method.optimizer_state = keep in the checkpoint, reset here"):
@@ -225,10 +108,11 @@ def test_a_checkpoint_says_what_becomes_of_optimizer_state(comm, shared_tmp):
 def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tmp):
     training, _ = trained(comm, train__rounds=1)
     path = save(training, shared_tmp / "saved.h5")
-    other = Training(small_run(model__hidden=(13, 12), train__seed=6), comm)
+    other = Training(small_run(model__hidden=(13, 12), train__seed=6, data__crop=3), comm)
     with pytest.raises(ConfigError) as refused:
         other.resume(path)
-    assert "model.hidden = [13, 11] in the checkpoint, [13, 12] here; train.seed = 5 in the c" in str(refused.value)
+    for difference in ("model.hidden = [13, 11]", "train.seed = 5", "data.crop = 0"):
+        assert f"{difference} in the checkpoint, " in str(refused.value)
     assert refused.value.everywhere
     free = Training(small_run(optimizer__lr=0.05, train__rounds=9, evaluate__every=3, checkpoint__keep=7), comm)
     saved = "in the checkpoint"
@@ -274,37 +158,3 @@ def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
     path = save(training, shared_tmp / "done.h5")
     assert resumed(comm, path, train__max_minutes=1e-9)[1] == []
     assert [one.round for one in resumed(comm, path, train__max_minutes=0.0)[1]] == [2, 3, 4]
-
-
-@pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize(
-    "changed",
-    [{}, {"method__share_every": 3, "train__rounds": 4}],
-    ids=["", "seldom shared"],
-)
-def test_a_round_of_blocks_goes_on_bit_for_bit(comm, shared_tmp, changed):
-    run = DEEP | {"optimizer__momentum": 0.5, "method__optimizer_state": "carry", **changed}
-    expected, _ = own_trained(comm, **run)
-    training = Training(own_run(**run), comm)
-    stop_at(training, 1, 1)
-    list(training.rounds())
-    path = save(training, shared_tmp / "stopped.h5")
-    again = Training(own_run(**run), comm)
-    again.resume(path)
-    list(again.rounds())
-    assert_same_bits(whole(again), whole(expected))
-
-
-@pytest.mark.ranks(only=[3])
-def test_what_ranks_have_of_their_own_between_two_means_is_saved(comm, shared_tmp):
-    run = DEEP | {"method__share_every": 3, "train__rounds": 4}
-    expected, _ = own_trained(comm, **run)
-    half = Training(own_run(**run | {"train__rounds": 2}), comm)
-    list(half.rounds())
-    path = save(half, shared_tmp / "half.h5")
-    again = Training(own_run(**run), comm)
-    again.resume(path)
-    list(again.rounds())
-    assert_same_bits(whole(again), whole(expected))
-    with open_checkpoint(path) as checkpoint:
-        assert checkpoint.own and not any("sections.1.1" in name for name in checkpoint.own)

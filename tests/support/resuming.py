@@ -19,13 +19,18 @@ def resumed(comm, path, **changed):
 
 def stop_at(training, round, step):
     """Ask this rank to stop when it is about to take that step of that round, which is then dropped."""
-    method = training.method
-    method.finished_within = -1.0
-    take, number = method.batch, method.first_step(round) + step
+    number = training.method.first_step(round) + step
 
-    def batch(current):
-        if current == number:
-            training.stop._signal = "a test"
-        return take(current)
+    def asking(take, in_a_pass):
+        def asked(*place):
+            step = place[0] if len(place) == 1 else place[0] * in_a_pass + place[1]
+            if step == number:
+                training.stop._signal, training.method.finished_within = "a test", -1.0
+            return take(*place)
 
-    method.batch = batch
+        return asked
+
+    for size in training.sizes.values():
+        batches = size.batches
+        batches.at = asking(batches.at, batches.in_a_pass)
+        batches.of_pass = asking(batches.of_pass, batches.in_a_pass)
