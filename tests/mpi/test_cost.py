@@ -1,37 +1,40 @@
-"""The cost model against what really went through MPI, byte for byte, for every method; and the cluster measured."""
+"""The cost model against what really went through MPI, byte for byte; and the cluster measured."""
 
+from pathlib import Path
+
+import networks
 import pytest
-from small import small_run
+from own_runs import BOTH, DEEP
+from replay_cases import GCN, TEXT, TRANSFORMER, XC
+from replaying import run_of
+from small import own_run, small_run
 
-from istmpi.cluster import measure
-from istmpi.cluster.time import round_time
-from istmpi.config.methods import METHODS
 from istmpi.cost import cost, round_bytes
+from istmpi.cluster.time import round_time
+from istmpi.data.sources import open_dataset
 from istmpi.engine.slots import kinds_of
+from istmpi.config.methods import METHODS
 from istmpi.models import mlp_network
+from istmpi.cluster import measure
 from istmpi.training.loop import Training
+from istmpi.training.network import network_of
+from tests.networks import joined_nets
 
-CASES = {
+ADAM = {"optimizer__name": "adam", "method__optimizer_state": "carry", "optimizer__lr": 0.001}
+CARRIED = {"optimizer__momentum": 0.5, "method__optimizer_state": "carry"}
+SELDOM = {"method__share_every": 2, "method__partition": ["hidden2"]}
+IST = {
     "plain": {},
-    "bias, layer norm, double": {"model__bias": True, "model__norm": "layer"},
-    "momentum carried": {"optimizer__momentum": 0.9, "method__optimizer_state": "carry", "optimizer__lr": 0.01},
-    "adam carried, float32": {
-        "optimizer__name": "adam",
-        "method__optimizer_state": "carry",
-        "model__dtype": "float32",
-        "optimizer__lr": 0.001,
-    },
-    "adam kept": {"optimizer__name": "adam", "method__optimizer_state": "keep", "optimizer__lr": 0.001},
+    "bias, layer norm": {"model__bias": True, "model__norm": "layer"},
+    "momentum carried": CARRIED,
+    "adam carried, float32": {**ADAM, "model__dtype": "float32"},
     "momentum reset": {"optimizer__momentum": 0.9, "optimizer__lr": 0.01},
     "shares": {"method__shares": [3.0, 1.0, 2.0, 0.5, 1.5]},
     "one group dealt": {"method__partition": ["hidden2"]},
     "a part redealt": {"method__redeal": 0.3},
-    "outer momentum, adam carried": {
-        "optimizer__name": "adam",
-        "method__optimizer_state": "carry",
-        "method__outer_momentum": 0.9,
-        "optimizer__lr": 0.001,
-    },
+    "outer momentum, adam carried": {**ADAM, "method__outer_momentum": 0.9},
+    "a part redealt, int8": {"method__redeal": 0.3, "model__bias": True, "method__wire": "int8"},
+    "seldom shared, int8": {**SELDOM, "method__redeal": 0.5, "method__wire": "int8"},
 }
 SPECIAL = {
     "streaming-diloco": {"method__fragments": 2, "method__delay": 0},
@@ -39,49 +42,129 @@ SPECIAL = {
     "dynamic-averaging": {"method__threshold": 0.0},
     "codistillation": {"method__burn_in": 1},
 }
+EXAMPLE = f"{Path(networks.__file__).parents[2] / 'examples' / 'convnet.py'}:ConvNet"
+EXPERTS = {"model__name": "moe", "data__source": TEXT, "data__length": 12, "train__batch": 4}
+EXPERTS |= {"model__layers": 2, "model__heads": [2, 2], "model__experts": [6, 5], "model__hidden": 12, "model__top": 3}
+OWN = {
+    "own": {"model__name": f"{networks.__file__}:Shaken"},
+    "own, fedavg": {"model__name": f"{networks.__file__}:Shaken", "method__name": "fedavg", **SPECIAL["fedavg"]},
+    "convnet": {"model__name": EXAMPLE},
+    "convnet, local-sgd": {"model__name": EXAMPLE, "method__name": "local-sgd"},
+    "convnet, a part redealt": {"model__name": EXAMPLE, "method__redeal": 0.3, **ADAM},
+    "convnet, outer": {"model__name": EXAMPLE, "method__partition": ["hidden"], "method__outer_momentum": 0.5},
+    "convnet, nothing dealt": {"model__name": EXAMPLE, "method__partition": []},
+    "convnet, seldom shared": {"model__name": EXAMPLE, "method__share_every": 3, **CARRIED},
+    "blocks": DEEP,
+    "blocks, seldom shared": DEEP | {"method__share_every": 2},
+    "blocks and channels": BOTH | CARRIED,
+    "experts": EXPERTS,
+    "a transformer": TRANSFORMER,
+    "sparse rows": XC | {"optimizer__momentum": 0.9, "method__optimizer_state": "carry"},
+    "sparse rows, a part redealt": XC | {"optimizer__momentum": 0.9, "method__redeal": 0.3},
+    "a graph in clusters": GCN | {"data__graph": "clusters", "train__batch": 2},
+}
+JOINED = {
+    "plain": {},
+    "adam carried": ADAM,
+    "a part redealt": {"method__redeal": 0.3},
+    "some widths": {"method__partition": ["wide"], "method__share_every": 2},
+    "in fewer bits": {"method__wire": "int8", **ADAM, "model__dtype": "float32"},
+    "outer momentum": {"method__outer_momentum": 0.5},
+    "shares": {"method__shares": [2.0, 1.0, 1.0]},
+    "early": {"method__delay": 1},
+}
+"""Settings with which elements that all ranks have travel in other ways."""
+WIDTHS = {
+    "Nerf": {"model__hidden": 13, "model__wide": 11},
+    "OwnWeights": {"model__units": 13, "model__wide": 11},
+}
 
 
-OUTER = ("local-sgd", "diloco", "streaming-diloco", "sparse-loco")
-OF_METHODS = [("ist", case) for case in CASES if case != "adam kept"]
-OF_METHODS += [("local-sgd", "adam kept"), ("diloco", "adam kept")]
-OF_METHODS += [(method, case) for method in METHODS if method != "ist" for case in ("plain", "adam carried, float32")]
-OF_METHODS += [(method, "outer momentum, adam carried") for method in OUTER]
-"""What else IST can be is none of the other methods' settings."""
+def of_method(method, case, **more):
+    return {"method__name": method, **IST[case], **SPECIAL.get(method, {}), **more}
 
 
-@pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("method, case", OF_METHODS)
-def test_predicted_bytes_are_the_counted_bytes(comm, method, case):
-    changed = CASES[case] | SPECIAL.get(method, {})
-    if "method__shares" in changed:
-        changed["method__shares"] = changed["method__shares"][: comm.size]
-    training = Training(small_run(method__name=method, **changed), comm)
+def cases():
+    """Yield a name and the settings of each run."""
+    yield from IST.items()
+    yield from OWN.items()
+    for method, spec in METHODS.items():
+        for case in ("plain", "adam carried, float32"):
+            yield f"{method}, {case}", of_method(method, case)
+            if spec.encodes:
+                yield f"{method}, {case}, int8", of_method(method, case, method__wire="int8", model__dtype="float32")
+        if spec.encodes:
+            yield f"{method}, bfloat16", of_method(method, "adam carried, float32", method__wire="bfloat16")
+    for method in ("local-sgd", "diloco", "streaming-diloco", "sparse-loco"):
+        yield f"{method}, outer", of_method(method, "outer momentum, adam carried")
+    for method in ("local-sgd", "diloco"):
+        yield f"{method}, adam kept", of_method(method, "plain", **ADAM | {"method__optimizer_state": "keep"})
+    for method in ("ist", "local-sgd", "diloco"):
+        yield f"{method}, outer, int8", of_method(method, "plain", method__outer_momentum=0.5, method__wire="int8")
+    for name, widths in WIDTHS.items():
+        for case, settings in JOINED.items():
+            yield f"{name}, {case}", {"model__name": f"{joined_nets.__file__}:{name}", **widths, **settings}
+
+
+CASES = dict(cases())
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("case", CASES)
+def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
+    settings = CASES[case]
+    if settings.get("method__wire") and "model__dtype" not in settings:
+        settings = settings | {"model__dtype": "float32"}
+    run = run_of(settings, comm.size, shared_tmp) if comm.rank == 0 else None
+    training = Training(comm.broadcast_from_root(run), comm)
+    total = 0
     for number in range(3):
         before = comm.traffic.bytes
         training.method.run(number)
         counted = comm.allgather(comm.traffic.bytes - before)
         assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"
         assert kinds_of(training.store.tensors) == training.method.spec.slots(training.run)
+        total += sum(counted)
+    if settings.get("method__name") in ("local-sgd", "data-parallel"):
+        assert cost(training.run, training.architecture, comm.size).sent_bytes(0, 3) == total
+    comm.barrier()
 
 
-def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, monkeypatch):
-    monkeypatch.setattr(measure, "SECONDS", 0.01)
-    monkeypatch.setattr(measure, "TURN_SECONDS", 0.001)
+@pytest.fixture
+def quick(monkeypatch):
+    """Measurements take small messages and layers."""
     monkeypatch.setattr(measure, "TRANSFER_WIDTHS", (32, 64))
     monkeypatch.setattr(measure, "MESSAGE_BYTES", (2**10, 2**14))
+    return monkeypatch
+
+
+def shapes_of(measured):
+    return {(row["batch"], row["inputs"], row["outputs"]) for row in measured.measured["products"]["points"]}
+
+
+def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, quick):
+    quick.setattr(measure, "SECONDS", 0.01)
+    quick.setattr(measure, "TURN_SECONDS", 0.001)
     run, network = small_run(model__hidden=[32, 32]), mlp_network(64, (32, 32), 10)
-    found = measure.measure(run, network, comm)
-    per_rank = comm.allgather(found)
-    assert all(one == found for one in per_rank)
-    time = round_time(cost(run, network, comm.size), found)
+    measured = measure.measure(run, network, comm)
+    assert all(other == measured for other in comm.allgather(measured))
+    time = round_time(cost(run, network, comm.size), measured)
     assert time.compute > 0 and time.transfer > 0
-    assert set(found.links) == {"alltoallv", "allreduce"}
-    assert len(found.measured["alltoallv"].get("points", [])) == (2 if comm.size > 1 else 0)
-    shapes = {(row["batch"], row["inputs"], row["outputs"]) for row in found.measured["products"]["points"]}
-    assert (8, 64, 32) in shapes and (8, -(-32 // comm.size), 10) in shapes
+    assert set(measured.links) == {"alltoallv", "allreduce"}
+    assert len(measured.measured["alltoallv"].get("points", [])) == (2 if comm.size > 1 else 0)
+    assert {(8, 64, 32), (8, -(-32 // comm.size), 10)} <= shapes_of(measured)
+
+
+def test_the_cluster_is_measured_at_the_shapes_of_a_users_network(comm, quick):
+    quick.setattr(measure, "timed", lambda communicator, work: work() or 1e-4)
+    quick.setattr(measure, "MOST_ELEMENTS", 8 * 256 * 9)
+    run = own_run(model__name=f"{networks.__file__}:Convolutional", model__channels=[16, 8], model__hidden=6)
+    measured = measure.measure(run, network_of(run, open_dataset("digits"), comm), comm)
+    assert {(8 * 64, 9, 16), (128, 144, 8), (8, 32, 6)} <= shapes_of(measured)
+    assert all(other == measured for other in comm.allgather(measured))
 
 
 def test_products_that_seem_to_take_no_longer_when_they_are_larger_still_have_a_rate(comm, monkeypatch):
     monkeypatch.setattr(measure, "timed", lambda communicator, work: 1e-5)
-    found = measure.measure(small_run(model__hidden=[32, 32]), mlp_network(64, (32, 32), 10), comm)
-    assert all(0 < rate < float("inf") for rate in found.flops) and found.product_seconds == 0
+    measured = measure.measure(small_run(model__hidden=[32, 32]), mlp_network(64, (32, 32), 10), comm)
+    assert all(0 < rate < float("inf") for rate in measured.flops) and measured.product_seconds == 0

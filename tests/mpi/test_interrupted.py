@@ -7,7 +7,7 @@ from resuming import save, stop_at
 from small import assert_same_bits, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.methods import METHODS
+from istmpi.config.methods import METHODS
 from istmpi.training.loop import Training
 from tests.networks import joined_nets
 

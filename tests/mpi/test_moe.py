@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from small import own_run, whole
+from small import assert_trained, initial_weights, own_run
 from torch.nn import functional
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.cli.main import istmpi
-from istmpi.cost import round_bytes
 from istmpi.data.batches import Batches, place
 from istmpi.data.prepare import prepare
 from istmpi.deploy.export import export
@@ -19,7 +18,6 @@ from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.engine.partition import Partition
 from istmpi.models.moe import MoE
-from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 NETWORK = {"layers": 2, "embed": 8, "heads": [2, 2], "head_dim": 4, "hidden": 12, "experts": [6, 5], "top": 3}
@@ -82,13 +80,10 @@ def trained_by_hand(run, data, weights, ranks):
 def test_it_trains_as_the_oracle_does(comm, text):
     training = Training(own_run(**settings(text)), comm)
     assert training.method.spec.groups(training.run, training.architecture) == tuple(EXPERTS)
-    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items()}
+    initial = initial_weights(training)
     progress = list(training.rounds())
     expected, losses = trained_by_hand(training.run, training.dataset, initial, comm.size)
-    found = whole(training)
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values.numpy(), rtol=0, atol=1e-9, err_msg=name)
-    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
+    assert_trained(training, progress, expected, losses, 1e-9)
     network = MoE(training.dataset.shape, training.dataset.outputs, **NETWORK).double().eval()
     network.load_state_dict(expected, strict=False)
     network.outputs.weight = network.embedding.weight
@@ -124,30 +119,3 @@ def test_what_was_trained_is_evaluated_exported_continued_and_resumed(comm, shar
         istmpi([str(word) for word in command], standalone_mode=False)
         assert len(json.loads(out.read_text(encoding="utf-8"))["tokens"]) == 30
     comm.barrier()
-
-
-@pytest.mark.ranks(only=[2])
-def test_other_ranks_go_on_with_it(comm, shared_tmp, text):
-    training = Training(own_run(**settings(text)), comm)
-    expected = list(training.rounds())[-1].score.loss
-    commit(shared_tmp / "round.h5", *training.state(), "direct", comm)
-
-    def resumed(comm):
-        again = Training(own_run(**settings(text, train__rounds=5)), comm)
-        again.resume(shared_tmp / "round.h5")
-        return again.evaluate().loss, list(again.rounds())[-1].score.loss
-
-    if comm.rank == 0:
-        for ranks in (1, 4):
-            for before, after in simulate(resumed, ranks).require():
-                assert before == pytest.approx(expected, rel=1e-9) and after < before
-    comm.barrier()
-
-
-def test_as_many_bytes_are_sent_as_the_plan_says(comm, text):
-    training = Training(own_run(**settings(text)), comm)
-    for number in range(3):
-        before = comm.traffic.bytes
-        training.method.run(number)
-        counted = comm.allgather(comm.traffic.bytes - before)
-        assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"

@@ -12,11 +12,11 @@ from torch.nn import functional
 from uses import check_uses, everything
 
 from istmpi.checkpoint.saver import commit
+from istmpi.config.methods import METHODS
 from istmpi.data.prepare import prepare
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.sample import draw_calibration_rows
-from istmpi.config.methods import METHODS
 from istmpi.training.loop import Training
 
 

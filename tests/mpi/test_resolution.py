@@ -9,7 +9,6 @@ from small import own_run, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
-from istmpi.config.methods import METHODS
 from istmpi.cost import phase_costs
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export

@@ -8,8 +8,8 @@ from small import small_run, trained, whole
 from istmpi.comm import mpi, ring
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, INT8
-from istmpi.errors import ConfigError
 from istmpi.config.methods import METHODS
+from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 
 FORMS = {"weight": INT8, "bias": BFLOAT16, "wide": INT8, "double": EXACT, "last": INT8}

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 import xc_oracle
-from small import assert_same_bits, own_run, whole
+from small import assert_near, assert_same_bits, assert_trained, initial_weights, own_run, whole
 from sparse_rows import FEATURES, LABELS, dense, write
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.cost import round_bytes
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.prepare import read_rows
@@ -61,14 +60,11 @@ CASES = {
 def test_it_trains_as_the_dense_oracle_does(comm, rows, case):
     run = own_run(**settings(rows, **CASES[case]))
     training = Training(run, comm)
-    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items() if "/" not in name}
+    initial = initial_weights(training)
     assert initial.keys() <= xc_oracle.AXES.keys()
     progress = list(training.rounds())
     expected, losses = xc_oracle.train(run, WIDTHS, training.dataset.train, initial, comm.size)
-    found = whole(training)
-    for name, values in expected.items():
-        assert np.abs(found[name] - values.numpy()).max() < 1e-10, name
-    assert [one.loss for one in progress] == pytest.approx(losses, abs=1e-6)
+    assert_trained(training, progress, expected, losses)
 
 
 @pytest.mark.parametrize("method", ["local-sgd", "data-parallel", "ist"])
@@ -82,17 +78,7 @@ def test_touching_few_rows_changes_no_method(comm, rows, method):
         training.method.subnet._sparse &= few
         list(training.rounds())
         found.append(whole(training))
-    for name in found[0]:
-        assert np.abs(found[0][name] - found[1][name]).max() < 1e-12, name
-
-
-@pytest.mark.parametrize("redeal", [1.0, 0.3])
-def test_bytes_are_those_that_were_planned(comm, rows, redeal):
-    run = own_run(**settings(rows, method__redeal=redeal, **MOMENTUM, method__optimizer_state="carry"))
-    training = Training(run, comm)
-    sent = [progress.bytes for progress in training.rounds()]
-    planned = [sum(round_bytes(training.run, training.architecture, comm.size, round)) for round in range(len(sent))]
-    assert sent == np.cumsum(planned).tolist()
+    assert_near(*found, 1e-12)
 
 
 # ---- the full network
