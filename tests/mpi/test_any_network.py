@@ -1,10 +1,8 @@
 """Networks that multiply in their own way, trained by IST against full networks with masks, whatever the ranks."""
 
-import numpy as np
 import pytest
-import torch
 from masked_oracle import CASES, score, train
-from small import own_run, whole
+from small import assert_trained, initial_weights, own_run, whole
 
 from istmpi.training.loop import Training
 from tests.networks.failing import FAILING
@@ -36,12 +34,9 @@ def test_it_trains_as_the_full_network_with_masks_does(comm, shared_tmp, case):
     source = {"model__name": place(row), "data__source": str(data(row, shared_tmp))}
     run = own_run(**settings, **partition, **source)
     training = Training(run, comm)
-    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items()}
+    initial = initial_weights(training)
     progress = list(training.rounds())
     expected, losses = train(case, run, initial, comm.size)
-    found = whole(training)
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values.numpy(), rtol=0, atol=PRECISION, err_msg=name)
-    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
+    assert whole(training).keys() == expected.keys()
+    assert_trained(training, progress, expected, losses, PRECISION)
     assert progress[-1].score.loss == pytest.approx(score(case, run, expected, comm.size), abs=PRECISION)

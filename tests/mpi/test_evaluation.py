@@ -1,4 +1,4 @@
-"""The sharded full network against the whole one in plain torch, with moments computed by hand."""
+"""Scores of the full network against the whole one in plain torch: its calibration sample, its data, its moments."""
 
 import hashlib
 
@@ -6,66 +6,43 @@ import numpy as np
 import pytest
 import torch
 from batches import examples_of
-from small import small_run, trained, whole
+from small import on_root, small_run, trained, whole
 
 from istmpi.evaluation.full import FullNetwork
 from istmpi.training.loop import Training
 
-NETWORKS = pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"model__bias": True, "model__norm": "layer"},
-        {"model__bias": True, "model__norm": "none", "model__activation": "tanh", "model__hidden": [7]},
-        {"model__output_norm": False, "model__dropout": 0.5},
-    ],
-    ids=["batch", "layer", "none", "dropout"],
-)
-
 
 def plain(training, sample):
-    """The whole network as a function of examples: its weights gathered, its moments those of the sample.
-
-    All hidden units are dealt, so that a subnet sums over a P-th of them: so does this, where no moments absorb it.
-    """
+    """The whole network as a function of examples: its weights gathered, its moments those of the sample."""
     weights = {name: torch.from_numpy(values) for name, values in whole(training).items()}
-    model, stages = training.run.model, training.architecture.stages
+    stages, output_norm = training.architecture.stages, training.run.model.output_norm in (None, True)
     moments = {}
 
     def forward(x, calibrate=False):
         for stage in stages:
-            last = stage == "labels"
-            norm = (
-                ("batch" if model.output_norm in (None, True) and model.norm == "batch" else "") if last else model.norm
-            )
             x = x @ weights[f"{stage}.linear.weight"].T
-            if norm != "batch" and stage != stages[0]:
-                x = x / training.communicator.size
-            if model.bias:
-                x = x + weights[f"{stage}.linear.bias"]
-            if norm == "batch":
-                if calibrate:
-                    moments[stage] = x.mean(dim=0), ((x - x.mean(dim=0)) ** 2).mean(dim=0)
-                mean, variance = moments[stage]
-                x = (x - mean) / torch.sqrt(variance + 1e-5)
-            elif norm == "layer":
-                mean = x.mean(dim=1, keepdim=True)
-                x = (x - mean) / torch.sqrt(((x - mean) ** 2).mean(dim=1, keepdim=True) + 1e-5)
-            if not last:
-                if norm in ("batch", "layer"):
-                    x = x * weights[f"{stage}.norm.weight"] + weights[f"{stage}.norm.bias"]
-                x = torch.tanh(x) if model.activation == "tanh" else x.clamp(min=0)
+            if stage == stages[-1] and not output_norm:
+                return x / training.communicator.size  # a subnet sums over a P-th of the units, which are all dealt
+            if calibrate:
+                moments[stage] = x.mean(dim=0), ((x - x.mean(dim=0)) ** 2).mean(dim=0)
+            mean, variance = moments[stage]
+            x = (x - mean) / torch.sqrt(variance + 1e-5)
+            if stage != stages[-1]:
+                x = (x * weights[f"{stage}.norm.weight"] + weights[f"{stage}.norm.bias"]).clamp(min=0)
         return x
 
     forward(sample, calibrate=True)
     return forward
 
 
-def scored(forward, split):
-    x, y = examples_of(split, np.arange(len(split)))
+def scored(forward, x, y):
     outputs = forward(torch.from_numpy(x).double())
     losses = outputs.logsumexp(dim=1) - outputs[torch.arange(len(y)), torch.from_numpy(y)]
     return float(losses.mean()), float((outputs.argmax(dim=1).numpy() == y).mean())
+
+
+def all_of(split):
+    return examples_of(split, np.arange(len(split)))
 
 
 def calibration_sample(training, count):
@@ -81,12 +58,13 @@ def calibration_sample(training, count):
     return torch.from_numpy(examples_of(training.dataset.train, rows)[0]).double()
 
 
-@NETWORKS
+@pytest.mark.parametrize("settings", [{}, {"model__output_norm": False, "model__dropout": 0.5}], ids=["", "dropout"])
 def test_the_score_is_that_of_the_whole_network(comm, settings):
+    """tests/mpi/test_full_network.py has other normalisations, activations and layers."""
     training, progress = trained(comm, **settings)
     score = progress[-1].score
     forward = plain(training, calibration_sample(training, 1024))
-    loss, accuracy = scored(forward, training.dataset.test)
+    loss, accuracy = scored(forward, *all_of(training.dataset.test))
     assert score.examples == len(training.dataset.test) == 360
     assert score.loss == pytest.approx(loss, abs=1e-10)
     assert score.score == accuracy
@@ -115,13 +93,12 @@ def test_the_calibration_follows_the_weights(comm):
     assert torch.equal(fresh(sample[:5]), often.evaluator.network(sample[:5]))
 
 
-@pytest.mark.parametrize("norm", ["batch", "layer"])
-def test_more_ranks_than_labels(comm, shared_tmp, norm):
+def test_more_ranks_than_labels(comm, shared_tmp):
     write(comm, shared_tmp / "two.npz", labels=2)
-    training, progress = trained(comm, data__source=str(shared_tmp / "two.npz"), model__norm=norm, model__bias=True)
+    training, progress = trained(comm, data__source=str(shared_tmp / "two.npz"))
     forward = plain(training, calibration_sample(training, 1024))
     assert (progress[-1].score.loss, progress[-1].score.score) == pytest.approx(
-        scored(forward, training.dataset.test), abs=1e-10
+        scored(forward, *all_of(training.dataset.test)), abs=1e-10
     )
     comm.barrier()
 
@@ -129,8 +106,9 @@ def test_more_ranks_than_labels(comm, shared_tmp, norm):
 def test_regression(comm, shared_tmp):
     write(comm, shared_tmp / "numbers.npz", labels=None)
     training, progress = trained(comm, data__source=str(shared_tmp / "numbers.npz"), optimizer__lr=0.01)
-    forward = plain_regression(training)
-    x, y = examples_of(training.dataset.test, np.arange(len(training.dataset.test)))
+    object.__setattr__(training.run.model, "output_norm", False)  # its default for regression, spelt out for `plain`
+    forward = plain(training, calibration_sample(training, 1024))
+    x, y = all_of(training.dataset.test)
     errors = forward(torch.from_numpy(x).double()).numpy() - y
     assert progress[-1].score.loss == pytest.approx((errors**2).mean(), abs=1e-10)
     _, std = training.dataset.targets
@@ -138,34 +116,21 @@ def test_regression(comm, shared_tmp):
     comm.barrier()
 
 
-def plain_regression(training):
-    object.__setattr__(training.run.model, "output_norm", False)  # its default for regression, spelt out for `plain`
-    return plain(training, calibration_sample(training, 1024))
-
-
-@pytest.mark.parametrize("settings", [{}, {"model__norm": "layer", "model__bias": True}], ids=["batch", "layer"])
-def test_where_every_rank_has_its_own_file_the_weights_travel(comm, shared_tmp, settings):
+def test_where_every_rank_has_its_own_file_the_weights_travel(comm, shared_tmp):
     """Files of different sizes, calibrated on all training examples: the score of all files laid end to end."""
     path = shared_tmp / f"data-{comm.rank}.npz"
     arrays = random_data(seed=comm.rank, rows=30 + 11 * comm.rank, labels=3)
     np.savez(path, **arrays)
     comm.barrier()
-    settings = {
-        "data__source": str(shared_tmp / "data-{rank}.npz"),
-        "evaluate__calibration_examples": 10000,
-        **settings,
-    }
+    settings = {"data__source": str(shared_tmp / "data-{rank}.npz"), "evaluate__calibration_examples": 10000}
     training, progress = trained(comm, evaluate__batch=16, **settings)
     per_rank = comm.allgather(arrays)
     together = {name: np.concatenate([one[name] for one in per_rank]) for name in arrays}
     forward = plain(training, torch.from_numpy(together["x_train"]).double())
-    outputs = forward(torch.from_numpy(together["x_test"]).double())
-    y = together["y_test"]
-    loss = float((outputs.logsumexp(dim=1) - outputs[torch.arange(len(y)), torch.from_numpy(y)]).mean())
+    loss, accuracy = scored(forward, together["x_test"], together["y_test"])
     score = progress[-1].score
-    assert score.examples == len(y)
-    assert score.loss == pytest.approx(loss, abs=1e-10)
-    assert score.score == pytest.approx((outputs.argmax(dim=1).numpy() == y).mean())
+    assert (score.examples, score.loss) == (len(together["y_test"]), pytest.approx(loss, abs=1e-10))
+    assert score.score == pytest.approx(accuracy)
     assert comm.allgather(score) == [score] * comm.size
     comm.barrier()
 
@@ -183,14 +148,9 @@ def random_data(seed, rows, labels):
     return {"x_train": x[:rows], "y_train": y[:rows], "x_test": x[rows:], "y_test": y_test}
 
 
-def write(comm, path, labels=3, order=0):
-    """One file for all ranks; its test rows in one order or another."""
-    if comm.rank == 0:
-        arrays = random_data(0, 50, labels)
-        shuffled = np.random.default_rng(order).permutation(50)
-        arrays |= {name: arrays[name][shuffled] for name in ("x_test", "y_test")}
-        np.savez(path, **arrays)
-    comm.barrier()
+def write(comm, path, labels):
+    """One file for all ranks."""
+    on_root(comm, lambda: np.savez(path, **random_data(0, 50, labels)))
 
 
 def test_a_rank_gets_on_with_each_batch_that_it_evaluates(comm, monkeypatch):

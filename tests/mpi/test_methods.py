@@ -5,7 +5,7 @@ import oracle
 import pytest
 import torch
 from batches import plain
-from small import assert_same_bits, small_run, trained, whole
+from small import assert_near, assert_same_bits, assert_trained, small_run, trained, whole
 from torch import nn
 from torch.nn import functional
 
@@ -70,10 +70,7 @@ def test_the_weights_are_those_of_the_naive_oracle(comm, case):
     training, progress = trained(comm, **CASES[case])
     groups = METHODS[training.run.method.name].groups(training.run, training.architecture)
     weights, losses = oracle.train(training.run, training.architecture, comm.size, groups)
-    mine = whole(training)
-    for name, expected in weights.items():
-        np.testing.assert_allclose(mine[name], expected.numpy(), rtol=0, atol=1e-10, err_msg=name)
-    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)  # kept as float32
+    assert_trained(training, progress, weights, losses)
 
 
 @pytest.mark.parametrize("setting", ["seed", "momentum", "norm", "J"])
@@ -152,9 +149,7 @@ def test_local_sgd_with_one_local_step_is_data_parallel(comm, norm):
     settings = {"method__local_steps": 1, "train__rounds": 12, "model__norm": norm, "model__bias": True}
     local, _ = trained(comm, method__name="local-sgd", **settings)
     parallel, _ = trained(comm, method__name="data-parallel", **settings)
-    expected = whole(parallel)
-    for name, values in whole(local).items():
-        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-12, err_msg=name)
+    assert_near(whole(local), whole(parallel), 1e-12)
 
 
 @pytest.mark.ranks(only=[1, 3])
@@ -164,9 +159,7 @@ def test_data_parallel_is_sgd_on_a_batch_p_times_as_large(comm, norm, momentum):
     settings = {"model__norm": norm, "model__bias": True, "optimizer__momentum": momentum, "optimizer__lr": 0.03}
     training, _ = trained(comm, method__name="data-parallel", **settings)
     expected = bare_loop(training.run, comm.size, 12, torch.float64)
-    mine = whole(training)
-    for name in expected:
-        np.testing.assert_allclose(mine[name], expected[name], rtol=0, atol=1e-10, err_msg=name)
+    assert_near(whole(training), expected)
 
 
 @pytest.mark.ranks(only=[2])

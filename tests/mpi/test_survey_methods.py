@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from replicas import replicas
-from small import trained, whole
+from small import assert_near, trained, whole
 
 CASES = {
     "admm": {"method__name": "admm", "method__penalty": 0.3},
@@ -65,8 +65,5 @@ def test_it_is_its_formula(comm, name):
     training, _ = trained(comm, **settings)
     everyone = replicas(training.run, comm.size)
     expected, found = naive(name, everyone, comm.size), whole(training)
-    for key, values in expected.items():
-        np.testing.assert_allclose(found[key], values, rtol=0, atol=1e-10, err_msg=key)
-    for key, values in everyone[comm.rank].named().items():
-        own = training.method.subnet.tensors[key].numpy()
-        np.testing.assert_allclose(own, values, rtol=0, atol=1e-10, err_msg=key)
+    assert_near(found, expected)
+    assert_near(training.method.subnet.tensors, everyone[comm.rank].named())

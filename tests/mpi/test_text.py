@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small import own_run, whole
+from small import assert_trained, initial_weights, own_run, whole
 from text_oracle import train
 from torch.nn import functional
 
@@ -53,15 +53,12 @@ def test_it_trains_as_the_oracle_does(comm, text, model, changed):
     training = Training(run, comm)
     lengths = {f"{group}{n}": width for group in ("heads", "hidden") for n, width in enumerate(DECODER[group], 1)}
     assert training.method.spec.groups(training.run, training.architecture) == tuple(lengths)
-    initial = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items() if "/" not in name}
+    initial = initial_weights(training)
     progress = list(training.rounds())
     expected, state, losses = train({**DECODER, **model}, lengths, run, training.dataset, initial, comm.size)
-    found = whole(training)
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values.numpy(), rtol=0, atol=1e-10, err_msg=name)
-        for kind, average in zip(("exp_avg", "exp_avg_sq"), state[name]):
-            np.testing.assert_allclose(found[f"{name}/{kind}"], average.numpy(), rtol=0, atol=1e-10, err_msg=name)
-    np.testing.assert_allclose([one.loss for one in progress], losses, rtol=1e-6)
+    for place, kind in enumerate(("exp_avg", "exp_avg_sq")):
+        expected |= {f"{name}/{kind}": averages[place] for name, averages in state.items()}
+    assert_trained(training, progress, expected, losses)
 
 
 def test_the_perplexity_is_that_of_every_token_of_the_windows(comm, text):
