@@ -9,13 +9,13 @@ from replay_cases import GCN, TEXT, TRANSFORMER, XC
 from replaying import run_of
 from small import own_run, small_run
 
-from istmpi.cost import cost, round_bytes
+from istmpi.cluster import measure
 from istmpi.cluster.time import round_time
+from istmpi.config.methods import METHODS
+from istmpi.cost import cost, round_bytes
 from istmpi.data.sources import open_dataset
 from istmpi.engine.slots import kinds_of
-from istmpi.config.methods import METHODS
 from istmpi.models import mlp_network
-from istmpi.cluster import measure
 from istmpi.training.loop import Training
 from istmpi.training.network import network_of
 from tests.networks import joined_nets
