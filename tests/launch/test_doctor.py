@@ -17,9 +17,9 @@ def test_a_rank_that_says_nothing_is_named(mpirun, tmp_path):
     program = (
         f"import os, sys, time; sys.path.insert(0, {str(ROOT)!r})\n"
         "from mpi4py import MPI\n"
-        "if MPI.COMM_WORLD.rank == 1: time.sleep(60)\n"
+        "if MPI.COMM_WORLD.rank == 1: time.sleep(600)\n"
         "from istmpi.cli.main import main\n"
-        f"sys.argv[1:] = ['doctor', '--patience', '2', '--folder', {str(tmp_path)!r}]\n"
+        f"sys.argv[1:] = ['doctor', '--patience', '{patient(2):.0f}', '--folder', {str(tmp_path)!r}]\n"
         "main()"
     )
     result = mpirun(3, "python", "-c", program, timeout=50)
@@ -37,7 +37,7 @@ def test_two_hosts_that_do_not_hear_each_other_are_named(tmp_path):
     if "HYDRA" not in hydra.upper():
         pytest.skip("benchmarks/cluster needs MPICH's mpirun")
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from istmpi.cli.main import main; main()"
-    doctor = [sys.executable, "-c", program, "doctor", "--patience", "4", "--folder", tmp_path]
+    doctor = [sys.executable, "-c", program, "doctor", "--patience", f"{patient(4):.0f}", "--folder", tmp_path]
     try:
         subprocess.run([*cluster, "up", "--name", "deaf", "--hosts", "3"], check=True)
         for host, other in ((1, "10.0.1.3"), (2, "10.0.1.2")):

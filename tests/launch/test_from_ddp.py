@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+from patience import patient
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-loop.md"
 
@@ -17,9 +18,9 @@ def test_both_ways_of_the_page_train_its_network(tmp_path, mpirun, monkeypatch):
     for block, name in programs:
         (tmp_path / name).write_text(block)
     monkeypatch.chdir(tmp_path)
-    subprocess.run([sys.executable, "make_data.py"], check=True, timeout=60)
+    subprocess.run([sys.executable, "make_data.py"], check=True, timeout=patient(60))
     one = ["env", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=0", "RANK=0", "WORLD_SIZE=1", sys.executable, "ddp.py"]
-    peer = subprocess.run(one, capture_output=True, text=True, timeout=100)
+    peer = subprocess.run(one, capture_output=True, text=True, timeout=patient(100))
     assert peer.returncode == 0, peer.stderr
     assert float(re.search(r"accuracy (\S+)", peer.stdout).group(1)) > 0.85
 

@@ -1,12 +1,10 @@
 """The MPI test harness where things go wrong: each case is a small test file of its own, run under mpirun."""
 
 import shutil
-import time
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from patience import patient
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +59,6 @@ def test_a_failure_on_one_rank_fails_all_and_shows_it(job):
 
 
 def test_a_failed_rank_does_not_wait_for_ranks_that_wait_for_it(job):
-    start = time.monotonic()
     result = job(
         3,
         """
@@ -73,11 +70,9 @@ def test_a_failed_rank_does_not_wait_for_ranks_that_wait_for_it(job):
     assert result.returncode != 0
     assert "rank 2 ends the job: failed in test_case.py::test_waits (call)" in result.output, result.output
     assert "rank two is out" in result.output
-    assert time.monotonic() - start < patient(20)
 
 
 def test_ranks_that_wait_for_each_other_are_ended_by_the_time_limit(job):
-    start = time.monotonic()
     result = job(
         2,
         """
@@ -91,4 +86,3 @@ def test_ranks_that_wait_for_each_other_are_ended_by_the_time_limit(job):
     assert result.returncode != 0
     assert "ends the job: test_case.py::test_hangs still runs after 2 s" in result.output, result.output
     assert "MPI.COMM_WORLD.recv(source" in result.output
-    assert time.monotonic() - start < patient(20)

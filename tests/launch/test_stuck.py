@@ -43,7 +43,10 @@ def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on
 
     job = start(3, "istmpi", *run)
     wait_for_rounds(folder, 3, job)
-    time.sleep(2)  # once a second a rank tells another where it is: by now in a round
+    limit = Limit(60)
+    while lines(folder)[-1]["seconds"] < 2:  # once a second a rank tells another where it is: by then in a round
+        assert limit.left and job.process.poll() is None, job.end()
+        time.sleep(0.05)
     (_, stopped, _), begun = job.ranks, time.monotonic()
     os.kill(stopped, signal.SIGSTOP)
     result = job.end(20 * PATIENCE)
