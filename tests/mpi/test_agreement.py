@@ -150,25 +150,6 @@ def test_more_ranks_than_units_are_refused_by_name(comm):
             set_up(comm.size - 1)
 
 
-@pytest.mark.parametrize(
-    "settings, says",
-    [
-        ({"method__partition": ["hiden1"]}, "hiden1"),
-        ({"method__shares": [1.0] * 9}, "shares has 9 numbers, but the run has"),
-        ({"method__name": "istt"}, r"method.name = 'istt' is not known; did you mean ist\?"),
-        ({"method__finish": "istt:10%", "train__rounds": 1}, r"method.finish = 'istt' is not known; did you mean ist"),
-        ({"model__name": "mpl"}, r"did you mean mlp\?"),
-        ({"optimizer__name": "sdg"}, r"did you mean sgd\?"),
-        ({"data__placement": "local"}, r"put \{rank\} into data.source"),
-        ({"train__batch": 1}, "batch statistics need at least 2 examples"),
-        ({"optimizer__warm_up": 13}, "optimizer.warm_up = 13 is more than the 12 local steps of the run"),
-    ],
-)
-def test_what_cannot_work_is_refused_on_every_rank(comm, settings, says):
-    with pytest.raises(ConfigError, match=says):
-        Training(small_run(**settings), comm)
-
-
 def write(path, features=5, rows=40):
     random = np.random.default_rng(0)
     x, y = random.normal(size=(rows, features)).astype(np.float32), random.integers(0, 3, rows)

@@ -139,8 +139,3 @@ def test_a_method_that_deals_nothing_has_its_whole_network(comm):
         trained(comm, method__name="local-sgd", **form)[1][-1].score for form in ({}, {"evaluate__form": "blocks"})
     )
     assert plain == asked and asked.form == "merged"
-
-
-def test_it_is_refused_where_each_rank_has_data_of_its_own(comm, shared_tmp):
-    with pytest.raises(errors.ConfigError, match="evaluate.form = 'blocks' needs a data.placement other than 'local'"):
-        trained(comm, **ONCE, evaluate__form="blocks", data__placement="local", data__source="file-{rank}.npz")

@@ -12,7 +12,7 @@ from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import ConfigError, DivergedError
+from istmpi.errors import DivergedError
 from istmpi.models import architecture
 from istmpi.training.loop import Training
 
@@ -103,18 +103,6 @@ def test_what_leaves_does_so_early_and_what_stays_keeps_all_its_steps(comm, dela
         assert abs(other[name] - expected[name]).max() > 1e-6, "a delay that makes no difference is no test"
 
 
-@pytest.mark.ranks(only=[1, 2])
-@pytest.mark.parametrize("method", ["ist", "streaming-diloco"])
-def test_more_steps_than_a_round_has_before_its_last_are_refused(comm, method):
-    for delay in (3, 99):
-        with pytest.raises(ConfigError) as refused:
-            trained(comm, method__name=method, method__delay=delay, method__local_steps=3)
-        assert str(refused.value) == (
-            f"method.delay = {delay} of {method} must be below method.local_steps = 3. Give at most 2, or more "
-            f"local steps."
-        )
-
-
 @pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("diverges", [7, 9, 10, 11], ids=["", "early", "where it leaves", "behind that"])
 def test_a_round_that_diverges_is_gone_back_from_whatever_has_left_by_then(comm, diverges):
@@ -139,21 +127,6 @@ def test_a_round_that_diverges_is_gone_back_from_whatever_has_left_by_then(comm,
     with pytest.raises(DivergedError):
         next(rounds)
     assert_same_bits(whole(training), good)
-
-
-@pytest.mark.ranks(only=[2, 3])
-@pytest.mark.parametrize(
-    "changed, named",
-    [
-        ({"method__outer_momentum": 0.5}, "an outer step (outer_lr, outer_momentum)"),
-        ({"method__partition": []}, "a network without dealt units (method.partition)"),
-    ],
-)
-def test_what_does_not_stay_with_its_holders_cannot_leave_early(comm, changed, named):
-    with pytest.raises(ConfigError) as refused:
-        Training(small_run(method__delay=1, **changed), comm)
-    assert f"method.delay = 1 of ist does not go with {named}" in str(refused.value)
-    assert refused.value.everywhere and "\n" not in str(refused.value)
 
 
 @pytest.mark.ranks(only=[1, 3])

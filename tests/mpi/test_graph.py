@@ -10,7 +10,6 @@ from small import assert_near, assert_same_bits, assert_trained, initial_weights
 
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.cost.whole_graph import whole_graph_bytes
-from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.full import FullNetwork
 from istmpi.models.graphs import GAT
 from istmpi.training.loop import Training
@@ -184,26 +183,6 @@ def test_a_batch_without_a_training_node_changes_nothing(comm, graph):
     assert_same_bits(before, whole(training))
 
 
-@pytest.mark.parametrize(
-    "changed, said",
-    [
-        ({"train__batch": 2}, "whole graph"),
-        ({"data__graph": "clusters", "train__batch": 6}, "5 clusters"),
-        ({**SAMPLED, "data__fanout": [2]}, "3 layers"),
-        ({"data__placement": "by-label"}, "by-label"),
-        ({"data__placement": "sharded"}, "is a whole graph"),
-        ({"model__name": "mlp", "model__norm": "none"}, "--model gcn"),
-        ({"model__name": "xc"}, "sparse rows"),
-        ({"model__norm": "bath"}, "norm"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(comm, graph, changed, said):
-    run = own_run(**settings(graph, **changed))
-    with pytest.raises((ConfigError, DataError), match=said) as error:
-        Training(run, comm)
-    assert "\n" not in str(error.value)
-
-
 def test_a_network_of_ones_own_is_trained_alike(comm, graph):
     """The same class, found and proved instead of declared: the same weights to the last bit, the same score."""
     found, scores = [], []
@@ -214,10 +193,3 @@ def test_a_network_of_ones_own_is_trained_alike(comm, graph):
         assert training.architecture.nodes[1] == len(training.dataset.train.graph)
     assert_same_bits(*found)
     assert scores[0].loss == pytest.approx(scores[1].loss, abs=1e-9) and scores[0].score == scores[1].score
-
-
-@pytest.mark.ranks(min=2)
-def test_more_ranks_than_units_are_refused(comm, graph):
-    with pytest.raises(ConfigError, match="hidden2") as error:
-        Training(own_run(**settings(graph, model__hidden=[7, 1])), comm)
-    assert "\n" not in str(error.value)

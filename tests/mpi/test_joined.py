@@ -9,7 +9,6 @@ from uses import check_uses, everything
 
 from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
-from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 from tests.networks import joined_nets
 
@@ -75,10 +74,3 @@ def test_one_rank_computes_what_pytorch_does_bit_for_bit(comm, name):
         functional.cross_entropy(network(x.double()), y).backward()
         optimizer.step()
     assert_same_bits(whole_of(network), whole(training))
-
-
-@pytest.mark.ranks(only=[3])
-def test_a_delay_is_refused_where_all_ranks_have_a_part_of_a_dealt_weight(comm):
-    message = r"method.delay does not go with last \(wide \+ units 10\), which is dealt out in part"
-    with pytest.raises(ConfigError, match=message):
-        Training(run_of("OwnWeights", method__delay=1, method__partition=["wide"]), comm)

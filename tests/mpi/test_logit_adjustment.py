@@ -6,7 +6,6 @@ import torch
 from small import own_run, whole
 from torch.nn import functional
 
-from istmpi.errors import ConfigError
 from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.training.loop import Training
 
@@ -36,8 +35,3 @@ def test_it_trains_with_every_method_and_stays_finite(comm, method):
         assert np.isfinite(progress[-1].loss) and np.isfinite(progress[-1].score.loss)
         found.append(whole(training))
     assert any(not np.array_equal(found[0][name], found[1][name]) for name in found[0])
-
-
-def test_what_it_is_not_for_is_refused(comm):
-    with pytest.raises(ConfigError, match="codistillation"):
-        Training(own_run(**BY_LABEL, method__name="codistillation", train__logit_adjustment=1.0), comm)

@@ -59,24 +59,6 @@ def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
     assert comm.traffic.bytes - before == (per_rank - owned if comm.rank == drawn else owned)
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"method__finish": "local-sgd:10%"}, "method.finish = 'local-sgd:10%' does not go with fedavg"),
-        ({"method__name": "ist", "method__finish": "fedavg:10%"}, "'fedavg:10%' does not go with fedavg"),
-        ({"train__batch": 1436}, "train.batch = 1436 leaves fedavg a last batch of one example (of 1437)"),
-        (
-            {"train__batch": 1436, "model__norm": "layer", "model__output_norm": True},
-            "(of 1437), too few for model.output_norm = true.",
-        ),
-    ],
-)
-def test_what_fedavg_cannot_do_is_refused(comm, settings, message):
-    with pytest.raises(ConfigError) as refused:
-        Training(small_run(**{"method__name": "fedavg", **settings}), comm)
-    assert message in str(refused.value) and refused.value.everywhere
-
-
 # ---- dynamic averaging
 
 
@@ -252,25 +234,6 @@ def test_kept_momentum_counts_its_steps_from_where_it_began(comm):
             (functional.cross_entropy(module(x.double()), y) / comm.size).backward()
         optimizer.step()
     assert_near(whole(training), everyone[0].named(), 1e-8)
-
-
-@pytest.mark.parametrize(
-    "finish, message",
-    [
-        (
-            "local-sgd",
-            "method.finish = 'local-sgd' must be a method and its share of the rounds, such as 'local-sgd:10%'.",
-        ),
-        ("local-sgd:0%", "must be a method and its share"),
-        ("local-sgd:100%", "must be a method and its share"),
-        ("local-sgd:nan%", "must be a method and its share"),
-        ("local-sdg:10%", "method.finish = 'local-sdg' is not known; did you mean local-sgd?"),
-    ],
-)
-def test_a_finish_that_cannot_be_is_refused(comm, finish, message):
-    with pytest.raises(ConfigError) as refused:
-        Training(small_run(method__finish=finish), comm)
-    assert message in str(refused.value)
 
 
 def test_any_class_of_optimizers_trains_by_its_name(comm, shared_tmp):

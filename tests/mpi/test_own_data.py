@@ -189,12 +189,6 @@ def test_a_mean_over_rows_that_collate_dropped_is_refused(comm):
     assert "loss returns a mean over rows, but the collate function made 7 rows of 8 examples" in refusal
 
 
-@pytest.mark.ranks(only=[1])
-def test_a_network_of_istmpi_needs_the_number_of_classes(comm):
-    with pytest.raises(ConfigError, match="own_data.py:uncounted has an unknown number of classes, and mlp needs it"):
-        Training(small_run(data__source=f"{FILE}:uncounted"), comm)
-
-
 BAD_FUNCTIONS = {
     "ManyLosses": "loss returns a value of shape (8,) and type float64; it must return one number",
     "Detached": "loss has no gradient",
@@ -215,9 +209,3 @@ def test_a_loss_or_a_score_that_cannot_be_used(comm, name):
 def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
     with pytest.raises(DivergedError, match="the loss is no longer finite in round 1, local step 1"):
         of_own(comm, data__source=f"{FILE}:numbers", model__name=f"{FILE}:NotFinite", model__outputs=1)
-
-
-@pytest.mark.ranks(only=[3])
-def test_lengths_must_agree(comm):
-    with pytest.raises(DataError, match=r"1436 train examples, not 1437 \(rank 1\)"):
-        Training(small_run(data__source=f"{FILE}:uneven"), comm)

@@ -110,36 +110,6 @@ def write(comm, file, text):
 # ---- bad input
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"model__name": f"{FILE}:OtherOutputs"}, "its forward returns"),
-        ({"model__name": f"{FILE}:Failing", "model__hidden": 8}, "its forward fails on examples of shape 2 x 64"),
-        ({"model__name": f"{FILE}:Steps", "model__hiden": 8}, "unknown setting model.hiden; did you mean model.hidden"),
-        ({"model__name": f"{FILE}:Stepz"}, "has no class Stepz; did you mean Steps"),
-        ({"model__name": f"{FILE}:Attention"}, "examples of shape 2 x 1 x 8 x 8"),
-        (
-            {"model__name": f"{FILE}:Plain", "train__batch": 1},
-            "train.batch = 1 with the batch normalisation hidden1.norm",
-        ),
-        ({"model__name": f"{FILE}:Fixed"}, "no width that can be dealt out .its constructor has no integers."),
-        ({"model__name": "nowhere.py:Net"}, "nowhere.py does not exist"),
-        ({"model__name": f"{FILE}:Steps", "model__hidden": 2}, "hidden has 2 units, but the run has"),
-        ({"model__name": f"{FILE}:Faulty", "model__what": "logarithm"}, "forward gives nan for the first training"),
-        (
-            {"model__name": f"{FILE}:PooledToo", "method__partition": ["hidden"]},
-            "hidden cannot be dealt out: exchanging",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_is_one_line_on_every_rank(comm, settings, message):
-    if "2 units" in message and comm.size < 3:
-        return
-    with pytest.raises(ConfigError, match=message) as refused:
-        Training(own_run(**settings), comm)
-    assert "\n" not in str(refused.value) and refused.value.everywhere
-
-
 @pytest.mark.real
 @pytest.mark.ranks(min=2)
 def test_another_file_of_that_name_on_a_rank_is_refused(comm, tmp_path, monkeypatch):

@@ -101,8 +101,6 @@ def test_a_checkpoint_says_what_becomes_of_optimizer_state(comm, shared_tmp):
     resumed(comm, path, **run | {"method__optimizer_state": "keep"})
     with pytest.raises(ConfigError, match="method.optimizer_state = keep in the checkpoint, reset here"):
         resumed(comm, path, **run | {"method__optimizer_state": "reset"})
-    with pytest.raises(ConfigError, match="= 'keep' goes with local-sgd and diloco, not with ist. Use reset or carry"):
-        Training(small_run(method__optimizer_state="keep"), comm)
 
 
 def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tmp):

@@ -6,7 +6,6 @@ from small import assert_near, small_run, trained, whole
 
 from istmpi.cost.one_round import run_bytes
 from istmpi.engine import sparse_mean
-from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 
 pytestmark = pytest.mark.ranks(only=[2, 3])
@@ -43,8 +42,3 @@ def test_bytes_are_those_of_the_plan(comm, settings):
     assert progress[-1].bytes == run_bytes(training.run, training.architecture, comm.size)
     exact = Training(small_run(**settings | {"method__shared_wire": None, "method__share_every": 1}), comm)
     assert progress[-1].bytes < run_bytes(exact.run, exact.architecture, comm.size)
-
-
-def test_an_outer_step_does_not_go_with_it(comm):
-    with pytest.raises(ConfigError, match="shared_wire = 'top-k' does not go with an outer step"):
-        trained(comm, **SHARED, method__outer_lr=0.5)

@@ -10,7 +10,6 @@ from small import assert_same_bits, small_run, whole
 
 from istmpi.cost import round_bytes
 from istmpi.engine.shares import following
-from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 from istmpi.training.progress import LastRound
 
@@ -138,21 +137,6 @@ def test_ranks_that_are_as_fast_change_no_bit(comm, measured):
     losses = [[one.loss for one in training.rounds()] for training in (plain, auto_ones)]
     assert losses[0] == losses[1]
     assert_same_bits(whole(plain), whole(auto_ones))
-
-
-@pytest.mark.parametrize(
-    "settings, says",
-    [
-        ({"method__name": "local-sgd"}, "local-sgd, which deals out no units"),
-        ({"method__name": "local-sgd", "method__shares": [1, 2, 1]}, "local-sgd, which deals out no units"),
-        ({"method__name": "fedavg", "train__batch": 300}, "fedavg, which deals out no units"),
-        ({"method__partition": []}, "ist, which deals out no units"),
-        ({"method__shares": "nowhere.jsonl"}, "nowhere.jsonl.*does not exist"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_trained(comm, settings, says):
-    with pytest.raises(ConfigError, match=says):
-        Training(auto(**settings), comm)
 
 
 def test_a_finish_that_deals_nothing_has_no_shares(comm):

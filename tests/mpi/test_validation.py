@@ -17,7 +17,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm.stopping import StopSign
 from istmpi.data.sources import open_dataset, open_for_training
 from istmpi.deploy.scoring import evaluate
-from istmpi.errors import ConfigError, StoppedError
+from istmpi.errors import StoppedError
 from istmpi.hdf5 import CREATION
 from istmpi.training.run import run_training
 
@@ -264,16 +264,3 @@ def test_a_run_in_a_new_folder_has_the_metrics_of_the_run_that_it_resumes(comm, 
     if comm.rank == 0:
         assert [line["round"] for line in lines(shared_tmp / "new")] == [1, 2, 3, 4]
         assert not any("not used" in one for one in said)
-
-
-@pytest.mark.parametrize(
-    "settings, said",
-    [
-        ({"train__patience": 2}, "train.patience = 2 needs a validation split, and digits has none"),
-        ({"checkpoint__best": True}, "checkpoint.best = true needs a validation split"),
-        ({"data__validation": 0.9999}, "both parts need at least one"),
-    ],
-)
-def test_what_cannot_be_is_refused(comm, settings, said):
-    with pytest.raises(ConfigError, match=said):
-        trained(comm, **settings)

@@ -9,7 +9,6 @@ from istmpi.comm import mpi, ring
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, INT8
 from istmpi.config.methods import METHODS
-from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 
 FORMS = {"weight": INT8, "bias": BFLOAT16, "wide": INT8, "double": EXACT, "last": INT8}
@@ -73,10 +72,3 @@ def test_an_outer_step_makes_no_momentum_of_roundings(comm, method, wire):
     moved = max(np.abs(exact[name] - values).max() for name, values in before.items() if "/" not in name)
     off = max(np.abs(rounded[name] - values).max() for name, values in exact.items() if "/" not in name)
     assert 0 < off < 0.15 * moved
-
-
-def test_what_cannot_travel_in_fewer_bits_is_refused(comm):
-    with pytest.raises(ConfigError, match="method.wire = 'int8' does not go with codistillation"):
-        Training(small_run(method__name="codistillation", method__wire="int8", model__dtype="float32"), comm)
-    with pytest.raises(ConfigError, match="model.dtype = 'float64'"):
-        Training(small_run(method__wire="bfloat16", model__dtype="float64"), comm)

@@ -15,7 +15,6 @@ from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.prepare import read_rows
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.prediction import ranked_lines
-from istmpi.errors import ConfigError
 from istmpi.evaluation import evaluator
 from istmpi.evaluation.full import FullNetwork
 from istmpi.multilabel import AT
@@ -165,19 +164,3 @@ def test_it_goes_on_and_predicts(comm, rows, shared_tmp):
         assert (line["row"], line["labels"]) == (number, order[number, :3].tolist())
         assert line["scores"] == pytest.approx(odds[number, :3].tolist(), abs=1e-9)
     assert len(lines) == len(split)
-
-
-@pytest.mark.parametrize(
-    "changed, said",
-    [
-        ({"data__placement": "by-label"}, "by-label"),
-        ({"method__name": "codistillation"}, "codistillation"),
-        ({"model__hiden": [4]}, "hidden"),
-        ({"model__norm": "bath"}, "norm"),
-        ({"data__length": 5}, "length"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(comm, rows, changed, said):
-    with pytest.raises(ConfigError, match=said) as error:
-        Training(own_run(**settings(rows, **changed)), comm)
-    assert "\n" not in str(error.value)

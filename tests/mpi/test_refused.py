@@ -1,0 +1,141 @@
+"""Runs that cannot be are refused in one line on every rank, before anything is trained."""
+
+import own_data
+import pytest
+from networks import __file__ as FILE
+from replay_cases import FILES, GCN, GRAPH, XC, files
+from small import own_run, small_run
+
+from istmpi.errors import ConfigError, DataError
+from istmpi.training.loop import Training
+from tests.networks import joined_nets
+
+FEDAVG = {"method__name": "fedavg"}
+WITHOUT_UNITS = "local-sgd, which deals out no units"
+NO_SHARE = "must be a method and its share of the rounds, such as 'local-sgd:10%'."
+SAMPLED = {"data__graph": "neighbours", "data__fanout": [2], "train__batch": 4}
+TOP = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "method__top": 900}
+OWN_WEIGHTS = {"model__name": f"{joined_nets.__file__}:OwnWeights", "model__units": 13, "model__wide": 11}
+
+
+def own(name, **settings):
+    return {"model__name": f"{FILE}:{name}", **settings}
+
+
+REFUSED = [
+    # settings that are not known, or do not go together
+    ({"method__partition": ["hiden1"]}, "hiden1"),
+    ({"method__name": "istt"}, "method.name = 'istt' is not known; did you mean ist?"),
+    ({"model__name": "mpl"}, "did you mean mlp?"),
+    ({"optimizer__name": "sdg"}, "did you mean sgd?"),
+    ({"optimizer__warm_up": 13}, "optimizer.warm_up = 13 is more than the 12 local steps of the run"),
+    ({"train__batch": 1}, "batch statistics need at least 2 examples"),
+    ({"data__placement": "local"}, "put {rank} into data.source"),
+    ({"train__patience": 2}, "train.patience = 2 needs a validation split, and digits has none"),
+    ({"checkpoint__best": True}, "checkpoint.best = true needs a validation split"),
+    ({"data__validation": 0.9999}, "both parts need at least one"),
+    ({"method__optimizer_state": "keep"}, "= 'keep' goes with local-sgd and diloco, not with ist. Use reset or carry"),
+    (
+        {"evaluate__form": "blocks", "data__placement": "local", "data__source": "file-{rank}.npz"},
+        "evaluate.form = 'blocks' needs a data.placement other than 'local'",
+    ),
+    # a finish
+    ({"method__finish": "istt:10%", "train__rounds": 1}, "method.finish = 'istt' is not known; did you mean ist"),
+    ({"method__finish": "local-sdg:10%"}, "method.finish = 'local-sdg' is not known; did you mean local-sgd?"),
+    ({"method__finish": "local-sgd"}, f"method.finish = 'local-sgd' {NO_SHARE}"),
+    *[({"method__finish": f"local-sgd:{share}%"}, NO_SHARE) for share in ("0", "100", "nan")],
+    # federated averaging
+    ({**FEDAVG, "method__finish": "local-sgd:10%"}, "method.finish = 'local-sgd:10%' does not go with fedavg"),
+    ({"method__finish": "fedavg:10%"}, "'fedavg:10%' does not go with fedavg"),
+    ({**FEDAVG, "train__batch": 1436}, "train.batch = 1436 leaves fedavg a last batch of one example (of 1437)"),
+    (
+        {**FEDAVG, "train__batch": 1436, "model__norm": "layer", "model__output_norm": True},
+        "(of 1437), too few for model.output_norm = true.",
+    ),
+    # an early exchange, and values in fewer bits
+    *[
+        (
+            {"method__name": method, "method__delay": delay, "method__local_steps": 3},
+            f"method.delay = {delay} of {method} must be below method.local_steps = 3. Give at most 2, or more local "
+            "steps.",
+        )
+        for method in ("ist", "streaming-diloco")
+        for delay in (3, 99)
+    ],
+    (
+        {"method__delay": 1, "method__outer_momentum": 0.5},
+        "method.delay = 1 of ist does not go with an outer step (outer_lr, outer_momentum)",
+    ),
+    (
+        {"method__delay": 1, "method__partition": []},
+        "method.delay = 1 of ist does not go with a network without dealt units (method.partition)",
+    ),
+    (
+        {**OWN_WEIGHTS, "method__delay": 1, "method__partition": ["wide"]},
+        "method.delay does not go with last (wide + units 10), which is dealt out in part",
+    ),
+    (
+        {"method__name": "codistillation", "method__wire": "int8", "model__dtype": "float32"},
+        "method.wire = 'int8' does not go with codistillation",
+    ),
+    ({"method__wire": "bfloat16", "model__dtype": "float64"}, "model.dtype = 'float64'"),
+    ({**TOP, "method__outer_lr": 0.5}, "shared_wire = 'top-k' does not go with an outer step"),
+    # shares
+    ({"method__shares": [1.0] * 9}, "shares has 9 numbers, but the run has"),
+    ({"method__shares": "auto", "method__name": "local-sgd"}, WITHOUT_UNITS),
+    ({"method__shares": [1, 2, 1], "method__name": "local-sgd"}, WITHOUT_UNITS),
+    ({"method__shares": "auto", **FEDAVG, "train__batch": 300}, "fedavg, which deals out no units"),
+    ({"method__shares": "auto", "method__partition": []}, "ist, which deals out no units"),
+    ({"method__shares": "nowhere.jsonl"}, "method.shares = 'nowhere.jsonl' does not exist"),
+    # a user's network, or data
+    (own("OtherOutputs"), "its forward returns"),
+    (own("Failing", model__hidden=8), "its forward fails on examples of shape 2 x 64"),
+    (own("Steps", model__hiden=8), "unknown setting model.hiden; did you mean model.hidden"),
+    (own("Stepz"), "has no class Stepz; did you mean Steps"),
+    (own("Attention"), "examples of shape 2 x 1 x 8 x 8"),
+    (own("Plain", train__batch=1), "train.batch = 1 with the batch normalisation hidden1.norm"),
+    (own("Fixed"), "no width that can be dealt out (its constructor has no integers)."),
+    ({"model__name": "nowhere.py:Net"}, "nowhere.py does not exist"),
+    (own("Steps", model__hidden=2), "hidden has 2 units, but the run has"),
+    (own("Faulty", model__what="logarithm"), "forward gives nan for the first training"),
+    (own("PooledToo", method__partition=["hidden"]), "hidden cannot be dealt out: exchanging"),
+    (
+        own("Convolutional", model__channels=[7, 5], model__hidden=6, method__partition=["chanels1"]),
+        "chanels1 is not a unit group of this model; did you mean channels1",
+    ),
+    ({"data__source": f"{own_data.FILE}:uncounted"}, "uncounted has an unknown number of classes, and mlp needs it"),
+    ({"data__source": f"{own_data.FILE}:uneven"}, "1436 train examples, not 1437 (rank 1)"),
+    (
+        {"method__name": "codistillation", "train__logit_adjustment": 1.0, "data__placement": "by-label"},
+        "codistillation",
+    ),
+    # graphs and sparse rows
+    (GCN | {"train__batch": 2}, "whole graph"),
+    (GCN | {"data__graph": "clusters", "train__batch": 6}, "5 clusters"),
+    (GCN | SAMPLED, "3 layers"),
+    (GCN | {"data__placement": "by-label"}, "by-label"),
+    (GCN | {"data__placement": "sharded"}, "is a whole graph"),
+    (GCN | {"model__norm": "bath"}, "norm"),
+    (GCN | {"model__hidden": [7, 1]}, "hidden2"),
+    ({"model__name": "mlp", "model__norm": "none", "data__source": GRAPH}, "--model gcn"),
+    ({"model__name": "xc", "data__source": GRAPH}, "sparse rows"),
+    (XC | {"data__placement": "by-label"}, "by-label"),
+    (XC | {"method__name": "codistillation"}, "codistillation"),
+    (XC | {"model__hiden": [4]}, "hidden"),
+    (XC | {"model__norm": "bath"}, "norm"),
+    (XC | {"data__length": 5}, "length"),
+]
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("settings, message", REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(comm, shared_tmp, settings, message):
+    if settings.get("data__source") in FILES:
+        written = comm.broadcast_from_root(files(shared_tmp, comm.size) if comm.rank == 0 else None)
+        settings = settings | {"data__source": written[settings["data__source"]]}
+    make = own_run if "model__name" in settings else small_run
+    with pytest.raises((ConfigError, DataError)) as refused:
+        Training(make(**settings), comm)
+    said = str(refused.value)
+    assert message in said and "\n" not in said
+    assert comm.allgather(said) == [said] * comm.size
