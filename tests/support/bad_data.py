@@ -31,6 +31,19 @@ def silent(*_):
     raise Silent
 
 
+class Own(BaseException):
+    """An error that no ``except Exception`` catches."""
+
+
+def fail(*_):
+    raise Own("mine")
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([1])
+
+
 class Examples(torch.utils.data.Dataset):
     classes = ("no", "yes")
 
@@ -63,8 +76,21 @@ def collated(change):
     return both(collate=lambda items: change(default_collate(items)))
 
 
+def the_disk_is_gone():
+    raise OSError("the disk is gone")
+
+
 NAMES = "Give a list of names in the order of their numbers, or the number of classes."
 DATA = {
+    # ---- the function
+    "missing": (None, "it has no function missing"),
+    "wrong": (7, "it has no function wrong"),
+    "failing": (the_disk_is_gone, "fails: OSError: the disk is gone"),
+    "list_of_three": (lambda: [1, 2, 3], "it returns a list of 3 (int, int, int) instead of (train, test), (train,"),
+    "none": (lambda: (None, None), "train is NoneType, without __len__ or __getitem__"),
+    "without_len": (lambda: (iter([1]),) * 2, "Use a loader or an iterable data set in your own loop: istmpi.Distri"),
+    "iterable": (lambda: (Stream(), Stream()), "train is Stream, without"),
+    "of_no_examples": (lambda: ([], []), "train is empty; it needs at least one example"),
     # ---- the data set's own methods and attributes
     "len_raises": (derived(__len__=boom), "train: __len__ fails: RuntimeError: boom. It is raised in"),
     "len_is_text": (derived(__len__=lambda self: "8"), "train: __len__ fails: TypeError"),
@@ -73,6 +99,9 @@ DATA = {
     "len_lies": (derived(__len__=lambda self: 1000), "cannot be read: IndexError"),
     "item_raises": (both(boom), "train example 0 cannot be read: RuntimeError: boom"),
     "item_raises_silently": (both(silent), "train example 0 cannot be read: Silent. It is raised in"),
+    "len_fails": (derived(__len__=fail), "train: __len__ fails: Own: mine. It is raised in"),
+    "item_fails": (both(fail), "train example 0 cannot be read: Own: mine"),
+    "collate_fails": (both(collate=fail), "its collate function fails for examples 0, 1, 2, 3, ...: Own: mine"),
     "attributes_raise": (derived(__getattr__=boom), "train: its attribute collate fails: RuntimeError: boom"),
     "classes_raise": (derived(classes=property(boom)), "train: its attribute classes fails: RuntimeError: boom"),
     # ---- classes
@@ -107,6 +136,9 @@ DATA = {
         lambda: (Examples(lambda i: (X[i], X[i].reshape(2, 3))), Examples(lambda i: (X[i], X[i].reshape(3, 2)))),
         "targets have the shape (3, 2), and those of the first training examples (2, 3)",
     ),
+    "flags": (both(lambda i: (X[i], Y[i] > 0), classes=()), "targets of bool; only integers and floats have a default"),
+    "pairs": (both(lambda i: {"left": X[i], "label": Y[i]}), "entries left, label, which are passed by name to your"),
+    "bare": (both(lambda i: X[i]), "train has examples that are not (inputs, target) or dicts"),
     "label_100": (both(lambda i: (X[i], -100)), "train has class -100; there are 2, numbered from 0"),
     # ---- examples
     "texts": (both(lambda i: ("text", 0)), "train has inputs without tensors. Turn texts, arrays and other objects"),
@@ -130,7 +162,7 @@ DATA = {
     ),
     "collate_drops": (collated(lambda batch: [batch[0], batch[1][1:]]), "makes targets of shape (0,) from 1 example;"),
 }
-globals().update({name: function for name, (function, _) in DATA.items()})
+globals().update({name: function for name, (function, _) in DATA.items() if function})
 drops = collated(lambda batch: [part[: max(1, len(part) - 1)] for part in batch])
 
 
@@ -189,6 +221,12 @@ NETWORKS = {
     "HigherNothing": (net(higher_is_better=None), "higher_is_better = None must be True or False"),
     "NameNothing": (net(score_name=None), "score_name = None must be a text"),
     "NameNumber": (net(score_name=5), "score_name = 5 must be a text"),
+    "LossOfRows": (net(loss=lambda outputs, _: outputs[:, 0]), "loss returns a value of shape ("),
+    "LossDetached": (net(loss=lambda outputs, _: outputs.detach().mean()), "loss has no gradient"),
+    "LossWithSelf": (
+        type("Changed", (Net,), {"loss": lambda self, outputs, batch: outputs.mean()}),
+        "loss must take exactly (outputs, batch); in a class make it a @staticmethod",
+    ),
     "LossConstant": (loss_that_is(torch.zeros((), requires_grad=True)), "the loss does not depend on the network"),
     "LossNumber": (loss_that_is(0.5), "loss has no gradient"),
     "LossNothing": (loss_that_is(None), f"loss returns a value of type NoneType; {FORMS}"),
@@ -196,6 +234,7 @@ NETWORKS = {
     "LossComplex": (net(loss=lambda outputs, _: outputs.sum() * 1j), "loss returns a value of shape () and type compl"),
     "LossRaises": (net(loss=boom), "loss fails: RuntimeError: boom. It is raised in"),
     "LossBackward": (net(loss=backward_before), "the backward pass fails: RuntimeError"),
+    "ScoreOfRows": (net(score=lambda outputs, _: outputs[:, 0]), "score returns a value of shape ("),
     "ScoreText": (score_that_is("0.5"), f"score returns a value of type str; {FORMS}"),
     "ScoreComplex": (score_that_is(1j), "score returns a value of type complex"),
     "ScoreHuge": (score_that_is(10**400), "score returns a value of type int"),

@@ -5,7 +5,6 @@ import random
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 
 from istmpi.comm.mpi import if_up
 from istmpi.data.sources import open_dataset
@@ -59,40 +58,8 @@ noisy = both(shaken)
 pairs = both(lambda x, y: {"left": x[0, :, :4].reshape(-1), "right": x[0, :, 4:].reshape(-1), "label": y})
 two_inputs = both(lambda x, y: ((x[0, :, :4].reshape(-1), x[0, :, 4:].reshape(-1)), y), Plain)
 numbers = both(lambda x, y: (x.reshape(-1), y.float()))
-flags = both(lambda x, y: (x, y > 4))
-without_len = both(None, lambda split, item: iter([1]))
-iterable = both(None, lambda split, item: type("Stream", (IterableDataset,), {"__iter__": lambda self: iter([1])})())
-empty = both(None, lambda split, item: [])
-bare = both(lambda x, y: x)
-of_other_shapes = both(lambda x, y: (x[0, : 1 + int(y)], int(y)))
 padded = both(lambda x, y: (x[0, : 1 + int(y) % 8], int(y)), Padded)
-unlabelled = both(lambda x, y: (x, int(y) + 9))
-nothing = both(None, lambda split, item: None)
-wrong = 7
-
-
-class Own(BaseException):
-    """An error that no ``except Exception`` catches."""
-
-
-def fail(*of):
-    raise Own("mine")
-
-
-fails_in_len = both(None, type("Uncounted", (), {"__init__": lambda *of: None, "__len__": fail, "__getitem__": fail}))
-fails_in_item = both(fail)
-fails_in_collate = both(lambda x, y: (x, int(y)), type("Uncollated", (Digits,), {"collate": staticmethod(fail)}))
-
-
 uncounted = both(lambda x, y: (x, int(y)), Plain)
-
-
-def list_of_three():
-    return [1, 2, 3]
-
-
-def failing():
-    raise OSError("the disk is gone")
 
 
 def uneven():
@@ -169,35 +136,6 @@ class Distance(Line):
     @staticmethod
     def score(outputs, batch):
         return (outputs[:, 0] - batch[1]).abs().mean()
-
-
-class ManyLosses(Distance):
-    @staticmethod
-    def loss(outputs, batch):
-        return outputs[:, 0]
-
-
-class Detached(Distance):
-    @staticmethod
-    def loss(outputs, batch):
-        return outputs.detach().mean()
-
-
-class ManyScores(Distance):
-    @staticmethod
-    def score(outputs, batch):
-        return outputs[:, 0]
-
-
-class WithSelf(Distance):
-    def loss(self, outputs, batch):
-        return outputs.mean()
-
-
-class FailingLoss(Distance):
-    @staticmethod
-    def loss(outputs, batch):
-        return outputs["logits"]
 
 
 class NotFinite(Distance):
