@@ -45,11 +45,8 @@ WAYS = {
     "an error of ours outside of an agreement": ("if failing: raise IstmpiError('not agreed on')", "not agreed on"),
     "sys.exit with a text": ("if failing: sys.exit('leaving early')", "leaving early"),
     "is killed": ("if failing: os.kill(os.getpid(), signal.SIGKILL)", ""),
-    "runs out of memory": ("if failing: raise MemoryError('no room')", "no room"),
-    "aborts in C": ("if failing: os.abort()", ""),
     "an interrupt": ("if failing: raise KeyboardInterrupt", ""),
     "sys.exit as if all were done": ("if failing: sys.exit(0)", "ends the program with SystemExit (0)"),
-    "SystemExit without a code": ("if failing: raise SystemExit", "ends the program with SystemExit"),
     "a code of which no bit arrives": ("if failing: sys.exit(256)", "ends the program with SystemExit (256)"),
 }
 
@@ -145,7 +142,6 @@ SCRIPT_WAYS = {
     "all leave with a number": ("sys.exit(7)", 7),
     "well": ("try: sys.exit(3)\nexcept SystemExit: pass", 0),
     "sys.exit as if all were done": ("if failing: sys.exit(0)", 1),
-    "raises SystemExit": ("if failing: raise SystemExit", 1),
     "all leave, one later": ("comm.barrier()\nif failing: time.sleep(5)\nsys.exit()", 0),
 }
 

@@ -22,18 +22,14 @@ class Mha(nn.Module):
         return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
 
 
-class MhaWide(nn.Module):
+class MhaWide(Mha):
     """torch's own attention, whose width is divided into four heads."""
 
     def __init__(self, shape, outputs, embed=24):
-        super().__init__()
+        super().__init__(shape, outputs)
         self.first = nn.Linear(shape[-1], embed)
         self.attention = nn.MultiheadAttention(embed, 4, batch_first=True)
         self.last = nn.Linear(embed, outputs)
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
 
 
 class MhaCross(nn.Module):

@@ -119,15 +119,11 @@ class NormalisedHead(CosineHead):
         return 10 * functional.linear(x, functional.normalize(self.classes, dim=-1))
 
 
-class Prototypes(nn.Module):
+class Prototypes(CosineHead):
     """The squared distance to a learnt point of each class."""
 
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.points = nn.Linear(features, hidden), nn.Parameter(torch.randn(outputs, hidden))
-
     def forward(self, x):
-        return -(torch.tanh(self.first(x))[:, None] - self.points).pow(2).sum(-1)
+        return -(torch.tanh(self.first(x))[:, None] - self.classes).pow(2).sum(-1)
 
 
 class Outer(nn.Module):

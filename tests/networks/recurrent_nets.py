@@ -52,18 +52,14 @@ class LstmProjected(nn.Module):
         return self.last(self.cell(x)[0][:, -1])
 
 
-class LstmForgets(nn.Module):
+class LstmForgets(Lstm):
     """A forget gate that starts open: its bias is 1, and the others' 0."""
 
     def __init__(self, shape, outputs, hidden=12):
-        super().__init__()
-        self.cell, self.last = nn.LSTM(shape[-1], hidden, batch_first=True), nn.Linear(hidden, outputs)
+        super().__init__(shape, outputs, hidden)
         for bias in (self.cell.bias_ih_l0, self.cell.bias_hh_l0):
             nn.init.zeros_(bias)
         nn.init.ones_(self.cell.bias_ih_l0.data[hidden : 2 * hidden])
-
-    def forward(self, x):
-        return self.last(self.cell(x)[0][:, -1])
 
 
 class Gru(nn.Module):

@@ -66,87 +66,89 @@ class WideBranch(nn.Module):
         return self.last(x + x.roll(1, -1) if self.hidden >= 16 else x)
 
 
-class TrainingBranch(nn.Module):
-    """Neighbouring units are mixed in training alone."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        return self.last(x + 0.5 * x.roll(1, -1) if self.training else x)
-
-
-class DrawsAlways(nn.Module):
-    """Noise in evaluation, too."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        return self.last(x + 0.1 * torch.randn_like(x))
-
-
-class UnusedLayer(nn.Module):
-    """A layer that nobody calls."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.unused = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.first(x)))
-
-
-class Sorted(nn.Module):
-    """Units in the order of their values: a weight belongs to a place, not to a unit."""
+class Hidden(nn.Module):
+    """A hidden layer, whose units a derived class changes."""
 
     def __init__(self, features, outputs, hidden=12):
         super().__init__()
         self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
 
     def changed(self, x):
-        return x.sort(-1).values
+        return torch.relu(x)
 
     def forward(self, x):
         return self.last(self.changed(self.first(x)))
 
 
-class CumulativeUnits(Sorted):
+class TrainingBranch(Hidden):
+    """Neighbouring units are mixed in training alone."""
+
+    def changed(self, x):
+        x = torch.relu(x)
+        return x + 0.5 * x.roll(1, -1) if self.training else x
+
+
+class DrawsAlways(Hidden):
+    """Noise in evaluation, too."""
+
+    def changed(self, x):
+        return torch.relu(x) + 0.1 * torch.randn_like(x)
+
+
+class UnusedLayer(Hidden):
+    """A layer that nobody calls."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__(features, outputs, hidden)
+        self.unused = nn.Linear(hidden, hidden)
+
+
+class Sorted(Hidden):
+    """Units in the order of their values: a weight belongs to a place, not to a unit."""
+
+    def changed(self, x):
+        return x.sort(-1).values
+
+
+class CumulativeUnits(Hidden):
     """Each unit with all before it."""
 
     def changed(self, x):
         return x.cumsum(-1)
 
 
-class Flipped(Sorted):
+class Flipped(Hidden):
     """The last unit first."""
 
     def changed(self, x):
         return x.flip(-1)
 
 
-class LargestUnit(Sorted):
+class LargestUnit(Hidden):
     """The units times the number of the largest."""
 
     def changed(self, x):
         return x * (1 + x.argmax(-1, keepdim=True))
 
 
-class Numbered(nn.Module):
+class Numbered(Hidden):
     """A constant of each unit, by its number."""
 
     def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
+        super().__init__(features, outputs, hidden)
         self.register_buffer("rates", 1 / (1 + torch.arange(hidden)))
 
-    def forward(self, x):
-        return self.last(torch.tanh(self.first(x)) * self.rates)
+    def changed(self, x):
+        return torch.tanh(x) * self.rates
+
+
+class SingleOnly(Hidden):
+    """An operation that has no double precision."""
+
+    def changed(self, x):
+        if x.dtype == torch.float64:
+            raise RuntimeError("expected scalar type Float but found Double")
+        return torch.relu(x)
 
 
 class Vae(nn.Module):
@@ -194,17 +196,4 @@ class AnyArguments(nn.Module):
         self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
 
     def forward(self, x):
-        return self.last(torch.relu(self.first(x)))
-
-
-class SingleOnly(nn.Module):
-    """An operation that has no double precision."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        if x.dtype == torch.float64:
-            raise RuntimeError("expected scalar type Float but found Double")
         return self.last(torch.relu(self.first(x)))
