@@ -42,7 +42,10 @@ SPECIAL = {
     "dynamic-averaging": {"method__threshold": 0.0},
     "codistillation": {"method__burn_in": 1},
 }
-EXAMPLE = f"{Path(networks.__file__).parents[2] / 'examples' / 'convnet.py'}:ConvNet"
+EXAMPLES = Path(networks.__file__).parents[2] / "examples"
+EXAMPLE = f"{EXAMPLES}/convnet.py:ConvNet"
+PACKAGES = {"llama": "transformers", "vision transformer": "timm"}
+"""What `istmpi[examples]` brings."""
 EXPERTS = {"model__name": "moe", "data__source": TEXT, "data__length": 12, "train__batch": 4}
 EXPERTS |= {"model__layers": 2, "model__heads": [2, 2], "model__experts": [6, 5], "model__hidden": 12, "model__top": 3}
 OWN = {
@@ -54,6 +57,8 @@ OWN = {
     "convnet, outer": {"model__name": EXAMPLE, "method__partition": ["hidden"], "method__outer_momentum": 0.5},
     "convnet, nothing dealt": {"model__name": EXAMPLE, "method__partition": []},
     "convnet, seldom shared": {"model__name": EXAMPLE, "method__share_every": 3, **CARRIED},
+    "llama": {"model__name": f"{EXAMPLES}/llama.py:Llama", "model__dtype": "float32"},
+    "vision transformer": {"model__name": f"{EXAMPLES}/vit.py:ViT", "model__dtype": "float32"},
     "blocks": DEEP,
     "blocks, seldom shared": DEEP | {"method__share_every": 2},
     "blocks and channels": BOTH | CARRIED,
@@ -110,8 +115,11 @@ CASES = dict(cases())
 
 
 @pytest.mark.ranks(only=[3])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what others' packages warn of
 @pytest.mark.parametrize("case", CASES)
 def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
+    if case in PACKAGES:
+        pytest.importorskip(PACKAGES[case])
     settings = CASES[case]
     if settings.get("method__wire") and "model__dtype" not in settings:
         settings = settings | {"model__dtype": "float32"}
