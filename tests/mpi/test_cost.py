@@ -115,7 +115,7 @@ CASES = dict(cases())
 
 
 @pytest.mark.ranks(only=[3])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what others' packages warn of
+@pytest.mark.filterwarnings("default")  # what others' packages warn of
 @pytest.mark.parametrize("case", CASES)
 def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
     if case in PACKAGES:

@@ -122,6 +122,7 @@ def test_a_program_that_ends_in_a_dropped_round_decides_again(comm, shared_tmp, 
     assert resumed.summary.ended == "all 4 rounds are done"
 
 
+@pytest.mark.ranks(only=[3])
 def test_a_program_ends_its_rounds_early(comm, shared_tmp):
     job, batches = loops.distributed(comm, lr=0.1), loops.batches_of(comm)
     loops.loop(job, batches, 4, shared_tmp / "run", behind=lambda round: round.number == 2 and job.end())
@@ -239,6 +240,7 @@ def test_a_network_of_two_inputs_and_a_contrastive_loss_learns(comm, shared_tmp)
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.ranks(only=[3])
 def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp):
     """The rates are those of a scheduler in one process that is given the same scores."""
     method, examples = loops.method_for(comm), [loops.EXAMPLE] * comm.size

@@ -141,8 +141,8 @@ LIVELY = {"optimizer__lr": 0.9, "model__norm": "none", "train__rounds": 9}
     "settings",
     [
         {"checkpoint__best": True, "train__patience": 3, "train__rounds": 50},
-        {"checkpoint__best": True, "evaluate__every": 2},
-        {"data__validation": 0.0, "evaluate__every": 3},
+        pytest.param({"checkpoint__best": True, "evaluate__every": 2}, marks=pytest.mark.ranks(only=[3])),
+        pytest.param({"data__validation": 0.0, "evaluate__every": 3}, marks=pytest.mark.ranks(only=[3])),
     ],
 )
 def test_a_run_that_stops_again_and_again_has_the_scores_of_the_whole_one(comm, shared_tmp, settings):
