@@ -2,7 +2,7 @@
 
 import pytest
 from masked_oracle import CASES, score, train
-from small import assert_trained, initial_weights, own_run, whole
+from small import assert_trained, initial_weights, on_root, own_run, whole
 
 from istmpi.training.loop import Training
 from tests.networks.failing import FAILING
@@ -24,9 +24,7 @@ def cases():
 @pytest.mark.parametrize("case", [*cases()])
 def test_it_trains_as_the_full_network_with_masks_does(comm, shared_tmp, case):
     row = ROW[case.network]
-    if comm.rank == 0:
-        data(row, shared_tmp)
-    comm.barrier()
+    on_root(comm, lambda: data(row, shared_tmp))
     settings = {f"model__{name}": length for name, length in case.lengths.items() if name[-1] not in "12"}
     numbered = [length for name, length in case.lengths.items() if name[-1] in "12"]
     settings |= {"model__hidden": numbered} if numbered else {}

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from small import assert_same_bits, small_run, trained, whole
+from small import assert_same_bits, on_root, small_run, trained, whole
 
 from istmpi.checkpoint.format import Piece, create, parts_of_checksums, with_checksums
 from istmpi.checkpoint.reader import open_checkpoint
@@ -127,9 +127,7 @@ def test_what_some_ranks_saved_others_can_load_and_save_again(comm, shared_tmp, 
     training, _ = trained(comm, **UNEVEN)
     expected = whole(training)
     by_others, header = shared_tmp / "others.h5", training.state()[0]
-    if comm.rank == 0:
-        write_alone(by_others, header, training, expected, ranks)
-    comm.barrier()
+    on_root(comm, lambda: write_alone(by_others, header, training, expected, ranks))
     loaded = Training(training.run, comm)
     loaded.resume(by_others)
     assert_same_bits(whole(loaded), expected)

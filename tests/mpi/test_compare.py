@@ -5,7 +5,7 @@ import time
 import zlib
 
 import pytest
-from small import small_run
+from small import on_root, small_run
 
 from istmpi.data.batches import Batches
 from istmpi.engine.store import ParameterStore
@@ -133,10 +133,7 @@ def test_a_comparison_stopped_by_a_file_says_that_it_must_be_removed(compared, c
         (comparison.folder / "STOP").touch()
     with pytest.raises(StoppedError, match=r"^stopped by the file .* Remove .*STOP and run the same command to"):
         comparison.run_training()
-    comm.barrier()
-    if comm.rank == 0:
-        (comparison.folder / "STOP").unlink()
-    comm.barrier()
+    on_root(comm, lambda: (comparison.folder / "STOP").unlink())
     assert compared(["ist", "local-sgd"]).run_training() == {}
 
 

@@ -3,7 +3,7 @@
 import networks
 import pytest
 import torch
-from small import assert_same_bits, whole
+from small import assert_same_bits, on_root, whole
 from torch import nn
 
 import istmpi
@@ -108,9 +108,7 @@ def test_weights_that_a_function_yields_reach_the_ranks_that_keep_them(comm, sha
 
     init = yielding if how == "function" else f"{__file__}:weights"
     job = job_of(comm, method=method, init=init)
-    if comm.rank == 0:
-        torch.save(dict(weights()), shared_tmp / "weights.pt")
-    comm.barrier()
+    on_root(comm, lambda: torch.save(dict(weights()), shared_tmp / "weights.pt"))
     other = job_of(comm, method=method, init=str(shared_tmp / "weights.pt"))
     assert score(job) == score(other)
     assert_same_bits(whole(job.training), whole(other.training))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from offset_files import write
-from small import trained
+from small import on_root, trained
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
@@ -22,9 +22,7 @@ LATE = (STEPS > N / 2) + 0
 
 
 def prepared(comm, folder, name, x, y):
-    if comm.rank == 0:
-        write(folder / f"{name}.h5", x, y)
-    comm.barrier()
+    on_root(comm, lambda: write(folder / f"{name}.h5", x, y))
     return str(folder / f"{name}.h5")
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from batches import plain
 from replicas import replicas
-from small import assert_near, assert_same_bits, small_run, trained, whole
+from small import assert_near, assert_same_bits, on_root, small_run, trained, whole
 from torch.nn import functional
 
 from istmpi import rng
@@ -238,9 +238,7 @@ def test_kept_momentum_counts_its_steps_from_where_it_began(comm):
 
 def test_any_class_of_optimizers_trains_by_its_name(comm, shared_tmp):
     file = shared_tmp / "mine.py"
-    if comm.rank == 0:
-        file.write_text("import torch\n\n\nclass Mine(torch.optim.RMSprop):\n    pass\n")
-    comm.barrier()
+    on_root(comm, lambda: file.write_text("import torch\n\n\nclass Mine(torch.optim.RMSprop):\n    pass\n"))
     settings = {"optimizer__arguments": {"alpha": 0.9}, "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
     runs = [trained(comm, optimizer__name=name, **settings)[0] for name in ("torch.optim:RMSprop", f"{file}:Mine")]
     assert_same_bits(*map(whole, runs))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from replay_cases import MLP, OTHERS
 from replaying import CASES, RECORD, arithmetic, keep, replayed, run_of
-from small import small_run
+from small import on_root, small_run
 
 REAL = ("diloco", "sparse-loco", "local-sgd, bfloat16 on the wire", "data-parallel, int8 on the wire", "xc")
 REAL += ("a transformer", "resnet by blocks", "gcn in clusters")
@@ -32,9 +32,7 @@ def test_nothing_has_changed(comm, shared_tmp, case):
     if comm.size > 1 and case not in ("fedavg", "dynamic-averaging"):
         assert outcome["bytes"] > 0
     if "ISTMPI_RECORD" in os.environ:
-        if comm.rank == 0:
-            keep(f"{comm.size} ranks", case, outcome)
-        comm.barrier()
+        on_root(comm, lambda: keep(f"{comm.size} ranks", case, outcome))
     record = json.loads(RECORD.read_text())
     expected = record["runs"][f"{comm.size} ranks"][case]
     if record["arithmetic"] == arithmetic():

@@ -5,7 +5,7 @@ import pytest
 from batches import examples_of
 from labels_oracle import naive_scores, write
 from own_runs import FILE, RESNET, own_trained
-from small import trained
+from small import on_root, trained
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
@@ -20,9 +20,7 @@ def scores(score):
 
 
 def source(comm, folder, **more):
-    if comm.rank == 0:
-        write(folder / "several.npz", **more)
-    comm.barrier()
+    on_root(comm, lambda: write(folder / "several.npz", **more))
     return str(folder / "several.npz")
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from batches import examples_of
-from small import assert_same_bits, small_run, trained, whole
+from small import assert_same_bits, on_root, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
@@ -63,9 +63,7 @@ def test_targets_that_are_standardised_beforehand_give_the_same_network(comm, sh
     mean, std = y.mean(axis=0).astype(np.float32), y.std(axis=0).astype(np.float32)
     for name, split in data.splits.items():
         arrays |= {f"x_{name}": split.x, f"y_{name}": (split.y - mean) / std}
-    if comm.rank == 0:
-        np.savez(shared_tmp / "ready.npz", **arrays)
-    comm.barrier()
+    on_root(comm, lambda: np.savez(shared_tmp / "ready.npz", **arrays))
     mine, progress = trained(comm, data__source=data.source, optimizer__lr=0.01, optimizer__clip=1)
     settings = {"data__source": str(shared_tmp / "ready.npz"), "data__standardise": False, "optimizer__lr": 0.01}
     theirs, expected = trained(comm, **settings, optimizer__clip=1)

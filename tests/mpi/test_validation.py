@@ -11,7 +11,7 @@ import pytest
 from batches import examples_of
 from damage import reseal
 from following import lines
-from small import Listening, assert_same_bits, small_run, trained, whole
+from small import Listening, assert_same_bits, on_root, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm.stopping import StopSign
@@ -34,9 +34,7 @@ def test_it_is_as_if_the_data_had_come_so(comm, shared_tmp):
         x, arrays[f"y_{name}"] = examples_of(data.splits[split], np.arange(len(data.splits[split])))
         arrays[f"x_{name}"] = x.reshape(len(x), 1, 8, 8)
     path = shared_tmp / "so.npz"
-    if comm.rank == 0:
-        np.savez(path, **arrays)
-    comm.barrier()
+    on_root(comm, lambda: np.savez(path, **arrays))
     for settings in ({}, {"data__placement": "by-label", "data__alpha": 1.0}):
         mine, progress = trained(comm, **HELD_OUT, **settings)
         theirs, expected = trained(comm, data__source=str(path), evaluate__every=1, **settings)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import xc_oracle
-from small import assert_near, assert_same_bits, assert_trained, initial_weights, own_run, whole
+from small import assert_near, assert_same_bits, assert_trained, initial_weights, on_root, own_run, whole
 from sparse_rows import FEATURES, LABELS, dense, write
 
 from istmpi.checkpoint.reader import open_checkpoint
@@ -26,9 +26,7 @@ WIDTHS = {"hidden1": 9, "hidden2": 7}
 
 @pytest.fixture
 def rows(comm, shared_tmp):
-    if comm.rank == 0:
-        write(shared_tmp / "rows.h5")
-    comm.barrier()
+    on_root(comm, lambda: write(shared_tmp / "rows.h5"))
     return str(shared_tmp / "rows.h5")
 
 
