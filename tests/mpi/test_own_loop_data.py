@@ -17,7 +17,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.deploy import scoring
 from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError
-from istmpi.program.streams import Stream
+from istmpi.program.streams import open_stream
 from istmpi.record import RunFolder
 from istmpi.tasks import higher_is_better
 
@@ -25,11 +25,11 @@ from istmpi.tasks import higher_is_better
 def test_a_loader_that_shuffles_repeats_itself_when_resumed(comm):
     """Each rank draws from its own part, whatever process it is; another epoch has another order."""
     loader = DataLoader(Digits(), batch_size=8, shuffle=True)
-    streams = [Stream(loader, 5, rank, 3, print) for rank in (0, 1, 2)]
+    streams = [open_stream(loader, 5, rank, 3, print) for rank in (0, 1, 2)]
     seen = [torch.cat([stream.at(step)[0].flatten(1) for step in range(60)]) for stream in streams]
     parts = [set(map(tuple, rows.tolist())) for rows in seen]
     assert sum(map(len, parts)) == len(set.union(*parts))
-    again = Stream(loader, 5, 1, 3, print)
+    again = open_stream(loader, 5, 1, 3, print)
     assert torch.equal(again.at(37)[0], streams[1].at(37)[0])
     assert not torch.equal(streams[1].at(0)[0], streams[1].at(60)[0])
 
@@ -37,7 +37,7 @@ def test_a_loader_that_shuffles_repeats_itself_when_resumed(comm):
 def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
     notes = []
     loader = list(DataLoader(Digits(), batch_size=1000))
-    stream = Stream(loader, 5, comm.rank, comm.size, notes.append)
+    stream = open_stream(loader, 5, comm.rank, comm.size, notes.append)
     first, *_ = (stream.at(step)[1] for step in range(2))
     assert torch.equal(stream.at(2)[1], first)
     assert notes == [
@@ -75,7 +75,7 @@ def collate(items):
 )
 def test_a_loader_that_fails_is_named_with_the_line_of_the_users_code(loader, message):
     with pytest.raises((ConfigError, DataError), match=message):
-        Stream(loader, 5, 3, 4, print).at(0)
+        open_stream(loader, 5, 3, 4, print).at(0)
 
 
 @pytest.mark.ranks(min=2)
