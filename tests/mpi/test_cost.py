@@ -17,7 +17,7 @@ from istmpi.data.sources import open_dataset
 from istmpi.engine.slots import kinds_of
 from istmpi.models import mlp_network
 from istmpi.training.loop import Training
-from istmpi.training.network import network_of
+from istmpi.training.network import build_network
 from tests.networks import joined_nets
 
 ADAM = {"optimizer__name": "adam", "method__optimizer_state": "carry", "optimizer__lr": 0.001}
@@ -167,7 +167,7 @@ def test_the_cluster_is_measured_at_the_shapes_of_a_users_network(comm, quick):
     quick.setattr(measure, "timed", lambda communicator, work: work() or 1e-4)
     quick.setattr(measure, "MOST_ELEMENTS", 8 * 256 * 9)
     run = own_run(model__name=f"{networks.__file__}:Convolutional", model__channels=[16, 8], model__hidden=6)
-    measured = measure.measure(run, network_of(run, open_dataset("digits"), comm), comm)
+    measured = measure.measure(run, build_network(run, open_dataset("digits"), comm), comm)
     assert {(8 * 64, 9, 16), (128, 144, 8), (8, 32, 6)} <= shapes_of(measured)
     assert all(other == measured for other in comm.allgather(measured))
 
