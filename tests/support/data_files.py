@@ -14,6 +14,19 @@ from PIL import Image
 SPEAKERS = ("ann", "bob", "eve")
 
 
+def write_files(folder: Path, contents: dict[str, bytes]) -> Path:
+    """Write files by their names, in folders that are made where they lack; return the folder."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def read_notes(report) -> str:
+    """What a preparation assumed and left out, a line each."""
+    return "\n".join(map(str, [*report.assumed, *report.left_out]))
+
+
 def write_wav(path: Path, samples: np.ndarray, rate: int = 8000) -> None:
     """Samples [n] or [n, channels] in -1 .. 1, as 16 bits."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,25 +164,18 @@ TEXTS = {
 
 
 def make_text(folder: Path) -> Path:
-    for name, content in TEXTS.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
+    return write_files(folder, TEXTS)
 
 
 ROWS = {"train.txt": b"3 5 4\n0,2 1:0.5 4:-1e-3\n3 0:1\n1,0 2:2.5 3:3.4e38\n", "test.txt": b"1 5 4\n2 0:1 1:1\n"}
 
 
 def make_rows(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for name, content in ROWS.items():
-        (folder / name).write_bytes(content)
-    return folder
+    return write_files(folder, ROWS)
 
 
 def make_graph(folder: Path) -> Path:
     """Tables as OGB has them: six nodes, an edge twice, one from a node to itself."""
-    folder.mkdir(parents=True)
     tables = {
         "raw/edge.csv.gz": "0,1\n1,2\n2,3\n1,2\n4,4\n0,3\n",
         "raw/node-feat.csv.gz": "".join(f"{n}.5,{n * n}\n" for n in range(6)),
@@ -178,10 +184,7 @@ def make_graph(folder: Path) -> Path:
         "split/time/valid.csv.gz": "5\n",
         "split/time/test.csv.gz": "2\n4\n",
     }
-    for name, content in tables.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(gzip.compress(content.encode(), mtime=0))
-    return folder
+    return write_files(folder, {name: gzip.compress(text.encode(), mtime=0) for name, text in tables.items()})
 
 
 MAKERS = {

@@ -7,6 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 from batches import examples_of
+from data_files import read_notes
 
 from istmpi.data.dataset import other_reading
 from istmpi.data.dense.predict import read_inputs
@@ -24,10 +25,6 @@ def prepared(tmp_path, **arrays):
     options = {name: arrays.pop(name) for name in ("task", "channels") if name in arrays}
     np.savez(tmp_path / "a.npz", **arrays)
     return prepare("arrays", tmp_path / "a.npz", tmp_path / "a.h5", force=True, **options)
-
-
-def notes_of(report):
-    return " ".join(map(str, (*report.assumed, *report.left_out)))
 
 
 def in_splits(x_train, x_test, y_train=Y, y_test=Y):
@@ -118,9 +115,9 @@ def test_names_as_bytes_and_with_white_space():
 )
 def test_why_labels_are_classes_or_numbers(tmp_path, y, task, text):
     report = prepared(tmp_path, x=X, y=y)
-    assert report.task == task and text in notes_of(report)
-    assert ("--task decides otherwise" in notes_of(report)) == bool(text)
-    assert "--task" not in notes_of(prepared(tmp_path, x=X, y=y, task=task))
+    assert report.task == task and text in read_notes(report)
+    assert ("--task decides otherwise" in read_notes(report)) == bool(text)
+    assert "--task" not in read_notes(prepared(tmp_path, x=X, y=y, task=task))
 
 
 def test_a_number_to_predict_is_named_as_it_is(tmp_path):
@@ -134,7 +131,7 @@ def test_a_number_to_predict_is_named_as_it_is(tmp_path):
 def test_names_in_capitals_and_arrays_that_are_passed_over(tmp_path):
     report = prepared(tmp_path, X_train=X, Y_train=Y, x_TEST=X, y_test=Y, x_val=X[:5], y_val=Y[:5], ids=Y, z=Y)
     assert report.counts == {"train": 30, "test": 30, "validation": 5}
-    assert "2 arrays: ids, z" in notes_of(report)
+    assert "2 arrays: ids, z" in read_notes(report)
     assert len(open_dataset(str(tmp_path / "a.npz")).splits) == 3
     ((_, x, _),) = read_inputs(str(tmp_path / "a.npz"), "arrays", (4,), split="validation")
     assert len(x) == 5

@@ -6,7 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 from batches import examples_of
-from data_files import make_csv, make_images, make_speech, pack, write_wav
+from data_files import make_csv, make_images, make_speech, pack, read_notes, write_wav
 from PIL import Image
 
 from istmpi.data.dense.predict import read_inputs
@@ -27,10 +27,6 @@ def images(folder, *names):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.full((4, 5), 20 * number + copy, np.uint8)).save(path, "PNG")
     return folder
-
-
-def notes(report):
-    return "\n".join(map(str, [*report.assumed, *report.left_out]))
 
 
 # ---- class folders
@@ -67,7 +63,7 @@ def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, sai
         report = prepare("images", source, tmp_path / "data.h5", force=True)
         assert report.counts == counts
         assert {"cat", "dog", "a", "train", "cat_valid", "dog_invalid"} >= set(report.classes)
-        assert said in notes(report).replace("in/", "")
+        assert said in read_notes(report).replace("in/", "")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +121,7 @@ def test_splits_of_documents_are_named_in_any_way(tmp_path, texts, counts, said)
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text("some words")
     report = prepare("text", tmp_path / "in", tmp_path / "data.h5")
-    assert said in notes(report) and report.split.startswith("of the documents") == (not counts)
+    assert said in read_notes(report) and report.split.startswith("of the documents") == (not counts)
     assert list(report.counts) == (counts or ["train", "test"])
 
 
@@ -143,7 +139,7 @@ def test_links_are_followed_but_not_to_what_is_read_anyway(tmp_path):
     os.mkfifo(folder / "pipe.png")
     report = prepare("images", folder, tmp_path / "data.h5")
     assert (report.classes, sum(report.counts.values())) == (("bird", "cat", "dog"), 16)
-    assert "7 names skipped: hidden, not files, or links" in notes(report)
+    assert "7 names skipped: hidden, not files, or links" in read_notes(report)
 
 
 def test_links_of_a_tar_are_counted(tmp_path):
@@ -155,7 +151,7 @@ def test_links_of_a_tar_are_counted(tmp_path):
         tar.add(folder, "in")
     report = prepare("images", tmp_path / "in.tar", tmp_path / "data.h5")
     assert sum(report.counts.values()) == 10
-    assert "3 names skipped: hidden, not files, or links (tar -h --hard-dereference" in notes(report)
+    assert "3 names skipped: hidden, not files, or links (tar -h --hard-dereference" in read_notes(report)
 
 
 @pytest.mark.parametrize("kind", ["images", "speech", "csv", "xc"])
@@ -170,7 +166,7 @@ def test_files_that_are_not_read_are_counted_by_ending(tmp_path, kind):
     (folder / "bird").mkdir()
     for name in ("bird/a.xyz", "bird/b.XYZ", "NOTES", ".hidden"):
         (folder / name).write_text("?")
-    said = notes(prepare(kind, folder, tmp_path / "data.h5"))
+    said = read_notes(prepare(kind, folder, tmp_path / "data.h5"))
     assert " files not read: 2 .xyz, 1 without an ending" in said and "such as NOTES" in said
     assert "1 name skipped" in said and "such as .hidden" in said
 
@@ -231,7 +227,7 @@ def test_lines_of_a_list_are_paths(tmp_path, text):
         report = prepare("speech", source, tmp_path / "data.h5", force=True)
         assert report.counts == {"train": 10, "test": 2} and report.classes == ("no", "turn on")
         missing = "1 line of lists without a file, such as no/x.wav in "
-        assert (missing in notes(report)) == ("x.wav" in text)
+        assert (missing in read_notes(report)) == ("x.wav" in text)
 
 
 def test_a_file_in_two_lists_and_a_list_of_nothing_are_refused(tmp_path):

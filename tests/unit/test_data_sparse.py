@@ -6,7 +6,7 @@ import random
 import h5py
 import numpy as np
 import pytest
-from data_files import pack
+from data_files import pack, read_notes, write_files
 
 from istmpi.data.batches import Batches
 from istmpi.data.hdf5 import open_prepared
@@ -18,13 +18,6 @@ from istmpi.errors import ConfigError, DataError
 
 TRAIN = b"3 5 4\n0,2 1:0.5 4:-1e-3\n3 0:1\n1,0 2:2.5 3:3.4e38\n"
 TEST = b"2 5 4\n2 0:1 1:1\n0,1,3 4:7\n"
-
-
-def write(folder, contents):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    return folder
 
 
 def prepared(folder, source):
@@ -79,7 +72,7 @@ def made_rows(count, seed=0, features=50, labels=12):
 
 
 def test_rows_are_those_of_the_source(tmp_path):
-    data = prepared(tmp_path, write(tmp_path / "src", {"train.txt": TRAIN, "test.txt": TEST}))
+    data = prepared(tmp_path, write_files(tmp_path / "src", {"train.txt": TRAIN, "test.txt": TEST}))
     assert rows_of(data.train) == naive(TRAIN)
     assert rows_of(data.test) == naive(TEST)
     assert (data.task, data.kind, data.shape, data.outputs, data.classes) == ("multi-label", "xc", (5,), 4, None)
@@ -91,32 +84,27 @@ def test_packing_and_white_space_change_nothing(tmp_path, form):
     rows = made_rows(200), made_rows(60, seed=1)
     plain = {name: text_of(of, 50, 12) for name, of in zip(("train.txt", "test.txt"), rows)}
     expected = [naive(text) for text in plain.values()]
-    source = write(tmp_path / "src", plain)
-    if form in ("tar", "tar.gz"):
-        source = pack(source, tmp_path / f"src.{form}")
-    elif form == "gz":
-        source = write(tmp_path / "gz", {f"{name}.gz": gzip.compress(text) for name, text in plain.items()})
-    elif form == "crlf":
-        source = write(tmp_path / "crlf", {name: text.replace(b"\n", b"\r\n") for name, text in plain.items()})
-    elif form == "mark":
-        source = write(tmp_path / "mark", {name: b"\xef\xbb\xbf" + text for name, text in plain.items()})
-    elif form == "spaces":
-        source = write(tmp_path / "spaces", {name: text.replace(b"\n", b" \t\n\n") for name, text in plain.items()})
-    else:
-        names = "eurlex_train.txt", "eurlex_test.txt"
-        source = write(tmp_path / "old", {**dict(zip(names, plain.values())), "labels.txt": b"a\nb\n"})
+    changed = {
+        "gz": {f"{name}.gz": gzip.compress(text) for name, text in plain.items()},
+        "crlf": {name: text.replace(b"\n", b"\r\n") for name, text in plain.items()},
+        "mark": {name: b"\xef\xbb\xbf" + text for name, text in plain.items()},
+        "spaces": {name: text.replace(b"\n", b" \t\n\n") for name, text in plain.items()},
+        "old names": {**{f"eurlex_{name}": text for name, text in plain.items()}, "labels.txt": b"a\nb\n"},
+    }
+    source = write_files(tmp_path / "src", changed.get(form, plain))
+    source = pack(source, tmp_path / f"src.{form}") if form.startswith("tar") else source
     data = prepared(tmp_path, source)
     assert [rows_of(data.train), rows_of(data.test)] == expected
 
 
 def test_one_file_with_lists_of_rows_or_one_row_in_five_for_testing(tmp_path):
     text, test = text_of(made_rows(50), 50, 12), held_out(50)
-    data = prepared(tmp_path, write(tmp_path / "alone", {"rows.txt": text}) / "rows.txt")
+    data = prepared(tmp_path, write_files(tmp_path / "alone", {"rows.txt": text}) / "rows.txt")
     assert rows_of(data.train) == [row for row, out in zip(naive(text), test) if not out]
     assert rows_of(data.test) == [row for row, out in zip(naive(text), test) if out]
     text = text_of(made_rows(10), 50, 12)
     lists = {"a_trSplit.txt": b"10 1\n2 2\n3 3\n4 4\n5 5\n", "a_tstSplit.txt": b"1 9\n7 8\n"}
-    data = prepared(tmp_path, write(tmp_path / "src", {"a_data.txt": text, **lists}))
+    data = prepared(tmp_path, write_files(tmp_path / "src", {"a_data.txt": text, **lists}))
     rows = naive(text)
     assert rows_of(data.train) == [rows[n] for n in (1, 2, 3, 4, 9)]  # in the order of the file
     assert rows_of(data.test) == [rows[0], rows[6]]
@@ -126,7 +114,7 @@ def test_one_file_with_lists_of_rows_or_one_row_in_five_for_testing(tmp_path):
 def test_svmlight_is_counted_from_one_unless_it_has_a_zero(tmp_path, from_one):
     train = b"1,0 1:0.5 7:2 # a comment\n# another\n2 3:1\n" + (b"" if from_one else b"0 0:1\n")
     test = b"0 2:1\n"
-    data = prepared(tmp_path, write(tmp_path / "src", {"train.svm": train, "test.svm": test}))
+    data = prepared(tmp_path, write_files(tmp_path / "src", {"train.svm": train, "test.svm": test}))
     assert rows_of(data.train) == naive(train, from_one) and rows_of(data.test) == naive(test, from_one)
     assert (data.shape, data.outputs) == ((7 if from_one else 8,), 3)
 
@@ -134,10 +122,10 @@ def test_svmlight_is_counted_from_one_unless_it_has_a_zero(tmp_path, from_one):
 def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
     """A blank line is one where the header counts it."""
     blank = b"3 5 4\n0 1:1\n\n1 1:1\n"
-    report = prepare("xc", write(tmp_path / "src", {"train.txt": blank, "test.txt": TEST}), tmp_path / "blank.h5")
+    report = prepare("xc", write_files(tmp_path / "src", {"train.txt": blank, "test.txt": TEST}), tmp_path / "blank.h5")
     assert report.counts == {"train": 2, "test": 2} and report.facts["dropped rows without features"] == 1
     train = b"5 5 4\n0,2,2 1:0.5\n 1:1\n3\n3,3 0:1\n1:2\n"
-    report = prepare("xc", write(tmp_path / "src", {"train.txt": train, "test.txt": TEST}), tmp_path / "data.h5")
+    report = prepare("xc", write_files(tmp_path / "src", {"train.txt": train, "test.txt": TEST}), tmp_path / "data.h5")
     assert rows_of(open_prepared(report.target).train) == [([0, 2], [(1, 0.5)]), ([3], [(0, 1.0)])]
     assert report.counts == {"train": 2, "test": 2}
     assert [*report.facts.values()] == [4, 3, 1, 1.5, 1, 2, 2]  # labels, in training; in a row; dropped; repeated
@@ -145,7 +133,7 @@ def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
 
 def test_a_batch_is_a_function_of_seed_rank_and_step(tmp_path):
     texts = {"train.txt": text_of(made_rows(40), 50, 12), "test.txt": TEST.replace(b" 5 4", b" 50 12")}
-    data = prepared(tmp_path, write(tmp_path / "src", texts))
+    data = prepared(tmp_path, write_files(tmp_path / "src", texts))
     one, other = (Batches(data.train, np.arange(40), 7, 3, 1) for _ in range(2))
     batch, again = one.at(11), other.at(11)
     assert all(a.equal(b) for a, b in zip(batch.inputs, again.inputs))
@@ -190,7 +178,7 @@ def test_a_batch_is_a_function_of_seed_rank_and_step(tmp_path):
 def test_what_is_wrong_is_named_by_file_and_line(tmp_path, old, new, line, said):
     contents = {"train.txt": TRAIN.replace(old, new), "test.txt": new if old == TEST else TEST}
     with pytest.raises(DataError) as error:
-        prepare("xc", write(tmp_path / "src", contents), tmp_path / "data.h5")
+        prepare("xc", write_files(tmp_path / "src", contents), tmp_path / "data.h5")
     message = str(error.value)
     name = "test.txt" if old == TEST else "train.txt"
     assert f"{name}, line {line}" in message and said in message and "\n" not in message
@@ -214,17 +202,19 @@ LARGE = b"9" * 5000
 def test_lists_of_rows_that_do_not_fit(tmp_path, rows, said):
     source = {"a_data.txt": text_of(made_rows(10), 50, 12), "a_trSplit.txt": rows, "a_tstSplit.txt": b"2\n"}
     with pytest.raises(DataError, match=said):
-        prepare("xc", write(tmp_path / "src", source), tmp_path / "data.h5")
+        prepare("xc", write_files(tmp_path / "src", source), tmp_path / "data.h5")
 
 
 def test_labels_to_be_scored_must_occur_in_training(tmp_path):
-    source = write(tmp_path / "src", {"train.txt": b"1 5 4\n0 1:1\n", "test.txt": b"1 5 4\n1,2 1:1\n"})
+    source = write_files(tmp_path / "src", {"train.txt": b"1 5 4\n0 1:1\n", "test.txt": b"1 5 4\n1,2 1:1\n"})
     with pytest.raises(DataError, match="test.txt, line 2: .*occurs in training"):
         prepare("xc", source, tmp_path / "data.h5")
 
 
 def test_damage_is_found_when_it_is_read(tmp_path):
-    target = prepare("xc", write(tmp_path / "src", {"train.txt": TRAIN, "test.txt": TEST}), tmp_path / "data.h5").target
+    target = prepare(
+        "xc", write_files(tmp_path / "src", {"train.txt": TRAIN, "test.txt": TEST}), tmp_path / "data.h5"
+    ).target
     with h5py.File(target) as file:
         places = [file[name].id.get_offset() for name in ("train/data", "train/indptr", "train/label_indices")]
     content = target.read_bytes()
@@ -237,28 +227,26 @@ def test_damage_is_found_when_it_is_read(tmp_path):
 # ---- what the files do not say
 
 
-def notes(report):
-    return "\n".join(map(str, [*report.assumed, *report.left_out]))
-
-
 SVM = b"# from somewhere\n\n0 1:1 2:1\n1 3:1 # x\n\n# y\n0 1:2 2:1\n1 3:2\n0 1:3\n1 3:3\n"
 
 
 def test_what_rows_without_a_header_leave_open_is_said_and_kept(tmp_path):
-    report = prepare("xc", write(tmp_path / "src", {"a.svm": SVM}) / "a.svm", tmp_path / "data.h5")
+    report = prepare("xc", write_files(tmp_path / "src", {"a.svm": SVM}) / "a.svm", tmp_path / "data.h5")
     assert report.reading == open_prepared(report.target).reading == {"counted_from": 1}
     assert (report.features, sum(report.counts.values())) == (3, 6)
     for line in (
         "features are counted from 1: feature 0 does not occur (--counted-from decides otherwise)",
         "2 lines of a.svm, blank or a comment",
     ):
-        assert line in notes(report)
+        assert line in read_notes(report)
 
 
 def test_an_option_says_where_features_count_from(tmp_path):
-    source = write(tmp_path / "src", {"a.svm": SVM}) / "a.svm"
+    source = write_files(tmp_path / "src", {"a.svm": SVM}) / "a.svm"
     report = prepare("xc", source, tmp_path / "data.h5", counted_from=0)
-    assert (report.features, report.reading) == (4, {"counted_from": 0}) and "are counted from" not in notes(report)
+    assert (report.features, report.reading) == (4, {"counted_from": 0}) and "are counted from" not in read_notes(
+        report
+    )
     source.write_bytes(SVM + b"1 0:1\n")
     with pytest.raises(DataError, match="a.svm, line 11: feature 0 is out of range"):
         prepare("xc", source, tmp_path / "data.h5", counted_from=1, force=True)
@@ -270,7 +258,7 @@ def test_an_option_says_where_features_count_from(tmp_path):
 
 def test_labels_of_two_signs_have_a_cure_that_works(tmp_path):
     text = b"-1 1:1\n+1 2:1\n-1 1:2\n+1 2:2\n-1 1:3\n+1 2:3\n"
-    source = write(tmp_path / "src", {"a.svm": text}) / "a.svm"
+    source = write_files(tmp_path / "src", {"a.svm": text}) / "a.svm"
     with pytest.raises(DataError, match="line 1: label -1; labels are numbers from 0. Write 0 instead of -1"):
         prepare("xc", source, tmp_path / "data.h5")
     source.write_bytes(text.replace(b"-1 ", b"0 "))
@@ -292,10 +280,10 @@ FIRST, SECOND, THIRD = ([0], [(1, 1.0)]), ([0], [(2, 1.0)]), ([0], [(3, 1.0)])
 def test_blank_lines_are_rows_where_the_header_needs_them(tmp_path, text, test, split, counted):
     """Row 3 of a list is another row with them than without."""
     lists = {"a_trSplit.txt": b"1\n3\n", "a_tstSplit.txt": test}
-    report = prepare("xc", write(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5")
+    report = prepare("xc", write_files(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5")
     data = open_prepared(report.target)
     assert (rows_of(data.train), rows_of(data.test)) == split
-    assert ("1 blank line of a_data.txt, counted as rows" in notes(report)) == counted
+    assert ("1 blank line of a_data.txt, counted as rows" in read_notes(report)) == counted
 
 
 @pytest.mark.parametrize("rows", [4, 6])
@@ -303,13 +291,13 @@ def test_a_header_that_blank_lines_do_not_make_right_is_refused(tmp_path, rows):
     text = b"%d 5 4\n0 1:1\n\n0 2:1\n\n0 3:1\n" % rows
     lists = {"a_trSplit.txt": b"1\n3\n", "a_tstSplit.txt": b"2\n"}
     with pytest.raises(DataError, match="a_data.txt, line 6: the header states.*ends after 3, and 2 blank lines"):
-        prepare("xc", write(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5")
+        prepare("xc", write_files(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5")
 
 
 def test_rows_in_no_list_and_columns_beside_the_first_are_said(tmp_path):
     text = text_of(made_rows(10), 50, 12)
     lists = {"a_trSplit.txt": b"\xef\xbb\xbf10 1\n2 2\n2 3\n4 4\n5 5\n3 6\n7 7", "a_tstSplit.txt": b"1\n8\n"}
-    said = notes(prepare("xc", write(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5"))
+    said = read_notes(prepare("xc", write_files(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5"))
     assert "the split is the first of 2 columns of a_trSplit.txt" in said
     assert "2 rows of a_data.txt that no list names, such as row 6" in said
 

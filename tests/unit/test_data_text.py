@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from damage import damaged, data_contents
-from data_files import TEXTS, make_text, pack
+from data_files import TEXTS, make_text, pack, write_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizing import make_tokenizer
@@ -41,13 +41,6 @@ def with_ends(documents, end=0):
     return [token for document in documents for token in [*document, end]]
 
 
-def write(folder, contents):
-    for name, content in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
-
-
 def spread(count):
     """So many short documents, one a file, each another one."""
     return {f"{number:03d}.txt": b"document %d" % number * (number % 3 + 1) for number in range(count)}
@@ -76,9 +69,9 @@ def test_without_splits_one_document_in_five_is_for_testing(tmp_path, form):
     if form.startswith("jsonl"):
         lines = "".join(json.dumps({"body": text.decode()}) + "\n" for text in documents).encode()
         content = gzip.compress(lines) if form.endswith("gz") else lines
-        source = write(tmp_path, {f"d.{form}": content}) / f"d.{form}"
+        source = write_files(tmp_path, {f"d.{form}": content}) / f"d.{form}"
     else:
-        source = write(tmp_path / "input", spread(23))
+        source = write_files(tmp_path / "input", spread(23))
         source = source if form == "files" else pack(source, tmp_path / f"input.{form}")
     data = prepared(tmp_path, source, **({"key": "body"} if form.startswith("jsonl") else {}))
     test = held_out(23)
@@ -90,7 +83,7 @@ def test_without_splits_one_document_in_five_is_for_testing(tmp_path, form):
     "name, content", [("a.txt", b"x" * 60 + b"y" * 39), ("a.txt.gz", gzip.compress(b"z" * 99))], ids=["txt", "gz"]
 )
 def test_a_single_document_is_cut(tmp_path, istmpi_command, name, content):
-    source = write(tmp_path, {name: content}) / name
+    source = write_files(tmp_path, {name: content}) / name
     text = gzip.decompress(content) if name.endswith(".gz") else content
     data = prepared(tmp_path, source)
     assert stream(data) + stream(data, "test") == with_ends([text])
@@ -101,9 +94,9 @@ def test_a_single_document_is_cut(tmp_path, istmpi_command, name, content):
 
 def test_files_named_after_splits_are_splits_where_there_are_no_others(tmp_path):
     texts = {"wiki/train.txt": b"one", "wiki/test.txt": b"two", "wiki/valid.txt": b"three"}
-    data = prepared(tmp_path, write(tmp_path / "input", texts))
+    data = prepared(tmp_path, write_files(tmp_path / "input", texts))
     assert [stream(data, split) for split in data.splits] == [with_ends([text]) for text in (b"one", b"two", b"three")]
-    other = write(tmp_path / "program", {"train.py": b"one", "test.py": b"two", "model.py": b"three"})
+    other = write_files(tmp_path / "program", {"train.py": b"one", "test.py": b"two", "model.py": b"three"})
     assert prepare("text", other, tmp_path / "data.h5", force=True).facts["train documents"] == 2
 
 
@@ -191,7 +184,7 @@ def long(tmp_path):
     """A prepared file of four blocks to train on, and its training tokens."""
     generator = np.random.default_rng(0)
     texts = {f"{split}/a": generator.integers(1, 256, size, np.uint8).tobytes() for split, size in SIZES.items()}
-    prepare("text", write(tmp_path / "input", texts), tmp_path / "data.h5")
+    prepare("text", write_files(tmp_path / "input", texts), tmp_path / "data.h5")
     return tmp_path / "data.h5", [*texts["train/a"], 0]
 
 
@@ -260,8 +253,8 @@ def test_what_cannot_be_used_is_one_line(tmp_path, istmpi_command, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     if options.get("tokenizer") == "FILE":
         options = {"tokenizer": make_tokenizer(tmp_path / "tokenizer.json")}
-    folder = write(tmp_path / "input", {name: text for name, text in texts.items() if name != "t.json"})
-    write(tmp_path, {name: text for name, text in texts.items() if name == "t.json"})
+    folder = write_files(tmp_path / "input", {name: text for name, text in texts.items() if name != "t.json"})
+    write_files(tmp_path, {name: text for name, text in texts.items() if name == "t.json"})
     words = [word for option, value in options.items() for word in (f"--{option}", value)]
     code, out, err = istmpi_command("prepare", "text", folder, "data.h5", *words)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
@@ -271,7 +264,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path, istmpi_command, monkeypatch, 
 
 def test_a_bad_document_leaves_no_trace_in_the_stream(tmp_path):
     texts = {"train/a": b"first", "train/b": b"sec\0ond", "train/c": b"third", "test/d": b"fourth"}
-    report = prepare("text", write(tmp_path / "input", texts), tmp_path / "data.h5", max_bad=0.3)
+    report = prepare("text", write_files(tmp_path / "input", texts), tmp_path / "data.h5", max_bad=0.3)
     assert report.skipped == ["train/b"]
     assert (report.facts["train documents"], report.facts["test documents"]) == (2, 1)
     assert stream(open_prepared(report.target)) == with_ends([b"first", b"third"])
@@ -280,7 +273,7 @@ def test_a_bad_document_leaves_no_trace_in_the_stream(tmp_path):
 @pytest.mark.parametrize("ending, left", [(".tar", 7000), (".tar.gz", 400)])
 def test_a_truncated_archive_is_refused_whatever_may_be_bad(tmp_path, ending, left):
     texts = {f"{number}.txt": np.random.default_rng(number).bytes(3000).replace(b"\0", b"") for number in range(4)}
-    path = pack(write(tmp_path / "input", texts), tmp_path / f"input{ending}")
+    path = pack(write_files(tmp_path / "input", texts), tmp_path / f"input{ending}")
     path.write_bytes(path.read_bytes()[:left])
     with pytest.raises(DataError, match=f"input{ending}.*cannot be read"):
         prepare("text", path, tmp_path / "data.h5", max_bad=1.0)
@@ -289,7 +282,7 @@ def test_a_truncated_archive_is_refused_whatever_may_be_bad(tmp_path, ending, le
 @pytest.mark.parametrize("length", [9, 12, 2**40])
 def test_documents_shorter_than_a_window_are_refused_with_the_length_that_they_need(tmp_path, istmpi_command, length):
     texts = {"train/a": b"x" * 50, "test/b": b"y" * 8}
-    path = prepare("text", write(tmp_path / "input", texts), tmp_path / "data.h5").target
+    path = prepare("text", write_files(tmp_path / "input", texts), tmp_path / "data.h5").target
     assert len(open_dataset(str(path), length=8).test) == 1
     words = ["--model", "transformer", "--data", path, "--set", f"data.length={length}", "--dry-run"]
     code, _, err = istmpi_command("train", *words)
@@ -314,7 +307,7 @@ def test_settings_of_other_data_are_refused(tmp_path, istmpi_command, source, se
     default = f"data.length={windows.WINDOW}"
     assert istmpi_command("train", "--data", "digits", "--set", default, "--dry-run")[0] == 0
     if source == "text":
-        source = prepare("text", write(tmp_path / "input", {"a": b"x" * 5000}), tmp_path / "data.h5").target
+        source = prepare("text", write_files(tmp_path / "input", {"a": b"x" * 5000}), tmp_path / "data.h5").target
     words = [word for setting in settings for word in ("--set", setting)]
     model = ["--model", "transformer", "--set", "model.layers=1"] if source != "digits" else []
     code, _, err = istmpi_command("train", "--data", source, *model, *words, "--dry-run")
