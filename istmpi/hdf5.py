@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 
 from istmpi.errors import ConfigError, DataError, IstmpiError
-from istmpi.foreign import reason
+from istmpi.foreign import one_line, reason
 
 LOCKING = False
 """HDF5's locks are off: a file appears complete and never changes. Cluster file systems often
@@ -70,7 +70,7 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise DataError(f"{path} is damaged ({error}){cure}") from None
+        raise DataError(f"{path} is damaged ({one_line(error)}){cure}") from None
     except (IstmpiError, MemoryError):
         raise
     except Exception as error:
