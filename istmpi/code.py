@@ -16,7 +16,7 @@ from istmpi.foreign import printable
 SHOWN = 60
 
 
-def module_of(option: str, name: str, what: str) -> tuple[ModuleType, str]:
+def import_user_module(option: str, name: str, what: str) -> tuple[ModuleType, str]:
     """Import, and thereby run, the module of ``name``; return the module and NAME.
 
     ``name`` is FILE.py:NAME or package.module:NAME. ``option`` and ``what`` are for messages.

@@ -42,6 +42,7 @@ CHANGED = "its attributes or its list of datasets have changed since saving"
 
 _CHUNK = 2**24
 
+File = h5py.File
 Read = Callable[[int], None]
 """A function that is called with the number of bytes just read."""
 Kind = TypeVar("Kind")

@@ -78,7 +78,7 @@ class Peer:
     """A rank's network and how it takes local steps; ``method``: ddp or local-sgd."""
 
     def __init__(self, method: str, run: Run, data: Dataset):
-        self.run, self.data = run, data.reshaped((data.features,))
+        self.run, self.data = run, data.reshape((data.features,))
         self.network = self.model = network_of(run, data)
         self.averager, self.period = None, 1
         """Steps from one mean over the ranks to the next."""

@@ -7,7 +7,7 @@ import torch
 from istmpi.checkpoint.initial import shapes_of
 from istmpi.code import short
 from istmpi.comm import Communicator
-from istmpi.data.callable.source import loaded
+from istmpi.data.callable.source import load
 from istmpi.engine.layout import Replicated, part_shape
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
@@ -64,7 +64,7 @@ def _pairs(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     shapes = shapes_of(network)
     try:
-        for name, values in (function or loaded("--init", source, "function")[1])():
+        for name, values in (function or load("--init", source, "function")[1])():
             if values.is_floating_point():
                 if shapes.get(name) != values.shape or not values.isfinite().all():
                     raise ConfigError(

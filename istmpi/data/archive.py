@@ -7,14 +7,12 @@ import tarfile
 import tempfile
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from itertools import product
 from pathlib import Path, PurePosixPath
 from tarfile import HeaderError, ReadError, TarFile
-from typing import BinaryIO
-
-import numpy as np
+from typing import IO, cast
 
 from istmpi.errors import DataError, kind_of
 from istmpi.files import writing
@@ -33,12 +31,15 @@ class Stream:
     """A file of an archive, unpacked if its name ends in ".gz". A read raises DataError if the file
     is damaged."""
 
-    def __init__(self, name: str, file: BinaryIO, archive: Path):
-        self.name, self._archive = name, archive
-        self._file = gzip.GzipFile(fileobj=file) if name.endswith(".gz") else file
+    def __init__(self, name: str, file: IO[bytes], archive: Path):
+        self.name = name
+        self._archive = archive
+        self._file: IO[bytes] = file
+        if name.endswith(".gz"):
+            self._file = cast(IO[bytes], gzip.GzipFile(fileobj=file))
 
     def read(self, count: int) -> bytes:
-        with self._named_damage():
+        with self._name_damage():
             return self._file.read(count)
 
     def pieces(self) -> Iterator[bytes]:
@@ -48,19 +49,22 @@ class Stream:
     def lines(self) -> Iterator[bytes]:
         """Yield lines with their ends, without a byte order mark. DataError for a line above
         `LONGEST_LINE`."""
-        mark, line = BOM_UTF8, b"\n"
-        while line:
-            with self._named_damage():
+        mark = BOM_UTF8
+        while True:
+            with self._name_damage():
                 line = self._file.readline(LONGEST_LINE + 1)
+            if not line:
+                return
             if len(line) > LONGEST_LINE:
                 raise DataError(
-                    f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Split the line."
+                    f"{self.name} has a line of more than {LONGEST_LINE // MEGABYTE} MB. Split "
+                    "the line."
                 )
-            if line:
-                yield line.removeprefix(mark)
+            yield line.removeprefix(mark)
+            # Only the first line may begin with a mark.
             mark = b""
 
-    def _named_damage(self) -> AbstractContextManager:
+    def _name_damage(self) -> AbstractContextManager:
         return reading(f"{self._archive}: {self.name} cannot be read", _AGAIN, Exception)
 
 
@@ -75,39 +79,38 @@ class Archive:
     """
 
     def __init__(self, path: str | os.PathLike, scratch: str | os.PathLike | None = None):
-        self.path, self.source, self._scratch = Path(path), str(path), scratch
+        self.path = Path(path)
+        self.source = str(path)
         if not (self.path.is_file() or self.path.is_dir()):
-            what = f"is {kind_of(self.path)}" if self.path.exists() else "does not exist"
+            what = "does not exist"
+            if self.path.exists():
+                what = f"is {kind_of(self.path)}"
             raise DataError(f"{self.path} {what}. Give a folder, a .tar or .tar.gz, or a file.")
-        self._left_out: list[str] = []
-        self._read: set[str] = set()
-        self._members_of: dict[str, int] | None = None
+        self._content: _Folder | _Tar
         if self.path.is_file() and _is_tar(self.path):
-            self._members_of = self._list_tar()
+            self._content = _Tar(self.path, Path(scratch or tempfile.gettempdir()))
         else:
-            self._paths = (
-                self._list_folder()
-                if self.path.is_dir()
-                else {printable(self.path.name): self.path}
-            )
-        self.names = sorted(self._paths if self._members_of is None else self._members_of)
+            self._content = _Folder(self.path)
+        self.names = sorted(self._content.names)
+        self._read: set[str] = set()
         if not self.names:
             raise DataError(
-                f"{self.path} has no files (hidden files and links in a tar do not count). Give a source with files."
+                f"{self.path} has no files (hidden files and links in a tar do not count). Give a "
+                "source with files."
             )
 
     def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
         for name, file in self._files(names):
-            with self._named_damage():
+            with _name_damage(self.path):
                 content = file.read(limit + 1)
             if len(content) > limit:
                 raise DataError(
-                    f"{self.path}: {name} has more than {limit // MEGABYTE} MB, the limit for this kind of "
-                    "file. Remove it."
+                    f"{self.path}: {name} has more than {limit // MEGABYTE} MB, the limit for this "
+                    "kind of file. Remove it."
                 )
             yield name, content
 
-    def streams(self, names: Collection[str]) -> Iterator[Stream]:
+    def streams(self, names: Collection[str]) -> Generator[Stream, None, None]:
         """Yield the files ``names`` as streams. A stream can be read only until the next stream is
         requested."""
         for name, file in self._files(names):
@@ -118,28 +121,17 @@ class Archive:
         with closing(self.streams([name])) as streams:
             yield next(streams)
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str) -> IO[bytes]:
         """Open a file for seeking; the caller closes it. A tar's member is first copied to a file
         without a name.
 
         Raises DataError if the file cannot be read, OutputError if the copy cannot be written.
         """
         self._read.add(name)
-        if self._members_of is None:
-            with self._named_damage():
-                return self._paths[name].open("rb")
-        with closing(self._members({name})) as members, self._named_damage():
-            _, stream = next(members)
-            with ExitStack() as stack:
-                copy = stack.enter_context(tempfile.TemporaryFile(dir=self._scratch))
-                done = 0
-                while piece := stream.read(MEGABYTE):
-                    store(copy.fileno(), piece, done, self._scratch)
-                    done += len(piece)
-                stack.pop_all()  # the caller closes it
-                return copy
+        return self._content.open(name)
 
-    def passed_over(self) -> Iterator[str]:
+    def list_unread(self) -> Iterator[str]:
+        """Yield sentences on the files that were not read, and on those that are no files."""
         unread = [name for name in self.names if name not in self._read]
         endings = Counter(
             PurePosixPath(name).suffix.lower() or "without an ending" for name in unread
@@ -147,81 +139,140 @@ class Archive:
         if unread:
             shown = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(8))
             yield f"{counted(len(unread), 'file')} not read: {shown}; such as {unread[0]}"
-        if self._left_out:
+        left_out = self._content.left_out
+        if left_out:
             what = "hidden, not files, or links (tar -h --hard-dereference packs their targets)"
-            yield f"{counted(len(self._left_out), 'name')} skipped: {what}; such as {min(self._left_out)}"
+            yield f"{counted(len(left_out), 'name')} skipped: {what}; such as {min(left_out)}"
 
-    def _files(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
+    def _files(self, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:
         self._read.update(names)
-        if self._members_of is not None:
-            yield from self._members(names)
-            return
+        return self._content.files(names)
+
+
+class _Folder:
+    """The files of a folder, or a single file."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.left_out: list[str] = []
+        self._paths = {printable(path.name): path}
+        if path.is_dir():
+            self._paths = self._list()
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._paths.keys()
+
+    def open(self, name: str) -> IO[bytes]:
+        with _name_damage(self._path):
+            return self._paths[name].open("rb")
+
+    def files(self, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]]]:
         for name in sorted(names):
             with self.open(name) as file:
                 yield name, file
 
-    def _list_folder(self) -> dict[str, Path]:
+    def _list(self) -> dict[str, Path]:
+        """Return the paths of all files by their names; `left_out` gets the others' names."""
         paths: dict[str, Path] = {}
-        waiting = [("", (os.path.realpath(self.path),))]
-        with self._named_damage():
+        above_all = (os.path.realpath(self._path),)
+        waiting: list[tuple[str, tuple[str, ...]]] = [("", above_all)]
+        with _name_damage(self._path):
             while waiting:
                 folder, above = waiting.pop()
-                for entry in [*os.scandir(self.path / folder)]:
+                for entry in list(os.scandir(self._path / folder)):
                     name = folder + entry.name
-                    linked = (os.path.realpath(entry.path),) if entry.is_symlink() else ()
+                    linked: tuple[str, ...] = ()
+                    if entry.is_symlink():
+                        linked = (os.path.realpath(entry.path),)
+                    # A link to a folder above it, or into itself, would never end.
                     again = any(os.path.commonpath(pair) in pair for pair in product(linked, above))
-                    if os.path.isfile(entry) and not entry.name.startswith("."):
-                        paths[printable(name)] = self.path / name
-                    elif os.path.isdir(entry) and not entry.name.startswith(".") and not again:
+                    hidden = entry.name.startswith(".")
+                    if os.path.isfile(entry) and not hidden:
+                        paths[printable(name)] = self._path / name
+                    elif os.path.isdir(entry) and not hidden and not again:
                         waiting.append((f"{name}/", (*above, *linked)))
                     else:
-                        self._left_out.append(printable(name))
+                        self.left_out.append(printable(name))
         return paths
 
-    def _list_tar(self) -> dict[str, int]:
-        members: dict[str, int] = {}
-        for number, (member, _) in enumerate(self._walk_tar()):
+
+class _Tar:
+    """The members of a tar file, which are read in their order."""
+
+    def __init__(self, path: Path, scratch: Path):
+        self._path = path
+        self._scratch = scratch
+        self.left_out: list[str] = []
+        self._numbers = self._list()
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._numbers.keys()
+
+    def open(self, name: str) -> IO[bytes]:
+        with closing(self.files([name])) as members, _name_damage(self._path):
+            _, member = next(members)
+            with ExitStack() as stack:
+                copy = stack.enter_context(tempfile.TemporaryFile(dir=str(self._scratch)))
+                done = 0
+                while piece := member.read(MEGABYTE):
+                    store(copy.fileno(), piece, done, self._scratch)
+                    done += len(piece)
+                # The caller closes the copy.
+                stack.pop_all()
+                return copy
+
+    def files(self, names: Collection[str]) -> Generator[tuple[str, IO[bytes]], None, None]:
+        waiting = {self._numbers[name]: name for name in names}
+        for number, (member, tar) in enumerate(self._walk()):
+            if number not in waiting:
+                continue
+            if member.issparse():
+                raise DataError(
+                    f"{self._path}: {waiting[number]} is a sparse entry. Pack it without --sparse."
+                )
+            file = tar.extractfile(member)
+            assert file is not None, "`_list` keeps regular files alone"
+            yield waiting.pop(number), file
+            if not waiting:
+                return
+
+    def _list(self) -> dict[str, int]:
+        """Return the places of all files by their names; `left_out` gets the others' names."""
+        numbers: dict[str, int] = {}
+        for number, (member, _) in enumerate(self._walk()):
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
-            absolute, hidden = (
-                member.name.startswith("/"),
-                any(part.startswith(".") for part in parts),
-            )
+            absolute = member.name.startswith("/")
+            hidden = any(part.startswith(".") for part in parts)
             shown = printable("/" * absolute + "/".join(parts))
             if member.isreg() and not absolute and not hidden:
-                members[shown] = number
+                numbers[shown] = number
             elif not member.isdir():
-                self._left_out.append(shown)
-        return members
+                self.left_out.append(shown)
+        return numbers
 
-    def _members(self, names: Collection[str]) -> Iterator[tuple[str, BinaryIO]]:
-        waiting = {self._members_of[name]: name for name in names}
-        for number, (member, tar) in enumerate(self._walk_tar()):
-            if number in waiting:
-                if member.issparse():
-                    raise DataError(
-                        f"{self.path}: {waiting[number]} is a sparse entry. Pack it without --sparse."
-                    )
-                yield waiting.pop(number), tar.extractfile(member)
-                if not waiting:
-                    return
-
-    def _walk_tar(self) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
-        with self._named_damage(), closing(_open_tar(self.path)) as tar:
-            reached, largest = -1, _DENSEST * self.path.stat().st_size
+    def _walk(self) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+        with _name_damage(self._path), closing(_open_tar(self._path)) as tar:
+            reached = -1
+            largest = _DENSEST * self._path.stat().st_size
             while (member := tar.next()) is not None:
+                # A false size would make tarfile read the same header again, or wait for ever.
                 if not 0 <= member.size <= largest or tar.offset <= reached:
                     raise tarfile.ReadError(
                         f"the size of {printable(member.name)} cannot be {member.size}"
                     )
                 reached = tar.offset
                 yield member, tar
-                tar.members.clear()  # tarfile remembers every member; a large archive has millions
-
-    def _named_damage(self) -> AbstractContextManager:
-        return reading(f"{self.path} cannot be read", _AGAIN, Exception)
+                # tarfile remembers every member; a large archive has millions. The stub lacks it.
+                tar.members.clear()  # type: ignore[attr-defined]
 
 
-def store(scratch: int, content: bytes | np.ndarray, offset: int, folder: Path) -> None:
+def _name_damage(path: Path) -> AbstractContextManager:
+    return reading(f"{path} cannot be read", _AGAIN, Exception)
+
+
+def store(scratch: int, content: bytes | memoryview, offset: int, folder: Path) -> None:
     with writing(folder):
         if os.pwrite(scratch, content, offset) != memoryview(content).nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -255,7 +306,8 @@ def _is_tar(path: Path) -> bool:
     try:
         with closing(_open_tar(path)):
             return path.stat().st_size > 0
-    except Exception:  # whatever the libraries that unpack meet in a header
+    # The libraries that unpack raise anything for a header.
+    except Exception:
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             raise DataError(f"{path} is not a tar file, or is damaged. {_AGAIN}") from None
         return False

@@ -22,10 +22,9 @@ class Batch:
     examples: int
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Batch:
-        targets = self.targets
-        targets = (
-            targets.to(device)
-            if hasattr(targets, "to")
-            else mapped(lambda x: x.to(device), targets)
-        )
-        return Batch(inputs_to(self.inputs, device, dtype), targets, self.examples)
+        inputs = inputs_to(self.inputs, device, dtype)
+        # Targets keep their type: classes are integers whatever a network computes in.
+        if hasattr(self.targets, "to"):
+            return Batch(inputs, self.targets.to(device), self.examples)
+        targets = mapped(lambda tensor: tensor.to(device), self.targets)
+        return Batch(inputs, targets, self.examples)

@@ -2,8 +2,9 @@
 
     shared      every stream draws from all rows
     sharded     disjoint random shards that cover all rows; their sizes differ by at most one
-    by-label    disjoint shards that cover all rows; the streams' shares of a class are drawn from a symmetric
-                Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv 1909.06335)
+    by-label    disjoint shards that cover all rows; the streams' shares of a class are drawn from
+                a symmetric Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv
+                1909.06335)
     local       every stream has its own file and draws from all of it
 
 Every stream computes its rows, and any batch, without communication.
@@ -33,7 +34,8 @@ class Batches:
         self.batch = batch
         self._split = split
         self._rows = np.asarray(rows, dtype=np.int64)
-        self._seed, self._stream = seed, stream
+        self._seed = seed
+        self._stream = stream
         self._cached: tuple[int, np.ndarray] | None = None
         self._reader = ThreadPoolExecutor(1, "reader")
         self._waiting: dict[int, Future] = {}
@@ -46,10 +48,10 @@ class Batches:
         steps = range(step, step + self._split.ahead + 1)
         for passed in self._waiting.keys() - set(steps):
             self._waiting.pop(passed).cancel()
-        for each in steps:
-            if each not in self._waiting:
-                self._waiting[each] = self._reader.submit(
-                    self._split.batch, self.indices(each), self._key(each)
+        for coming in steps:
+            if coming not in self._waiting:
+                self._waiting[coming] = self._reader.submit(
+                    self._split.batch, self.indices(coming), self._key(coming)
                 )
         return self._waiting.pop(step).result()
 
@@ -65,15 +67,17 @@ class Batches:
     def in_a_pass(self) -> int:
         return -(-len(self._rows) // self.batch)
 
-    def of_pass(self, number: int, place: int) -> Batch:
+    def read_from_pass(self, number: int, place: int) -> Batch:
         """Return batch ``place`` of pass ``number``; the last batch of a pass may be smaller."""
         rows = self._order(number)[place * self.batch : (place + 1) * self.batch]
         return self._split.batch(rows, self._key(number * self.in_a_pass + place))
 
     def indices(self, step: int) -> np.ndarray:
         length = len(self._rows)
-        position, end = step * self.batch, (step + 1) * self.batch
+        position = step * self.batch
+        end = position + self.batch
         parts = []
+        # A batch may be larger than a pass, and then has rows of several.
         while position < end:
             number, start = divmod(position, length)
             part = self._order(number)[start : start + end - position]
@@ -106,9 +110,9 @@ def place(
     """
     assert 0 <= stream < streams and placement in PLACEMENTS, (stream, streams, placement)
     if placement == "sharded":
-        rows = _sharded(len(labels), stream, streams, seed)
+        rows = _draw_shard(len(labels), stream, streams, seed)
     elif placement == "by-label":
-        rows = _by_label(labels, streams, seed, alpha)[stream]
+        rows = _draw_shards_by_label(labels, streams, seed, alpha)[stream]
     else:
         rows = np.arange(len(labels))
     _require_rows(rows, placement, stream, streams, len(labels))
@@ -122,7 +126,7 @@ def count_rows(
     `place`."""
     length = len(labels)
     if placement == "by-label":
-        shards = _by_label(labels, streams, seed, alpha)
+        shards = _draw_shards_by_label(labels, streams, seed, alpha)
         for stream, rows in enumerate(shards):
             _require_rows(rows, placement, stream, streams, length)
         return {len(rows) for rows in shards}
@@ -138,34 +142,36 @@ def _require_rows(rows: np.ndarray, placement: str, stream: int, streams: int, l
     if placement == "by-label":
         cure = "raise alpha, change the seed or use fewer ranks"
     raise DataError(
-        f"rank {stream} of {streams} gets no training example of {length} with {placement} placement; {cure}."
+        f"rank {stream} of {streams} gets no training example of {length} with {placement} "
+        f"placement; {cure}."
     )
 
 
-def _sharded(length: int, stream: int, streams: int, seed: int) -> np.ndarray:
+def _draw_shard(length: int, stream: int, streams: int, seed: int) -> np.ndarray:
     order = rng.permutation(length, rng.key(seed, "placement", "sharded"))
     return np.sort(order[stream::streams])
 
 
-def _by_label(labels: Sized, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
+def _draw_shards_by_label(labels: Sized, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
     assert isinstance(labels, np.ndarray), labels
     if labels.ndim != 1:
         raise ConfigError(
-            "by-label placement needs classes, but this is a regression task. Use sharded placement."
+            "by-label placement needs classes, but this is a regression task. Use sharded "
+            "placement."
         )
     shards: list[list[np.ndarray]] = [[] for _ in range(streams)]
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         rows = rows[rng.permutation(len(rows), rng.key(seed, "placement", "rows", int(label)))]
-        shares = _dirichlet(alpha, streams, rng.key(seed, "placement", "shares", int(label)))
+        shares = _draw_shares(alpha, streams, rng.key(seed, "placement", "shares", int(label)))
         cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
         for shard, part in zip(shards, np.split(rows, cuts), strict=True):
             shard.append(part)
     return [np.sort(np.concatenate(shard)) for shard in shards]
 
 
-def _dirichlet(alpha: float, streams: int, key: int) -> np.ndarray:
-    """Draw shares by RandomState, whose numbers are the same in all versions of NumPy."""
+def _draw_shares(alpha: float, streams: int, key: int) -> np.ndarray:
+    # RandomState's numbers are the same in all versions of NumPy, those of a Generator are not.
     state = np.random.RandomState(key & 0xFFFFFFFF)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = state.dirichlet(np.full(streams, alpha))

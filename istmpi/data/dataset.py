@@ -35,16 +35,20 @@ _CONVENTIONS = {
 }
 
 
+@dataclass(eq=False, kw_only=True)
 class Split(ABC):
     """Examples that are read by number, without labels, shape or normalisation unless a class adds
     them."""
 
-    ahead = 0
+    ahead: int = 0
+    """The number of batches that a thread reads ahead."""
     chosen: np.ndarray | None = None
     """The row numbers of this split's examples in the data; None for all rows."""
 
-    def places(self, indices: np.ndarray) -> np.ndarray:
-        return indices if self.chosen is None else self.chosen[indices]
+    def find_rows(self, indices: np.ndarray) -> np.ndarray:
+        if self.chosen is None:
+            return indices
+        return self.chosen[indices]
 
     @abstractmethod
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
@@ -60,24 +64,39 @@ class Split(ABC):
         the method."""
         return np.broadcast_to(np.int64(0), len(self))
 
-    def reshaped(self, shape: tuple[int, ...]) -> Split:
+    def reshape(self, shape: tuple[int, ...]) -> Split:
         return self
 
-    def resized(self, side: int) -> Split:
+    def resize(self, side: int) -> Split:
         assert not side, side
         return self
 
-    def hold_out(
-        self, fraction: float, seed: int, classes: np.ndarray | None = None
-    ) -> tuple[Split, Split]:
+    def with_normalisation(self, normalisation: Normalisation | None) -> Split:
+        return self
+
+    def with_target_offset(self, present: np.ndarray | None, target: np.ndarray | None) -> Split:
+        """Return a split whose targets have the offset ``target`` in place of ``present``."""
+        return self
+
+    def with_standard_targets(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Split:
+        return self
+
+    def hold_out(self, fraction: float, seed: int) -> tuple[Split, Split]:
         """Return the remaining examples and a held-out ``fraction``, drawn by ``seed``; nothing is
         copied.
 
-        With ``classes`` [n], the fraction of each class is held out. Raises ConfigError if a part
+        The fraction of each class of `balanced_classes` is held out. Raises ConfigError if a part
         is empty.
         """
-        train, held = split_indices(len(self), fraction, seed, classes)
-        return replace(self, chosen=self.places(train)), replace(self, chosen=self.places(held))
+        train, held = split_indices(len(self), fraction, seed, self.balanced_classes())
+        return (
+            replace(self, chosen=self.find_rows(train)),
+            replace(self, chosen=self.find_rows(held)),
+        )
+
+    def balanced_classes(self) -> np.ndarray | None:
+        """Return the class of each example ``[n]``, which `hold_out` balances; None for none."""
+        return None
 
     @property
     @abstractmethod
@@ -86,55 +105,67 @@ class Split(ABC):
 
     @cached_property
     def labels_checksum(self) -> int:
-        return zlib.crc32(np.ascontiguousarray(self.labels()))
+        return add_to_checksum(0, self.labels())
 
 
-def checksum_of(
+def add_to_checksum(checksum: int, array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data, checksum)
+
+
+def checksum_rows(
     rows: np.ndarray,
     read: Callable[[np.ndarray], Iterable[np.ndarray]],
     step: int = 64,
     first: int = 0,
 ) -> int:
+    """Compute the CRC-32 of what ``read`` returns for ``rows``, ``step`` of them at a time."""
     checksum = first
     for start in range(0, len(rows), step):
         for array in read(rows[start : start + step]):
-            checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
+            checksum = add_to_checksum(checksum, array)
     return checksum
 
 
-def sample_of(count: int, limit: int, drawn: int = 0) -> np.ndarray:
-    """Return the numbers below ``count`` or, above ``limit``, a fixed sample of ``drawn`` (0:
+def draw_sample(count: int, limit: int, size: int = 0) -> np.ndarray:
+    """Return the numbers below ``count`` or, above ``limit``, a fixed sample of ``size`` (0:
     ``limit``) of them."""
     if count <= limit:
         return np.arange(count)
-    return np.sort(rng.bits(rng.key("fingerprint"), 0, drawn or limit) % np.uint64(count)).astype(
-        np.int64
-    )
+    # Every rank and every later run must draw the same rows, so the key has no seed.
+    numbers = rng.bits(rng.key("fingerprint"), 0, size or limit) % np.uint64(count)
+    return np.sort(numbers).astype(np.int64)
 
 
-def same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+def have_same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
     """Return True if two shapes are equal without axes of length 1, or have the same size and one
     of them is flat."""
-    first, second = (tuple(length for length in shape if length != 1) for shape in (first, second))
-    return first == second or (prod(first) == prod(second) and min(len(first), len(second)) <= 1)
+    first = without_ones(first)
+    second = without_ones(second)
+    is_flat = min(len(first), len(second)) <= 1
+    return first == second or (is_flat and prod(first) == prod(second))
 
 
-def other_reading(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(length for length in shape if length != 1)
+
+
+def describe_difference(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     """Describe the first convention that the ``reading`` of two data sets states differently; empty
     text if none."""
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
-    if (
-        "columns" not in given
-        or "columns" not in expected
-        or given["columns"] == expected["columns"]
-    ):
+    if "columns" not in given or "columns" not in expected:
         return ""
-    pairs = enumerate(zip_longest(given["columns"] or (), expected["columns"] or ()))
-    number, names = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
-    here, there = ("without a name" if name is None else repr(name) for name in names)
-    return f"feature {number} is {here}, but {there}"
+    pairs = zip_longest(given["columns"] or (), expected["columns"] or ())
+    for number, (name, other) in enumerate(pairs):
+        if name != other:
+            return f"feature {number} is {_show_column(name)}, but {_show_column(other)}"
+    return ""
+
+
+def _show_column(name: str | None) -> str:
+    return "without a name" if name is None else repr(name)
 
 
 def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> None:
@@ -147,8 +178,8 @@ def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> Non
     if not finite.all():
         row, feature = np.argwhere(~finite)[0]
         raise DataError(
-            f"{source}: {what} {first + row} has {x[row, feature]} as feature {feature}; features must be "
-            "finite, at most 3.4e38 (float32). Remove, fill or scale such examples first."
+            f"{source}: {what} {first + row} has {x[row, feature]} as feature {feature}; features "
+            "must be finite, at most 3.4e38 (float32). Remove, fill or scale such examples first."
         )
 
 
@@ -207,22 +238,28 @@ class Dataset:
     def test(self) -> Split:
         return self.splits["test"]
 
-    def normalised_by(self, normalisation: Normalisation | None) -> Dataset:
+    def with_normalisation(self, normalisation: Normalisation | None) -> Dataset:
+        splits = {
+            name: split.with_normalisation(normalisation) for name, split in self.splits.items()
+        }
         mean, std, offset = normalisation or (None, None, self.offset)
-        return replace(
-            self._with("normalised_by", normalisation), mean=mean, std=std, offset=offset
-        )
+        return replace(self, splits=splits, mean=mean, std=std, offset=offset)
 
     def with_target_offset(self, offset: np.ndarray | None) -> Dataset:
+        splits = {
+            name: split.with_target_offset(self.target_offset, offset)
+            for name, split in self.splits.items()
+        }
+        return replace(self, splits=splits, target_offset=offset)
+
+    def with_standard_targets(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
+        splits = {name: split.with_standard_targets(targets) for name, split in self.splits.items()}
+        return replace(self, splits=splits, targets=targets)
+
+    def reshape(self, shape: tuple[int, ...]) -> Dataset:
         return replace(
-            self._with("with_target_offset", self.target_offset, offset), target_offset=offset
+            self, splits={name: split.reshape(shape) for name, split in self.splits.items()}
         )
-
-    def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> Dataset:
-        return replace(self._with("standardised", targets), targets=targets)
-
-    def reshaped(self, shape: tuple[int, ...]) -> Dataset:
-        return self._with("reshaped", shape)
 
     def with_validation(self, fraction: float, seed: int) -> Dataset:
         if not fraction:
@@ -234,13 +271,3 @@ class Dataset:
             )
         train, validation = self.train.hold_out(fraction, seed)
         return replace(self, splits={**self.splits, "train": train, "validation": validation})
-
-    def _with(self, method: str, *arguments: Any) -> Dataset:
-        splits = self.splits.items()
-        return replace(
-            self,
-            splits={
-                name: getattr(split, method, lambda *_, same=split: same)(*arguments)
-                for name, split in splits
-            },
-        )

@@ -10,7 +10,7 @@ from itertools import islice
 from math import prod
 from pathlib import Path
 from sys import intern
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from istmpi.data.archive import Archive, store
 from istmpi.data.class_list import require_listed, require_several
 from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.dense.split import rows_per_block
-from istmpi.data.holdout import NO_TEST, TestSplit, held_out
+from istmpi.data.holdout import NO_TEST, TestSplit, draw_test
 from istmpi.data.writer import Chosen, Progress
 from istmpi.errors import DataError
 
@@ -27,13 +27,15 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Note:
-    """A line for the user; the command's ``option``, if any, changes the stated decision."""
+    """A decision that `istmpi prepare` made, and the ``option`` that changes it, if any."""
 
     text: str
     option: str = ""
 
     def __str__(self) -> str:
-        return f"{self.text} ({self.option} decides otherwise)" if self.option else self.text
+        if not self.option:
+            return self.text
+        return f"{self.text} ({self.option} decides otherwise)"
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Notes:
         self.left_out.append(Note(text))
 
 
-def first_of(names: list[str], count: int = NAMED) -> str:
+def list_first(names: list[str], count: int = NAMED) -> str:
     return ", ".join(names[:count]) + ", ..." * (len(names) > count)
 
 
@@ -80,7 +82,9 @@ class Decoder(ExitStack):
     """
 
     def __init__(self, scratch: str | os.PathLike, progress: Progress, max_bad: float):
-        self.folder, self.progress, self._max_bad = scratch, progress, max_bad
+        self.folder = Path(scratch)
+        self.progress = progress
+        self._max_bad = max_bad
         self.split = "as in SRC"
         self.notes = Notes()
         super().__init__()
@@ -103,62 +107,81 @@ class Decoder(ExitStack):
         """
         labels = tuple(sorted({example.label for example in examples}))
         if classes is None:
-            require_several(
-                labels, archive.path, "Put the files of each class into a folder: CLASS/FILE."
-            )
-        else:
-            require_listed(labels, classes, archive.path)
-        classes = classes or labels
+            cure = "Put the files of each class into a folder: CLASS/FILE."
+            require_several(labels, archive.path, cure)
+            classes = labels
+        require_listed(labels, classes, archive.path)
+        codes = {label: code for code, label in enumerate(classes)}
         examples = sorted(examples, key=lambda example: example.name)
-        row_of = {example.name: row for row, example in enumerate(examples)}
-        scratch, row, bad = self.scratch(), np.zeros(1, np.uint8), {}
-        for done, (name, content) in enumerate(archive.read(row_of, most_bytes), start=1):
-            try:
-                row = np.ascontiguousarray(decode(name, content))
-                store(scratch, row, row_of[name] * row.nbytes, self.folder)
-            except BadFileError as error:
-                bad[name] = str(error)
-                self.refuse(archive, bad, len(examples))
-            self.progress("decoding", done, len(examples))
-        os.ftruncate(scratch, len(examples) * row.nbytes)
-        codes, splits = {label: code for code, label in enumerate(classes)}, {}
-        with os.fdopen(os.dup(scratch), "rb") as file:
-            rows = np.memmap(file, row.dtype, "r", shape=(len(examples), *row.shape))
+        rows, bad = self._decode(archive, examples, decode, most_bytes)
+        good = [place for place, example in enumerate(examples) if example.name not in bad]
+        splits = {}
         for split in SPLITS:
-            part = [
-                example
-                for example in examples
-                if example.split == split and example.name not in bad
-            ]
-            if not part and split != "validation":
+            places = [place for place in good if examples[place].split == split]
+            if not places and split != "validation":
                 raise DataError(
                     f"{archive.path} has no {split} examples; a data set needs at least one. Check "
                     "its layout."
                 )
-            if part:
-                x = Chosen(rows, np.array([row_of[example.name] for example in part]))
-                splits[split] = x, np.array([codes[example.label] for example in part], np.int64)
+            if places:
+                y = np.array([codes[examples[place].label] for place in places], np.int64)
+                splits[split] = (Chosen(rows, np.array(places)), y)
         return splits, classes, sorted(bad)
 
-    def scratch(self) -> int:
-        return self.enter_context(tempfile.TemporaryFile(dir=self.folder, buffering=0)).fileno()  # noqa: SIM115
+    def _decode(
+        self,
+        archive: Archive,
+        examples: list[Example],
+        decode: Callable[[str, bytes], np.ndarray],
+        most_bytes: int,
+    ) -> tuple[np.ndarray, dict[str, str]]:
+        """Decode all files into a temporary file; return its map, with a row for each example, and
+        the reasons of unreadable files by their names."""
+        places = {example.name: place for place, example in enumerate(examples)}
+        scratch = self.open_scratch()
+        row = np.zeros(1, np.uint8)
+        bad: dict[str, str] = {}
+        for done, (name, content) in enumerate(archive.read(places, most_bytes), start=1):
+            try:
+                row = np.ascontiguousarray(decode(name, content))
+                store(scratch, row.data, places[name] * row.nbytes, self.folder)
+            except BadFileError as error:
+                bad[name] = str(error)
+                self.require_few(archive, bad, len(examples))
+            self.progress("decoding", done, len(examples))
+        # Rows of unreadable files at the end were never written.
+        os.ftruncate(scratch, len(examples) * row.nbytes)
+        with os.fdopen(os.dup(scratch), "rb") as file:
+            return np.memmap(file, row.dtype, "r", shape=(len(examples), *row.shape)), bad
 
-    def refuse(
+    def open_scratch(self) -> int:
+        """Return the number of a temporary file, which is closed at the end of the context."""
+        file = tempfile.TemporaryFile(dir=str(self.folder), buffering=0)  # noqa: SIM115
+        return self.enter_context(file).fileno()
+
+    def require_few(
         self, archive: Archive, bad: dict[str, str], total: int, what: str = "files"
     ) -> None:
+        """Raise DataError if more than the allowed fraction of ``total`` is unreadable."""
         if len(bad) <= self._max_bad * total:
             return
         names = sorted(bad)[:3]
         raise DataError(
             f"{archive.path}: {len(bad)} of {total} {what} cannot be read, more than "
-            f"{self._max_bad:.1%}, "
-            f"among them {', '.join(names)} ({bad[names[0]]}). Repair them, or raise --max-bad."
+            f"{self._max_bad:.1%}, among them {', '.join(names)} ({bad[names[0]]}). Repair them, "
+            "or raise --max-bad."
         )
 
 
-Block = tuple[Sequence[str | int] | None, np.ndarray, Sequence[str] | None]
-"""Names of examples (None: numbers), x [b, features], not normalised, and true classes (None:
-unknown)."""
+class Block(NamedTuple):
+    """Some examples to predict."""
+
+    names: Sequence[str | int] | None
+    """None: examples are named by their numbers."""
+    x: np.ndarray
+    """``[b, features]``, not normalised."""
+    classes: Sequence[str] | None
+    """The true classes; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +205,7 @@ class Request:
     test: TestSplit = NO_TEST
 
 
-def decoded(
+def decode_files(
     path: Path,
     request: Request,
     endings: tuple[str, ...],
@@ -198,7 +221,8 @@ def decoded(
         raise DataError(
             f"{path} holds no {' '.join(endings)}; the network was trained on such files."
         )
-    contents, step = archive.read(names, most_bytes), rows_per_block(prod(request.shape))
+    contents = archive.read(names, most_bytes)
+    step = rows_per_block(prod(request.shape))
     while part := list(islice(contents, step)):
         rows: dict[str, np.ndarray] = {}
         with context():
@@ -208,36 +232,43 @@ def decoded(
                 except BadFileError as error:
                     request.skipped(name, str(error))
         if rows:
-            yield list(rows), np.stack(list(rows.values())), None
+            yield Block(names=list(rows), x=np.stack(list(rows.values())), classes=None)
 
 
-def with_holdout(examples: list[Example]) -> list[Example]:
+def assign_splits(examples: list[Example]) -> list[Example]:
+    """Return the examples, sorted by name, in a train and a drawn test split."""
     examples = sorted(examples, key=lambda example: example.name)
     _, codes = np.unique([example.label for example in examples], return_inverse=True)
-    test = held_out(len(examples), codes)
-    return [
-        replace(example, split="test" if chosen else "train")
-        for example, chosen in zip(examples, test)
-    ]
+    test = draw_test(len(examples), codes)
+    assigned = []
+    for example, is_test in zip(examples, test):
+        assigned.append(replace(example, split="test" if is_test else "train"))
+    return assigned
 
 
-def split_of(name: str) -> str:
+def recognise_split(name: str) -> str:
+    """Return the split that a name means; "" for none."""
     return _MEANING.get(name.lower(), "")
 
 
-def common_folder(names: Collection[str], splits: bool = True) -> str:
+def find_common_folder(names: Collection[str], splits: bool = True) -> str:
     """Return the folder that holds all class folders or, with ``splits``, split folders: "" or a
     path ending in "/"."""
-    paths, above = [name.split("/")[:-1] for name in names], []
+    paths = [name.split("/")[:-1] for name in names]
+    above: list[str] = []
     while True:
         below = [path[len(above) :] for path in paths if len(path) > len(above)]
         outermost = {path[0] for path in below}
-        if len(outermost) != 1 or (splits and split_of(*outermost)) or max(map(len, below)) == 1:
-            return "".join(f"{folder}/" for folder in above)
-        above += outermost
+        if len(outermost) != 1 or max(map(len, below)) == 1:
+            break
+        folder = outermost.pop()
+        if splits and recognise_split(folder):
+            break
+        above.append(folder)
+    return "".join(f"{folder}/" for folder in above)
 
 
-def class_folders(
+def read_class_folders(
     archive: Archive, endings: tuple[str, ...], notes: Notes, splits: bool = True
 ) -> list[Example]:
     """Return the files with the given endings as examples; folders name the classes, as in
@@ -248,44 +279,59 @@ def class_folders(
     DataError for other paths.
     """
     names = [name for name in archive.names if name.lower().endswith(endings)]
-    common = common_folder(names, splits)
-    paths = {
-        name: name.removeprefix(common).split("/")[:-1] for name in names if name.startswith(common)
-    }
-    paths = {name: path for name, path in paths.items() if path}
-    deep = {path[0] for path in paths.values() if len(path) > 1}
-    in_splits = splits and (
-        any(map(split_of, deep)) or all(split_of(path[0]) for path in paths.values())
-    )
+    common = find_common_folder(names, splits)
+    paths: dict[str, list[str]] = {}
+    for name in names:
+        path = name.removeprefix(common).split("/")[:-1]
+        if name.startswith(common) and path:
+            paths[name] = path
+    if splits and _are_in_splits(paths.values()):
+        return [_read_path_with_split(archive, name, path) for name, path in paths.items()]
     examples = []
     for name, path in paths.items():
-        outer, split, folders = (
-            path[0],
-            split_of(path[0]) if in_splits else "",
-            path[1:] if in_splits else path,
-        )
-        if in_splits and split and not folders:
+        inner = [folder for folder in path if len(path) > 1 and recognise_split(folder)]
+        if inner:
+            exception = "" if splits else ", unless a list names its files"
             raise DataError(
-                f"{archive.path}: {name} is not in a class folder; it must be {outer}/CLASS/FILE."
+                f"{archive.path}: {name} has a folder {inner[0]}/, but a split is "
+                f"{inner[0]}/CLASS/FILE{exception}. Move or rename it."
             )
-        if in_splits and not split:
-            raise DataError(
-                f"{archive.path} has train/ or test/, but {name} is in neither. Move it into one "
-                "or remove it."
-            )
-        inner = folders[1:] if in_splits else folders
-        if named := [folder for folder in inner if len(folders) > 1 and split_of(folder)]:
-            raise DataError(
-                f"{archive.path}: {name} has a folder {named[0]}/, but a split is "
-                f"{named[0]}/CLASS/FILE"
-                f"{'' if splits else ', unless a list names its files'}. Move or rename it."
-            )
-        examples.append(Example(name, intern(folders[0]), split))
-    if splits and not in_splits:
+        examples.append(Example(name, intern(path[0]), ""))
+    if splits:
         _require_no_splits({example.label for example in examples}, archive)
-    if common and not in_splits:
+    if common:
         notes.assume(f"classes are the folders in {common}")
     return examples
+
+
+def _are_in_splits(paths: Collection[list[str]]) -> bool:
+    """Return True if the outermost folders are splits: one of those with folders, or all."""
+    with_folders = {path[0] for path in paths if len(path) > 1}
+    return any(map(recognise_split, with_folders)) or all(
+        recognise_split(path[0]) for path in paths
+    )
+
+
+def _read_path_with_split(archive: Archive, name: str, path: list[str]) -> Example:
+    """Return the example at SPLIT/CLASS/..., or raise DataError."""
+    outer, *folders = path
+    split = recognise_split(outer)
+    if not split:
+        raise DataError(
+            f"{archive.path} has train/ or test/, but {name} is in neither. Move it into one "
+            "or remove it."
+        )
+    if not folders:
+        raise DataError(
+            f"{archive.path}: {name} is not in a class folder; it must be {outer}/CLASS/FILE."
+        )
+    for folder in folders[1:]:
+        if recognise_split(folder):
+            raise DataError(
+                f"{archive.path}: {name} has a folder {folder}/, but a split is "
+                f"{folder}/CLASS/FILE. Move or rename it."
+            )
+    return Example(name, intern(folders[0]), split)
 
 
 def _require_no_splits(classes: Collection[str], archive: Archive) -> None:
@@ -297,22 +343,24 @@ def _require_no_splits(classes: Collection[str], archive: Archive) -> None:
     named = []
     for name in sorted(classes):
         words = re.findall(r"[a-z]+|[0-9]+", name.lower())
-        stem = tuple(word for word in words if not split_of(word))
+        stem = tuple(word for word in words if not recognise_split(word))
         stems.setdefault(stem, []).append(name)
         if len(stem) < len(words):
             named.append(name)
     suspects = named
     if len(named) < len(classes):
-        suspects = [name for alike in stems.values() if len(alike) > 1 for name in alike]
-        suspects = [name for name in suspects if name in named]
+        suspects = []
+        for alike in stems.values():
+            if len(alike) > 1:
+                suspects += [name for name in alike if name in named]
     if suspects and len(classes) > 1:
         raise DataError(
-            f"{archive.path}: the folders {first_of(suspects)} are named like splits. Rename them "
-            "train, test and validation, with a folder for each class inside."
+            f"{archive.path}: the folders {list_first(suspects)} are named like splits. Rename "
+            "them train, test and validation, with a folder for each class inside."
         )
 
 
-def checked_splits(
+def ensure_test_examples(
     archive: Archive, examples: list[Example], notes: Notes, classes: Collection[str] = ()
 ) -> list[Example]:
     """Return the examples. Without test examples, validation examples become test examples.
@@ -321,17 +369,14 @@ def checked_splits(
     """
     if {example.split for example in examples} == {"train", "validation"}:
         notes.assume("validation examples are used for testing: there are no others")
-        examples = [
-            replace(e, split="test" if e.split == "validation" else e.split) for e in examples
-        ]
+        names = {"train": "train", "validation": "test"}
+        examples = [replace(example, split=names[example.split]) for example in examples]
     trained = {example.label for example in examples if example.split == "train"} | {*classes}
     unknown = next((example for example in examples if example.label not in trained), None)
     if trained and unknown:
         raise DataError(
             f"{archive.path}: {unknown.name} is of class {unknown.label}, which train/ lacks. "
-            "Arrange files "
-            "as SPLIT/CLASS/FILE, or remove it; lists of labels (Tiny ImageNet's "
-            "val_annotations.txt) are "
-            "not read."
+            "Arrange files as SPLIT/CLASS/FILE, or remove it; lists of labels (Tiny ImageNet's "
+            "val_annotations.txt) are not read."
         )
     return examples

@@ -10,7 +10,7 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,10 @@ from istmpi.hdf5 import (
 )
 from istmpi.tasks import TASKS
 
-Opened = tuple[dict[str, Split], dict[str, Any]]
+Opened = tuple[Mapping[str, Split], dict[str, Any]]
+"""The splits of a prepared file, and arguments of `Dataset` that its kind adds."""
+Guard = Callable[..., None]
+"""Verifies rows before they are read: called with the first rows of runs, and their lengths."""
 CURE = "; prepare or copy it again"
 MAPPED = ("x", "tokens", "indices", "data")
 """Names of large datasets, whose blocks are verified when first read."""
@@ -64,7 +67,8 @@ def prepared_file(path: str | os.PathLike) -> Iterator["PreparedFile"]:
 
 class PreparedFile:
     def __init__(self, path: Path, file: h5py.File):
-        self._path, self._file = path, file
+        self._path = path
+        self._file = file
         self._size = path.stat().st_size
         self.version = version_of(file, path, FORMAT, "prepared data", "Prepare it again")
         self.dataset = self._read()
@@ -85,17 +89,25 @@ class PreparedFile:
             raise self.error(f"has task {shown(task)}; known: {', '.join(TASKS)}. Prepare it again")
         kind = self.text("kind")
         splits, facts = KINDS.get(kind, OTHER).open(self)
-        facts["reading"] = json.loads(self.mapped(READING).tobytes()) if self.has(READING) else {}
-        facts |= {"outputs": self.outputs, "classes": self.names("classes")}
-        facts |= {
-            "source": self.text("source"),
-            "kind": kind,
-            "shape": facts.get("shape") or self.shape,
-        }
+        shape = facts.pop("shape", None) or self.shape
+        reading = {}
+        if self.has(READING):
+            reading = json.loads(self.map(READING).tobytes())
+        dataset = Dataset(
+            splits=splits,
+            task=task,
+            shape=shape,
+            outputs=self.outputs,
+            classes=self.names("classes"),
+            source=self.text("source"),
+            kind=kind,
+            reading=reading,
+            **facts,
+        )
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}{CURE}")
-        return Dataset(splits, task, **facts)
+        return dataset
 
     @property
     def splits(self) -> list[str]:
@@ -111,35 +123,45 @@ class PreparedFile:
 
     @property
     def outputs(self) -> int:
-        return int(self.attribute("outputs"))
+        return self.whole("outputs")
 
     def has(self, name: str) -> bool:
         return dataset_at(self._file, name) is not None
 
     def names(self, path: str) -> tuple[str, ...] | None:
-        return tuple(self._stored(path).asstr()[()]) if self.has(path) else None
+        if not self.has(path):
+            return None
+        return tuple(self._find(path).asstr()[()])
 
-    def _stored(self, name: str) -> h5py.Dataset:
-        if (dataset := dataset_at(self._file, name)) is None:
+    def _find(self, name: str) -> h5py.Dataset:
+        dataset = dataset_at(self._file, name)
+        if dataset is None:
             raise self.error(f"has no dataset {name}; prepare it again")
-        if problem := misplaced(dataset, self._size):
+        problem = misplaced(dataset, self._size)
+        if problem:
             raise self.error(f"has {name}, which {problem}{CURE}")
         return dataset
 
-    def mapped(self, name: str) -> np.memmap:
-        dataset = self._stored(name)
+    def map(self, name: str) -> np.memmap:
+        dataset = self._find(name)
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
 
-    def guarded(self, name: str) -> tuple[np.memmap, Callable[..., None] | None]:
-        x, expected = self.mapped(name), expected_checksums(self._file, name)
-        return x, letting_go(
-            x, None if expected is None else FirstRead(x, expected, self._path, name)
-        )
+    def map_guarded(self, name: str) -> tuple[np.memmap, Guard | None]:
+        x = self.map(name)
+        expected = expected_checksums(self._file, name)
+        guard: Guard | None = None
+        if expected is not None:
+            guard = FirstRead(x, expected, self._path, name)
+        return x, release_pages(x, guard)
 
-    def attribute(self, name: str) -> object:
+    def attribute(self, name: str) -> Any:
+        """Return an attribute, of whatever type it has in the file."""
         if name not in self._file.attrs:
             raise self.error(f"has no attribute {name}; prepare it again")
         return self._file.attrs[name]
+
+    def whole(self, name: str) -> int:
+        return int(self.attribute(name))
 
     def text(self, name: str) -> str:
         return str(plain(self.attribute(name)))
@@ -152,8 +174,10 @@ class FirstRead:
     """A function that verifies the checksum of a block of ``x`` before the block is first read."""
 
     def __init__(self, x: np.ndarray, expected: np.ndarray, path: Path, name: str):
-        self._x, self._expected = x.view(np.ndarray), expected
-        self._path, self._name = path, name
+        self._x = x.view(np.ndarray)
+        self._expected = expected
+        self._path = path
+        self._name = name
         self._unread = np.ones(len(expected), bool)
         self._left = len(expected)
 
@@ -162,38 +186,45 @@ class FirstRead:
         block is damaged."""
         if not self._left:
             return
-        blocks, count = len(self._expected), len(self._x)
-        first, last = (
-            ((np.asarray(rows, np.int64) + more) * blocks - 1) // count for more in (1, length)
-        )
-        touched = np.concatenate(
-            [np.minimum(first + n, last) for n in range(int((last - first).max(initial=0)) + 1)]
-        )
+        touched = self._find_blocks(np.asarray(rows, np.int64), length)
+        blocks = len(self._expected)
         for block in np.unique(touched[self._unread[touched]]).tolist():
-            first, last = count * block // blocks, count * (block + 1) // blocks
-            if zlib.crc32(self._x[first:last]) != self._expected[block]:
+            first = len(self._x) * block // blocks
+            last = len(self._x) * (block + 1) // blocks
+            if zlib.crc32(self._x[first:last].data) != self._expected[block]:
                 raise DataError(
                     f"{self._path} is damaged: {differs(self._name, first, last)}{CURE}."
                 )
             self._unread[block] = False
             self._left -= 1
 
+    def _find_blocks(self, rows: np.ndarray, length: int | np.ndarray) -> np.ndarray:
+        """Return the numbers of the blocks with ``length`` rows from each of ``rows`` on, some
+        several times."""
+        blocks = len(self._expected)
+        # Block b has rows from count * b // blocks on, as `istmpi.data.writer` cuts them.
+        first = ((rows + 1) * blocks - 1) // len(self._x)
+        last = ((rows + length) * blocks - 1) // len(self._x)
+        span = int((last - first).max(initial=0))
+        return np.concatenate([np.minimum(first + more, last) for more in range(span + 1)])
+
 
 KEPT = 2**31
 """The bytes above which a memory map's pages, which count as memory, are released
-(`letting_go`)."""
+(`release_pages`)."""
 
 
-def letting_go(x: np.memmap, before: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Return ``before``; for a map above `KEPT`, a function that first releases its pages and then
-    calls ``before``."""
-    if x.nbytes <= KEPT:
-        return before
+def release_pages(x: np.memmap, guard: Guard | None) -> Guard | None:
+    """Return ``guard``; for a map above `KEPT`, a function that first releases its pages and then
+    calls ``guard``."""
+    pages = x.base
+    if x.nbytes <= KEPT or not isinstance(pages, mmap.mmap):
+        return guard
 
-    def let_go(rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+    def release(rows: np.ndarray, length: int | np.ndarray = 1) -> None:
         if hasattr(mmap, "MADV_DONTNEED"):
-            x.base.madvise(mmap.MADV_DONTNEED)
-        if before is not None:
-            before(rows, length)
+            pages.madvise(mmap.MADV_DONTNEED)
+        if guard is not None:
+            guard(rows, length)
 
-    return let_go
+    return release

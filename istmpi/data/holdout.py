@@ -23,40 +23,44 @@ class TestSplit(NamedTuple):
     def is_drawn(self, source: str, has_one: bool) -> bool:
         if self.fraction and has_one and self.required:
             raise ConfigError(
-                f"data.test = {self.fraction}, but {source} has a test split. Leave data.test out to use it."
+                f"data.test = {self.fraction}, but {source} has a test split. Leave data.test out "
+                "to use it."
             )
         return bool(self.fraction) and not has_one
 
     def indices(
         self, count: int, labels: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        return split_indices(count, self.fraction, self.seed, labels, "test")
+        return split_indices(count, self.fraction or 0.0, self.seed, labels, "test")
 
 
 NO_TEST = TestSplit()
 
 
-def held_out(count: int, labels: np.ndarray | None = None) -> np.ndarray:
+def draw_test(count: int, labels: np.ndarray | None = None) -> np.ndarray:
     """Return a mask [count] of the test examples: one in five, or one in five of each class in
     ``labels`` [count]."""
     mask = np.zeros(count, dtype=bool)
-    mask[_drawn(count, labels, "held out", count)[::5]] = count > 1
+    mask[_draw_order(count, labels, "held out", count)[::5]] = count > 1
     return mask
 
 
-def _drawn(count: int, labels: np.ndarray | None, *key: int | str) -> np.ndarray:
+def _draw_order(count: int, labels: np.ndarray | None, *key: int | str) -> np.ndarray:
+    """Return a random order of the examples; with ``labels``, one class after another."""
     order = rng.permutation(count, rng.key(*key))
-    return order if labels is None else order[np.argsort(labels[order], kind="stable")]
+    if labels is None:
+        return order
+    return order[np.argsort(labels[order], kind="stable")]
 
 
-def with_test(
+def ensure_test(
     splits: Mapping[str, tuple[np.ndarray, np.ndarray]], source: str, by_class: bool = False
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return x and y per split; without splits (key ``""``), one in five is for testing. DataError
     if one is empty."""
     if "" in splits:
         x, y = splits[""]
-        test = held_out(len(y), y if by_class else None)
+        test = draw_test(len(y), y if by_class else None)
         splits = {"train": (x[~test], y[~test]), "test": (x[test], y[test])}
     for split, (_, y) in splits.items():
         if not len(y):
@@ -76,9 +80,11 @@ def split_indices(
     held = round(count * fraction)
     if not 0 < held < count:
         raise ConfigError(
-            f"data.{split} = {fraction} of {count} training examples is {held}; both parts need at least one. Give "
-            f"another fraction, or leave it out."
+            f"data.{split} = {fraction} of {count} training examples is {held}; both parts need at "
+            "least one. Give another fraction, or leave it out."
         )
+    # The middles of equal stretches of an order by class: each class gives its fraction.
+    middles = (2 * np.arange(held) + 1) * count // (2 * held)
     mask = np.zeros(count, dtype=bool)
-    mask[_drawn(count, labels, seed, split)[(2 * np.arange(held) + 1) * count // (2 * held)]] = True
+    mask[_draw_order(count, labels, seed, split)[middles]] = True
     return np.flatnonzero(~mask), np.flatnonzero(mask)

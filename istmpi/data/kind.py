@@ -9,15 +9,21 @@ from typing import Any, NamedTuple
 def lazy(place: str) -> Callable[..., Any]:
     """Return the function MODULE:NAME of this package; the first call imports it."""
     module, name = place.split(":")
-    return lambda *given, **options: getattr(import_module(f"istmpi.data.{module}"), name)(
-        *given, **options
-    )
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return getattr(import_module(f"istmpi.data.{module}"), name)(*arguments, **options)
+
+    return call
+
+
+def _refuse_source(*_: Any, **__: Any) -> Any:
+    raise AssertionError("data of this kind are never prepared")
 
 
 class Kind(NamedTuple):
     name: str
     help: str = ""
-    read: Callable[..., Any] | None = None
+    read: Callable[..., Any] = _refuse_source
     """``read(archive, decoder, **options) -> Material``; it raises ConfigError or DataError."""
     options: tuple[tuple[str, str, str], ...] = ()
     """Options of `istmpi prepare`: keyword of ``read``, metavar and help.

@@ -19,7 +19,9 @@ class Normalisation(NamedTuple):
     @property
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
         """The mean and deviation of the data before ``offset`` is subtracted."""
-        return (self.mean if self.offset is None else self.mean + self.offset), self.std
+        if self.offset is None:
+            return self.mean, self.std
+        return self.mean + self.offset, self.std
 
 
 class Moments:
@@ -65,8 +67,10 @@ class Moments:
         # A constant feature's computed deviation is not zero but a rounding error.
         std[std <= 1e-7 * np.abs(mean)] = 1.0
         features = len(self._mean) // groups
-        mean, std = (np.repeat(values, features).astype(np.float32) for values in (mean, std))
-        return Normalisation(mean, std)
+        return Normalisation(
+            mean=np.repeat(mean, features).astype(np.float32),
+            std=np.repeat(std, features).astype(np.float32),
+        )
 
 
 NARROW = 2.0**-12
@@ -84,7 +88,8 @@ class Extent:
 
     def __init__(self, groups: int):
         self._groups = groups
-        self._low = self._high = None
+        self._low: np.ndarray | None = None
+        self._high: np.ndarray | None = None
         self._rounded = np.zeros(groups, bool)
         """True for a group with close values, some of which float32 rounds."""
 
@@ -93,44 +98,51 @@ class Extent:
         if len(x) == 0 or x.dtype.itemsize == 1:
             return
         runs = x.reshape(len(x), self._groups, -1)
-        low, high = runs.min(axis=(0, 2)), runs.max(axis=(0, 2))
+        low = runs.min(axis=(0, 2))
+        high = runs.max(axis=(0, 2))
         if not np.can_cast(x.dtype, np.float32):
-            for group in np.flatnonzero(_less(high, low) < 2 * NARROW * _largest(low, high)):
+            for group in np.flatnonzero(_subtract(high, low) < 2 * NARROW * _largest(low, high)):
                 values = runs[:, group]
                 self._rounded[group] |= (values.astype(np.float32).astype(x.dtype) != values).any()
-        if self._low is not None:
-            low, high = np.minimum(low, self._low), np.maximum(high, self._high)
-        self._low, self._high = low, high
+        self._low = low if self._low is None else np.minimum(low, self._low)
+        self._high = high if self._high is None else np.maximum(high, self._high)
 
     def require_apart(self, what: str, source: str) -> None:
-        if self._low is None:
+        """Raise DataError if values of a group, a ``what``, are too close together for float32."""
+        if self._low is None or self._high is None:
             return
-        low, high = self._low, self._high
-        spread, largest = _less(high, low), _largest(low, high)
-        varying = (high > low) & (spread > (NOISE * largest if low.dtype.kind == "f" else 0))
+        low = self._low
+        high = self._high
+        spread = _subtract(high, low)
+        largest = _largest(low, high)
+        noise = NOISE * largest if low.dtype.kind == "f" else 0
+        varying = (high > low) & (spread > noise)
         with np.errstate(over="ignore"):
             alike = low.astype(np.float32) == high.astype(np.float32)
         narrow = (spread < NARROWEST * largest) | (self._rounded & (spread < NARROW * largest))
-        if len(close := np.flatnonzero(varying & (alike | narrow))):
+        close = np.flatnonzero(varying & (alike | narrow))
+        if len(close):
             raise DataError(
-                f"{source}: values of {named(close, what)} are too close together for the 24 bits of float32. "
-                "Subtract a number from them first, or scale them."
+                f"{source}: values of {list_features(close, what)} are too close together for the "
+                "24 bits of float32. Subtract a number from them first, or scale them."
             )
 
 
-def less(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
+def subtract(x: np.ndarray, offset: np.ndarray) -> np.ndarray:
     """Return ``x - offset`` as float32, computed in float64; ``offset`` is [features]."""
-    return _less(x, offset).astype(np.float32)
+    return _subtract(x, offset).astype(np.float32)
 
 
-def _less(x: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _subtract(x: np.ndarray, other: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 8:
         return x.astype(np.float64, copy=False) - other
-    high, low = map(_halves, (x, other))
-    return (high[0] - low[0]) * 2.0**32 + (high[1] - low[1])
+    # Float64 has 53 bits: the upper and the lower 32 bits of 64 are subtracted apart.
+    high, low = _split_bits(x)
+    other_high, other_low = _split_bits(other)
+    return (high - other_high) * 2.0**32 + (low - other_low)
 
 
-def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _split_bits(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if x.dtype.kind in "iu":
         return (x >> 32).astype(np.float64), (x & 0xFFFFFFFF).astype(np.float64)
     high = np.floor(x * 2.0**-32)
@@ -138,9 +150,9 @@ def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    return np.maximum(*(np.abs(end.astype(np.float64)) for end in (low, high)))
+    return np.maximum(np.abs(low.astype(np.float64)), np.abs(high.astype(np.float64)))
 
 
-def named(features: np.ndarray, what: str = "feature") -> str:
+def list_features(features: np.ndarray, what: str = "feature") -> str:
     some = ", ".join(map(str, features[:NAMED].tolist())) + ", ..." * (len(features) > NAMED)
     return f"{counted(len(features), what)} (number {some})"

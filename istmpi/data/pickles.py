@@ -6,6 +6,7 @@ are not safe: ``numpy.ndarray`` can make an array of objects from any bytes.
 
 import io
 import pickle
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -14,11 +15,14 @@ from istmpi.foreign import reason
 _NUMBERS = {"u1", "b1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f4", "f8"}
 
 
+Kind = TypeVar("Kind")
+
+
 class PickleError(ValueError):
     """A pickle that is damaged, or holds more than plain values and arrays."""
 
 
-def read_pickle(content: bytes, kind: type = object) -> object:
+def read_pickle(content: bytes, kind: type[Kind]) -> Kind:
     """Return the pickled value, which must be of type ``kind`` and made of plain values and arrays
     of numbers.
 
@@ -26,7 +30,7 @@ def read_pickle(content: bytes, kind: type = object) -> object:
     PickleError for other content.
     """
     try:
-        value = _plain(_Reader(io.BytesIO(content), encoding="bytes").load())
+        value = _unwrap(_Reader(io.BytesIO(content), encoding="bytes").load())
     except PickleError:
         raise
     except Exception as error:  # damage shows as anything
@@ -41,33 +45,29 @@ class _Array:
 
     values: np.ndarray | dict[str, object] | None = None
 
-    def __setstate__(self, state: tuple) -> None:
+    def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, content = state
-        if (
-            not isinstance(dtype, _Dtype)
-            or not isinstance(content, bytes)
-            or min(shape, default=0) < 0
-        ):
+        is_plain = isinstance(dtype, _Dtype) and isinstance(content, bytes)
+        if not is_plain or min(shape, default=0) < 0:
             raise PickleError("it has an array that does not hold numbers")
-        self.values = np.frombuffer(content, dtype.code).reshape(
-            shape, order="F" if fortran else "C"
-        )
+        order: Literal["F", "C"] = "F" if fortran else "C"
+        self.values = np.frombuffer(content, dtype.code).reshape(shape, order=order)
 
 
 class _Dtype:
     def __init__(self, code: str | bytes, *_: object):
-        self.code = _text(code)
+        self.code = _decode(code)
         if self.code not in _NUMBERS:
             raise PickleError(f"it has an array of {self.code[:20]!r}, not of numbers")
 
     def __setstate__(self, state: tuple) -> None:
-        if _text(state[1]) not in "<|":
+        if _decode(state[1]) not in "<|":
             raise PickleError("it has numbers in another byte order")
 
 
 class _Matrix(_Array):
-    def __setstate__(self, state: dict) -> None:
-        self.values = {_text(key): _plain(item) for key, item in state.items()}
+    def __setstate__(self, state: Any) -> None:
+        self.values = {_decode(key): _unwrap(item) for key, item in state.items()}
 
 
 class _Unused:
@@ -91,22 +91,28 @@ _NAMES = {
 }
 
 
-class _Reader(
-    pickle._Unpickler
-):  # the one in Python: the one in C allocates memory for any memo number
+# The reader in Python: the one in C allocates memory for any memo number.
+class _Reader(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> object:
-        if (key := f"{module} {name}") not in _NAMES:
+        key = f"{module} {name}"
+        if key not in _NAMES:
             raise PickleError(f"it asks for {repr(f'{module}.{name}')[:80]}")
         return _NAMES[key]
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {
-            key: _plain(item) if isinstance(item, _Array) else item for key, item in value.items()
-        }
-    return value.values if isinstance(value, _Array) else value
+def _unwrap(value: object) -> object:
+    """Return the content of an `_Array`, and of those in a dictionary."""
+    if isinstance(value, _Array):
+        return value.values
+    if not isinstance(value, dict):
+        return value
+    plain = {}
+    for key, item in value.items():
+        plain[key] = item.values if isinstance(item, _Array) else item
+    return plain
 
 
-def _text(code: str | bytes) -> str:
-    return code.decode("latin-1") if isinstance(code, bytes) else code
+def _decode(code: str | bytes) -> str:
+    if isinstance(code, bytes):
+        return code.decode("latin-1")
+    return code

@@ -2,7 +2,9 @@
 
 import os
 import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 
 from istmpi.data import KINDS
 from istmpi.data.archive import Archive
-from istmpi.data.decoder import Decoder, Note, first_of
+from istmpi.data.decoder import Decoder, Note, Notes, list_first
 from istmpi.data.writer import Material, Progress, check_target, write
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.tasks import TASKS
@@ -23,16 +25,17 @@ class Report:
     shape: tuple[int, ...]
     features: int
     classes: tuple[str, ...] | None
-    counts: dict[str, int]
+    counts: Mapping[str, int]
     split: str
-    of_class: tuple[int, ...] | None
-    skipped: list[str]
+    class_counts: tuple[int, ...] | None
+    """The number of training examples of each class; None without classes."""
+    skipped: Sequence[str]
     assumed: list[Note]
     left_out: list[Note]
     reading: dict[str, Any]
     seconds: float
     bytes: int
-    facts: dict[str, Any]
+    facts: Mapping[str, Any]
 
 
 def prepare(
@@ -51,13 +54,9 @@ def prepare(
     ``max_bad`` is the fraction of files that may be unreadable. ``options`` go to the kind's
     reader. A failure leaves ``target`` as it was. Raises ConfigError, DataError or OutputError.
     """
-    started, target = time.monotonic(), Path(target)
-    if kind not in KINDS:
-        raise ConfigError(f"data kind {kind!r} does not exist{did_you_mean(kind, KINDS)}")
-    names = [name for name, _, _ in KINDS[kind].options]
-    for option in (option for option in options if option not in names):
-        takes = did_you_mean(option, names) if names else "; it has no options"
-        raise ConfigError(f"data kind {kind} has no option {option}{takes}")
+    started = time.monotonic()
+    target = Path(target)
+    _require_options(kind, options)
     if not 0 <= max_bad <= 1:
         raise ConfigError(
             f"max_bad is {max_bad}; it must be a fraction of the files from 0 to 1, such as 0.01."
@@ -65,30 +64,61 @@ def prepare(
     check_target(target, force)
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
-        material, notes = KINDS[kind].read(archive, decoder, **options), decoder.notes
-        write(kind, material, target, force, notes.reading, progress)
-    for line in archive.passed_over():
-        notes.leave_out(line)
-    tested = zip(material.classes or (), _of_class(material, "test") or ())
-    if absent := [name for name, count in tested if not count]:
-        notes.leave_out(f"the test split has no example of {first_of(absent)}")
+        material = KINDS[kind].read(archive, decoder, **options)
+        write(kind, material, target, force, decoder.notes.reading, progress)
+    for line in archive.list_unread():
+        decoder.notes.leave_out(line)
+    _note_untested(material, decoder.notes)
+    return _report(target, material, decoder, time.monotonic() - started)
+
+
+def _note_untested(material: Material, notes: Notes) -> None:
+    """Note the classes that the test split lacks."""
+    tested = zip(material.classes or (), _count_classes(material, "test") or ())
+    absent = [name for name, count in tested if not count]
+    if absent:
+        notes.leave_out(f"the test split has no example of {list_first(absent)}")
+
+
+def _report(target: Path, material: Material, decoder: Decoder, seconds: float) -> Report:
+    notes = decoder.notes
     return Report(
         target=target,
-        features=int(np.prod(material.shape)) if material.shape else 0,
+        task=material.task,
+        shape=material.shape,
+        features=prod(material.shape) if material.shape else 0,
+        classes=material.classes,
+        counts=material.counts,
         split=decoder.split,
-        of_class=_of_class(material),
-        seconds=time.monotonic() - started,
+        class_counts=_count_classes(material, "train"),
+        skipped=material.skipped,
+        assumed=notes.assumed,
+        left_out=notes.left_out,
+        reading=notes.reading,
+        seconds=seconds,
         bytes=target.stat().st_size,
-        **{
-            name: getattr(material, name)
-            for name in ("task", "shape", "classes", "counts", "skipped", "facts")
-        },
-        **vars(notes),
+        facts=material.facts,
     )
 
 
-def _of_class(material: Material, split: str = "train") -> tuple[int, ...] | None:
-    task, y = TASKS[material.task], material.datasets.get(f"{split}/y")
+def _require_options(kind: str, options: Collection[str]) -> None:
+    """Raise ConfigError for an unknown kind, or an option that the kind does not have."""
+    if kind not in KINDS:
+        raise ConfigError(f"data kind {kind!r} does not exist{did_you_mean(kind, KINDS)}")
+    names = [name for name, _, _ in KINDS[kind].options]
+    for option in options:
+        if option not in names:
+            takes = did_you_mean(option, names) if names else "; it has no options"
+            raise ConfigError(f"data kind {kind} has no option {option}{takes}")
+
+
+def _count_classes(material: Material, split: str) -> tuple[int, ...] | None:
+    """Return the number of a split's examples of each class or label; None without either."""
+    task = TASKS[material.task]
     if task.one_class:
+        y = material.datasets[f"{split}/y"]
         return tuple(np.bincount(y, minlength=material.outputs).tolist())
-    return tuple(y.sum(axis=0, dtype=np.int64).tolist()) if task.several_labels else None
+    if task.several_labels:
+        y = material.datasets[f"{split}/y"]
+        return tuple(y.sum(axis=0, dtype=np.int64).tolist())
+    return None

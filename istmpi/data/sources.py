@@ -15,13 +15,13 @@ from istmpi.data import KINDS
 from istmpi.data.callable.source import is_function, open_own
 from istmpi.data.dataset import Dataset
 from istmpi.data.decoder import Notes
-from istmpi.data.dense.arrays import load_arrays, material_of_arrays, with_test_drawn
-from istmpi.data.graph.split import batched
+from istmpi.data.dense.arrays import build_from_arrays, draw_missing_test, load_arrays
+from istmpi.data.graph.split import batch_nodes
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.holdout import NO_TEST, TestSplit, held_out
-from istmpi.data.images.split import Augmentation, augmented, examples_of
+from istmpi.data.holdout import NO_TEST, TestSplit, draw_test
+from istmpi.data.images.split import Augmentation, augment, make_examples
 from istmpi.data.moments import Moments
-from istmpi.data.text.split import WINDOW, windowed
+from istmpi.data.text.split import WINDOW, cut_windows
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.tasks import CLASSIFICATION, TASKS
@@ -37,23 +37,32 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
     or DataError."""
     test = TestSplit(data.test, seed, required=True)
     opened = open_dataset(data.source, stream, data.length, data.scoring, data.ahead, test)
+    _require_fitting_settings(opened, data)
+    opened = batch_nodes(opened, data.graph, data.fanout, data.placement)
+    opened = augment(opened, Augmentation(data.crop, data.flip, data.cutout, data.transforms))
+    return opened.with_validation(data.validation, seed)
+
+
+def _require_fitting_settings(opened: Dataset, data: Data) -> None:
+    """Raise ConfigError for settings of [data] that the data set's task has no use for."""
     task = TASKS[opened.task]
     if data.placement == "by-label" and (
         task.of_tokens or task.ranks_labels or task.several_labels or task.of_trees
     ):
-        what = (
-            "text" if task.of_tokens else "without them" if task.of_trees else f"for {opened.task}"
-        )
+        what = f"for {opened.task}"
+        if task.of_tokens:
+            what = "text"
+        elif task.of_trees:
+            what = "without them"
         raise ConfigError(
-            f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use shared or sharded."
+            f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use "
+            "shared or sharded."
         )
     if not task.of_tokens and data.length != WINDOW:
         raise ConfigError(
-            f"data.length = {data.length} is for text, but {opened.source} is of kind {opened.kind}. Leave it out."
+            f"data.length = {data.length} is for text, but {opened.source} is of kind "
+            f"{opened.kind}. Leave it out."
         )
-    opened = batched(opened, data.graph, data.fanout, data.placement)
-    opened = augmented(opened, Augmentation(data.crop, data.flip, data.cutout, data.transforms))
-    return opened.with_validation(data.validation, seed)
 
 
 def open_dataset(
@@ -78,42 +87,58 @@ def open_dataset(
         return open_digits()
     if RANK in source and stream is None:
         raise ConfigError(
-            f"data {source} has {RANK}, but this command reads one file; give a rank's number instead."
+            f"data {source} has {RANK}, but this command reads one file; give a rank's number "
+            "instead."
         )
     path = Path(source.replace(RANK, str(stream)))
-    if not path.exists():
-        raise DataError(f"data {path} does not exist{_nearest(path)}")
-    if not path.is_file():
-        cure = f" Use istmpi prepare ({', '.join(KINDS)})." * path.is_dir()
-        raise DataError(f"data {path} is {kind_of(path)}; it must be a file.{cure}")
+    _require_file(path)
     if path.suffix == ".npz":
         return open_npz(path, test)
     if path.suffix in SUFFIXES:
         test.is_drawn(source, True)
-        return windowed(open_prepared(path), length)
+        return cut_windows(open_prepared(path), length)
     kind = "|".join(kind.name for kind in KINDS.values() if path.suffix in kind.endings) or "KIND"
     raise DataError(
-        f"data {path} is not .h5 or .npz; prepare it first: istmpi prepare {kind} {path} {path.stem}.h5"
+        f"data {path} is not .h5 or .npz; prepare it first: istmpi prepare {kind} {path} "
+        f"{path.stem}.h5"
     )
+
+
+def _require_file(path: Path) -> None:
+    if not path.exists():
+        raise DataError(f"data {path} does not exist{_suggest_near(path)}")
+    if not path.is_file():
+        cure = ""
+        if path.is_dir():
+            cure = f" Use istmpi prepare ({', '.join(KINDS)})."
+        raise DataError(f"data {path} is {kind_of(path)}; it must be a file.{cure}")
 
 
 def open_npz(path: Path, test: TestSplit = NO_TEST) -> Dataset:
-    notes, source = Notes(), str(path)
+    source = str(path)
+    notes = Notes()
     with path.open("rb") as file:
-        made = material_of_arrays(
-            with_test_drawn(load_arrays(file, source), source, test), source, notes
-        )
-    rows = {
-        split: (made.datasets[f"{split}/x"][:], made.datasets[f"{split}/y"])
-        for split in made.counts
-    }
-    splits = {split: examples_of(made.shape, x, y) for split, (x, y) in rows.items()}
-    assumed = tuple(
-        str(replace(note, option=note.option and f"istmpi prepare arrays {note.option}"))
-        for note in (*notes.assumed, *notes.left_out)
+        arrays = draw_missing_test(load_arrays(file, source), source, test)
+        material = build_from_arrays(arrays, source, notes)
+    splits = {}
+    for split in material.counts:
+        x = material.datasets[f"{split}/x"][:]
+        splits[split] = make_examples(material.shape, x, material.datasets[f"{split}/y"])
+    assumed = []
+    for note in (*notes.assumed, *notes.left_out):
+        option = note.option and f"istmpi prepare arrays {note.option}"
+        assumed.append(str(replace(note, option=option)))
+    return Dataset(
+        splits=splits,
+        task=material.task,
+        shape=material.shape,
+        outputs=material.outputs,
+        classes=material.classes,
+        source=source,
+        kind="arrays",
+        assumed=tuple(assumed),
+        reading=notes.reading,
     )
-    facts = made.task, made.shape, made.outputs, made.classes, source, "arrays"
-    return Dataset(splits, *facts, assumed=assumed, reading=notes.reading)
 
 
 def open_digits() -> Dataset:
@@ -127,22 +152,30 @@ def open_digits() -> Dataset:
         resources.files("istmpi.data").joinpath("digits.npz").open("rb") as file,
         np.load(file) as arrays,
     ):
-        x, y = arrays["x"], arrays["y"].astype(np.int64)
-    test = held_out(len(y), y)
+        x = arrays["x"]
+        y = arrays["y"].astype(np.int64)
+    test = draw_test(len(y), y)
     moments = Moments(x.shape[1])
     moments.add(x[~test])
-    shape, normalisation = (1, 8, 8), moments.normalisation(groups=1)
-    parts = {"train": ~test, "test": test}
-    splits = {
-        name: examples_of(shape, x[rows], y[rows], normalisation) for name, rows in parts.items()
-    }
-    classes = tuple(str(digit) for digit in range(10))
+    shape = (1, 8, 8)
+    normalisation = moments.normalisation(groups=1)
     return Dataset(
-        splits, CLASSIFICATION, shape, len(classes), classes, "digits", "digits", *normalisation[:2]
+        splits={
+            "train": make_examples(shape, x[~test], y[~test], normalisation),
+            "test": make_examples(shape, x[test], y[test], normalisation),
+        },
+        task=CLASSIFICATION,
+        shape=shape,
+        outputs=10,
+        classes=tuple(str(digit) for digit in range(10)),
+        source="digits",
+        kind="digits",
+        mean=normalisation.mean,
+        std=normalisation.std,
     )
 
 
-def _nearest(path: Path) -> str:
+def _suggest_near(path: Path) -> str:
     if not path.parent.is_dir():
         return f": the folder {path.parent} does not exist. Check the path."
     near = difflib.get_close_matches(path.name, os.listdir(path.parent), 1, 0.75)

@@ -15,7 +15,7 @@ import numpy as np
 from istmpi.errors import ConfigError, OutputError
 from istmpi.files import named_at_last, temporary, writing
 from istmpi.foreign import printable
-from istmpi.hdf5 import CHECKSUMS, new_file, seal, set_attribute
+from istmpi.hdf5 import CHECKSUMS, File, new_file, seal, set_attribute
 
 FORMAT = "istmpi-data"
 VERSION = 2
@@ -80,7 +80,7 @@ BLOCK = 2**16
 """The approximate bytes of a block that has a checksum."""
 
 
-def blocks_of(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+def cut_blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
     blocks = max(min(rows, -(-rows * row_bytes // BLOCK)), 1)
     return [(rows * block // blocks, rows * (block + 1) // blocks) for block in range(blocks)]
 
@@ -97,40 +97,58 @@ def write(
     conventions."""
     target = Path(target)
     check_target(target, force)
-    beside, datasets, checksums, done = temporary(target), {**material.datasets}, {}, 0
+    beside = temporary(target)
+    datasets = dict(material.datasets)
     if reading:
         datasets[READING] = np.frombuffer(json.dumps(reading).encode(), np.uint8)
-    total = sum(values.shape[0] for values in datasets.values())
-    attributes = {"format": FORMAT, "version": VERSION, "kind": kind}
-    attributes["source"] = printable(material.source)  # a path may not be UTF-8
-    attributes |= {
-        "task": material.task,
-        "outputs": material.outputs,
-        "skipped": len(material.skipped),
-    }
     try:
         with writing(target), new_file(beside, _ROOM) as file:
-            for name, value in {**attributes, **material.attributes, **material.counts}.items():
+            for name, value in _collect_attributes(kind, material).items():
                 set_attribute(file, name, value)
-            for path, values in datasets.items():
-                dataset = file.create_dataset(path, values.shape, values.dtype.newbyteorder("<"))
-                guards = checksums[CHECKSUMS + path] = []
-                for first, last in blocks_of(
-                    values.shape[0], prod(values.shape[1:]) * values.dtype.itemsize
-                ):
-                    rows = np.ascontiguousarray(values[first:last], dataset.dtype)
-                    dataset[first:last] = rows
-                    guards.append(zlib.crc32(rows.view(np.uint8)))
-                    progress("writing", done + last, total)
-                done += values.shape[0]
-            checksums = {path: np.array(guards, np.uint32) for path, guards in checksums.items()}
-            for path, guards in checksums.items():
-                file.create_dataset(path, data=guards)
+            checksums = _write_datasets(file, datasets, progress)
+            for path, values in checksums.items():
+                file.create_dataset(path, data=values)
             seal(file, checksums)
         with writing(target):
             named_at_last(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _collect_attributes(kind: str, material: Material) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": kind,
+        # A path may not be UTF-8.
+        "source": printable(material.source),
+        "task": material.task,
+        "outputs": material.outputs,
+        "skipped": len(material.skipped),
+        **material.attributes,
+        **material.counts,
+    }
+
+
+def _write_datasets(
+    file: File, datasets: Mapping[str, Any], progress: Progress
+) -> dict[str, np.ndarray]:
+    """Write all rows; return the checksums of their blocks, by the paths of these in the file."""
+    checksums = {}
+    total = sum(values.shape[0] for values in datasets.values())
+    done = 0
+    for path, values in datasets.items():
+        dataset = file.create_dataset(path, values.shape, values.dtype.newbyteorder("<"))
+        row_bytes = prod(values.shape[1:]) * values.dtype.itemsize
+        of_blocks = []
+        for first, last in cut_blocks(values.shape[0], row_bytes):
+            rows = np.ascontiguousarray(values[first:last], dataset.dtype)
+            dataset[first:last] = rows
+            of_blocks.append(zlib.crc32(rows.data))
+            progress("writing", done + last, total)
+        checksums[CHECKSUMS + path] = np.array(of_blocks, np.uint32)
+        done += values.shape[0]
+    return checksums
 
 
 def check_target(target: Path, force: bool) -> None:
@@ -142,7 +160,8 @@ def check_target(target: Path, force: bool) -> None:
         raise ConfigError(f"{target} exists. Replace it with --force, or choose another name.")
     if not target.parent.is_dir():
         raise OutputError(
-            f"{target}: cannot be written (the folder {target.parent} does not exist). Create it first."
+            f"{target}: cannot be written (the folder {target.parent} does not exist). Create it "
+            "first."
         )
     with writing(target), TemporaryFile(dir=target.parent):
         pass

@@ -17,7 +17,7 @@ import torch
 
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import Moments, stored_moments
-from istmpi.data.moments import named
+from istmpi.data.moments import list_features
 from istmpi.deploy.fitting import attach_code, changed_source
 from istmpi.deploy.layers import State, Values, chain_state, own_state
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
@@ -183,7 +183,7 @@ def _require_exact(checkpoint: Checkpoint) -> None:
     narrow = []
     for what, offset in offsets.items():
         if offset is not None:
-            narrow.append(named(np.flatnonzero(offset), what))
+            narrow.append(list_features(np.flatnonzero(offset), what))
     if narrow and checkpoint.header.run.model.dtype != "float64":
         raise ConfigError(
             f"{checkpoint.path}: values of {' and '.join(narrow)} are too close together for an "

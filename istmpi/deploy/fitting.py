@@ -12,9 +12,9 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import restore_frozen
 from istmpi.config.methods import spec_of
 from istmpi.data.callable.source import is_function
-from istmpi.data.dataset import Dataset, other_reading, same_form
+from istmpi.data.dataset import Dataset, describe_difference, have_same_form
 from istmpi.data.holdout import TestSplit
-from istmpi.data.moments import named
+from istmpi.data.moments import list_features
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
@@ -141,7 +141,7 @@ def open_fitting_data(
     if "validation" not in data.splits:
         data = data.with_validation(run.data.validation, run.train.seed)
     require_fitting(data, checkpoint)
-    return data.normalised_by(checkpoint.normalisation)
+    return data.with_normalisation(checkpoint.normalisation)
 
 
 def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
@@ -156,7 +156,7 @@ def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:
 def _find_difference(data: Dataset, checkpoint: Checkpoint) -> str:
     """Return in words how data differ from the training data; empty if they fit."""
     trained = checkpoint.header.data
-    if not same_form(data.shape, trained.shape):
+    if not have_same_form(data.shape, trained.shape):
         given = " x ".join(map(str, data.shape)) or "several"
         taken = " x ".join(map(str, trained.shape)) or "several"
         return f"has examples of {given} numbers; the network takes {taken}"
@@ -172,7 +172,7 @@ def _find_difference(data: Dataset, checkpoint: Checkpoint) -> str:
             return f"calls class {number} {name}; the network calls it {name_in_training}"
     if str(data.tokenizer) != str(checkpoint.tokenizer):
         return f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
-    reading = other_reading(data.reading, checkpoint.reading)
+    reading = describe_difference(data.reading, checkpoint.reading)
     if reading:
         return f"was prepared differently: {reading} in the network's training data"
     normalisation = checkpoint.normalisation
@@ -192,6 +192,4 @@ def _describe_rounding(what: str, in_training: np.ndarray | None, offset: np.nda
     places = np.flatnonzero(rounded)
     if not len(places):
         return ""
-    return (
-        f"has {named(places, what)} rounded to float32; in training an offset was subtracted first"
-    )
+    return f"has {list_features(places, what)} rounded to float32; in training an offset was subtracted first"

@@ -14,8 +14,8 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, stored_moments
 from istmpi.data.batch import Batch
 from istmpi.data.graph.split import GraphSplit
-from istmpi.data.images.split import examples_of, resized
-from istmpi.data.moments import less
+from istmpi.data.images.split import make_examples, resize_images
+from istmpi.data.moments import subtract
 from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.deploy.fitting import (
     attach_code,
@@ -67,10 +67,10 @@ class CalibratedNetwork:
             for name, moments in stored_moments(checkpoint).items():
                 norms[name].moments = moments
         else:
-            data = resized(open_fitting_data(checkpoint, calibrate_on), header.side)
+            data = resize_images(open_fitting_data(checkpoint, calibrate_on), header.side)
             sampled = count_sampled(header.run, checkpoint.architecture, data, header.ranks)
             rows = draw_calibration_rows(header.run, len(data.train), sampled)
-            batch = data.reshaped(architecture.example_shape).train.batch(rows)
+            batch = data.reshape(architecture.example_shape).train.batch(rows)
             calibrate(self.module, norms, batch.to("cpu", architecture.dtype).inputs)
         moments_by_name = {}
         for name, layer in norms.items():
@@ -128,10 +128,10 @@ class CalibratedNetwork:
             )
         normalisation = self._normalisation
         if normalisation and normalisation.offset is not None:
-            x = less(x, normalisation.offset)
+            x = subtract(x, normalisation.offset)
         no_labels = np.full(len(x), -1)
-        examples = examples_of(shape, x, no_labels, normalisation).resized(self._header.side)
-        return examples.reshaped(self._architecture.example_shape).batch(np.arange(len(x)))
+        examples = make_examples(shape, x, no_labels, normalisation).resize(self._header.side)
+        return examples.reshape(self._architecture.example_shape).batch(np.arange(len(x)))
 
 
 def _build(

@@ -13,7 +13,7 @@ from istmpi.checkpoint.state import fill, stored_moments
 from istmpi.comm import Communicator
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
-from istmpi.data.images.split import resized
+from istmpi.data.images.split import resize_images
 from istmpi.deploy.fitting import (
     attach_code,
     changed_source,
@@ -69,7 +69,7 @@ def evaluate(
             assert isinstance(data.test, GraphSplit), "a task of nodes has graphs"
             nodes = len(data.test.graph)
             network.nodes = (nodes, nodes)
-        data = resized(data, header.side).reshaped(network.example_shape)
+        data = resize_images(data, header.side).reshape(network.example_shape)
         moments = stored_moments(checkpoint)
         calibrate = calibrate or not checkpoint.calibrated
     with communicator.on_this_host() as local:
@@ -115,6 +115,6 @@ def _open_data(
     if checkpoint.target_offset is not None or data.target_offset is not None:
         data = data.with_target_offset(checkpoint.target_offset)
     if checkpoint.targets:
-        data = data.standardised(checkpoint.targets)
+        data = data.with_standard_targets(checkpoint.targets)
     data.require_split(split, source)
     return data

@@ -247,7 +247,7 @@ class Evaluator:
         """The number of training rows with each label, and of all training rows, over all ranks."""
         train = self._dataset.train
         assert isinstance(train, SparseSplit)
-        counts = np.append(train.label_counts(self._dataset.outputs), len(train))
+        counts = np.append(train.count_labels(self._dataset.outputs), len(train))
         if self._local:
             counts = self._communicator.allreduce_sum(counts)
         return counts[:-1], int(counts[-1])

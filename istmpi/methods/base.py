@@ -248,7 +248,7 @@ class Method(ABC):
     def batch(self, step: int) -> Batch:
         batches = self.job.batches
         return (
-            batches.of_pass(*divmod(step, batches.in_a_pass))
+            batches.read_from_pass(*divmod(step, batches.in_a_pass))
             if self.spec.in_passes
             else batches.at(step)
         )

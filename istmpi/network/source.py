@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from istmpi.code import module_of, short
+from istmpi.code import import_user_module, short
 from istmpi.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def load(name: str) -> tuple[type[nn.Module], Source]:
 def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
     from torch import nn
 
-    module, class_name = module_of("--model", name, "Class")
+    module, class_name = import_user_module("--model", name, "Class")
     kind = getattr(module, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         networks = [

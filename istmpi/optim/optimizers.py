@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from istmpi.code import module_of
+from istmpi.code import import_user_module
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.optim.spec import OptimizerSettings, OptimizerSpec
 from istmpi.settings import shown
@@ -100,7 +100,7 @@ def _probe_class(place: str, arguments: str) -> OptimizerSpec:
     """``arguments`` is JSON, because a dict is no key of a cache."""
     from istmpi.optim.probe import probe
 
-    module, name = module_of("optimizer.name =", place, "Class")
+    module, name = import_user_module("optimizer.name =", place, "Class")
     kind = getattr(module, name, None)
     if kind is None:
         raise ConfigError(f"optimizer.name = {place} has no class {name}.")

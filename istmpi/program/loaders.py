@@ -18,7 +18,7 @@ from torch.utils.data import (
 from istmpi import rng
 from istmpi.code import calling
 from istmpi.data.batch import Batch
-from istmpi.data.callable.split import OwnSplit, drawing
+from istmpi.data.callable.split import OwnSplit, control_random_numbers
 from istmpi.errors import ConfigError, DataError
 from istmpi.trees import tensors_of
 
@@ -35,7 +35,7 @@ class Collated(OwnSplit):
     """A map-style data set whose batches stay as the loader collates them."""
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        return Batch((), self.collated(indices, key), len(indices))
+        return Batch((), self.read_collated(indices, key), len(indices))
 
     @staticmethod
     def from_loader(loader: DataLoader[Any]) -> Collated:
@@ -95,7 +95,9 @@ def share_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> It
     if is_map_style(loader) and loader.batch_sampler:
         split = Collated.from_loader(loader)
         for number, rows in enumerate(_draw_rows(loader, seed)[rank::ranks]):
-            yield split.collated(np.asarray(rows), rng.key(seed, "items", rank + number * ranks))
+            yield split.read_collated(
+                np.asarray(rows), rng.key(seed, "items", rank + number * ranks)
+            )
         return
     require_no_workers(loader)
     for number, batch in enumerate(_read_all(loader, seed)):
@@ -105,7 +107,7 @@ def share_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> It
 
 def _draw_rows(loader: DataLoader[Any], seed: int) -> list[Any]:
     """Return the rows of each batch of a map-style loader."""
-    with drawing() as draw:
+    with control_random_numbers() as draw:
         draw(rng.key(seed, "order"))
         with calling(name_iteration(loader), DataError):
             batches: list[Any] = list(loader.batch_sampler or ())
@@ -121,7 +123,7 @@ def _read_all(loader: Iterable[Any], seed: int) -> Iterator[Any]:
     end = object()
     batches: Iterator[Any] | None = None
     for number in count():
-        with drawing() as draw:  # an order at random is the same on all ranks
+        with control_random_numbers() as draw:  # an order at random is the same on all ranks
             draw(rng.key(seed, "items", number))
             with calling(name_iteration(loader), DataError):
                 if batches is None:

@@ -11,7 +11,7 @@ from torch import nn
 from istmpi import rng
 from istmpi.amounts import amounts_in
 from istmpi.code import calling
-from istmpi.data.callable.split import drawing
+from istmpi.data.callable.split import control_random_numbers
 from istmpi.devices import HOST
 from istmpi.errors import ConfigError, DivergedError, IstmpiError
 from istmpi.evaluation.full import FullNetwork
@@ -160,7 +160,7 @@ class Scoring:
             share_batches(loader, communicator.rank, communicator.size, seed),
             share_batches(loader, 0, 1, seed),
         )
-        with drawing() as draw:
+        with control_random_numbers() as draw:
             draw(rng.key(seed, "calibrate", communicator.rank, training.rounds_done))
             nothing = object()
             batch = next(batches, nothing)

@@ -19,7 +19,7 @@ from istmpi.code import calling
 from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches, place
-from istmpi.data.callable.split import checksum_of
+from istmpi.data.callable.split import checksum_tensors
 from istmpi.data.dataset import Split
 from istmpi.errors import DataError
 from istmpi.files import appearing
@@ -124,7 +124,7 @@ class DrawnStream(Stream):
     def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
         self._split.ahead = ahead
         if in_pass:
-            return self._batches.of_pass(*in_pass).targets
+            return self._batches.read_from_pass(*in_pass).targets
         return self._batches.at(step).targets
 
 
@@ -141,7 +141,7 @@ class OrderedStream(Stream):
     def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
         batch = self._read()
         if self.first is None:
-            self.first = checksum_of(batch)
+            self.first = checksum_tensors(batch)
         return batch
 
     def _read(self) -> Any:

@@ -96,7 +96,7 @@ def _try_network(
         count = len(data.train)
         # Batch statistics need two examples, although there may be one.
         first = np.arange(min(run.train.batch, EXAMPLES, max(2, count))) % count
-        batch = data.train.reshaped(network.example_shape).batch(first)
+        batch = data.train.reshape(network.example_shape).batch(first)
         inputs = batch.to("cpu", getattr(torch, run.model.dtype)).inputs
         outputs = network.require_finite(*inputs)
     if outputs is not None:
@@ -222,13 +222,13 @@ def _write_table(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
     train = data.train
     if code.graph:
         assert isinstance(train, GraphSplit), "a network for graphs has graphs"
-        nodes, edges = train.size_of_example(run.train.batch, run.train.seed)
+        nodes, edges = train.measure_examples(run.train.batch, run.train.seed)
         facts = replace(facts, degree=edges / nodes)
     elif code.sparse:
         assert isinstance(train, SparseSplit), "a network for sparse rows has sparse rows"
         odds = facts.odds
         if run.train.multi_label_loss == "binary":
-            odds = train.odds_of_a_label(code.outputs)
+            odds = train.estimate_label_odds(code.outputs)
         facts = replace(facts, in_a_row=ceil(train.density), odds=odds)
     return table_of(code.name, facts, code.settings)
 
@@ -266,6 +266,6 @@ def _make_network(run: Run, table: Table, code: UserNetwork, data: Dataset) -> A
     network.require_usable(network.lengths)
     if code.graph:
         assert isinstance(data.train, GraphSplit), "a network for graphs has graphs"
-        nodes, _ = data.train.size_of_example(run.train.batch, run.train.seed)
+        nodes, _ = data.train.measure_examples(run.train.batch, run.train.seed)
         network.nodes = (nodes, len(data.train.graph))
     return network

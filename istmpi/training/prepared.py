@@ -387,4 +387,4 @@ def _standardise(run: Run, data: Dataset, communicator: Communicator) -> Dataset
         moments = Moments(data.outputs)
         for count, mean, squares in parts_by_rank:
             moments.merge(count, mean, squares)
-    return data.standardised(moments.normalisation(data.outputs)[:2])
+    return data.with_standard_targets(moments.normalisation(data.outputs)[:2])

@@ -12,7 +12,7 @@ from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches, place
 from istmpi.data.dataset import Dataset
-from istmpi.data.images.split import require_sides, resized
+from istmpi.data.images.split import require_sides, resize_images
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.engine.slots import Slot
 from istmpi.engine.store import ParameterStore
@@ -62,11 +62,11 @@ def make_sizes(run: Run, data: Dataset, communicator: Communicator) -> dict[int,
         )
     sizes = {}
     for side in sides:
-        images = resized(data, side)
+        images = resize_images(data, side)
         network = build_network(run, images, communicator)
         with communicator.agreed():
             require_resizable(run, network)
-        images = images.reshaped(network.example_shape)
+        images = images.reshape(network.example_shape)
         batches = Batches(images.train, rows, run.train.batch, run.train.seed, rank)
         sizes[side] = Size(side, network, images, batches)
     return sizes
@@ -82,7 +82,7 @@ def plan_smaller_networks(
     smaller = {}
     for _, side in find_sides(run, data):
         if side:
-            smaller[side] = plan_network(run, resized(data, side))
+            smaller[side] = plan_network(run, resize_images(data, side))
     require_resizable(run, network)
     return smaller
 

@@ -13,7 +13,7 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.config.methods import spec_of
-from istmpi.data.dataset import SPLITS, Dataset, Split, other_reading
+from istmpi.data.dataset import SPLITS, Dataset, Split, describe_difference
 from istmpi.errors import ConfigError, DataError
 from istmpi.names import class_of
 from istmpi.tasks import OWN
@@ -107,7 +107,7 @@ def _require_same_meaning(source: str, meaning: _Meaning, first: _Meaning) -> No
                 f"{source}: {name} = {fact}, but {first.facts[name]} on rank 0. Give all ranks "
                 "files that agree."
             )
-    differences = other_reading(meaning.reading, first.reading)
+    differences = describe_difference(meaning.reading, first.reading)
     if differences:
         raise DataError(
             f"{source}: {differences} on rank 0. Prepare all ranks' files with the same columns "

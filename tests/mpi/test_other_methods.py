@@ -39,7 +39,7 @@ def test_fedavg_is_what_its_authors_wrote(comm, fraction):
             count = one.batches.examples
             for epoch in range(training.run.method.epochs):
                 for number in range(-(-count // 100)):
-                    one.step(one.batches.of_pass(training.run.method.epochs * round + epoch, number))
+                    one.step(one.batches.read_from_pass(training.run.method.epochs * round + epoch, number))
             total, examples = total + count * one.weights, examples + count
         current = total / examples
     everyone[0].weights = current

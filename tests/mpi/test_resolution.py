@@ -77,7 +77,7 @@ def test_a_network_of_small_images_is_of_use(comm, shared_tmp):
     assert result.score.loss == pytest.approx(progress.score.loss, rel=1e-9)
     assert result.score.score == progress.score.score
     test = open_dataset("digits").test
-    x, labels = examples_of(test.normalised_by(None), np.arange(len(test)))
+    x, labels = examples_of(test.with_normalisation(None), np.arange(len(test)))
     with open_checkpoint(path) as checkpoint:
         assert (checkpoint.header.side, checkpoint.header.shape) == (4, (1, 4, 4))
         right = CalibratedNetwork(checkpoint, model=name)(x).argmax(1) == labels

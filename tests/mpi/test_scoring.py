@@ -68,7 +68,7 @@ def test_other_splits_and_other_data(comm, shared_tmp):
     path, _ = saved(comm, shared_tmp)
     train = evaluate(path, comm, split="train").score
     assert train.examples == 1437
-    x, y = examples_of(open_dataset("digits").normalised_by(None).train, np.arange(1437))
+    x, y = examples_of(open_dataset("digits").with_normalisation(None).train, np.arange(1437))
     arrays = {"x_train": x[:100], "y_train": y[:100], "x_test": x, "y_test": y}
     on_root(comm, lambda: np.savez(shared_tmp / "swapped.npz", **arrays))
     other = evaluate(path, comm, str(shared_tmp / "swapped.npz")).score
@@ -77,7 +77,7 @@ def test_other_splits_and_other_data(comm, shared_tmp):
 
 def test_each_rank_may_have_its_own_file(comm, shared_tmp):
     path, _ = saved(comm, shared_tmp)
-    raw = open_dataset("digits").normalised_by(None)
+    raw = open_dataset("digits").with_normalisation(None)
     x, y = examples_of(raw.test, np.arange(360))
     mine = slice(comm.rank, None, comm.size)
     train_x, train_y = examples_of(raw.train, np.arange(50))

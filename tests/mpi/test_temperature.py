@@ -39,7 +39,7 @@ def test_it_is_fitted_stored_and_applied(comm, shared_tmp, settings):
     logits = network(x.reshape(len(x), -1) * data.std + data.mean) * temperature
     alone = fit_temperature(torch.from_numpy(logits).double(), torch.from_numpy(y), lambda own: own)
     assert temperature == pytest.approx(alone, rel=1e-4)
-    raw = data.test.normalised_by(None)
+    raw = data.test.with_normalisation(None)
     x, y = examples_of(raw, np.arange(len(raw)))
     odds = torch.softmax(torch.from_numpy(network(x.reshape(len(x), -1))), dim=1).numpy()
     accuracy = (odds.argmax(axis=1) == y).mean()

@@ -12,7 +12,7 @@ from sparse_rows import FEATURES, LABELS, dense, write
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.sources import open_dataset
-from istmpi.data.sparse.prepare import read_rows
+from istmpi.data.sparse.predict import read_rows
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.prediction import ranked_lines
 from istmpi.evaluation import evaluator
@@ -87,7 +87,7 @@ def naive_scores(training, weights):
     x, y = dense(split, np.arange(len(split)))
     weights = {name: torch.from_numpy(values) for name, values in weights.items() if "/" not in name}
     outputs = xc_oracle.logits(weights, torch.from_numpy(x), dict.fromkeys(WIDTHS, share), False)
-    counts, rows = training.dataset.train.label_counts(LABELS), len(training.dataset.train)
+    counts, rows = training.dataset.train.count_labels(LABELS), len(training.dataset.train)
     inverse = 1 + (np.log(rows) - 1) * 2.5**0.55 * (counts + 1.5) ** -0.55
     found = {"loss": float(xc_oracle.losses(outputs, torch.from_numpy(y), training.run.train.multi_label_loss).mean())}
     order = outputs.argsort(dim=1, descending=True).numpy()

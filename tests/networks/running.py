@@ -9,7 +9,7 @@ import numpy as np
 
 from istmpi.config import Run
 from istmpi.cost import round_bytes
-from istmpi.data.graph.prepare import adjacency, material_of
+from istmpi.data.graph.prepare import build_material, connect
 from istmpi.data.graph.split import Graph
 from istmpi.data.prepare import prepare
 from istmpi.data.writer import write
@@ -61,12 +61,12 @@ def data(row: Row, folder: Path) -> Path:
             (text / f"{number}.txt").write_text(f"this is text {number} of ten, and no more is in it. " * 4)
         prepare("text", text, path)
     elif row.shape == NODES:
-        neighbours, _, _ = adjacency(*random.integers(0, EXAMPLES, (2, 60)), EXAMPLES, False, "made")
+        neighbours, _, _ = connect(*random.integers(0, EXAMPLES, (2, 60)), EXAMPLES, False, "made")
         x = random.normal(size=(EXAMPLES, *row.shape)).astype(np.float32)
         labels, clusters = np.arange(EXAMPLES) % OUTPUTS, np.sort(np.arange(EXAMPLES) % 4).astype(np.int32)
         nodes = {"train": np.arange(0, EXAMPLES, 2), "test": np.arange(1, EXAMPLES, 2)}
         classes = tuple(map(str, range(OUTPUTS)))
-        write("graph", material_of("made", OUTPUTS, classes, nodes, Graph(x, neighbours, labels, clusters)), path)
+        write("graph", build_material("made", OUTPUTS, classes, nodes, Graph(x, neighbours, labels, clusters)), path)
     else:
         x = random.normal(size=(EXAMPLES, *row.shape)).astype(np.float32)
         y = np.arange(EXAMPLES) % OUTPUTS

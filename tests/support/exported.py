@@ -13,7 +13,7 @@ from istmpi.deploy.network import CalibratedNetwork
 
 def raw(source, split="test"):
     """The features of a split as they are in the data."""
-    rows = open_dataset(source).splits[split].normalised_by(None)
+    rows = open_dataset(source).splits[split].with_normalisation(None)
     return examples_of(rows, np.arange(len(rows)))[0]
 
 

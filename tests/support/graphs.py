@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from istmpi.data.graph.prepare import adjacency, material_of
+from istmpi.data.graph.prepare import build_material, connect
 from istmpi.data.graph.split import Graph
 from istmpi.data.writer import write as write_file
 
@@ -17,7 +17,7 @@ def made(seed=0, several=False, nodes=NODES, edges=70):
     """
     generator = np.random.default_rng(seed)
     pairs = generator.integers(0, nodes - 1, (2, edges))  # the last node has none
-    neighbours, _, _ = adjacency(*pairs.astype(np.int64), nodes, False, "made")
+    neighbours, _, _ = connect(*pairs.astype(np.int64), nodes, False, "made")
     x = generator.normal(size=(nodes, FEATURES)).astype(np.float32)
     labels = np.arange(nodes) % CLASSES
     if several:
@@ -35,7 +35,7 @@ def write(path, several=False, seed=0, nodes=NODES, edges=70):
     graph = made(seed, several, nodes, edges)
     nodes = {"train": np.arange(0, nodes, 2), "test": np.arange(1, nodes, 2)}
     classes = None if several else tuple(map(str, range(CLASSES)))
-    write_file("graph", material_of("made", CLASSES, classes, nodes, graph), path)
+    write_file("graph", build_material("made", CLASSES, classes, nodes, graph), path)
     return str(path)
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from istmpi.data.dense.split import material_of
-from istmpi.data.holdout import held_out
+from istmpi.data.dense.split import build_material
+from istmpi.data.holdout import draw_test
 from istmpi.data.labels import read_labels
-from istmpi.data.moments import OFFSETS, less
+from istmpi.data.moments import OFFSETS, subtract
 from istmpi.data.writer import write as write_file
 
 
@@ -20,7 +20,7 @@ def offset_of(values):
 
 def write(path, x, y):
     """A prepared file of columns x and labels y, one in five for testing; returns its name."""
-    test = held_out(len(y))
+    test = draw_test(len(y))
     task, classes, labels = read_labels({"train": y[~test], "test": y[test]}, None, "made")
     x_of = {"train": x[~test], "test": x[test]}
     offsets = {"x": offset_of(x_of["train"])}
@@ -28,11 +28,11 @@ def write(path, x, y):
         offsets["y"] = offset_of(labels["train"])
     offsets = {name: offset for name, offset in offsets.items() if offset is not None}
     if "x" in offsets:
-        x_of = {split: less(rows, offsets["x"]) for split, rows in x_of.items()}
+        x_of = {split: subtract(rows, offsets["x"]) for split, rows in x_of.items()}
     if "y" in offsets:
-        labels = {split: less(rows, offsets["y"]) for split, rows in labels.items()}
+        labels = {split: subtract(rows, offsets["y"]) for split, rows in labels.items()}
     splits = {split: (x_of[split], labels[split]) for split in x_of}
-    material = material_of("made", task, splits, classes, np.dtype(np.float32), x.shape[1])
+    material = build_material("made", task, splits, classes, np.dtype(np.float32), x.shape[1])
     datasets = {**material.datasets, **{OFFSETS[name]: offset for name, offset in offsets.items()}}
     write_file("arrays", replace(material, datasets=datasets), path, reading={"type": "floats"})
     return str(path)

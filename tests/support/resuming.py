@@ -33,4 +33,4 @@ def stop_at(training, round, step):
     for size in training.sizes.values():
         batches = size.batches
         batches.at = asking(batches.at, batches.in_a_pass)
-        batches.of_pass = asking(batches.of_pass, batches.in_a_pass)
+        batches.read_from_pass = asking(batches.read_from_pass, batches.in_a_pass)

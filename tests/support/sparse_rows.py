@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from istmpi.data.sparse.prepare import material_of
+from istmpi.data.sparse.prepare import build_material
 from istmpi.data.sparse.split import Ragged
 from istmpi.data.writer import write as write_file
 
@@ -32,7 +32,7 @@ def made(count, seed, features=FEATURES, labels=LABELS):
 def write(path, train=60, test=30, features=FEATURES, labels=LABELS):
     """A prepared file of such rows; returns its name."""
     splits = {"train": made(train, 1, features, labels), "test": made(test, 2, features, labels)}
-    write_file("xc", material_of("made", features, labels, splits), path)
+    write_file("xc", build_material("made", features, labels, splits), path)
     return str(path)
 
 

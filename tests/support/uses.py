@@ -37,7 +37,7 @@ def check_uses(comm, path, training, score, logits, plain=None, shape=(-1,)):
         assert evaluate(path, ranks, model=model).score.loss == pytest.approx(loss, rel=1e-9)
     with open_checkpoint(path) as checkpoint:
         assert list(checkpoint.errors()) == []
-        test = open_dataset(training.run.data.source).normalised_by(None).test
+        test = open_dataset(training.run.data.source).with_normalisation(None).test
         raw = examples_of(test, np.arange(len(test)))[0]
         expected = logits / checkpoint.header.temperature
         for calibrate_on in (None, training.run.data.source):

@@ -9,7 +9,7 @@ import pytest
 from batches import examples_of
 from data_files import read_notes
 
-from istmpi.data.dataset import other_reading
+from istmpi.data.dataset import describe_difference
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.labels import read_labels
@@ -34,7 +34,7 @@ def in_splits(x_train, x_test, y_train=Y, y_test=Y):
 def test_splits_of_several_types_keep_every_value(tmp_path):
     x = np.arange(120).reshape(30, 4)
     report = prepared(tmp_path, **in_splits(x.astype(np.uint16), (x * 300).astype(np.int32)))
-    data = open_prepared(report.target).normalised_by(None)
+    data = open_prepared(report.target).with_normalisation(None)
     assert examples_of(data.test, np.arange(30))[0].tolist() == (x * 300).tolist()
     direct = open_dataset(str(tmp_path / "a.npz"))
     assert examples_of(direct.test, np.arange(30))[0].tolist() == (x * 300).tolist()
@@ -63,7 +63,7 @@ def test_bytes_beside_other_numbers_are_refused(tmp_path, kinds):
 def test_examples_to_predict_have_the_scale_of_training(tmp_path, trained, given, refused):
     reading = prepared(tmp_path, **in_splits(*(np.ones((30, 4), trained),) * 2)).reading
     np.savez(tmp_path / "new.npz", **in_splits(*(np.ones((30, 4), given),) * 2))
-    assert other_reading(open_dataset(str(tmp_path / "new.npz")).reading, reading) in refused
+    assert describe_difference(open_dataset(str(tmp_path / "new.npz")).reading, reading) in refused
     if not refused:
         _, x, _ = next(read_inputs(str(tmp_path / "new.npz"), "arrays", (4,), reading=reading))
         assert x.tolist() == [[1.0] * 4] * 30
@@ -151,7 +151,7 @@ def test_channels_last(tmp_path):
         open_dataset(str(tmp_path / "a.npz"))
     data = open_prepared(prepared(tmp_path, **in_splits(x, x), channels="last").target)
     assert data.shape == (3, 8, 9) and data.reading == {"channels": "last", "type": "bytes"}
-    rows = examples_of(data.normalised_by(None).test, np.arange(30))[0]
+    rows = examples_of(data.with_normalisation(None).test, np.arange(30))[0]
     assert np.array_equal(rows, x.transpose(0, 3, 1, 2).reshape(30, -1))
     for name, array in (("all", x), ("one", x[0])):
         np.save(tmp_path / f"{name}.npy", array)

@@ -73,7 +73,7 @@ def test_the_fingerprint_of_many_rows_reads_a_sample_of_them(monkeypatch):
     monkeypatch.setattr("istmpi.data.dense.split.SAMPLE_BYTES", 4 * 6 * 50)
     x = np.random.default_rng(0).normal(size=(2000, 6)).astype(np.float32)
     seen = []
-    monkeypatch.setattr(DenseSplit, "_taken", lambda split, rows: seen.extend(rows) or split.x[rows])
+    monkeypatch.setattr(DenseSplit, "_take", lambda split, rows: seen.extend(rows) or split.x[rows])
     checksum = DenseSplit(x, np.arange(2000)).features_checksum
     assert len(seen) == 50 and seen == sorted(seen) and max(seen) > 1800
     touched = x.copy()

@@ -11,7 +11,7 @@ import pytest
 from batches import examples_of
 from damage import damaged, data_as_version_1, data_contents
 
-from istmpi.data.dense.split import material_of
+from istmpi.data.dense.split import build_material
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import write as write_file
 from istmpi.errors import ConfigError, DataError
@@ -30,7 +30,7 @@ def made(x=X, y=Y, **changes):
         "groups": 6,
         "skipped": ["a.png", "b.png"],
     }
-    return material_of(**(values | changes))
+    return build_material(**(values | changes))
 
 
 def write(path, x=X, y=Y, **changes):
@@ -244,7 +244,7 @@ def test_a_damaged_block_is_noticed_when_a_row_of_it_is_read(wide, istmpi_comman
     examples_of(split, np.arange(30, 50)[::-1])
     for rows in ([29], [20, 0]):
         with pytest.raises(DataError, match="is damaged: train/x, rows 20 to 29: the checksum differs") as refused:
-            examples_of(split.normalised_by(None), np.array(rows))
+            examples_of(split.with_normalisation(None), np.array(rows))
         assert str(path) in str(refused.value) and "\n" not in str(refused.value)
     code, out, err = istmpi_command("data", "verify", path)
     assert code == 2 and out == f"{path} is damaged: train/x, rows 20 to 29: the checksum differs.\n"

@@ -17,7 +17,7 @@ from istmpi.data.batches import Batches
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.dense.split import DenseSplit
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.images.split import Augmentation, ImageSplit, augmented, downscaled, require_sides, resized
+from istmpi.data.images.split import Augmentation, ImageSplit, augment, downscale, require_sides, resize_images
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset, open_digits, open_for_training
 from istmpi.errors import ConfigError, DataError
@@ -68,7 +68,7 @@ def test_without_a_key_nothing_is_random(how):
 
 def test_a_network_that_takes_numbers_gets_the_same_version_flat_and_what_is_stored_stays():
     images, rows = split(), np.arange(6)
-    flat = given_to_the_network(images.reshaped((60,)).batch(rows, 9))
+    flat = given_to_the_network(images.reshape((60,)).batch(rows, 9))
     np.testing.assert_array_equal(flat.reshape(6, 3, 5, 4), given_to_the_network(images.batch(rows, 9)))
     stored = ImageSplit(np.ones((2, 48), np.float32), np.arange(2), shape=(3, 4, 4), augmentation=ALL)
     stored.batch(np.arange(2), 1)
@@ -135,7 +135,7 @@ def test_never_twice_the_same_key():
     rows.noted, batches = [], Batches(rows, np.arange(7), 3, 0, 0)
     for number in range(50):
         for place in range(batches.in_a_pass):
-            batches.of_pass(number, place)
+            batches.read_from_pass(number, place)
     assert len(set(rows.noted)) == len(rows.noted) == 150
 
 
@@ -164,7 +164,7 @@ def test_prepared_images_reach_a_network_in_their_shape(tmp_path):
     data = open_prepared(prepare("images", make_images(tmp_path / "input"), tmp_path / "data.h5").target)
     assert data.shape == (3, 4, 6) and data.train.x.dtype == np.uint8
     assert given_to_the_network(data.train.batch(np.arange(5))).shape == (5, 3, 4, 6)
-    assert given_to_the_network(data.reshaped((72,)).train.batch(np.arange(5))).shape == (5, 72)
+    assert given_to_the_network(data.reshape((72,)).train.batch(np.arange(5))).shape == (5, 72)
     stored = data.train.x.reshape(-1, 3, 4, 6).astype(np.float64)
     expected = (stored - stored.mean((0, 2, 3), keepdims=True)) / stored.std((0, 2, 3), keepdims=True)
     np.testing.assert_allclose(given_to_the_network(data.train.batch(np.arange(10))), expected, rtol=1e-4, atol=1e-5)
@@ -176,8 +176,8 @@ def test_what_would_leave_nothing_of_an_image_is_refused():
         (Augmentation(flip=True, cutout=9), "data.cutout = 9 must be below the 8 pixels"),
     ):
         with pytest.raises(ConfigError, match=says):
-            augmented(open_digits(), how)
-    assert augmented(open_digits(), Augmentation(crop=7, cutout=7)).train.augmentation
+            augment(open_digits(), how)
+    assert augment(open_digits(), Augmentation(crop=7, cutout=7)).train.augmentation
     for setting in ("data.crop", "data.cutout"):
         for value, says in ((-1, "must be at least 0"), (1.5, "must be a whole number")):
             with pytest.raises(ConfigError, match=f"{setting} = {value} {says}"):
@@ -197,7 +197,7 @@ def test_data_that_are_no_images_are_refused_in_one_line(tmp_path, istmpi_comman
         )
     spectra = prepare("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5").target
     with pytest.raises(ConfigError, match="of kind speech, with examples of 1 x 128 x 32 numbers"):
-        augmented(open_dataset(str(spectra)), Augmentation(flip=True))
+        augment(open_dataset(str(spectra)), Augmentation(flip=True))
 
 
 # ---- smaller images
@@ -208,34 +208,34 @@ def test_data_that_are_no_images_are_refused_in_one_line(tmp_path, istmpi_comman
 def test_downscaling_is_that_of_the_naive_oracle(height, width, side, seed):
     """Of any side: whole pixels, parts of pixels, and where there is nothing to make smaller."""
     images = np.random.default_rng(seed).normal(size=(2, 3, height, width)).astype(np.float32)
-    found = downscaled(images, side)
+    found = downscale(images, side)
     assert found.dtype == np.float32 and found.shape == (2, 3, side, side)
     expected = [[images_oracle.downscaled(channel, side) for channel in image] for image in images]
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    np.testing.assert_array_equal(downscaled(images[1:], side), found[1:])
+    np.testing.assert_array_equal(downscale(images[1:], side), found[1:])
 
 
 def test_a_smaller_batch_is_downscaled_before_it_is_changed():
     images, rows, key = split(shape=(3, 8, 8), how=Augmentation(4, True, 6)), np.array([3, 0, 5]), 11
-    smaller = images.resized(3)
+    smaller = images.resize(3)
     stored = given_to_the_network(smaller.batch(rows))
     large = given_to_the_network(images.batch(rows))
     expected = [[images_oracle.downscaled(channel, 3) for channel in image] for image in large]
     np.testing.assert_allclose(stored, expected, atol=1e-5)
     expected = images_oracle.augmented(stored, key, 1, True, 2)
     np.testing.assert_array_equal(given_to_the_network(smaller.batch(rows, key)), expected)
-    again = given_to_the_network(smaller.resized(0).batch(rows, key))
+    again = given_to_the_network(smaller.resize(0).batch(rows, key))
     np.testing.assert_array_equal(again, given_to_the_network(images.batch(rows, key)))
     assert smaller.features_checksum == images.features_checksum
-    assert smaller.reshaped((27,)).batch(rows).inputs[0].shape == (3, 27)
-    assert Augmentation(1, False, 1).scaled(0.1) == Augmentation(1, False, 1) and not Augmentation().scaled(0.5)
+    assert smaller.reshape((27,)).batch(rows).inputs[0].shape == (3, 27)
+    assert Augmentation(1, False, 1).scale(0.1) == Augmentation(1, False, 1) and not Augmentation().scale(0.5)
 
 
 def test_sides_must_be_those_of_the_images(tmp_path):
     digits = open_digits()
     require_sides(digits, [4, 8])
-    small = resized(digits, 4)
-    assert (small.shape, small.features, resized(digits, 0)) == ((1, 4, 4), 16, digits)
+    small = resize_images(digits, 4)
+    assert (small.shape, small.features, resize_images(digits, 0)) == ((1, 4, 4), 16, digits)
     with pytest.raises(ConfigError, match=r"ends with side 4, but the images of digits have 8 \(1 x 8 x 8\)"):
         require_sides(digits, [4])
     np.savez(tmp_path / "flat.npz", x=np.zeros((9, 4), np.float32), y=np.arange(9) % 2)
@@ -319,9 +319,9 @@ def test_a_size_is_that_of_the_largest_square_in_the_middle(tmp_path, width, hei
     with Image.open(tmp_path / "data" / "train" / "a" / "0.png") as image:
         short, long = sorted((width, height))
         longer = int(10 * long / short)
-        resized = image.resize((10, longer) if width < height else (longer, 10), Image.Resampling.BILINEAR)
-    left, top = (round((side - 10) / 2) for side in resized.size)
-    expected = np.asarray(resized.crop((left, top, left + 10, top + 10)), int)
+        resize_images = image.resize((10, longer) if width < height else (longer, 10), Image.Resampling.BILINEAR)
+    left, top = (round((side - 10) / 2) for side in resize_images.size)
+    expected = np.asarray(resize_images.crop((left, top, left + 10, top + 10)), int)
     step = max(1, np.abs(np.diff(expected, axis=0)).max(), np.abs(np.diff(expected, axis=1)).max())
     assert np.abs(stored.transpose(1, 2, 0) - expected).max() <= step
 

@@ -274,7 +274,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
 
 
 def read(content):
-    return read_pickle(content)
+    return read_pickle(content, object)
 
 
 def array(shape, dtype, content):

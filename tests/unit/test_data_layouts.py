@@ -265,7 +265,7 @@ def test_a_constant_offset_is_removed_and_networks_from_before_keep_it(tmp_path,
     folder, clip = recordings(tmp_path, lambda clip: clip + np.float32(offset))
     report = prepare("speech", folder, tmp_path / "data.h5")
     assert report.reading == {"offset": "removed"}
-    data = open_prepared(report.target).normalised_by(None)
+    data = open_prepared(report.target).with_normalisation(None)
     first = examples_of(data.train, np.arange(1))[0]
     np.testing.assert_allclose(first.reshape(128, 32), log_mel(clip, 8000), atol=1e-3 if offset else 1e-5)
     path = str(folder / "no" / "ann_nohash_0.wav")

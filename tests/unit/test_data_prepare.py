@@ -16,8 +16,8 @@ from istmpi.checkpoint.state import inputs_of
 from istmpi.cli import output
 from istmpi.cli.commands.prepare import command
 from istmpi.data.archive import Archive
-from istmpi.data.decoder import Notes, class_folders
-from istmpi.data.dense.split import material_of
+from istmpi.data.decoder import Notes, read_class_folders
+from istmpi.data.dense.split import build_material
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.prepare import ENDINGS
 from istmpi.data.kind import Kind
@@ -166,7 +166,7 @@ def test_spoken_digits(shared_data, tmp_path):
 
 def test_the_layout_of_cifar10_as_jpegs(shared_data):
     """The names alone: decoding all takes a while."""
-    examples = class_folders(Archive(shared_data / "cifar10.tar"), ENDINGS, Notes())
+    examples = read_class_folders(Archive(shared_data / "cifar10.tar"), ENDINGS, Notes())
     splits = [example.split for example in examples]
     assert (splits.count("train"), splits.count("test")) == (50_000, 10_000)
     assert len({example.label for example in examples}) == 10
@@ -212,7 +212,7 @@ def source(tmp_path, monkeypatch):
         decoder.notes.reading["columns"] = ["a", "b"]
         x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(4) % 2
         splits = {"train": (x, y), "test": (x, y)}
-        return material_of("source", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
+        return build_material("source", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
 
     monkeypatch.setitem(KINDS, "made", Kind("made", read=read))
     path = tmp_path / "source.csv"
@@ -225,7 +225,7 @@ def test_the_file_and_the_checkpoint_keep_the_conventions(source, tmp_path):
     data = open_prepared(report.target)
     assert report.reading == data.reading == {"columns": ["a", "b"]}
     assert json.loads(inputs_of(data)["input/reading"].tobytes()) == data.reading
-    assert data.normalised_by(None).reshaped((1, 2)).reading == data.reading
+    assert data.with_normalisation(None).reshape((1, 2)).reading == data.reading
     np.savez(tmp_path / "a.npz", x=np.eye(10, dtype=int), y=["a", "b"] * 5)
     data = open_prepared(prepare("arrays", tmp_path / "a.npz", tmp_path / "plain.h5").target)
     assert data.reading == {} and "input/reading" not in inputs_of(data), "as it was before there were conventions"

@@ -10,10 +10,10 @@ from data_files import pack, read_notes, write_files
 
 from istmpi.data.batches import Batches
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.holdout import held_out
+from istmpi.data.holdout import draw_test
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
-from istmpi.data.sparse.prepare import read_rows
+from istmpi.data.sparse.predict import read_rows
 from istmpi.errors import ConfigError, DataError
 
 TRAIN = b"3 5 4\n0,2 1:0.5 4:-1e-3\n3 0:1\n1,0 2:2.5 3:3.4e38\n"
@@ -76,7 +76,7 @@ def test_rows_are_those_of_the_source(tmp_path):
     assert rows_of(data.train) == naive(TRAIN)
     assert rows_of(data.test) == naive(TEST)
     assert (data.task, data.kind, data.shape, data.outputs, data.classes) == ("multi-label", "xc", (5,), 4, None)
-    assert data.train.density == 5 / 3 and data.train.label_counts(4).tolist() == [2, 1, 1, 1]
+    assert data.train.density == 5 / 3 and data.train.count_labels(4).tolist() == [2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("form", ["tar", "tar.gz", "gz", "crlf", "spaces", "mark", "old names"])
@@ -98,7 +98,7 @@ def test_packing_and_white_space_change_nothing(tmp_path, form):
 
 
 def test_one_file_with_lists_of_rows_or_one_row_in_five_for_testing(tmp_path):
-    text, test = text_of(made_rows(50), 50, 12), held_out(50)
+    text, test = text_of(made_rows(50), 50, 12), draw_test(50)
     data = prepared(tmp_path, write_files(tmp_path / "alone", {"rows.txt": text}) / "rows.txt")
     assert rows_of(data.train) == [row for row, out in zip(naive(text), test) if not out]
     assert rows_of(data.test) == [row for row, out in zip(naive(text), test) if out]

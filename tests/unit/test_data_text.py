@@ -17,12 +17,12 @@ from tokenizing import make_tokenizer
 
 from istmpi.data import writer
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.holdout import held_out
+from istmpi.data.holdout import draw_test
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.data.text import split as windows
 from istmpi.data.text import tokenizer as tokenizers
-from istmpi.data.text.prepare import smallest_type
+from istmpi.data.text.prepare import choose_type
 from istmpi.data.text.tokenizer import Bytes, open_tokenizer
 from istmpi.errors import DataError
 
@@ -74,7 +74,7 @@ def test_without_splits_one_document_in_five_is_for_testing(tmp_path, form):
         source = write_files(tmp_path / "input", spread(23))
         source = source if form == "files" else pack(source, tmp_path / f"input.{form}")
     data = prepared(tmp_path, source, **({"key": "body"} if form.startswith("jsonl") else {}))
-    test = held_out(23)
+    test = draw_test(23)
     for split, chosen in (("train", ~test), ("test", test)):
         assert stream(data, split) == with_ends(text for text, of in zip(documents, chosen) if of)
 
@@ -104,7 +104,7 @@ def test_files_named_after_splits_are_splits_where_there_are_no_others(tmp_path)
 @given(st.binary(max_size=300).map(lambda text: text.replace(b"\0", b"")), st.integers(1, 40))
 def test_any_bytes_come_back(text, size):
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    tokens = np.concatenate([np.zeros(0, np.uint8), *Bytes().tokens_of(pieces)])
+    tokens = np.concatenate([np.zeros(0, np.uint8), *Bytes().read_tokens(pieces)])
     assert tokens.tolist() == list(text) and Bytes().decode([*tokens, 0]) == text
     np.testing.assert_array_equal(Bytes().encode(text), tokens)
 
@@ -157,14 +157,14 @@ def test_a_long_document_is_encoded_in_lines_however_it_is_read(tmp_path, monkey
     assert tokenizer.decode(whole) == text
     for size in (1, 7, 64):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        assert np.concatenate(list(tokenizer.tokens_of(pieces))).tolist() == whole
+        assert np.concatenate(list(tokenizer.read_tokens(pieces))).tolist() == whole
     two_lines = "Ünits travel home.\n" * 2
     assert whole[: len(tokenizer.encode(two_lines.encode()))] == tokenizer.encode(two_lines.encode()).tolist()
 
 
 def test_tokens_are_as_small_as_the_vocabulary_allows():
     for vocabulary, dtype in ((256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")):
-        assert smallest_type(vocabulary) == np.dtype(dtype)
+        assert choose_type(vocabulary) == np.dtype(dtype)
 
 
 def test_training_reads_the_data_without_the_library(tmp_path, monkeypatch):

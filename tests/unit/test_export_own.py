@@ -32,7 +32,7 @@ def model_of(name):
 
 def raw():
     """The features of the test split as they are in the data."""
-    rows = open_dataset("digits").test.normalised_by(None)
+    rows = open_dataset("digits").test.with_normalisation(None)
     return examples_of(rows, np.arange(len(rows)))[0]
 
 

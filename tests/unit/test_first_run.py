@@ -12,7 +12,7 @@ import torch
 from istmpi.config import Run
 from istmpi.config.sections import Train
 from istmpi.data.batches import Batches, place
-from istmpi.data.images.split import transform, transformed
+from istmpi.data.images.split import make_transform, transform_images
 from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError, DataError
 from istmpi.methods.class_loss import class_loss
@@ -109,20 +109,20 @@ def test_transforms_are_made_by_name_and_draw_by_the_key(monkeypatch):
     v2.Half = type("Half", (v2.Transform,), {"__call__": lambda self, x: x[:, ::2]})
     for name, module in {"": ModuleType("torchvision"), ".transforms": packages, ".transforms.v2": v2}.items():
         monkeypatch.setitem(sys.modules, f"torchvision{name}", module)
-    transform.cache_clear()
+    make_transform.cache_clear()
     images = np.zeros((20, 1, 4, 4), np.uint8)
-    first, again, other = (transformed(["Add(most=100)"], images, key) for key in (3, 3, 4))
+    first, again, other = (transform_images(["Add(most=100)"], images, key) for key in (3, 3, 4))
     assert (first == again).all() and (first != other).any() and len({image.tobytes() for image in first}) > 9
-    assert transformed(["Add(1)"], images, 3).max() == 0 == images.max()
+    assert transform_images(["Add(1)"], images, 3).max() == 0 == images.max()
     refused = {"Ad(1)": "mean Add", "Add(open)": "plain arguments", "Add(1, 2, 3)": "cannot be made", "Half": "becomes"}
     for text, said in refused.items():
         with pytest.raises(ConfigError, match=said):
-            transformed([text], images, 3)
+            transform_images([text], images, 3)
     monkeypatch.setitem(sys.modules, "torchvision.transforms.v2", None)
-    transform.cache_clear()
+    make_transform.cache_clear()
     with pytest.raises(ConfigError, match="needs torchvision, which cannot be imported"):
-        transform("Add(1)")
-    transform.cache_clear()
+        make_transform("Add(1)")
+    make_transform.cache_clear()
 
 
 def test_arguments_with_names_of_others_are_filled_in():

@@ -14,7 +14,7 @@ from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.batches import Batches
-from istmpi.data.graph.split import Graph, GraphSplit, sampled
+from istmpi.data.graph.split import Graph, GraphSplit, sample_neighbours
 from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
@@ -187,7 +187,7 @@ def test_neighbours_are_sampled_evenly():
     """Chi-square with 9 degrees of freedom: above 27.9 in one of 1,000 cases, for this seed it is not."""
     graph, count, draws = star(10), np.zeros(11), 3000
     for key in range(draws):
-        nodes, _, _ = sampled(graph, np.array([0]), (3,), key)
+        nodes, _, _ = sample_neighbours(graph, np.array([0]), (3,), key)
         assert len(nodes) == 4
         count[nodes] += 1
     assert count[0] == draws
@@ -199,7 +199,7 @@ def test_neighbours_are_sampled_evenly():
 
 def test_a_sample_goes_out_hop_by_hop():
     graph = star(10)
-    nodes, offsets, columns = sampled(graph, np.array([0]), (4, 2), 5)
+    nodes, offsets, columns = sample_neighbours(graph, np.array([0]), (4, 2), 5)
     dense = matrix(torch.from_numpy(offsets), torch.from_numpy(columns)).numpy()
     full = np.zeros((len(graph), len(graph)))
     rows = np.repeat(np.arange(len(graph)), np.diff(graph.neighbours.offsets))
@@ -210,15 +210,15 @@ def test_a_sample_goes_out_hop_by_hop():
     assert degrees[0] == 4 and len(leaves) == 4
     assert all(degrees[leaf] == 2 for leaf in leaves)
     assert all(degree == 0 for node, degree in degrees.items() if node > 10)
-    assert [len(sampled(graph, np.array([0]), (99, 99), key)[0]) for key in (3, None)] == [31, 31]
+    assert [len(sample_neighbours(graph, np.array([0]), (99, 99), key)[0]) for key in (3, None)] == [31, 31]
 
 
 def test_the_size_of_an_example_is_that_of_batches():
     data = split()
-    assert data.size_of_example(1, 0) == (NODES, data.graph.edges)
+    assert data.measure_examples(1, 0) == (NODES, data.graph.edges)
     clusters = split("clusters")
-    assert clusters.size_of_example(5, 0) == (NODES / 5, data.graph.edges / 5)
-    nodes, edges = split("neighbours", fanout=(1,)).size_of_example(4, 0)
+    assert clusters.measure_examples(5, 0) == (NODES / 5, data.graph.edges / 5)
+    nodes, edges = split("neighbours", fanout=(1,)).measure_examples(4, 0)
     assert 1 <= nodes <= 2 and edges <= 1
 
 

@@ -8,7 +8,7 @@ from data_files import MAKERS, example_arrays, make_csv, make_images, make_speec
 
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.moments import Extent, Normalisation, less
+from istmpi.data.moments import Extent, Normalisation, subtract
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset, open_digits
 from istmpi.errors import DataError
@@ -23,7 +23,7 @@ def read(source, kind, shape, **options):
 def prepared(kind, source, tmp_path, **options):
     """The data set that preparing gives, and its features split by split, as they were before normalisation."""
     prepare(kind, source, tmp_path / "data.h5", **options)
-    data = open_prepared(tmp_path / "data.h5").normalised_by(None)
+    data = open_prepared(tmp_path / "data.h5").with_normalisation(None)
     rows = {name: examples_of(split, np.arange(len(split)))[0] for name, split in data.splits.items()}
     return data, rows
 
@@ -68,7 +68,7 @@ def test_the_digits(monkeypatch):
     monkeypatch.setattr("istmpi.data.dense.split.BLOCK", 64 * 7)  # seven examples at a time
     names, x = read("digits", "digits", (1, 8, 8))
     assert names == list(range(360))
-    np.testing.assert_array_equal(x, examples_of(open_digits().test.normalised_by(None), np.arange(360))[0])
+    np.testing.assert_array_equal(x, examples_of(open_digits().test.with_normalisation(None), np.arange(360))[0])
 
 
 def test_a_table(tmp_path):
@@ -212,8 +212,8 @@ def test_other_files_have_no_offset(tmp_path, column):
 
 def test_differences_are_exact():
     x = np.array([2**63 + 1, 2**63 + 3, 2**64 - 1], np.uint64)
-    assert less(x, np.array(2.0**63)).tolist() == [1, 3, float(np.float32(2**63))]
-    assert less(np.array([-(2**62) - 1, -(2**62) + 5]), np.array(-(2.0**62))).tolist() == [-1, 5]
+    assert subtract(x, np.array(2.0**63)).tolist() == [1, 3, float(np.float32(2**63))]
+    assert subtract(np.array([-(2**62) - 1, -(2**62) + 5]), np.array(-(2.0**62))).tolist() == [-1, 5]
 
 
 def test_images_have_one_extent(tmp_path):
@@ -236,13 +236,13 @@ def test_rows_less_another_offset_are_normalised_alike(tmp_path):
     large = np.stack([KINDS["Unix times"], np.cos(STEPS)], 1)
     data = open_prepared(offset_files.write(tmp_path / "data.h5", large, LABELS))
     normalisation = Normalisation(np.float32([3, 0]), np.float32([50, 1]), np.array([1.7e9 + 40, 0]))
-    shifted = data.normalised_by(normalisation)
+    shifted = data.with_normalisation(normalisation)
     order = np.lexsort(all_rows(shifted)[0].T)
     expected = (large - normalisation.offset - normalisation.mean) / normalisation.std
     np.testing.assert_allclose(all_rows(shifted)[0][order], expected[np.lexsort(expected.T)], atol=1e-5)
     assert shifted.offset is normalisation.offset
     trained_on = Normalisation(data.mean, data.std, data.offset)
-    np.testing.assert_array_equal(all_rows(shifted.normalised_by(trained_on))[0], all_rows(data)[0])
+    np.testing.assert_array_equal(all_rows(shifted.with_normalisation(trained_on))[0], all_rows(data)[0])
     ((_, x, _),) = read_inputs(str(tmp_path / "data.h5"), "arrays", (2,))
     assert np.isin(x[:, 0], KINDS["Unix times"]).all()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from istmpi.data import hdf5
-from istmpi.data.dense.split import material_of
+from istmpi.data.dense.split import build_material
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import write
 from istmpi.errors import DataError
@@ -27,7 +27,7 @@ def file(tmp_path_factory, pixels):
     path = tmp_path_factory.mktemp("images") / "data.h5"
     x = pixels.reshape(-1, 2, 128, 128)
     splits = {"train": (x, np.arange(COUNT) % 2), "test": (x[:2], np.arange(2))}
-    write("images", material_of("x", "classification", splits, ("a", "b"), np.dtype("u1"), 2), path)
+    write("images", build_material("x", "classification", splits, ("a", "b"), np.dtype("u1"), 2), path)
     return path
 
 
@@ -46,7 +46,7 @@ def resident(path):
 def test_of_a_large_file_a_process_keeps_the_last_rows_alone(file, pixels, monkeypatch, kept):
     """The system maps up to 2 MB around each byte that is read."""
     monkeypatch.setattr(hdf5, "KEPT", kept)
-    train = open_prepared(file).train.normalised_by(None)
+    train = open_prepared(file).train.with_normalisation(None)
     generator, found = np.random.default_rng(1), []
     for number, rows in enumerate(generator.permutation(2 * COUNT).reshape(-1, 1) % COUNT):
         np.testing.assert_array_equal(train.features(rows), pixels[rows])

@@ -119,7 +119,7 @@ def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
     batch, (_, y) = data.batch(np.arange(40)), dense(data, np.arange(40))
     logits = torch.randn(40, LABELS, dtype=torch.float64)
     logits = logits.round() if ties else logits
-    counts = data.label_counts(LABELS)
+    counts = data.count_labels(LABELS)
     ends = [LABELS * n // parts for n in range(parts + 1)]
     found = [parts_of(logits[:, start:stop], start, batch.targets, loss) for start, stop in zip(ends, ends[1:])]
     sums = Ranking(counts, 40, (0.55, 1.5), loss).sums(found, batch.targets)
@@ -203,7 +203,7 @@ def test_odds_of_labels_stay_finite_where_rows_have_none_or_all():
     rows, _ = made(5, 1)
     for has in (0, LABELS):
         targets = Ragged(np.arange(6) * has, (np.tile(np.arange(has), 5),))
-        assert 0 < SparseSplit(rows, targets).odds_of_a_label(LABELS) < 1
+        assert 0 < SparseSplit(rows, targets).estimate_label_odds(LABELS) < 1
 
 
 def test_settings_that_cannot_be_and_other_data_are_refused():

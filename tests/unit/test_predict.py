@@ -20,7 +20,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.cli.main import _command
 from istmpi.comm import world
 from istmpi.data import KINDS
-from istmpi.data.dense.split import material_of
+from istmpi.data.dense.split import build_material
 from istmpi.data.kind import Kind
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
@@ -34,7 +34,7 @@ NAMES = ["batch", "layer", "none", "dealt", "leaky", "double", "regression"]
 def inputs(folder, name):
     """The source of a network's data, and the raw features of its test split."""
     source = str(folder / "numbers.npz") if name == "regression" else "digits"
-    test = open_dataset(source).test.normalised_by(None)
+    test = open_dataset(source).test.with_normalisation(None)
     return source, examples_of(test, np.arange(len(test)))[0]
 
 
@@ -185,7 +185,7 @@ def test_a_kind_of_data_is_what_it_declares(tmp_path, istmpi_command, monkeypatc
         decoder.notes.reading["key"] = key
         rows = rows_of(dict(archive.read(archive.names))["in.made"], key)
         splits = {"train": rows, "test": rows}
-        return material_of("made", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
+        return build_material("made", "classification", splits, ("0", "1"), np.dtype(np.float32), 2)
 
     def examples(path, request):
         x, y = rows_of(path.read_text(), request.reading["key"])

@@ -110,7 +110,7 @@ def test_prepared_and_as_it_stands_are_the_same(tmp_path):
         assert raw.splits[split].labels_checksum == data.splits[split].labels_checksum
         assert (np.load(path)[f"y_{split}"] == data.splits[split].labels()).all()
     assert (data.task, data.outputs, data.classes) == (raw.task, raw.outputs, raw.classes) == (DENSE_LABELS, 6, None)
-    assert report.of_class == tuple(np.load(path)["y_train"].sum(axis=0))
+    assert report.class_counts == tuple(np.load(path)["y_train"].sum(axis=0))
     assert "istmpi prepare arrays --task decides otherwise" in raw.assumed[0]
     left, held = data.with_validation(0.25, 0).splits["train"], data.with_validation(0.25, 0).splits["validation"]
     assert (len(left), len(held)) == (90, 30)

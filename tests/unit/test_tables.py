@@ -23,7 +23,7 @@ def prepared(path, **options):
     """The report, the data set and its training features as the table has them."""
     report = prepare("csv", path, path.parent / "out.h5", force=True, **options)
     data = open_prepared(report.target)
-    return report, data, np.asarray(data.train.normalised_by(None).x)
+    return report, data, np.asarray(data.train.with_normalisation(None).x)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from sparse_rows import LABELS
 from sparse_rows import write as write_rows
 
 from istmpi.config import Data
-from istmpi.data.graph.split import batched
+from istmpi.data.graph.split import batch_nodes
 from istmpi.data.holdout import split_indices
 from istmpi.data.sources import open_dataset, open_for_training
 from istmpi.data.text.split import TextSplit
@@ -44,7 +44,7 @@ def test_images_are_divided_and_keep_what_is_done_with_them():
     order, expected = (np.lexsort(np.column_stack([of.reshape(1437, -1), at]).T) for of, at in ((rows, labels), (x, y)))
     np.testing.assert_array_equal(rows[order].reshape(1437, -1), x[expected].reshape(1437, -1))
     np.testing.assert_array_equal(labels[order], y[expected])
-    small = data.train.resized(4).reshaped((16,))
+    small = data.train.resize(4).reshape((16,))
     assert small.batch(np.arange(3)).inputs[0].shape == (3, 16)
     flipped, plain = (data.train.batch(np.arange(50), key).inputs[0] for key in (7, None))
     assert not torch.equal(flipped, plain)
@@ -59,7 +59,7 @@ def test_sparse_rows_are_divided(tmp_path):
     split = open_dataset(str(tmp_path / "rows.h5")).train
     train, validation = split.hold_out(0.25, 1)
     assert (len(train), len(validation)) == (30, 10)
-    assert (train.label_counts(LABELS) + validation.label_counts(LABELS) == split.label_counts(LABELS)).all()
+    assert (train.count_labels(LABELS) + validation.count_labels(LABELS) == split.count_labels(LABELS)).all()
     rest, more = train.hold_out(0.5, 1)
     for part in (rest, more):
         for n in range(15):
@@ -91,7 +91,7 @@ def test_of_text_the_end_is_held_out_and_no_window_of_training_reaches_it():
 
 def test_nodes_of_a_graph_are_divided_and_its_edges_are_not(tmp_path):
     data = open_dataset(write_graph(tmp_path / "graph.h5"))
-    parts = batched(data, "neighbours", (2,)).with_validation(0.3, 5)
+    parts = batch_nodes(data, "neighbours", (2,)).with_validation(0.3, 5)
     train, validation = parts.train, parts.splits["validation"]
     assert sorted([*train.nodes, *validation.nodes]) == data.train.nodes.tolist()
     assert (train.how, validation.how) == ("neighbours", "full")

@@ -82,7 +82,7 @@ def _stored(data: Any) -> tuple[np.ndarray, list[str]]:
     """All examples of a data set as the source has them, and the names of their classes."""
     x, names = [], []
     for split in data.splits.values():
-        rows = split.normalised_by(None).batch(np.arange(len(split))).inputs[0].numpy()
+        rows = split.with_normalisation(None).batch(np.arange(len(split))).inputs[0].numpy()
         x.append(rows.reshape(len(rows), -1).astype(np.float64) + (0 if data.offset is None else data.offset))
         names += [data.classes[label] for label in split.labels()]
     return np.concatenate(x), names

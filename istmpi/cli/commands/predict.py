@@ -232,7 +232,7 @@ def _generate(
 
 
 def _rank_labels(trained: _Trained, source: str, split: str, top: int, form: str) -> Iterable[str]:
-    from istmpi.data.sparse.prepare import read_rows
+    from istmpi.data.sparse.predict import read_rows
     from istmpi.deploy.prediction import ranked_lines
 
     data = trained.data

@@ -111,10 +111,10 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
             shape = f" ({' x '.join(map(str, report.shape))})"
         yield "features", f"{report.features:,}{shape}"
     if task.several_labels:
-        counts = report.of_class or ()
+        counts = report.class_counts or ()
         yield "labels", _class_counts([*map(str, range(len(counts)))], counts)
     elif task.one_class:
-        yield "classes", _class_counts(report.classes or (), report.of_class or ())
+        yield "classes", _class_counts(report.classes or (), report.class_counts or ())
     elif report.classes:
         yield "classes", f"{len(report.classes):,}"
     for name, value in report.facts.items():

@@ -1,5 +1,6 @@
 """The attribute ``classes`` of a user's data set: a number of classes, or their names."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any
@@ -12,7 +13,7 @@ MOST = 10**7
 """The most classes that a number may stand for."""
 
 
-def class_names(dataset: Any, name: str) -> tuple[str, ...]:
+def read_class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """Return the names of the classes of a user's data set; () if it has none. ``name`` begins
     messages.
 
@@ -21,9 +22,9 @@ def class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """
     with calling(f"{name}: its attribute classes", DataError):
         classes = getattr(dataset, "classes", None)
-        names = _names(classes, name)
+        names = _read_names(classes, name)
         if len(set(names)) < len(names):
-            twice = next(each for number, each in enumerate(names) if each in names[:number])
+            twice, _ = Counter(names).most_common(1)[0]
             raise DataError(
                 f"{name} has the class {twice} twice in its attribute classes. Give each class its "
                 "name."
@@ -31,28 +32,27 @@ def class_names(dataset: Any, name: str) -> tuple[str, ...]:
         return names
 
 
-def _names(classes: Any, name: str) -> tuple[str, ...]:
+def _read_names(classes: Any, name: str) -> tuple[str, ...]:
     if classes is None:
         return ()
     if isinstance(classes, bool):
-        raise _refused(classes, name)
+        raise _refuse(classes, name)
     if hasattr(classes, "tolist"):  # an array, a tensor, or an index of pandas
         classes = classes.tolist()
     if hasattr(type(classes), "__index__"):
         if not 0 <= index(classes) <= MOST:
-            raise _refused(classes, name)
+            raise _refuse(classes, name)
         return tuple(map(str, range(index(classes))))
     if not isinstance(classes, Sequence) or isinstance(classes, str | bytes | bytearray | Mapping):
-        raise _refused(classes, name)
+        raise _refuse(classes, name)
     names = [*classes]
-    if any(not isinstance(each, str | int) or isinstance(each, bool) for each in names):
-        raise _refused(classes, name)
-    return tuple(printable(str(each)) for each in names)
+    if any(not isinstance(value, str | int) or isinstance(value, bool) for value in names):
+        raise _refuse(classes, name)
+    return tuple(printable(str(value)) for value in names)
 
 
-def _refused(classes: Any, name: str) -> DataError:
+def _refuse(classes: Any, name: str) -> DataError:
     return DataError(
         f"{name} has classes = {shown(classes)}, of type {type(classes).__name__}. Give a list of "
-        "names in the order "
-        "of their numbers, or the number of classes."
+        "names in the order of their numbers, or the number of classes."
     )

@@ -32,32 +32,16 @@ class Form:
         form."""
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
             raise DataError(
-                f"{name} has examples of {_type_of(inputs)}, and the first training examples are "
-                "floats. Give all "
-                "examples one type."
+                f"{name} has examples of {_name_type(inputs)}, and the first training examples are "
+                "floats. Give all examples one type."
             )
-        if kind_of(target) != self.target_kind:
+        if name_kind(target) != self.target_kind:
             raise DataError(
-                f"{name} has targets of {kind_of(target)}, and the first training examples have "
-                "targets of "
-                f"{self.target_kind}. Give all splits targets of one type."
+                f"{name} has targets of {name_kind(target)}, and the first training examples have "
+                f"targets of {self.target_kind}. Give all splits targets of one type."
             )
-        for what, tensor, expected in (
-            ("examples", inputs, self.example),
-            ("targets", target, self.target),
-        ):
-            if tensor.shape[:1] != (rows,):
-                raise DataError(
-                    f"{name}: its collate function makes {what} of shape {tuple(tensor.shape)} "
-                    "from "
-                    f"{counted(rows, 'example')}; the first axis must have {counted(rows, 'row')}."
-                )
-            if tuple(tensor.shape[1:]) != expected:
-                raise DataError(
-                    f"{name} has {what} of shape {tuple(tensor.shape[1:])}, and the first training "
-                    "examples have "
-                    f"{expected}. Give all {what} one shape."
-                )
+        _require_shape("examples", inputs, self.example, rows, name)
+        _require_shape("targets", target, self.target, rows, name)
         if self.classes:
             wrong = target[(target < 0) | (target >= self.classes)]
             if len(wrong):
@@ -66,16 +50,31 @@ class Form:
                 )
 
 
-def kind_of(target: Any) -> str:
+def _require_shape(
+    what: str, tensor: torch.Tensor, expected: tuple[int, ...], rows: int, name: str
+) -> None:
+    if tensor.shape[:1] != (rows,):
+        raise DataError(
+            f"{name}: its collate function makes {what} of shape {tuple(tensor.shape)} from "
+            f"{counted(rows, 'example')}; the first axis must have {counted(rows, 'row')}."
+        )
+    if tuple(tensor.shape[1:]) != expected:
+        raise DataError(
+            f"{name} has {what} of shape {tuple(tensor.shape[1:])}, and the first training "
+            f"examples have {expected}. Give all {what} one shape."
+        )
+
+
+def name_kind(target: Any) -> str:
     """Return ``float`` or ``integer`` for a tensor of numbers, otherwise the target's type."""
     if not isinstance(target, torch.Tensor) or target.dtype == torch.bool or target.is_complex():
-        return _type_of(target)
+        return _name_type(target)
     if target.is_floating_point():
         return "float"
     return "integer"
 
 
-def _type_of(value: Any) -> str:
+def _name_type(value: Any) -> str:
     if isinstance(value, Mapping):
         return "dict"
     dtype = getattr(value, "dtype", None)
@@ -84,7 +83,7 @@ def _type_of(value: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _fault_of(tensor: torch.Tensor) -> str:
+def _find_fault(tensor: torch.Tensor) -> str:
     """Return why a tensor cannot be sent to a network; empty if it can."""
     if tensor.is_meta:
         return "on the device meta, without values"
@@ -99,7 +98,7 @@ def require_tensors(inputs: tuple[Any, ...], batch: Any, name: str) -> None:
     """Raise DataError if a batch has tensors that cannot be sent to a network, or inputs that are
     no tensors."""
     for tensor in tensors_of((inputs, batch)):
-        fault = _fault_of(tensor)
+        fault = _find_fault(tensor)
         if fault:
             raise DataError(
                 f"{name} has tensors that are {fault}. Give plain tensors, or write a collate "

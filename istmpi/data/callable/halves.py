@@ -12,38 +12,39 @@ class _Indivisible(Exception):
     """Raised for a leaf without a row for each example."""
 
 
-def halves_of(outputs: Any, batch: Batch) -> list[tuple[Any, Batch]]:
+def split_rows(outputs: Any, batch: Batch) -> list[tuple[Any, Batch]]:
     """Return (outputs, batch) of the first and of the second half of the rows; [] if there are no
     such halves.
 
     Each tensor, and each list of texts or numbers, must have a row for each example.
     """
-    # decision 66: a mean over rows may stay one number; the halves of a batch show whether it is one.
+    # decision 66: a mean over rows may stay one number. The halves of a batch show whether it is
+    # one.
     rows = batch.examples
-    parts = [slice(0, rows // 2), slice(rows // 2, rows)] if rows > 1 else []
+    if rows < 2:
+        return []
+    halves = []
     try:
-        return [
-            (
-                _rows_of(outputs, part, rows),
-                Batch((), _rows_of(batch.targets, part, rows), part.stop - part.start),
-            )
-            for part in parts
-        ]
+        for part in (slice(0, rows // 2), slice(rows // 2, rows)):
+            targets = _take_rows(batch.targets, part, rows)
+            half = Batch((), targets, part.stop - part.start)
+            halves.append((_take_rows(outputs, part, rows), half))
     except _Indivisible:
         return []
+    return halves
 
 
-def joined_rows(first: tuple[Any, Batch], second: tuple[Any, Batch]) -> tuple[Any, Batch] | None:
+def join_rows(first: tuple[Any, Batch], second: tuple[Any, Batch]) -> tuple[Any, Batch] | None:
     """Return (outputs, batch) of the rows of two batches; None if they cannot be joined."""
-    rows = first[1].examples, second[1].examples
+    outputs, batch = first
+    more_outputs, more = second
+    rows = (batch.examples, more.examples)
     try:
-        outputs, targets = (
-            _join(first[0], second[0], *rows),
-            _join(first[1].targets, second[1].targets, *rows),
-        )
+        joined = _join(outputs, more_outputs, *rows)
+        targets = _join(batch.targets, more.targets, *rows)
     except _Indivisible:
         return None
-    return outputs, Batch((), targets, sum(rows))
+    return joined, Batch((), targets, sum(rows))
 
 
 def _join(first: Any, second: Any, *rows: int) -> Any:
@@ -65,7 +66,7 @@ def _join(first: Any, second: Any, *rows: int) -> Any:
     raise _Indivisible
 
 
-def _rows_of(tree: Any, part: slice, rows: int) -> Any:
+def _take_rows(tree: Any, part: slice, rows: int) -> Any:
     """Return a part of the rows of each leaf of a tree. Raises _Indivisible if a leaf has another
     number of rows."""
     if isinstance(tree, torch.Tensor):
@@ -73,9 +74,9 @@ def _rows_of(tree: Any, part: slice, rows: int) -> Any:
             raise _Indivisible
         return tree[part]
     if type(tree) is dict:
-        return {name: _rows_of(value, part, rows) for name, value in tree.items()}
+        return {name: _take_rows(value, part, rows) for name, value in tree.items()}
     if type(tree) in (list, tuple):
         if len(tree) == rows and not any(isinstance(value, torch.Tensor) for value in tree):
             return tree[part]
-        return type(tree)(_rows_of(value, part, rows) for value in tree)
+        return type(tree)(_take_rows(value, part, rows) for value in tree)
     raise _Indivisible

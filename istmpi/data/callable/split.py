@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import threading
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from istmpi import rng
 from istmpi.code import calling, ends_the_program, raised_in, short
 from istmpi.data.batch import Batch
 from istmpi.data.callable.form import Form, require_tensors
-from istmpi.data.dataset import Split
+from istmpi.data.dataset import Split, add_to_checksum
 from istmpi.errors import DataError
 from istmpi.trees import Named, tensors_of
 
@@ -47,18 +46,16 @@ class OwnSplit(Split):
     collated batch."""
     shape: tuple[int, ...] = ()
     """The shape of an example as a network gets it; unused without ``form``."""
-    chosen: np.ndarray | None = None
-    ahead: int = 0
-    count: int | None = None
+    count: int = -1
     """The number of examples of ``dataset``; by default, the data set is asked once."""
 
-    def __post_init__(self):
-        if self.count is None:
+    def __post_init__(self) -> None:
+        if self.count < 0:
             with calling(f"{self.name}: __len__", DataError):
                 self.count = len(self.dataset)
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
-        batch = self.collated(indices, key)
+        batch = self.read_collated(indices, key)
         with calling(f"{self.name}: the collated batch", DataError):
             return self._as_batch(batch, len(indices))
 
@@ -66,35 +63,40 @@ class OwnSplit(Split):
         """Return a collated batch of ``rows`` examples as a `Batch`. Raises DataError if it has
         another form."""
         if isinstance(batch, Mapping):
-            named = {
-                key: value
-                for key, value in batch.items()
-                if self.takes is None or key in self.takes
-            }
-            if not named:
-                entries = ", ".join(map(str, batch)) or "(none)"
-                arguments = ", ".join(self.takes or ()) or "names"
-                raise DataError(
-                    f"{self.name} has examples with entries {entries}, but the network's forward "
-                    f"takes {arguments}. Give entries these names."
-                )
-            inputs: Any = Named(named)
+            inputs: Any = self._choose_entries(batch)
         else:
-            inputs = self._first_of_two(batch)
-        arguments = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+            inputs = self._take_inputs(batch)
+        arguments = (inputs,)
+        if isinstance(inputs, list | tuple):
+            arguments = tuple(inputs)
         require_tensors(arguments, batch, self.name)
-        if self.form:
-            if isinstance(batch, Mapping):
-                raise DataError(
-                    f"{self.name} has examples that are dicts, and the first training examples are "
-                    "tensors."
-                )
-            self.form.require(inputs, batch[1], rows, self.name)
-            target = batch[1].long() if self.form.classes else batch[1].reshape(rows, -1)
-            return Batch((inputs.reshape(rows, *self.shape),), target, rows)
-        return Batch(arguments, batch, rows)
+        if self.form is None:
+            return Batch(arguments, batch, rows)
+        if isinstance(batch, Mapping):
+            raise DataError(
+                f"{self.name} has examples that are dicts, and the first training examples are "
+                "tensors."
+            )
+        targets = batch[1]
+        self.form.require(inputs, targets, rows, self.name)
+        targets = targets.long() if self.form.classes else targets.reshape(rows, -1)
+        return Batch((inputs.reshape(rows, *self.shape),), targets, rows)
 
-    def _first_of_two(self, batch: Any) -> Any:
+    def _choose_entries(self, batch: Mapping[Any, Any]) -> Named:
+        """Return the entries of a dict that the network takes. Raises DataError if it has none."""
+        named = {
+            key: value for key, value in batch.items() if self.takes is None or key in self.takes
+        }
+        if not named:
+            entries = ", ".join(map(str, batch)) or "(none)"
+            arguments = ", ".join(self.takes or ()) or "names"
+            raise DataError(
+                f"{self.name} has examples with entries {entries}, but the network's forward "
+                f"takes {arguments}. Give entries these names."
+            )
+        return Named(named)
+
+    def _take_inputs(self, batch: Any) -> Any:
         """Return the inputs of a batch ``(inputs, target)``. Raises DataError for anything else."""
         is_sequence = isinstance(batch, list | tuple)
         if is_sequence and len(batch) == 2:
@@ -108,10 +110,11 @@ class OwnSplit(Split):
             f"{self.name} has examples that are not (inputs, target) or dicts but {parts}."
         )
 
-    def collated(self, indices: np.ndarray, key: int | None = None) -> Any:
-        rows = np.asarray(self.places(indices)).tolist()
-        items, key = [], key or 0
-        with drawing() as seed:
+    def read_collated(self, indices: np.ndarray, key: int | None = None) -> Any:
+        rows = np.asarray(self.find_rows(indices)).tolist()
+        key = key or 0
+        items = []
+        with control_random_numbers() as seed:
             for row in rows:
                 seed(rng.key(key, row))
                 try:
@@ -129,33 +132,35 @@ class OwnSplit(Split):
             except BaseException as error:
                 if ends_the_program(error):
                     raise
-                if place := raised_in(error):
-                    some = ", ".join(map(str, rows[:4])) + ", ..." * (len(rows) > 4)
-                    raise DataError(
-                        f"{self.name}: its collate function fails for examples {some}: "
-                        f"{short(error)}.{place}"
-                    ) from error
-                odd = next(
-                    (
-                        row
-                        for row, item in zip(rows, items)
-                        if not self._go_together(items[0], item)
-                    ),
-                    rows[0],
-                )
-                if odd == rows[0]:
-                    raise DataError(
-                        f"{self.name} example {odd} cannot be put into a batch: {short(error)}. "
-                        "Give tensors, arrays "
-                        "and numbers, or write a collate function."
-                    ) from error
-                raise DataError(
-                    f"{self.name} example {odd} cannot be batched with example {rows[0]}: "
-                    f"{short(error)}. "
-                    "Give all the same shape, or write a collate function."
-                ) from error
+                raise self._describe_failure(error, rows, items) from error
 
-    def _go_together(self, *items: Any) -> bool:
+    def _describe_failure(
+        self, error: BaseException, rows: list[int], items: list[Any]
+    ) -> DataError:
+        """Return an error that names the examples that the collate function refused."""
+        place = raised_in(error)
+        if place:
+            some = ", ".join(map(str, rows[:4])) + ", ..." * (len(rows) > 4)
+            return DataError(
+                f"{self.name}: its collate function fails for examples {some}: "
+                f"{short(error)}.{place}"
+            )
+        # torch's own function names no example: find the first that does not fit the first.
+        fits = [self._can_collate(items[0], item) for item in items]
+        row = rows[0]
+        if False in fits:
+            row = rows[fits.index(False)]
+        if row == rows[0]:
+            return DataError(
+                f"{self.name} example {row} cannot be put into a batch: {short(error)}. Give "
+                "tensors, arrays and numbers, or write a collate function."
+            )
+        return DataError(
+            f"{self.name} example {row} cannot be batched with example {rows[0]}: "
+            f"{short(error)}. Give all the same shape, or write a collate function."
+        )
+
+    def _can_collate(self, *items: Any) -> bool:
         try:
             self.collate([*items])
         except Exception:
@@ -167,54 +172,60 @@ class OwnSplit(Split):
 
     def labels(self) -> np.ndarray:
         """Read and return the classes of all examples; zeros for data without classes."""
-        return self._classes if self.form and self.form.classes else super().labels()
+        if self.form and self.form.classes:
+            return self._classes
+        return super().labels()
 
     @cached_property
     def _classes(self) -> np.ndarray:
         parts = np.array_split(np.arange(len(self)), -(-len(self) // 1024))
         return np.concatenate([self.batch(part).targets.numpy() for part in parts])
 
-    def reshaped(self, shape: tuple[int, ...]) -> OwnSplit:
+    def reshape(self, shape: tuple[int, ...]) -> OwnSplit:
         return replace(self, shape=shape)
 
     @cached_property
     def _sample(self) -> list[Batch]:
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED).astype(np.int64))
-        return [self.batch(rows[at : at + 1]) for at in range(len(rows))]
+        return [self.batch(rows[number : number + 1]) for number in range(len(rows))]
 
     @property
     def features_checksum(self) -> int:
-        return checksum_of([batch.inputs for batch in self._sample])
+        return checksum_tensors([batch.inputs for batch in self._sample])
 
     @property
     def labels_checksum(self) -> int:
-        return checksum_of([batch.targets for batch in self._sample])
+        return checksum_tensors([batch.targets for batch in self._sample])
 
 
-def checksum_of(tree: Any) -> int:
+def checksum_tensors(tree: Any) -> int:
     checksum = 0
-    for tensor in (tensor for tensor in tensors_of(tree) if not tensor.is_meta):
-        checksum = zlib.crc32(
-            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum
-        )
+    for tensor in tensors_of(tree):
+        if not tensor.is_meta:
+            values = tensor.detach().cpu().contiguous().reshape(-1)
+            # NumPy lacks some types of torch, such as bfloat16; all have bytes.
+            checksum = add_to_checksum(checksum, values.view(torch.uint8).numpy())
     return checksum
 
 
 _ONE_AT_A_TIME = threading.RLock()
 _DRAWS = {
-    *(
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "normal",
-        "bernoulli",
-        "multinomial",
-        "poisson",
-        "bernoulli_",
-        "cauchy_",
-    ),
-    *("exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"),
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "poisson",
+    "bernoulli_",
+    "cauchy_",
+    "exponential_",
+    "geometric_",
+    "log_normal_",
+    "normal_",
+    "random_",
+    "uniform_",
 }
 _LIKE = {"rand_like": torch.rand, "randn_like": torch.randn}
 
@@ -227,20 +238,20 @@ class _FromGenerator(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable, types: Any, inputs: Any = (), named: Any = None
     ) -> Any:
-        name, named = function.__name__, dict(named or {})
-        if name in _LIKE:  # it takes no generator in torch before 2.10
-            function, inputs, named = (
-                _LIKE[name],
-                (inputs[0].shape,),
-                {"dtype": inputs[0].dtype, **named},
-            )
+        name = function.__name__
+        named = dict(named or {})
+        # torch before 2.10 gives these no generator.
+        if name in _LIKE:
+            function = _LIKE[name]
+            named = {"dtype": inputs[0].dtype, **named}
+            inputs = (inputs[0].shape,)
         if name in _DRAWS or name in _LIKE:
             named.setdefault("generator", self._generator)
         return function(*inputs, **named)
 
 
 @contextmanager
-def drawing() -> Iterator[Callable[[int], None]]:
+def control_random_numbers() -> Iterator[Callable[[int], None]]:
     """Yield a function that seeds this context's random numbers by a key. One thread at a time
     enters the context."""
     generator = torch.Generator()
@@ -251,10 +262,11 @@ def drawing() -> Iterator[Callable[[int], None]]:
         generator.manual_seed(key >> 1)
 
     with _ONE_AT_A_TIME:
-        before = random.getstate(), np.random.get_state()
+        before = random.getstate()
+        numpys_before = np.random.get_state()
         try:
             with _FromGenerator(generator):
                 yield seed
         finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
+            random.setstate(before)
+            np.random.set_state(numpys_before)

@@ -5,21 +5,23 @@ data's file. The class or file with the score may also define ``score_name`` and
 ``higher_is_better``. Without a loss function, the type of the targets decides what is missing.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from istmpi.amounts import Amount, amounts_in
 from istmpi.code import calling, shown
 from istmpi.data.batch import Batch
-from istmpi.data.callable.form import kind_of
-from istmpi.data.callable.halves import halves_of, joined_rows
-from istmpi.data.callable.split import drawing
-from istmpi.data.dataset import same_form
+from istmpi.data.callable.form import name_kind
+from istmpi.data.callable.halves import join_rows, split_rows
+from istmpi.data.callable.split import control_random_numbers
+from istmpi.data.dataset import have_same_form, without_ones
 from istmpi.errors import ConfigError
 from istmpi.foreign import printable
 from istmpi.tasks import LOWER, Classification, OwnTask, Regression, higher_is_better
@@ -27,6 +29,17 @@ from istmpi.trees import tensors_of
 
 Function = Callable[[Any, Any], Any]
 Amounts = Callable[[Any, Batch], dict[str, Amount]]
+
+
+class Found(NamedTuple):
+    """A function of a user's, or a default one."""
+
+    subject: str
+    """The function's name for messages."""
+    call: Function
+    holder: Any
+    """The class or module that has the function."""
+
 
 LEFT_OUT = -100
 """The integer target that the default loss and score leave out, as torch's cross-entropy does."""
@@ -47,20 +60,20 @@ class _Task(OwnTask):
     @classmethod
     def no_means(cls, scored: list[tuple[Any, Batch]]) -> str:
         outputs, batch = scored[-1]
+        # A last batch of one row has no halves.
         if batch.examples == 1 and len(scored) > 1:
-            outputs, batch = joined_rows(*scored[-2:]) or (outputs, batch)
+            outputs, batch = join_rows(*scored[-2:]) or (outputs, batch)
         for subject, function in cls.functions.items():
-            if not is_mean(function, outputs, batch):
+            if not averages_halves(function, outputs, batch):
                 return (
                     f"{subject} is not a mean over rows: two halves of a batch do not average to "
-                    "the whole batch. Its "
-                    "average over batches depends on evaluate.batch and on the ranks. Return a "
-                    "pair (sum, count)."
+                    "the whole batch. Its average over batches depends on evaluate.batch and on "
+                    "the ranks. Return a pair (sum, count)."
                 )
         return ""
 
 
-def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
+def find_functions(holders: Mapping[str, Any]) -> dict[str, Found]:
     """Return the functions ``loss`` and ``score``, each with the first class or module of
     ``holders`` that has it.
 
@@ -68,7 +81,9 @@ def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
     function does not take (outputs, batch).
     """
     functions = {}
-    for (place, holder), name in product(reversed(holders.items()), ("loss", "score")):
+    # The first holder comes last, and replaces the functions of the others.
+    last_first = reversed(list(holders.items()))
+    for (place, holder), name in product(last_first, ("loss", "score")):
         function = getattr(holder, name, None)
         if function is None:
             continue
@@ -83,50 +98,57 @@ def functions_of(holders: Mapping[str, Any]) -> dict[str, tuple[Function, Any]]:
                 f"{place}: {name} must take exactly (outputs, batch); in a class make it a "
                 "@staticmethod."
             ) from error
-        functions[name] = f"{place}: {name}", function, holder
+        functions[name] = Found(f"{place}: {name}", function, holder)
     return functions
 
 
-def own_task(
-    functions: Mapping[str, tuple[str, Function, Any]], target: Any, source: str
-) -> type[OwnTask]:
+def make_task(functions: Mapping[str, Found], target: Any, source: str) -> type[OwnTask]:
     """Return a task with ``functions``. The type of ``target`` decides a missing loss, or raises
     ConfigError."""
-    used = dict(functions)
-    place, _, holder = functions.get("score", (source, None, None))
-    if "loss" not in used:
-        kind = kind_of(target)
-        if kind not in ("integer", "float"):
-            raise ConfigError(
-                f"{source} has targets of {kind}; only integers and floats have a default loss. "
-                "Write loss(outputs, batch) in its file, or as a @staticmethod of the network's "
-                "class."
-            )
-        default: Any = _Integers()
-        if kind == "float":
-            default = _Floats(tuple(target.shape[1:]))
+    loss = functions.get("loss")
+    score = functions.get("score")
+    place = source
+    holder = None
+    if score:
+        place = score.subject.removesuffix(": score")
+        holder = score.holder
+    if loss is None:
+        kind = name_kind(target)
+        default = _make_defaults(kind, target, source)
+        loss = Found(f"{source}: the loss of {kind} targets", default.loss, default)
+        score = score or Found(f"{source}: the score of {kind} targets", default.score, default)
         holder = holder or default
-        used["loss"] = f"{source}: the loss of {kind} targets", default.loss, default
-        used.setdefault("score", (f"{source}: the score of {kind} targets", default.score, default))
-    name, higher = _score_facts(holder, place.removesuffix(": score"), "score" in used)
-    losses = _amounts(*used["loss"][:2])
-    scores = None
-    if "score" in used:
-        scores = _amounts(*used["score"][:2])
-    functions_by_name = {used["loss"][0]: losses}
-    if scores:
-        functions_by_name[used["score"][0]] = scores
-    facts = {
+    name, higher = _read_score_facts(holder, place, has_score=score is not None)
+    losses = _count_amounts(loss.subject, loss.call)
+    attributes: dict[str, Any] = {
         "losses": staticmethod(losses),
-        "scores": staticmethod(scores) if scores else None,
-        "functions": functions_by_name,
+        "scores": None,
+        "functions": {loss.subject: losses},
         "score": name + LOWER * (not higher and higher_is_better(name)),
         "higher_is_better": higher,
     }
-    return type("OwnTask", (_Task,), facts)
+    if score:
+        scores = _count_amounts(score.subject, score.call)
+        attributes["scores"] = staticmethod(scores)
+        attributes["functions"][score.subject] = scores
+    return type("OwnTask", (_Task,), attributes)
 
 
-def _score_facts(holder: Any, place: str, has_score: bool) -> tuple[str, bool]:
+def _make_defaults(kind: str, target: Any, source: str) -> _Integers | _Floats:
+    """Return the default loss and score for targets of a ``kind``. Raises ConfigError if there are
+    none."""
+    if kind == "integer":
+        return _Integers()
+    if kind == "float":
+        return _Floats(tuple(target.shape[1:]))
+    raise ConfigError(
+        f"{source} has targets of {kind}; only integers and floats have a default loss. "
+        "Write loss(outputs, batch) in its file, or as a @staticmethod of the network's "
+        "class."
+    )
+
+
+def _read_score_facts(holder: Any, place: str, has_score: bool) -> tuple[str, bool]:
     """Return the name of the score and its direction, as ``holder``, a class or module, says them.
 
     ``place``: the name of the holder for messages.
@@ -140,42 +162,47 @@ def _score_facts(holder: Any, place: str, has_score: bool) -> tuple[str, bool]:
     return printable(name), higher
 
 
-def _amounts(subject: str, function: Function) -> Amounts:
+def _count_amounts(subject: str, function: Function) -> Amounts:
     """Return a function of (outputs, `Batch`) that returns the amounts of a user's function.
 
     It raises ConfigError if the user's function fails, returns another form than before or, in
     training, no gradient.
     """
-    forms: list[list[tuple[str, bool]]] = []
+    first: list[tuple[str, bool]] | None = None
 
-    def amounts(outputs: Any, batch: Batch) -> dict[str, Amount]:
+    def count(outputs: Any, batch: Batch) -> dict[str, Amount]:
+        nonlocal first
         with calling(subject):
             returned = function(outputs, batch.targets)
-        named = amounts_in(returned, batch.examples, subject)
-        form = [(name, amount.is_mean) for name, amount in named.items()]
-        forms[1:] = [form]
-        if forms[0] != form:
+        amounts = amounts_in(returned, batch.examples, subject)
+        form = [(name, amount.is_mean) for name, amount in amounts.items()]
+        if first is None:
+            first = form
+        # Ranks add up amounts one by one, so each batch must have the same.
+        if form != first:
             raise ConfigError(
-                f"{subject} returns {_in_words(form)} for a batch, and {_in_words(forms[0])} "
-                "before."
+                f"{subject} returns {_describe_form(form)} for a batch, and "
+                f"{_describe_form(first)} before."
             )
-        if any(amount.is_mean for amount in named.values()):
+        if any(amount.is_mean for amount in amounts.values()):
             _require_rows(subject, batch)
         if torch.is_grad_enabled() and not any(
-            _has_gradient(amount.value) for amount in named.values()
+            _has_gradient(amount.value) for amount in amounts.values()
         ):
             raise ConfigError(
                 f"{subject} has no gradient. Compute it from outputs that are not detached."
             )
-        return named
+        return amounts
 
-    return amounts
+    return count
 
 
-def _in_words(form: list[tuple[str, bool]]) -> str:
-    return ", ".join(
-        f"{name or 'the value'} as a {'number' if is_mean else 'pair'}" for name, is_mean in form
-    )
+def _describe_form(form: list[tuple[str, bool]]) -> str:
+    words = []
+    for name, is_mean in form:
+        what = "number" if is_mean else "pair"
+        words.append(f"{name or 'the value'} as a {what}")
+    return ", ".join(words)
 
 
 def _has_gradient(value: Any) -> bool:
@@ -190,26 +217,27 @@ def _require_rows(subject: str, batch: Batch) -> None:
     if len(firsts) == 1 and not any(batch.examples in shape[:2] for shape in shapes):
         raise ConfigError(
             f"{subject} returns a mean over rows, but the collate function made {firsts.pop()} "
-            "rows of "
-            f"{batch.examples} examples. Return a pair (sum, count)."
+            f"rows of {batch.examples} examples. Return a pair (sum, count)."
         )
 
 
-def is_mean(amounts: Amounts, outputs: Any, batch: Batch) -> bool:
+def averages_halves(count: Amounts, outputs: Any, batch: Batch) -> bool:
     """Return False if a function's numbers of two halves of a batch do not average to those of the
     whole batch.
 
     The result is True if the batch cannot be halved, if numbers have 16 bits, or if the function
     fails on a half or draws random numbers.
     """
-    halves = halves_of(outputs, batch)
+    halves = split_rows(outputs, batch)
     if not halves or any(
         x.is_floating_point() and x.element_size() < 4 for x in tensors_of(outputs)
     ):
         return True
-    calls = [(outputs, batch), (outputs, batch), *halves]
-    with drawing(), suppress(ConfigError):
-        whole, again, *parts = [amounts(*each) for each in calls]
+    with control_random_numbers(), suppress(ConfigError):
+        whole = count(outputs, batch)
+        # A function that draws random numbers differs from itself, and is not judged.
+        again = count(outputs, batch)
+        parts = [count(half_outputs, half) for half_outputs, half in halves]
         for name, amount in whole.items():
             totals = [part[name].total for part in parts]
             near = 1e-4 * sum(map(abs, totals)) + 1e-6
@@ -259,33 +287,25 @@ class _Floats:
         _require_kind(target, "float")
         if target.shape == outputs.shape:
             return target
-        if target.shape[:1] != outputs.shape[:1] or not same_form(
+        if target.shape[:1] != outputs.shape[:1] or not have_same_form(
             target.shape[1:], outputs.shape[1:]
         ):
             raise ConfigError(
                 f"the network's outputs have the shape {tuple(outputs.shape)}, and the targets "
-                f"{tuple(target.shape)}. "
-                "Give both the same shape, or write loss(outputs, batch)."
+                f"{tuple(target.shape)}. Give both the same shape, or write loss(outputs, batch)."
             )
-        if (
-            not _without_ones(target.shape) == _without_ones(outputs.shape)
-            and tuple(target.shape[1:]) != self._shape
-        ):
+        differs = without_ones(target.shape) != without_ones(outputs.shape)
+        if differs and tuple(target.shape[1:]) != self._shape:
             raise ConfigError(
                 f"targets have the shape {tuple(target.shape[1:])}, and those of the first "
-                "training examples "
-                f"{self._shape}. Give all targets one shape."
+                f"training examples {self._shape}. Give all targets one shape."
             )
         return target.reshape(outputs.shape)
 
 
-def _without_ones(shape: tuple[int, ...]) -> list[int]:
-    return [length for length in shape if length != 1]
-
-
 def _require_kind(target: Any, kind: str) -> None:
-    if kind_of(target) != kind:
+    if name_kind(target) != kind:
         raise ConfigError(
-            f"targets of {kind_of(target)} follow targets of {kind}. Give all splits targets of "
+            f"targets of {name_kind(target)} follow targets of {kind}. Give all splits targets of "
             "the same type."
         )

@@ -3,26 +3,26 @@ from istmpi.data.kind import Kind, lazy
 
 _TASK = ("task", "TASK", "classification, regression or (arrays) multi-label.  [default: guessed]")
 SPEECH = Kind(
-    "speech",
-    "WORD/SPEAKER_nohash_INDEX.wav, as in Speech Commands",
-    lazy("dense.speech:read"),
-    (CLASSES,),
+    name="speech",
+    help="WORD/SPEAKER_nohash_INDEX.wav, as in Speech Commands",
+    read=lazy("dense.speech:read"),
+    options=(CLASSES,),
     input=("FILE.wav, FOLDER, .tar", "for a network trained on speech"),
     examples=lazy("dense.speech:examples"),
     open=lazy("dense.split:open_rows"),
 )
 IDX = Kind(
-    "idx",
-    "the MNIST family",
-    lazy("dense.arrays:read_idx"),
+    name="idx",
+    help="the MNIST family",
+    read=lazy("dense.arrays:read_idx"),
     examples=lazy("images.prepare:examples"),
     reading={"type": "bytes"},
 )
 ARRAYS = Kind(
-    "arrays",
-    ".npz or .npy with x_train, y_train, x_test, y_test",
-    lazy("dense.arrays:read"),
-    (
+    name="arrays",
+    help=".npz or .npy with x_train, y_train, x_test, y_test",
+    read=lazy("dense.arrays:read"),
+    options=(
         _TASK,
         (
             "channels",
@@ -31,14 +31,14 @@ ARRAYS = Kind(
         ),
         CLASSES,
     ),
-    (".npy",),
-    ("FILE.npy, FILE.npz", "an array x [examples, ...]"),
+    endings=(".npy",),
+    input=("FILE.npy, FILE.npz", "an array x [examples, ...]"),
 )
 CSV = Kind(
-    "csv",
-    "a table of numbers with a column of labels",
-    lazy("dense.tables:read"),
-    (
+    name="csv",
+    help="a table of numbers with a column of labels",
+    read=lazy("dense.tables:read"),
+    options=(
         _TASK,
         (
             "label",
@@ -49,6 +49,6 @@ CSV = Kind(
         CLASSES,
         ("delimiter", "CHARACTER", "delimiter, or tab.  [default: comma, semicolon or tab]"),
     ),
-    (".csv",),
-    ("FILE.csv", "a row of numbers for each example, columns named as in training"),
+    endings=(".csv",),
+    input=("FILE.csv", "a row of numbers for each example, columns named as in training"),
 )

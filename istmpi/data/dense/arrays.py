@@ -5,18 +5,18 @@ import os
 import re
 import struct
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection
 from math import prod
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
 from istmpi.data.archive import Archive
 from istmpi.data.class_list import class_list
 from istmpi.data.dataset import SPLITS, WORDS
-from istmpi.data.decoder import Decoder, Notes, first_of
-from istmpi.data.dense.split import material_of
-from istmpi.data.holdout import ONE_IN_FIVE, TestSplit, with_test
+from istmpi.data.decoder import Decoder, Notes, list_first
+from istmpi.data.dense.split import build_material
+from istmpi.data.holdout import ONE_IN_FIVE, TestSplit, ensure_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
@@ -47,10 +47,10 @@ def read(
     if not any("train" in name.lower() for name in arrays):
         decoder.split = ONE_IN_FIVE
     listed = class_list(classes)
-    return material_of_arrays(arrays, str(archive.path), decoder.notes, task, channels, listed)
+    return build_from_arrays(arrays, str(archive.path), decoder.notes, task, channels, listed)
 
 
-def material_of_arrays(
+def build_from_arrays(
     arrays: dict[str, np.ndarray],
     source: str,
     notes: Notes,
@@ -58,41 +58,50 @@ def material_of_arrays(
     channels: str | None = None,
     listed: tuple[str, ...] | None = None,
 ) -> Material:
+    """Return the content of a prepared file for ``arrays`` with the names of `split_arrays`.
+
+    The other arguments are those of `read`. Raises ConfigError or DataError.
+    """
     pairs, names = split_arrays(arrays, source)
-    if rest := sorted(arrays.keys() - names):
-        notes.leave_out(f"{counted(len(rest), 'array')}: {first_of(rest)}")
-    task, classes, labels = read_labels(
-        {split: y for split, (_, y) in pairs.items()}, task, source, notes=notes, classes=listed
-    )
-    splits = {
-        split: (_channels_first(x, channels, source), labels[split])
-        for split, (x, _) in pairs.items()
-    }
-    notes.reading |= {"channels": channels} if channels == "last" else {}
-    types = [x.dtype for x, _ in splits.values()]
-    notes.reading |= convention_of(types)
-    of_bytes, shape = {*types} == {np.dtype(np.uint8)}, splits["train"][0].shape[1:]
-    groups = shape[0] if len(shape) == 1 and not of_bytes else 1
-    return material_of(
-        source, task, splits, classes, np.dtype(np.uint8 if of_bytes else np.float32), groups
-    )
+    rest = sorted(arrays.keys() - names)
+    if rest:
+        notes.leave_out(f"{counted(len(rest), 'array')}: {list_first(rest)}")
+    raw = {split: y for split, (_, y) in pairs.items()}
+    task, classes, labels = read_labels(raw, task, source, notes=notes, classes=listed)
+    splits = {}
+    for split, (x, _) in pairs.items():
+        splits[split] = (_move_channels(x, channels, source), labels[split])
+    if channels == "last":
+        notes.reading["channels"] = channels
+    types = {x.dtype for x, _ in splits.values()}
+    notes.reading |= find_convention(types)
+    shape = splits["train"][0].shape[1:]
+    dtype: np.dtype = np.dtype(np.float32)
+    # Columns of a table have ranges of their own; pixels of an image share one.
+    groups = shape[0] if len(shape) == 1 else 1
+    if types == {np.dtype(np.uint8)}:
+        dtype = np.dtype(np.uint8)
+        groups = 1
+    return build_material(source, task, splits, classes, dtype, groups)
 
 
-def _channels_first(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
+def _move_channels(x: np.ndarray, channels: str | None, source: str) -> np.ndarray:
+    """Return images with the channels before height and width. Raises DataError if ``channels`` is
+    missing or has no use."""
     shown = " x ".join(map(str, x.shape[1:]))
     if channels is None and x.ndim == 4 and x.shape[3] <= 4 < x.shape[1]:
         raise DataError(
             f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} "
-            "x "
-            f"{x.shape[3]}. Prepare images of {x.shape[1]} x {x.shape[2]} with --channels last, "
-            "others with "
-            "--channels first."
+            f"x {x.shape[3]}. Prepare images of {x.shape[1]} x {x.shape[2]} with --channels last, "
+            "others with --channels first."
         )
     if channels is not None and x.ndim != 4:
         raise DataError(
             f"{source}: x has examples of {shown}, but --channels needs three axes. Leave it out."
         )
-    return np.moveaxis(x, 3, 1) if channels == "last" else x
+    if channels == "last":
+        return np.moveaxis(x, 3, 1)
+    return x
 
 
 def _load(archive: Archive) -> dict[str, np.ndarray]:
@@ -103,8 +112,7 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
     if not names:
         raise DataError(
             f"{archive.path} holds {', '.join(archive.names[:3])}, but no .npz or .npy. Save its "
-            "arrays with "
-            "np.savez as x_train, y_train, x_test and y_test, or x and y."
+            "arrays with np.savez as x_train, y_train, x_test and y_test, or x and y."
         )
     arrays = {}
     for name in names:
@@ -114,7 +122,7 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
     return arrays
 
 
-def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
+def load_arrays(file: IO[bytes], name: str) -> dict[str, np.ndarray]:
     """Return an .npz's arrays by name; a .npy's array is memory-mapped and named ``""``. DataError
     if damaged."""
     with reading(f"{name} cannot be read as a NumPy file", "Write it with np.savez.", Exception):
@@ -122,39 +130,53 @@ def load_arrays(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
             return {"": _map(file)}
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
-            if twice := [key for key in arrays.files if arrays.files.count(key) > 1]:
-                raise ValueError(f"it has two members {printable(twice[0])}")
-            held = {printable(key): arrays[key] for key in arrays.files}
-            if odd := [key for key, array in held.items() if not isinstance(array, np.ndarray)]:
-                raise ValueError(f"its member {odd[0]} is not an array")
-            return held
+            for key in arrays.files:
+                if arrays.files.count(key) > 1:
+                    raise ValueError(f"it has two members {printable(key)}")
+            members = {printable(key): arrays[key] for key in arrays.files}
+            for key, array in members.items():
+                # NumPy returns the bytes of a member that is no array.
+                if not isinstance(array, np.ndarray):
+                    raise ValueError(f"its member {key} is not an array")
+            return members
 
 
 def array_names(split: str) -> list[tuple[str, str]]:
     """Return the names that a split's arrays of examples and of labels may have, in lower case."""
-    return [
-        pair
-        for part in WORDS[split]
-        for pair in ((f"x_{part}", f"y_{part}"), (f"{part}_x", f"{part}_y"))
-    ]
+    names = []
+    for word in WORDS[split]:
+        names.append((f"x_{word}", f"y_{word}"))
+        names.append((f"{word}_x", f"{word}_y"))
+    return names
 
 
-def with_test_drawn(
+def draw_missing_test(
     arrays: dict[str, np.ndarray], source: str, test: TestSplit
 ) -> dict[str, np.ndarray]:
+    """Return the arrays with a test split, drawn from x and y, if ``test`` asks for it."""
     by_name = {name.lower(): name for name in arrays}
     if not test.is_drawn(source, any(x in by_name for x, _ in array_names("test"))):
         return arrays
-    pairs = ("x", "y"), *array_names("train")
-    names = next(
-        ([by_name[name] for name in pair] for pair in pairs if by_name.keys() >= {*pair}), ()
-    )
-    if not names or len(arrays[names[0]]) != len(arrays[names[1]]):
-        return arrays  # `split_arrays` refuses them
-    x, y = (arrays[name] for name in names)
-    arrays = {name: array for name, array in arrays.items() if name not in names}
-    train, rows = test.indices(len(y), y if y.ndim == 1 and y.dtype.kind in "iub" else None)
-    return arrays | {"x_train": x[train], "y_train": y[train], "x_test": x[rows], "y_test": y[rows]}
+    pairs = [("x", "y"), *array_names("train")]
+    names = next((pair for pair in pairs if by_name.keys() >= {*pair}), None)
+    # `split_arrays` refuses arrays that do not fit.
+    if names is None:
+        return arrays
+    x_name, y_name = (by_name[name] for name in names)
+    x = arrays[x_name]
+    y = arrays[y_name]
+    if len(x) != len(y):
+        return arrays
+    classes = y if y.ndim == 1 and y.dtype.kind in "iub" else None
+    train, rows = test.indices(len(y), classes)
+    others = {name: array for name, array in arrays.items() if name not in (x_name, y_name)}
+    return {
+        **others,
+        "x_train": x[train],
+        "y_train": y[train],
+        "x_test": x[rows],
+        "y_test": y[rows],
+    }
 
 
 def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, Pair], set[str]]:
@@ -164,61 +186,71 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
     Arrays are called x_train and y_train, or train_x and train_y, in any letter case. If there are
     only x and y, one example in five is for testing.
     """
+    names = _name_pairs(arrays, source)
+    pairs = {split: (arrays[x], arrays[y]) for split, (x, y) in names.items()}
+    _require_fitting(pairs, source)
+    used = {name for pair in names.values() for name in pair}
+    return ensure_test(pairs, source), used
+
+
+def _name_pairs(arrays: Collection[str], source: str) -> dict[str, tuple[str, str]]:
+    """Return the names of the arrays of examples and of labels of each split; "" for no split."""
     by_name: dict[str, str] = {}
     for name in arrays:
-        if (other := by_name.setdefault(name.lower(), name)) != name:
+        other = by_name.setdefault(name.lower(), name)
+        if other != name:
             raise DataError(f"{source} has both {other} and {name}. Keep one of them.")
-    names: dict[str, list[str]] = {}
+    names: dict[str, tuple[str, str]] = {}
     for split in SPLITS:
         for x, y in array_names(split):
             if x in by_name and y in by_name:
-                names.setdefault(split, [by_name[x], by_name[y]])
+                names.setdefault(split, (by_name[x], by_name[y]))
     if not names and "x" in by_name and "y" in by_name:
-        names[""] = [by_name["x"], by_name["y"]]
-    elif not names.keys() >= {"train", "test"}:
+        return {"": (by_name["x"], by_name["y"])}
+    if not names.keys() >= {"train", "test"}:
         held = ", ".join(sorted(arrays)) or "nothing"
         raise DataError(
             f"{source} holds {held}; it needs x_train, y_train, x_test and y_test, or x and y."
         )
-    pairs = {split: (arrays[x], arrays[y]) for split, (x, y) in names.items()}
-    shape, types = next(iter(pairs.values()))[0].shape[1:], {x.dtype for x, _ in pairs.values()}
+    return names
+
+
+def _require_fitting(pairs: dict[str, Pair], source: str) -> None:
+    """Raise DataError for x and y that are no examples, or differ in form between splits."""
+    first, _ = next(iter(pairs.values()))
+    shape = first.shape[1:]
     for x, y in pairs.values():
-        of_one_form = x.ndim >= 2 and x.shape[1:] == shape and 0 not in shape + y.shape[1:]
-        if (
-            not of_one_form
-            or y.ndim not in (1, 2)
-            or len(x) != len(y)
-            or x.dtype.kind not in "fiub"
-        ):
+        has_shape = x.ndim >= 2 and x.shape[1:] == shape and 0 not in shape + y.shape[1:]
+        is_labelled = y.ndim in (1, 2) and len(x) == len(y)
+        if not has_shape or not is_labelled or x.dtype.kind not in "fiub":
             raise DataError(
                 f"{source}: x {x.shape} of {x.dtype} and y {y.shape} do not fit. Give numbers [n, "
-                "...] and n "
-                "labels, with one example shape in all splits."
+                "...] and n labels, with one example shape in all splits."
             )
-    if len({"bytes" if dtype == np.uint8 else dtype.kind == "b" for dtype in types}) > 1:
+    types = {x.dtype for x, _ in pairs.values()}
+    scales = {"bytes" if dtype == np.uint8 else dtype.kind == "b" for dtype in types}
+    if len(scales) > 1:
         raise DataError(
             f"{source}: x is {' and '.join(sorted(map(str, types)))}; bytes (0 to 255), flags (0, "
-            "1) and other numbers "
-            "would be mixed. Save all splits with the same type and scale."
+            "1) and other numbers would be mixed. Save all splits with the same type and scale."
         )
-    return with_test(pairs, source), {name for pair in names.values() for name in pair}
 
 
-def convention_of(dtypes: Iterable[np.dtype]) -> dict[str, str]:
-    dtypes = {*dtypes}
-    if dtypes == {np.dtype(np.uint8)}:
+def find_convention(dtypes: Collection[np.dtype]) -> dict[str, str]:
+    """Return what prediction must know of the types of x, as a data set's ``reading`` states it."""
+    if {*dtypes} == {np.dtype(np.uint8)}:
         return {"type": "bytes"}
-    return {"type": "floats"} if any(dtype.kind == "f" for dtype in dtypes) else {}
+    if any(dtype.kind == "f" for dtype in dtypes):
+        return {"type": "floats"}
+    return {}
 
 
-def _map(file: BinaryIO) -> np.ndarray:
+def _map(file: IO[bytes]) -> np.ndarray:
+    """Map the array of a .npy file. Raises ValueError if it holds objects or ends too early."""
     file.seek(0)
-    version = np.lib.format.read_magic(file)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
+    read = np.lib.format.read_array_header_2_0
+    if np.lib.format.read_magic(file) == (1, 0):
+        read = np.lib.format.read_array_header_1_0
     shape, fortran, dtype = read(file)
     missing = prod(shape) * dtype.itemsize - (os.fstat(file.fileno()).st_size - file.tell())
     if dtype.hasobject or missing > 0 or min(shape, default=0) < 0:
@@ -239,45 +271,45 @@ def read_idx(archive: Archive, decoder: Decoder) -> Material:
     Files have the names of MNIST's four files. ``test`` may replace ``t10k``; a prefix and ".gz"
     are allowed.
     """
-    files, x, raw = _find_idx(archive), {}, {}
+    files = _find_idx(archive)
+    images: dict[str, np.ndarray] = {}
+    raw: dict[str, np.ndarray] = {}
     for split in ("train", "test"):
-        images, labels = files[split, "images"], files[split, "labels"]
-        x[split], raw[split] = (
-            _idx_array(archive, images, axes=3)[:, np.newaxis],
-            _idx_array(archive, labels, axes=1),
-        )
-        if len(raw[split]) != len(x[split]) or len(raw[split]) == 0:
+        x_name = files[split, "images"]
+        y_name = files[split, "labels"]
+        x = _read_idx_array(archive, x_name, axes=3)[:, np.newaxis]
+        y = _read_idx_array(archive, y_name, axes=1)
+        if len(y) != len(x) or len(y) == 0:
             raise DataError(
-                f"{images} has {len(x[split])} images, but {labels} has {len(raw[split])} labels; "
-                "the numbers "
-                "must be equal, and at least 1. Download them again."
+                f"{x_name} has {len(x)} images, but {y_name} has {len(y)} labels; the numbers must "
+                "be equal, and at least 1. Download them again."
             )
-    shape = x["train"].shape[1:]
-    if x["test"].shape[1:] != shape:
-        raise DataError(
-            f"{archive.path}: images are {shape[1:]} in train and {x['test'].shape[2:]} in test."
-        )
-    names = (
-        f"{' and '.join(files[split, what] for what in ('images', 'labels'))}: {split}"
-        for split in x
-    )
+        images[split] = x
+        raw[split] = y
+    shape = images["train"].shape[2:]
+    other_shape = images["test"].shape[2:]
+    if other_shape != shape:
+        raise DataError(f"{archive.path}: images are {shape} in train and {other_shape} in test.")
+    names = (f"{files[split, 'images']} and {files[split, 'labels']}: {split}" for split in images)
     decoder.notes.assume(f"splits from file names: {', '.join(names)}")
     _, classes, labels = read_labels(raw, CLASSIFICATION, str(archive.path))
-    splits = {split: (x[split], labels[split]) for split in x}
-    return material_of(archive.source, CLASSIFICATION, splits, classes, np.dtype(np.uint8), 1)
+    splits = {split: (images[split], labels[split]) for split in images}
+    return build_material(archive.source, CLASSIFICATION, splits, classes, np.dtype(np.uint8), 1)
 
 
 def _find_idx(archive: Archive) -> dict[tuple[str, str], str]:
+    """Return the names of the four files by split and content."""
     files: dict[tuple[str, str], str] = {}
     for name in archive.names:
-        if match := _IDX_FILE.fullmatch(name):
-            key = "train" if match[1] == "train" else "test", match[2]
-            if key in files:
-                raise DataError(
-                    f"{archive.path} has both {files[key]} and {name}; keep one data set per "
-                    "folder."
-                )
-            files[key] = name
+        match = _IDX_FILE.fullmatch(name)
+        if match is None:
+            continue
+        split = "train" if match[1] == "train" else "test"
+        other = files.setdefault((split, match[2]), name)
+        if other != name:
+            raise DataError(
+                f"{archive.path} has both {other} and {name}; keep one data set per folder."
+            )
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         prefix, what, _ = name.split("-")
         if (prefix.replace("t10k", "test"), what) not in files:
@@ -285,7 +317,7 @@ def _find_idx(archive: Archive) -> dict[tuple[str, str], str]:
     return files
 
 
-def _idx_array(archive: Archive, name: str, axes: int) -> np.ndarray:
+def _read_idx_array(archive: Archive, name: str, axes: int) -> np.ndarray:
     with archive.stream(name) as stream:
         header = stream.read(4 + 4 * axes)
         if len(header) < 4 + 4 * axes or struct.unpack(">HBB", header[:4]) != (0, 8, axes):

@@ -10,10 +10,10 @@ import numpy as np
 from istmpi.data import KINDS, OTHER
 from istmpi.data.archive import Archive
 from istmpi.data.callable.source import is_function
-from istmpi.data.dataset import Dataset, other_reading, require_finite, same_form
+from istmpi.data.dataset import Dataset, describe_difference, have_same_form, require_finite
 from istmpi.data.decoder import Block, Request
 from istmpi.data.dense import tables
-from istmpi.data.dense.arrays import array_names, convention_of, load_arrays, with_test_drawn
+from istmpi.data.dense.arrays import array_names, draw_missing_test, find_convention, load_arrays
 from istmpi.data.dense.split import rows_per_block
 from istmpi.data.dense.tables import read_table
 from istmpi.data.hdf5 import open_prepared
@@ -31,87 +31,91 @@ def read_inputs(source: str, kind: str, shape: tuple[int, ...], **options: Any) 
 
     ``options`` are those of `Request`. Raises DataError.
     """
-    path, request, trained_on, count = (
-        Path(source),
-        Request(shape, **options),
-        KINDS.get(kind, OTHER),
-        0,
-    )
-    name, unused = path.name.lower(), {"resize"} if request.resize else set()
-    unused |= {
-        option
-        for option in ("label", "header", "delimiter")
-        if getattr(request, option) is not None
+    request = Request(shape, **options)
+    blocks, used = _open_blocks(source, Path(source), kind, request)
+    given = {
+        name for name in ("label", "header", "delimiter") if getattr(request, name) is not None
     }
-    if source == "digits" or is_function(source):
-        blocks = _of_dataset(open_dataset(source, test=request.test), source, request)
-    elif not (path.is_file() or path.is_dir()):
-        what = f"is {kind_of(path)}" if path.exists() else "does not exist"
-        raise DataError(f"{path} {what}. Give a file or a folder to predict.")
-    elif name.endswith(SUFFIXES):
-        data = open_prepared(path)
-        if differences := other_reading(data.reading, request.reading):
-            raise DataError(
-                f"{path}: {differences} in the network's training data. Prepare it the same way."
-            )
-        blocks = _of_dataset(data, source, request)
-    elif trained_on.examples and (
-        name.endswith(trained_on.endings) or not name.endswith((*ARRAYS, *tables.ENDINGS))
-    ):
-        blocks = trained_on.examples(path, request)
-        unused -= {"resize"} if len(shape) == 3 else set()
-    elif name.endswith(ARRAYS):
-        blocks = _of_array(path, request, trained_on.reading)
-    elif name.endswith(tables.ENDINGS):
-        blocks = _of_table(path, request)
-        unused &= {"resize"}
-    else:
-        takes = " x ".join(map(str, shape))
-        raise DataError(
-            f"{path}: this network takes {takes} numbers; give a .csv, .npz, .npy or a prepared .h5."
-        )
-    if unused:
-        raise DataError(f"--{min(unused)} does not go with {source}. Leave it out.")
-    for names, x, true in blocks:
-        require_finite(x, "input example", source, count)
-        count += len(x)
-        yield (range(count - len(x), count) if names is None else names), x, true
+    if request.resize:
+        given.add("resize")
+    if given - used:
+        raise DataError(f"--{min(given - used)} does not go with {source}. Leave it out.")
+    count = 0
+    for block in blocks:
+        require_finite(block.x, "input example", source, count)
+        first = count
+        count += len(block.x)
+        if block.names is None:
+            block = block._replace(names=range(first, count))
+        yield block
     if count == 0:
         raise DataError(f"{source} has no examples that can be read.")
 
 
-def _of_dataset(data: Dataset, source: str, request: Request) -> Iterator[Block]:
+def _open_blocks(
+    source: str, path: Path, kind: str, request: Request
+) -> tuple[Iterator[Block], set[str]]:
+    """Return the examples of ``source``, and the options that its form takes."""
+    if source == "digits" or is_function(source):
+        data = open_dataset(source, test=request.test)
+        return _read_dataset(data, source, request), set()
+    if not (path.is_file() or path.is_dir()):
+        what = "does not exist"
+        if path.exists():
+            what = f"is {kind_of(path)}"
+        raise DataError(f"{path} {what}. Give a file or a folder to predict.")
+    name = path.name.lower()
+    trained_on = KINDS.get(kind, OTHER)
+    if name.endswith(SUFFIXES):
+        data = open_prepared(path)
+        differences = describe_difference(data.reading, request.reading)
+        if differences:
+            raise DataError(
+                f"{path}: {differences} in the network's training data. Prepare it the same way."
+            )
+        return _read_dataset(data, source, request), set()
+    is_plain = name.endswith((*ARRAYS, *tables.ENDINGS))
+    if trained_on.examples and (name.endswith(trained_on.endings) or not is_plain):
+        used = {"resize"} if len(request.shape) == 3 else set()
+        return trained_on.examples(path, request), used
+    if name.endswith(ARRAYS):
+        return _read_array(path, request, trained_on.reading), set()
+    if name.endswith(tables.ENDINGS):
+        return _read_table(path, request), {"label", "header", "delimiter"}
+    shown = " x ".join(map(str, request.shape))
+    raise DataError(
+        f"{path}: this network takes {shown} numbers; give a .csv, .npz, .npy or a prepared .h5."
+    )
+
+
+def _read_dataset(data: Dataset, source: str, request: Request) -> Iterator[Block]:
     _require_form(source, data.shape, request.shape)
     data.require_split(request.split, source)
-    rows = data.normalised_by(None).reshaped((data.features,)).splits[request.split]
-    labels = data.classes and rows.labels()
-    for start in range(0, len(rows), step := rows_per_block(data.features)):
+    rows = data.with_normalisation(None).reshape((data.features,)).splits[request.split]
+    labels = rows.labels() if data.classes else None
+    step = rows_per_block(data.features)
+    for start in range(0, len(rows), step):
         part = np.arange(start, min(start + step, len(rows)))
         x = rows.batch(part).inputs[0].numpy()
-        true = data.classes and [data.classes[label] for label in labels[part]]
-        yield None, x if data.offset is None else x + data.offset, true
+        if data.offset is not None:
+            x = x + data.offset
+        classes = None
+        if data.classes and labels is not None:
+            classes = [data.classes[label] for label in labels[part]]
+        yield Block(names=None, x=x, classes=classes)
 
 
-def _of_array(path: Path, request: Request, reading: Mapping[str, Any]) -> Iterator[Block]:
-    shape, reading = request.shape, {**reading, **request.reading}
-    with path.open("rb") as file:
-        arrays = load_arrays(file, str(path))
-    if "x" not in map(str.lower, arrays):
-        arrays = with_test_drawn(arrays, str(path), request.test)
-    by_name = {name.lower(): array for name, array in arrays.items()}
-    pairs = [("x", "y"), *array_names(request.split)]
-    x, y = next(((by_name[x], by_name.get(y)) for x, y in pairs if x in by_name), (None, None))
-    if x is None:
-        if len(arrays) != 1:
-            raise DataError(
-                f"{path} holds {', '.join(arrays) or 'nothing'}; name the array of examples x."
-            )
-        (x,) = arrays.values()
+def _read_array(path: Path, request: Request, reading: Mapping[str, Any]) -> Iterator[Block]:
+    shape = request.shape
+    reading = {**reading, **request.reading}
+    x, y = _load_pair(path, request)
     if x.dtype.kind not in "fiub":
         raise DataError(f"{path}: x is of {x.dtype}; give numbers.")
-    if differences := other_reading(convention_of([x.dtype]), reading):
+    differences = describe_difference(find_convention([x.dtype]), reading)
+    if differences:
         raise DataError(
-            f"{path}: {differences} in the network's training data. Give x in the same form and scale."
+            f"{path}: {differences} in the network's training data. Give x in the same form and "
+            "scale."
         )
     if reading.get("channels") == "last":
         if x.ndim not in (3, 4):
@@ -119,51 +123,87 @@ def _of_array(path: Path, request: Request, reading: Mapping[str, Any]) -> Itera
                 f"{path}: x is {x.shape}; give [n, height, width, channels], as in training."
             )
         x = np.moveaxis(x, -1, -3)
-    if x.ndim > 0 and same_form(x.shape, shape):
+    if x.ndim > 0 and have_same_form(x.shape, shape):
         x = x[np.newaxis]
     _require_form(str(path), x.shape[1:], shape)
-    classes = y is not None and y.shape == x.shape[:1] and y.dtype.kind in "iuU"
-    return _in_blocks(x, prod(shape), [*map(str, y)] if classes else None)
+    classes = None
+    if y is not None and y.shape == x.shape[:1] and y.dtype.kind in "iuU":
+        classes = [str(label) for label in y]
+    return _cut_blocks(x, prod(shape), classes)
 
 
-def _of_table(path: Path, request: Request) -> Iterator[Block]:
-    reading, delimiter, width = request.reading, request.delimiter, prod(request.shape)
+def _load_pair(path: Path, request: Request) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the arrays of examples and of labels; None if there are no labels."""
+    with path.open("rb") as file:
+        arrays = load_arrays(file, str(path))
+    if "x" not in map(str.lower, arrays):
+        arrays = draw_missing_test(arrays, str(path), request.test)
+    by_name = {name.lower(): array for name, array in arrays.items()}
+    for x, y in [("x", "y"), *array_names(request.split)]:
+        if x in by_name:
+            return by_name[x], by_name.get(y)
+    if len(arrays) != 1:
+        raise DataError(
+            f"{path} holds {', '.join(arrays) or 'nothing'}; name the array of examples x."
+        )
+    return next(iter(arrays.values())), None
+
+
+def _read_table(path: Path, request: Request) -> Iterator[Block]:
+    reading = request.reading
     trained = Fields(reading, "the network's file", "Prepare the data again, and train on them.")
+    delimiter = request.delimiter
     if delimiter is None and "delimiter" in trained:
         delimiter = trained.text("delimiter")
-    header = reading.get("header") if request.header is None else request.header
-    facts = request.label, request.notes, delimiter, header
-    table = read_table(Archive(path), path.name, *facts, passed_over=reading.get("label"))
+    header = request.header
+    if header is None:
+        header = reading.get("header")
+    table = read_table(
+        Archive(path),
+        path.name,
+        label=request.label,
+        notes=request.notes,
+        delimiter=delimiter,
+        header=header,
+        left_out=reading.get("label"),
+    )
+    x = table.x
     if table.names is not None and reading.get("columns") is not None:
         columns = trained.texts("columns")
-        if len({*columns}) < len(columns) or sorted(table.names) != sorted(columns):
-            differences = (
-                other_reading({"columns": table.names}, {"columns": columns})
-                or "its names are not unique"
-            )
-            raise DataError(
-                f"{path}: {differences} in the training data. Give the same columns with unique names; "
-                "--label skips a column, --header no reads a table without a header, --delimiter sets the "
-                "delimiter."
-            )
-        table.x = table.x[:, [table.names.index(name) for name in columns]]
-    if table.x.shape[1] != width:
+        _require_columns(path, table.names, columns)
+        # A table to predict may have its columns in another order.
+        x = x[:, [table.names.index(name) for name in columns]]
+    width = prod(request.shape)
+    if x.shape[1] != width:
         raise DataError(
-            f"{path}: a row has {table.x.shape[1]} numbers; the network takes {width}. Skip the column of labels "
-            "with --label; --delimiter sets the delimiter."
+            f"{path}: a row has {x.shape[1]} numbers; the network takes {width}. Skip the column "
+            "of labels with --label; --delimiter sets the delimiter."
         )
-    return _in_blocks(table.x, width)
+    return _cut_blocks(x, width)
 
 
-def _in_blocks(x: np.ndarray, width: int, true: Sequence[str] | None = None) -> Iterator[Block]:
-    for start in range(0, len(x), step := rows_per_block(width)):
+def _require_columns(path: Path, names: list[str], expected: list[str]) -> None:
+    """Raise DataError if columns are not those of the training data, in any order."""
+    if len({*expected}) == len(expected) and sorted(names) == sorted(expected):
+        return
+    differences = describe_difference({"columns": names}, {"columns": expected})
+    raise DataError(
+        f"{path}: {differences or 'its names are not unique'} in the training data. Give the same "
+        "columns with unique names; --label skips a column, --header no reads a table without a "
+        "header, --delimiter sets the delimiter."
+    )
+
+
+def _cut_blocks(x: np.ndarray, width: int, classes: Sequence[str] | None = None) -> Iterator[Block]:
+    step = rows_per_block(width)
+    for start in range(0, len(x), step):
         part = slice(start, start + step)
-        yield None, np.asarray(x[part]).reshape(-1, width), true and true[part]
+        rows = np.asarray(x[part]).reshape(-1, width)
+        yield Block(names=None, x=rows, classes=classes[part] if classes else None)
 
 
 def _require_form(source: str, given: tuple[int, ...], taken: tuple[int, ...]) -> None:
-    if not same_form(given, taken):
-        shown = [" x ".join(map(str, shape)) for shape in (given, taken)]
-        raise DataError(
-            f"{source} has examples of {shown[0] or 'no'} numbers; the network takes {shown[1]}."
-        )
+    if not have_same_form(given, taken):
+        shown = " x ".join(map(str, given)) or "no"
+        expected = " x ".join(map(str, taken))
+        raise DataError(f"{source} has examples of {shown} numbers; the network takes {expected}.")

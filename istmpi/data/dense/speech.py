@@ -2,7 +2,7 @@
 WORD/SPEAKER_nohash_INDEX.wav."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
@@ -20,12 +20,12 @@ from istmpi.data.decoder import (
     Example,
     Notes,
     Request,
-    checked_splits,
-    class_folders,
-    common_folder,
-    decoded,
+    decode_files,
+    ensure_test_examples,
+    find_common_folder,
+    read_class_folders,
 )
-from istmpi.data.dense.split import material_of
+from istmpi.data.dense.split import build_material
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
 from istmpi.foreign import MEGABYTE, printable, reason
@@ -53,66 +53,80 @@ def read(archive: Archive, decoder: Decoder, *, classes: str | None = None) -> M
     """Read clips as log-mel spectrograms [1, 128, 32] float32, each normalised separately; the
     classes are words. ``classes``: names with commas, see `class_list`."""
     listed = class_list(classes)
-    examples, notes = _examples(archive, decoder), decoder.notes
-    notes.reading[OFFSET] = "removed"
-    with one_thread():
-        splits, names, bad = decoder.run(
-            archive, examples, clip_decoder(notes.reading), MOST_BYTES, listed
-        )
-    return material_of(archive.source, CLASSIFICATION, splits, names, np.dtype(np.float32), 1, bad)
+    examples = _find_examples(archive, decoder)
+    decoder.notes.reading[OFFSET] = "removed"
+    decode = ClipDecoder(decoder.notes.reading)
+    with use_one_thread():
+        splits, names, bad = decoder.run(archive, examples, decode, MOST_BYTES, listed)
+    return build_material(
+        source=archive.source,
+        task=CLASSIFICATION,
+        splits=splits,
+        classes=names,
+        dtype=np.dtype(np.float32),
+        groups=1,
+        skipped=bad,
+    )
 
 
 def examples(path: Path, request: Request) -> Iterator[Block]:
-    return decoded(path, request, ENDINGS, clip_decoder(request.reading), MOST_BYTES, one_thread)
+    decode = ClipDecoder(request.reading)
+    return decode_files(path, request, ENDINGS, decode, MOST_BYTES, use_one_thread)
 
 
-def one_thread() -> AbstractContextManager:
+def use_one_thread() -> AbstractContextManager:
     """Return a context in which BLAS has one thread; several threads would wait for each other."""
     return optional("threadpoolctl", "threadpoolctl", "spectrograms").threadpool_limits(
         1, user_api="blas"
     )
 
 
-def _examples(archive: Archive, decoder: Decoder) -> list[Example]:
-    lists = {
-        name: LISTS[base] for name in archive.names if (base := name.rpartition("/")[2]) in LISTS
-    }
+def _find_examples(archive: Archive, decoder: Decoder) -> list[Example]:
+    lists = {}
+    for name in archive.names:
+        split = LISTS.get(name.rpartition("/")[2])
+        if split:
+            lists[name] = split
     listed = "test" in lists.values()
-    examples = class_folders(archive, ENDINGS, decoder.notes, splits=not listed)
+    examples = read_class_folders(archive, ENDINGS, decoder.notes, splits=not listed)
     examples = [example for example in examples if not example.label.startswith("_")]
     if not examples:
         raise DataError(f"{archive.path} has no WORD/SPEAKER_nohash_INDEX.wav. Give that layout.")
     if listed:
-        splits = _listed(archive, lists, [example.name for example in examples], decoder.notes)
+        names = [example.name for example in examples]
+        splits = _read_lists(archive, lists, names, decoder.notes)
         return [replace(example, split=splits.get(example.name, "train")) for example in examples]
     if not examples[0].split:
         raise DataError(
-            f"{archive.path} has no splits. Give testing_list.txt with a path WORD/FILE per line, or folders "
-            "train/ and test/; no speaker may be in both."
+            f"{archive.path} has no splits. Give testing_list.txt with a path WORD/FILE per line, "
+            "or folders train/ and test/; no speaker may be in both."
         )
-    return checked_splits(archive, examples, decoder.notes)
+    return ensure_test_examples(archive, examples, decoder.notes)
 
 
-def _listed(
+def _read_lists(
     archive: Archive, lists: dict[str, str], names: list[str], notes: Notes
 ) -> dict[str, str]:
-    common = common_folder(names, splits=False)
+    """Return the splits of the files ``names`` that lists name; ``lists``: each list's split."""
+    common = find_common_folder(names, splits=False)
     paths = {name.removeprefix(common): name for name in names}
     splits: dict[str, str] = {}
     missing: list[str] = []
     for list_name, content in archive.read(lists):
         for line in content.decode("utf-8-sig", errors="surrogateescape").splitlines():
             path = printable(line.strip().removeprefix("./"))
+            if not path:
+                continue
             if path not in paths:
-                missing += [f"{path} in {list_name}"] * bool(path)
+                missing.append(f"{path} in {list_name}")
             elif splits.setdefault(paths[path], lists[list_name]) != lists[list_name]:
                 raise DataError(
                     f"{archive.path}: {path} is in the lists of both splits. Remove it from one."
                 )
     if missing and "test" not in splits.values():
         raise DataError(
-            f"{archive.path}: its lists name no existing test file: {missing[0]} is missing. Write WORD/FILE "
-            "on each line."
+            f"{archive.path}: its lists name no existing test file: {missing[0]} is missing. Write "
+            "WORD/FILE on each line."
         )
     if missing:
         notes.leave_out(
@@ -121,46 +135,57 @@ def _listed(
     return splits
 
 
-def clip_decoder(reading: Mapping[str, Any]) -> Callable[[str, bytes], np.ndarray]:
-    soundfile = optional("soundfile", "soundfile", "recordings")
-    first: tuple[str, int] | None = None
+class ClipDecoder:
+    """A function of a file's name and content that returns its `log_mel` ``[1, BANDS, FRAMES]``.
 
-    def decode(name: str, content: bytes) -> np.ndarray:
-        nonlocal first
+    ``reading``: the conventions of the data. Raises BadFileError for an unreadable clip; DataError
+    for another rate than that of the first clip.
+    """
+
+    def __init__(self, reading: Mapping[str, Any]):
+        self._soundfile = optional("soundfile", "soundfile", "recordings")
+        self._removes_offset = reading.get(OFFSET) == "removed"
+        self._first: tuple[str, int] | None = None
+
+    def __call__(self, name: str, content: bytes) -> np.ndarray:
+        sound, rate = self._read(content)
+        if len(sound) == 0:
+            raise BadFileError("no samples")
+        if not np.abs(sound).max() < LOUDEST:
+            raise BadFileError("samples that are not finite, or far too large")
+        self._first = self._first or (name, rate)
+        first, first_rate = self._first
+        if rate != first_rate:
+            raise DataError(
+                f"{name} has {rate} Hz but {first} has {first_rate}; resample them to the same "
+                "rate first."
+            )
+        clip = sound.mean(axis=1)
+        if clip.var(dtype=np.float64) < CANCELLED * sound.var(axis=0, dtype=np.float64).mean():
+            raise BadFileError("channels that cancel each other: they are in opposite phase")
+        if self._removes_offset:
+            offset = clip.mean(dtype=np.float64)
+            if abs(offset) > LEAST_OFFSET * clip.std(dtype=np.float64):
+                clip = clip - np.float32(offset)
+        return log_mel(clip, rate)[np.newaxis]
+
+    def _read(self, content: bytes) -> tuple[np.ndarray, int]:
+        """Return a file's samples ``[n, channels]`` float32, and their number in a second."""
+        lowest, highest = RATES
         try:
-            with soundfile.SoundFile(io.BytesIO(content)) as file:
-                rate = file.samplerate
-                if not RATES[0] <= rate <= RATES[1]:
+            with self._soundfile.SoundFile(io.BytesIO(content)) as file:
+                if not lowest <= file.samplerate <= highest:
                     raise BadFileError(
-                        f"{rate:,} samples a second; they must be from {RATES[0]:,} to {RATES[1]:,}"
+                        f"{file.samplerate:,} samples a second; they must be from {lowest:,} to "
+                        f"{highest:,}"
                     )
                 if file.frames * file.channels > MOST_SAMPLES:
                     raise BadFileError(
                         f"{file.frames:,} samples of {file.channels} channels are too many"
                     )
-                sound = file.read(dtype="float32", always_2d=True)
-        except (soundfile.SoundFileError, MemoryError, ValueError) as error:
+                return file.read(dtype="float32", always_2d=True), file.samplerate
+        except (self._soundfile.SoundFileError, MemoryError, ValueError) as error:
             raise BadFileError(reason(error)) from error
-        if len(sound) == 0:
-            raise BadFileError("no samples")
-        if not np.abs(sound).max() < LOUDEST:
-            raise BadFileError("samples that are not finite, or far too large")
-        first = first or (name, rate)
-        if rate != first[1]:
-            raise DataError(
-                f"{name} has {rate} Hz but {first[0]} has {first[1]}; resample them to the same rate first."
-            )
-        clip = sound.mean(axis=1)
-        if clip.var(dtype=np.float64) < CANCELLED * sound.var(axis=0, dtype=np.float64).mean():
-            raise BadFileError("channels that cancel each other: they are in opposite phase")
-        offset = clip.mean(dtype=np.float64)
-        if reading.get(OFFSET) == "removed" and abs(offset) > LEAST_OFFSET * clip.std(
-            dtype=np.float64
-        ):
-            clip = clip - np.float32(offset)
-        return log_mel(clip, rate)[np.newaxis]
-
-    return decode
 
 
 BANDS = 128
@@ -182,10 +207,10 @@ def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
     least FLOOR_DB. Smoothing over bands removes a voice's harmonics but not its formants. Silence
     gives zeros.
     """
-    window, bank, positions = _tables(rate)
+    window, bank, positions = _make_tables(rate)
     half = len(window) // 2
     padded = np.zeros(positions[-1, -1] + 1, dtype=np.float32)
-    clip = _second_around_the_middle(clip, rate)
+    clip = _cut_second(clip, rate)
     padded[half : half + len(clip)] = clip[: len(padded) - half]
     spectrum = np.fft.rfft(padded[positions] * window)
     power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32) @ bank
@@ -193,51 +218,58 @@ def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
     if loudest <= _SILENCE:
         return np.zeros((BANDS, FRAMES), dtype=np.float32)
     decibels = np.maximum(10 * np.log10(np.maximum(power / loudest, _SILENCE)), FLOOR_DB)
-    deviation = decibels.std()
-    return ((decibels - decibels.mean()) / (deviation if deviation > 0 else 1)).T.astype(np.float32)
+    deviation = decibels.std() or 1
+    return ((decibels - decibels.mean()) / deviation).T.astype(np.float32)
 
 
-def _second_around_the_middle(clip: np.ndarray, rate: int) -> np.ndarray:
+def _cut_second(clip: np.ndarray, rate: int) -> np.ndarray:
+    """Return the second around the middle of a clip's energy."""
     energy = clip.astype(np.float64) ** 2
     middle = int(energy @ np.arange(len(clip)) / max(energy.sum(), 1e-300))
     return np.pad(clip, rate)[middle + rate - rate // 2 :][:rate]
 
 
 @lru_cache(maxsize=8)
-def _tables(rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    length, hop = round(WINDOW_SECONDS * rate), round(HOP_SECONDS * rate)
+def _make_tables(rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    length = round(WINDOW_SECONDS * rate)
+    hop = round(HOP_SECONDS * rate)
     window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)).astype(np.float32)
     positions = hop * np.arange(FRAMES)[:, None] + np.arange(length)
-    return window, _mel_filters(rate, length) @ _smoothing(), positions
+    return window, _make_mel_filters(rate, length) @ _smooth_bands(), positions
 
 
-def _mel_filters(rate: int, length: int) -> np.ndarray:
+def _make_mel_filters(rate: int, length: int) -> np.ndarray:
     """Return triangular filters [length // 2 + 1, BANDS]: equally spaced in mel, half overlapping,
     of unit area."""
     frequencies = np.fft.rfftfreq(length, 1 / rate)
-    edges = _hertz(np.linspace(0, _mel(rate / 2), BANDS + 2))
-    low, centre, high = edges[:-2], edges[1:-1], edges[2:]
+    edges = _to_hertz(np.linspace(0, _to_mel(rate / 2), BANDS + 2))
+    low = edges[:-2]
+    centre = edges[1:-1]
+    high = edges[2:]
     rising = (frequencies[:, None] - low) / (centre - low)
     falling = (high - frequencies[:, None]) / (high - centre)
     return (np.maximum(0, np.minimum(rising, falling)) * 2 / (high - low)).astype(np.float32)
 
 
-def _smoothing() -> np.ndarray:
+def _smooth_bands() -> np.ndarray:
+    """Return a matrix ``[BANDS, BANDS]`` that replaces each band with a mean of its neighbours."""
     bands = np.arange(BANDS)
     weights = np.exp(-0.5 * ((bands[:, None] - bands) / SMOOTHING_BANDS) ** 2)
     return (weights / weights.sum(axis=0)).astype(np.float32)
 
 
 # Slaney's mel scale is linear up to 1 kHz (15 mel) and logarithmic above.
-_KNEE_HERTZ, _KNEE_MEL, _LOG_STEP = 1000.0, 15.0, np.log(6.4) / 27
+_KNEE_HERTZ = 1000.0
+_KNEE_MEL = 15.0
+_LOG_STEP = np.log(6.4) / 27
 
 
-def _mel(hertz: float) -> float:
+def _to_mel(hertz: float) -> float:
     if hertz < _KNEE_HERTZ:
         return hertz * _KNEE_MEL / _KNEE_HERTZ
     return _KNEE_MEL + np.log(hertz / _KNEE_HERTZ) / _LOG_STEP
 
 
-def _hertz(mel: np.ndarray) -> np.ndarray:
+def _to_hertz(mel: np.ndarray) -> np.ndarray:
     linear = mel * _KNEE_HERTZ / _KNEE_MEL
     return np.where(mel < _KNEE_MEL, linear, _KNEE_HERTZ * np.exp(_LOG_STEP * (mel - _KNEE_MEL)))

@@ -3,7 +3,7 @@ prepared file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Split, checksum_of, require_finite, sample_of
-from istmpi.data.hdf5 import Opened, PreparedFile
+from istmpi.data.dataset import Split, checksum_rows, draw_sample, require_finite
+from istmpi.data.hdf5 import Guard, Opened, PreparedFile
 from istmpi.data.moments import OFFSETS, Extent, Moments, Normalisation
 from istmpi.data.writer import Material, Rows
 from istmpi.hdf5 import names_array
 from istmpi.tasks import TASKS
 
-SAMPLE_ROWS, SAMPLE_BYTES = 1024, 2**24
+SAMPLE_ROWS = 1024
+SAMPLE_BYTES = 2**24
 
 
 @dataclass(eq=False)
@@ -34,13 +35,12 @@ class DenseSplit(Split):
     uint8."""
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
-    guard: Callable[[np.ndarray], None] | None = None
+    guard: Guard | None = None
     """Verifies rows of ``x`` before they are read; called with the row numbers."""
     shape: tuple[int, ...] = ()
     input_shape: tuple[int, ...] = ()
     targets: tuple[np.ndarray, np.ndarray] | None = None
     """The mean and deviation by which batches standardise ``y``; None if not used."""
-    chosen: np.ndarray | None = None
     offset: np.ndarray | None = None
     """Float64 ``[features]`` that was subtracted from the data to get ``x``; None without an
     offset."""
@@ -49,7 +49,8 @@ class DenseSplit(Split):
 
     def __post_init__(self) -> None:
         # A plain view: memmap's own indexing runs Python code for every result.
-        self.x, self.y = self.x.view(np.ndarray), self.y.view(np.ndarray)
+        self.x = self.x.view(np.ndarray)
+        self.y = self.y.view(np.ndarray)
         self.shape = tuple(self.shape) or self.x.shape[1:]
         self.input_shape = tuple(self.input_shape) or self.read_shape
         assert self.x.ndim == 2 and len(self.x) == len(self.y), (self.x.shape, self.y.shape)
@@ -67,29 +68,31 @@ class DenseSplit(Split):
     def batch(self, indices: np.ndarray, key: int | None = None) -> Batch:
         import torch
 
-        x = self._features_for(indices, key)
+        x = self._read(indices, key)
         inputs = torch.from_numpy(x.reshape(len(x), *self.input_shape))
-        y = self.y.take(self.places(indices), axis=0)
+        y = self.y.take(self.find_rows(indices), axis=0)
         if self.targets is not None:
             mean, std = self.targets
             y = (y - mean) / std
         return Batch((inputs,), torch.from_numpy(y), len(x))
 
-    def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
+    def _read(self, indices: np.ndarray, key: int | None) -> np.ndarray:
+        """Return the features of a batch; ``key`` seeds the random changes of a subclass."""
         return self.features(indices)
 
     def features(self, indices: np.ndarray) -> np.ndarray:
         """Return copies of the rows ``indices``: ``[b, features]`` float32, C-contiguous, (x -
         mean) / std."""
-        return self._normalised(self._taken(indices))
+        return self._normalise(self._take(indices))
 
-    def _taken(self, indices: np.ndarray) -> np.ndarray:
-        rows = self.places(indices)
+    def _take(self, indices: np.ndarray) -> np.ndarray:
+        rows = self.find_rows(indices)
         if self.guard is not None:
             self.guard(rows)
         return self.x.take(rows, axis=0)
 
-    def _normalised(self, x: np.ndarray) -> np.ndarray:
+    def _normalise(self, x: np.ndarray) -> np.ndarray:
+        # Added in float64: float32 would round the difference of two close offsets away.
         if self.shift is not None:
             x = x + self.shift
         x = x.astype(np.float32, copy=False)
@@ -101,25 +104,30 @@ class DenseSplit(Split):
     def labels(self) -> np.ndarray:
         return self.y if self.chosen is None else self.y[self.chosen]
 
-    def hold_out(self, fraction: float, seed: int) -> tuple[Split, Split]:
-        return super().hold_out(fraction, seed, self.labels() if self.y.ndim == 1 else None)
+    def balanced_classes(self) -> np.ndarray | None:
+        return self.labels() if self.y.ndim == 1 else None
 
-    def normalised_by(self, normalisation: Normalisation | None) -> DenseSplit:
+    def with_normalisation(self, normalisation: Normalisation | None) -> DenseSplit:
         if normalisation is None:
             return replace(self, mean=None, std=None, shift=None)
         mean, std, offset = normalisation
-        return replace(self, mean=mean, std=std, shift=_difference(self.offset, offset))
+        return replace(self, mean=mean, std=std, shift=_subtract_offset(self.offset, offset))
 
-    def with_target_offset(self, there: np.ndarray | None, here: np.ndarray | None) -> DenseSplit:
-        shift = _difference(there, here)
-        return self if shift is None else replace(self, y=(self.y + shift).astype(np.float32))
+    def with_target_offset(
+        self, present: np.ndarray | None, target: np.ndarray | None
+    ) -> DenseSplit:
+        shift = _subtract_offset(present, target)
+        if shift is None:
+            return self
+        return replace(self, y=(self.y + shift).astype(np.float32))
 
-    def standardised(self, targets: tuple[np.ndarray, np.ndarray] | None) -> DenseSplit:
+    def with_standard_targets(self, targets: tuple[np.ndarray, np.ndarray] | None) -> DenseSplit:
         return replace(self, targets=targets)
 
-    def reshaped(self, shape: tuple[int, ...]) -> DenseSplit:
+    def reshape(self, shape: tuple[int, ...]) -> DenseSplit:
         assert prod(shape) == prod(self.read_shape), (shape, self.read_shape)
-        other = copy(self)  # keeps cached checksums, which no shape changes
+        # A copy keeps cached checksums, which no shape changes.
+        other = copy(self)
         other.input_shape = tuple(shape)
         return other
 
@@ -129,37 +137,56 @@ class DenseSplit(Split):
         whole blocks."""
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
-        rows = sample_of(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
+        rows = draw_sample(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
         read = replace(self, guard=None).features
-        return checksum_of(rows, lambda part: [read(part)], max(2**20 // row_bytes, 1))
+        return checksum_rows(rows, lambda part: [read(part)], max(2**20 // row_bytes, 1))
 
 
-def _difference(there: np.ndarray | None, here: np.ndarray | None) -> np.ndarray | None:
-    if there is None and here is None or np.array_equal(there, here):
+def _subtract_offset(present: np.ndarray | None, target: np.ndarray | None) -> np.ndarray | None:
+    """Return what to add to values with one offset to get those with another; None for nothing."""
+    if present is None:
+        return None if target is None else 0 - target
+    if target is None:
+        return present
+    if np.array_equal(present, target):
         return None
-    return (0 if there is None else there) - (0 if here is None else here)
+    return present - target
 
 
 def open_rows(file: PreparedFile, rows: type[DenseSplit] = DenseSplit) -> Opened:
-    mean, std = (np.array(file.mapped(f"normalisation/{name}")) for name in ("mean", "std"))
-    offset, target_offset = (
-        np.array(file.mapped(OFFSETS[name])) if file.has(OFFSETS[name]) else None
-        for name in ("x", "y")
-    )
+    mean = np.array(file.map("normalisation/mean"))
+    std = np.array(file.map("normalisation/std"))
+    offset = _read_offset(file, OFFSETS["x"])
+    target_offset = _read_offset(file, OFFSETS["y"])
     splits = {}
     for split in file.splits:
-        (x, guard), y = file.guarded(f"{split}/x"), file.mapped(f"{split}/y")
-        splits[split] = rows(x, y, mean, std, guard, file.shape, offset=offset)
-    facts = {"mean": mean, "std": std, "offset": offset, "target_offset": target_offset}
-    return splits, facts | {"output_names": file.names("outputs")}
+        x, guard = file.map_guarded(f"{split}/x")
+        y = file.map(f"{split}/y")
+        splits[split] = rows(x, y, mean=mean, std=std, guard=guard, shape=file.shape, offset=offset)
+    facts = {
+        "mean": mean,
+        "std": std,
+        "offset": offset,
+        "target_offset": target_offset,
+        "output_names": file.names("outputs"),
+    }
+    return splits, facts
 
 
-FLOATS, BYTES = np.dtype("<f4"), np.dtype("u1")
+def _read_offset(file: PreparedFile, name: str) -> np.ndarray | None:
+    if not file.has(name):
+        return None
+    return np.array(file.map(name))
+
+
+FLOATS = np.dtype("<f4")
+BYTES = np.dtype("u1")
+CLASSES = np.dtype("<i8")
 BLOCK = 2**20
 """The approximate number of features in a block."""
 
 
-def material_of(
+def build_material(
     source: str,
     task: str,
     splits: Mapping[str, tuple[Any, np.ndarray]],
@@ -171,38 +198,68 @@ def material_of(
 ) -> Material:
     """Return the content of a prepared file; ``splits`` has x [n, ...] and y [n] or [n, outputs].
 
-    x is read in slices, and has the type ``dtype`` in the file. ``groups`` means and deviations
-    normalise x. Raises DataError for features that are not finite, and for numbers too close
-    together for float32.
+    x is read in slices as ``dtype``; ``groups`` means and deviations normalise it. Raises DataError
+    for features that are not finite, and for numbers too close together for float32.
     """
-    shape = splits["train"][0].shape[1:]
-    features, goal, numbers = prod(shape), TASKS[task], TASKS[task].predicts_numbers
-    outputs = len(classes) if classes is not None else splits["train"][1].shape[1]
-    moments, extent, step = Moments(features), Extent(groups), rows_per_block(features)
-    names, counts = {"classes": classes, "outputs": output_names}, {}
-    datasets = {path: names_array(values) for path, values in names.items() if values is not None}
+    x, y = splits["train"]
+    shape = x.shape[1:]
+    outputs = y.shape[1] if classes is None else len(classes)
+    normalisation = _check_features(source, splits, dtype, groups)
+    if TASKS[task].predicts_numbers:
+        _require_apart(y, source)
+    names = {"classes": classes, "outputs": output_names}
+    datasets: dict[str, Any] = {path: names_array(words) for path, words in names.items() if words}
     for split, (x, y) in splits.items():
-        counts[split] = len(y)
+        datasets[f"{split}/x"] = Rows(x, dtype)
+        datasets[f"{split}/y"] = np.ascontiguousarray(y, _choose_target_type(task))
+    datasets["normalisation/mean"] = normalisation.mean
+    datasets["normalisation/std"] = normalisation.std
+    return Material(
+        source=source,
+        task=task,
+        shape=shape,
+        outputs=outputs,
+        classes=classes,
+        counts={split: len(y) for split, (_, y) in splits.items()},
+        attributes={"shape": shape},
+        datasets=datasets,
+        skipped=skipped,
+    )
+
+
+def _check_features(
+    source: str, splits: Mapping[str, tuple[Any, np.ndarray]], dtype: np.dtype, groups: int
+) -> Normalisation:
+    """Read all features once; return the normalisation of the training examples.
+
+    Raises DataError for features that are not finite or too close together.
+    """
+    features = prod(splits["train"][0].shape[1:])
+    step = rows_per_block(features)
+    moments = Moments(features)
+    extent = Extent(groups)
+    for split, (x, y) in splits.items():
         for start in range(0, len(y), step):
             rows = np.asarray(x[start : start + step]).reshape(-1, features)
             require_finite(rows, f"{split} example", source, start)
             if split == "train":
                 extent.add(rows)
                 moments.add(np.ascontiguousarray(rows, dtype))
-        datasets[f"{split}/x"] = Rows(x, dtype)
-        datasets[f"{split}/y"] = np.ascontiguousarray(
-            y, "<i8" if goal.one_class else FLOATS if numbers else BYTES
-        )
     extent.require_apart("feature", source)
-    if numbers:
-        extent = Extent(outputs)
-        extent.add(splits["train"][1])
-        extent.require_apart("output", source)
-    mean, std, _ = moments.normalisation(groups)
-    datasets |= {"normalisation/mean": mean, "normalisation/std": std}
-    return Material(
-        source, task, shape, outputs, classes, counts, {"shape": shape}, datasets, skipped
-    )
+    return moments.normalisation(groups)
+
+
+def _require_apart(y: np.ndarray, source: str) -> None:
+    """Raise DataError if numbers to predict [n, outputs] are too close together for float32."""
+    extent = Extent(y.shape[1])
+    extent.add(y)
+    extent.require_apart("output", source)
+
+
+def _choose_target_type(task: str) -> np.dtype:
+    if TASKS[task].one_class:
+        return CLASSES
+    return FLOATS if TASKS[task].predicts_numbers else BYTES
 
 
 def rows_per_block(features: int) -> int:

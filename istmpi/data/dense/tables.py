@@ -1,11 +1,12 @@
 """Tables of numbers as delimited text, one example a line."""
 
+from __future__ import annotations
+
 import csv
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import numpy as np
@@ -13,17 +14,24 @@ import numpy as np
 from istmpi.data.archive import Archive
 from istmpi.data.class_list import class_list
 from istmpi.data.dataset import SPLITS
-from istmpi.data.decoder import Decoder, Notes, first_of, split_of
-from istmpi.data.dense.split import material_of, rows_per_block
-from istmpi.data.holdout import ONE_IN_FIVE, with_test
-from istmpi.data.labels import ONE_CLASS, read_labels
+from istmpi.data.decoder import Decoder, Notes, list_first, recognise_split
+from istmpi.data.dense.split import build_material, rows_per_block
+from istmpi.data.dense.table_labels import (
+    EXACT,
+    LABEL_NAMES,
+    NAMED,
+    choose_label_type,
+    require_exact,
+    suggest_cure,
+)
+from istmpi.data.holdout import ONE_IN_FIVE, ensure_test
+from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import (
     in_ascii_digits,
     is_number,
     is_whole_number,
-    number,
     one_line,
     printable,
     reading,
@@ -31,22 +39,39 @@ from istmpi.foreign import (
 from istmpi.tasks import CLASSIFICATION, REGRESSION
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
-FEW = 100
-"""Whole-number labels with at most this many different values are classes."""
 
 
 @dataclass
 class Table:
-    """A table in memory: ``names`` is None without a header; ``labels`` is empty if no column holds
-    labels."""
+    """A table in memory."""
 
     name: str
+    """The file's name, for messages."""
     delimiter: str
-    header: list[str] | None
-    names: list[str] | None
-    name_of_label: str | None
-    x: np.ndarray
-    labels: list[str]
+    header: list[str] | None = None
+    """The fields of the header; None without one."""
+    names: list[str] | None = None
+    """The names of the columns of ``x``; None without a header."""
+    label_name: str | None = None
+    x: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    """``[n, features]`` float64."""
+    labels: list[str] = field(default_factory=list)
+    """Empty if no column holds labels."""
+
+    def set_header(self, header: list[str], columns: list[int], label_place: int | None) -> None:
+        self.header = header
+        self.names = [header[column] for column in columns]
+        if label_place is not None:
+            self.label_name = header[label_place] or None
+
+    def read(self, rows: Iterator[_Row], columns: list[int], label_place: int | None) -> None:
+        """Read ``x`` from ``columns``, and ``labels`` from one more. Raises DataError."""
+        blocks = [np.zeros((0, len(columns)))]
+        while block := list(islice(rows, rows_per_block(max(len(columns), 1)))):
+            blocks.append(_read_numbers(self.name, block, columns, self.header is not None))
+            if label_place is not None:
+                self.labels += _read_label_column(self.name, block, label_place)
+        self.x = np.concatenate(blocks)
 
 
 def read(
@@ -66,13 +91,59 @@ def read(
     """
     listed = class_list(classes)
     if delimiter is not None:
-        character_of(delimiter)
-    notes, source = decoder.notes, str(archive.path)
+        to_character(delimiter)
+    notes = decoder.notes
+    source = str(archive.path)
+    tables = _read_tables(archive, label, notes, delimiter, header)
+    first = next(iter(tables.values()))
+    _note_form(first, label, notes)
+    raw = {split: table.labels for split, table in tables.items()}
+    cure = suggest_cure(first.names, raw, label is None)
+    typed = choose_label_type(raw, task, notes, source)
+    task, names, labels = read_labels(typed, task, source, classes=listed, cure=cure)
+    if task == REGRESSION and label is None and LABEL_NAMES & {*(first.names or ())}:
+        if all(len(np.unique(y)) == 1 for y in labels.values()):
+            raise DataError(f"{source}: all labels are equal. {cure}")
+    pairs = {split: (table.x, labels[split]) for split, table in tables.items()}
+    if "" in pairs:
+        by_class = " of each class" * (task == CLASSIFICATION)
+        decoder.split = f"{ONE_IN_FIVE}{by_class} (train.csv and test.csv decide otherwise)"
+    splits = ensure_test(pairs, source, by_class=names is not None)
+    columns = first.x.shape[1]
+    outputs = (first.label_name,) if task == REGRESSION and first.label_name else None
+    dtype = np.dtype(np.float32)
+    return build_material(source, task, splits, names, dtype, columns, output_names=outputs)
+
+
+def _note_form(table: Table, label: str | None, notes: Notes) -> None:
+    """Note the column of labels if it was guessed, and the conventions for prediction."""
+    if label is None:
+        named = f", {table.label_name}" if table.label_name else ""
+        notes.assume(f"the labels are in the last column{named}", "--label")
+    notes.reading |= {
+        "delimiter": table.delimiter,
+        "header": table.header is not None,
+        "columns": table.names,
+        "label": table.label_name,
+    }
+
+
+def _read_tables(
+    archive: Archive,
+    label: str | None,
+    notes: Notes,
+    delimiter: str | None,
+    header: bool | None,
+) -> dict[str, Table]:
+    """Return a table for each split; "" for no split. Raises DataError if their columns differ."""
     tables: dict[str, Table] = {}
-    for split, name in _find(archive).items():
-        column = "-1" if label is None else label
-        tables[split] = table = read_table(archive, name, column, notes, delimiter, header)
-        delimiter, header = table.delimiter, table.header is not None
+    column = "-1" if label is None else label
+    for split, name in _find_tables(archive).items():
+        table = read_table(archive, name, column, notes, delimiter, header)
+        # What the first table shows holds for the others.
+        delimiter = table.delimiter
+        header = table.header is not None
+        tables[split] = table
     first, *others = tables.values()
     for other in others:
         if other.x.shape[1] != first.x.shape[1] or other.header != first.header:
@@ -80,49 +151,16 @@ def read(
                 f"{other.name} has other columns than {first.name}; give tables with the same "
                 "columns."
             )
-    if label is None:
-        named = f", {first.name_of_label}" if first.name_of_label else ""
-        notes.assume(f"the labels are in the last column{named}", "--label")
-    notes.reading |= {
-        "delimiter": delimiter,
-        "header": header,
-        "columns": first.names,
-        "label": first.name_of_label,
-    }
-    raw = {split: table.labels for split, table in tables.items()}
-    cure = _cure_of_one_class(first, raw, label is None)
-    typed = _typed(raw, task, notes, source)
-    task, names, labels = read_labels(typed, task, source, classes=listed, cure=cure)
-    if task == REGRESSION and label is None and LABEL_NAMES & {*(first.names or ())}:
-        if all(len(np.unique(y)) == 1 for y in labels.values()):
-            raise DataError(f"{source}: all labels are equal. {cure}")
-    splits = {split: (table.x, labels[split]) for split, table in tables.items()}
-    if "" in splits:
-        of_class = " of each class" * (task == CLASSIFICATION)
-        decoder.split = f"{ONE_IN_FIVE}{of_class} (train.csv and test.csv decide otherwise)"
-    splits = with_test(splits, source, by_class=names is not None)
-    named = (first.name_of_label,) if task == REGRESSION and first.name_of_label else None
-    dtype, groups = np.dtype(np.float32), first.x.shape[1]
-    return material_of(archive.source, task, splits, names, dtype, groups, output_names=named)
+    return tables
 
 
-def _cure_of_one_class(table: Table, raw: dict[str, list[str]], guessed: bool) -> str:
-    """Return the cure for labels that are all equal. ``guessed``: True if the last column was taken
-    for the labels."""
-    texts = sorted({text for labels in raw.values() for text in labels})
-    named = [name for name in table.names or () if name.lower() in LABEL_NAMES]
-    if named and guessed:
-        return f"The labels may be in the column {named[0]}: --label {named[0]}."
-    if len(texts) > 1:
-        return f"The labels {first_of(texts, _NAMED)} are one number. Write codes as names, such as c{texts[0]}."
-    return ONE_CLASS
-
-
-def _find(archive: Archive) -> dict[str, str]:
+def _find_tables(archive: Archive) -> dict[str, str]:
+    """Return the name of each split's table; "" for no split."""
     names = [name for name in archive.names if name.lower().endswith(ENDINGS)]
     by_split: dict[str, list[str]] = {}
     for name in names:
-        by_split.setdefault(split_of(name.rpartition("/")[2].partition(".")[0]), []).append(name)
+        stem, _, _ = name.rpartition("/")[2].partition(".")
+        by_split.setdefault(recognise_split(stem), []).append(name)
     if len(names) == 1:
         return {"": names[0]}
     if not {"train", "test"} <= by_split.keys():
@@ -139,66 +177,6 @@ def _find(archive: Archive) -> dict[str, str]:
     return {split: files[0] for split, files in chosen.items()}
 
 
-def _typed(
-    raw: dict[str, list[str]], task: str | None, notes: Notes, source: str
-) -> dict[str, np.ndarray]:
-    texts = Counter(text for labels in raw.values() for text in labels)
-    names = [text for text in texts if not is_number(text)]
-    dtype, reason = np.float64, f"{texts.total():,} labels have {len(texts):,} different"
-    if names:
-        if task != CLASSIFICATION and all(is_number(text.replace(",", ".", 1)) for text in texts):
-            raise DataError(
-                f"{source}: the label {one_line(names[0])!r} has a decimal comma. Use a decimal "
-                "point, or "
-                "give --task classification."
-            )
-        count, dtype = sum(texts[name] for name in names), np.str_
-        reason = (
-            f"{count:,} of {texts.total():,} labels are not numbers (such as "
-            f"{one_line(names[0])!r}), so all are "
-            "classes"
-        )
-    elif all(map(is_whole_number, texts)):
-        by_number: dict[int, list[str]] = {}
-        for text in texts:
-            by_number.setdefault(int(text), []).append(text)
-        joined = [spellings for spellings in by_number.values() if len(spellings) > 1]
-        if joined:
-            notes.assume(f"the labels {first_of(sorted(joined[0]), _NAMED)} are one number")
-        few = len({int(text) for text in texts}) <= FEW
-        reason += f" whole numbers, {'at most' if few else 'more than'} {FEW}, so they are "
-        reason += "classes" if few else "numbers to predict"
-        if task == CLASSIFICATION or (task is None and few):
-            dtype = (
-                np.int64 if max((abs(int(text)) for text in texts), default=0) < 2**63 else np.str_
-            )
-        else:
-            for text in texts:
-                require_exact(text, f"{source}: the label")
-    else:
-        whole = (
-            "whole, with decimal points"
-            if all(number(text).is_integer() for text in texts)
-            else "not all whole"
-        )
-        reason += f" numbers, {whole}, so they are numbers to predict"
-        train = {*raw.get("train", ())}
-        if task is None and train and all(map(is_whole_number, train)) and len(train) <= FEW:
-            odd = next(text for text in texts if not is_whole_number(text))
-            raise DataError(
-                f"{source}: train labels are whole numbers, such as {min(train)}, but the label "
-                f"{odd} of another "
-                "split has a decimal point. Write labels alike, or give --task classification or "
-                "regression."
-            )
-    if task is None and len(names) < len(texts):
-        notes.assume(reason, "--task")
-    return {split: np.array(labels).astype(dtype) for split, labels in raw.items()}
-
-
-_NAMED = 5
-EXACT = 2**53
-LABEL_NAMES = {"label", "labels", "target", "class"}
 _INDEX = re.compile(r"|Unnamed: \d+")
 
 
@@ -217,87 +195,102 @@ def read_table(
     notes: Notes,
     delimiter: str | None = None,
     header: bool | None = None,
-    passed_over: str | None = None,
+    left_out: str | None = None,
 ) -> Table:
-    """Return the table in a file; ``label`` is the name or number of the labels' column, None if
-    there is none.
+    """Return the table in a file; ``label`` is the name or number of the labels' column, if any.
 
     ``delimiter`` is a character or ``tab``. The first line decides if ``delimiter`` or ``header``
-    is None. The column ``passed_over`` is left out. Raises DataError.
+    is None. The column ``left_out`` of a header is left out. Raises DataError.
     """
-    given = header
-    with archive.stream(name) as stream:
-        line = next((line for line in stream.lines() if line.strip()), b"").decode(
-            "utf-8", errors="replace"
-        )
-    delimiter = delimiter or _guess(name, line, notes)
-    with closing(_rows(archive, name, delimiter)) as rows:
+    delimiter = delimiter or _guess_delimiter(archive, name, notes)
+    with closing(_read_rows(archive, name, delimiter)) as rows:
         opening = [*islice(rows, 1)]
         first = [printable(field.strip()) for _, row in opening for field in row]
-        if label is not None and len(first) < 2:
-            raise DataError(
-                f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; it "
-                "needs features "
-                "and a label. Set --delimiter."
-            )
-        place = None if label is None else _place_of(name, first, label.strip())
-        others = {
-            place,
-            first.index(passed_over) if header is not False and passed_over in first else None,
-        }
-        columns = [column for column in range(len(first)) if column not in others]
+        label_place = None
+        if label is not None:
+            label_place = _find_label(name, first, label.strip())
+        columns = [column for column in range(len(first)) if column != label_place]
+        if header is not False and left_out in first:
+            columns = [column for column in columns if column != first.index(left_out)]
+        table = Table(name=name, delimiter=delimiter)
+        has_header = header
+        if has_header is None:
+            has_header = _is_header(name, [first[column] for column in columns])
+        if has_header:
+            columns = _leave_out_index(name, first, columns, notes)
         if header is None:
-            header = _is_header(name, [first[column] for column in columns])
-        if header:
-            index = [column for column in columns if is_index(first[column])]
-            columns = [column for column in columns if column not in index]
-            if index:
-                what = "a column without a name" if not first[index[0]] else first[index[0]]
-                notes.leave_out(f"{name}: {what}, as pandas writes an index")
-            if not columns:
-                raise DataError(
-                    f"{name} has no column with a name. Name the features in its first line."
-                )
-        if given is None:
-            what = f"a header: {first_of(first, _NAMED)}" if header else "an example, not a header"
-            notes.assume(f"the first line is {what}", "--header")
-        x, labels, examples = [np.zeros((0, len(columns)))], [], chain(opening[header:], rows)
-        while numbered := list(islice(examples, rows_per_block(max(len(first), 1)))):
-            x.append(_numbers(name, numbered, columns, bool(header)))
-            for number, row in numbered if label is not None else ():
-                labels.append(row[place].strip())
-                if not labels[-1]:
-                    raise DataError(
-                        f"{name}, line {number} has no label. Add it or remove the line; a "
-                        "delimiter at the "
-                        "end of a line starts another column."
-                    )
-    if given is None and opening and not header:
-        odd_label = bool(labels) and not is_number(labels[0]) and labels.count(labels[0]) == 1
-        if len(labels) > 1 and is_number(labels[0]) and not any(map(is_number, labels[1:])):
-            odd_label = True  # a number above names
-        named = [field for field in first if field]
-        if odd_label or (len(named) > 2 and named == [str(number) for number in range(len(named))]):
-            line = first_of(first, _NAMED)
-            raise DataError(f"{name}, line 1: {line} may be a header. Give --header yes or no.")
-    names = [first[column] for column in columns] if header else None
-    of_label = first[place] or None if header and label is not None else None
-    return Table(
-        name, delimiter, first if header else None, names, of_label, np.concatenate(x), labels
-    )
+            _note_header(first, has_header, notes)
+        if has_header:
+            table.set_header(first, columns, label_place)
+        table.read(chain(opening[has_header:], rows), columns, label_place)
+    if header is None and opening and not has_header:
+        _require_no_header(name, first, table.labels)
+    return table
 
 
-def _guess(name: str, line: str, notes: Notes) -> str:
-    there = [
+def _note_header(first: list[str], has_header: bool, notes: Notes) -> None:
+    what = "an example, not a header"
+    if has_header:
+        what = f"a header: {list_first(first, NAMED)}"
+    notes.assume(f"the first line is {what}", "--header")
+
+
+def _leave_out_index(name: str, first: list[str], columns: list[int], notes: Notes) -> list[int]:
+    """Return the columns without those that pandas writes for a table's index. Raises DataError if
+    none is left."""
+    index = [column for column in columns if is_index(first[column])]
+    if index:
+        what = first[index[0]] or "a column without a name"
+        notes.leave_out(f"{name}: {what}, as pandas writes an index")
+    kept = [column for column in columns if column not in index]
+    if not kept:
+        raise DataError(f"{name} has no column with a name. Name the features in its first line.")
+    return kept
+
+
+def _read_label_column(name: str, block: list[_Row], place: int) -> list[str]:
+    labels = []
+    for line, row in block:
+        label = row[place].strip()
+        if not label:
+            raise DataError(
+                f"{name}, line {line} has no label. Add it or remove the line; a delimiter at "
+                "the end of a line starts another column."
+            )
+        labels.append(label)
+    return labels
+
+
+def _require_no_header(name: str, first: list[str], labels: list[str]) -> None:
+    """Raise DataError if the first line, taken for an example, may be a header."""
+    suspect = False
+    if labels:
+        is_first_a_number = is_number(labels[0])
+        suspect = not is_first_a_number and labels.count(labels[0]) == 1
+        if len(labels) > 1 and is_first_a_number and not any(map(is_number, labels[1:])):
+            suspect = True
+    # pandas numbers columns without names.
+    named = [field for field in first if field]
+    if len(named) > 2 and named == [str(number) for number in range(len(named))]:
+        suspect = True
+    if suspect:
+        line = list_first(first, NAMED)
+        raise DataError(f"{name}, line 1: {line} may be a header. Give --header yes or no.")
+
+
+def _guess_delimiter(archive: Archive, name: str, notes: Notes) -> str:
+    with archive.stream(name) as stream:
+        first = next((line for line in stream.lines() if line.strip()), b"")
+    line = first.decode("utf-8", errors="replace")
+    present = [
         word for word, character in ((",", ","), (";", ";"), ("tab", "\t")) if character in line
     ]
-    if len(there) > 1:
+    if len(present) > 1:
         raise DataError(
-            f"{name}: its first line has {' and '.join(there)}; which is the delimiter is unclear "
-            "(a decimal "
-            "comma is not). Set --delimiter."
+            f"{name}: its first line has {' and '.join(present)}; which is the delimiter is "
+            "unclear (a decimal comma is not). Set --delimiter."
         )
-    delimiter = there[0] if there else ","
+    delimiter = present[0] if present else ","
     notes.assume(f"the columns are separated by {delimiter!r}", "--delimiter")
     return delimiter
 
@@ -305,61 +298,75 @@ def _guess(name: str, line: str, notes: Notes) -> str:
 def _is_header(name: str, features: list[str]) -> bool:
     numbers = [is_number(field) for field in features if field]
     if any(numbers) and not all(numbers):
-        odd = next(field for field in features if field and not is_number(field))
+        word = next(field for field in features if field and not is_number(field))
         raise DataError(
-            f"{name}, line 1: {one_line(odd)!r} is not a number, but others are. Give --header yes "
-            "if the "
-            "line is a header, otherwise fill or drop it."
+            f"{name}, line 1: {one_line(word)!r} is not a number, but others are. Give --header "
+            "yes if the line is a header, otherwise fill or drop it."
         )
     return bool(features) and not all(numbers)
 
 
-def _numbers(name: str, numbered: list[_Row], columns: list[int], header: bool) -> np.ndarray:
-    features = [[row[column] for column in columns] for _, row in numbered]
+def _read_numbers(name: str, block: list[_Row], columns: list[int], header: bool) -> np.ndarray:
+    """Return the features of a block ``[b, columns]`` float64, or raise DataError."""
+    features = [[row[column] for column in columns] for _, row in block]
+    # NumPy reads all numbers at once, but accepts more forms than `is_number`.
     if all(map(in_ascii_digits, map("".join, features))):
         values = None
         with suppress(ValueError):
             values = np.array(features, np.float64)
         if values is not None:
             for row, column in np.argwhere(np.abs(values) >= EXACT):
-                require_exact(features[row][column], f"{name}, line {numbered[row][0]}")
+                line, _ = block[row]
+                require_exact(features[row][column], f"{name}, line {line}")
             return values
-    line, field = next(
-        (line, field)
-        for (line, _), row in zip(numbered, features)
-        for field in row
-        if not is_number(field)
-    )
-    raise DataError(
-        f"{name}, line {line}: {one_line(field)!r} is not a number; features must be numbers with "
-        "a decimal "
-        "point. Encode, fill or drop "
-        f"it{'' if header or line > 1 else '; if the line is a header, give --header yes'}."
-    )
+    for (line, _), fields in zip(block, features):
+        for text in fields:
+            if not is_number(text):
+                cure = "Encode, fill or drop it"
+                if line == 1 and not header:
+                    cure += "; if the line is a header, give --header yes"
+                raise DataError(
+                    f"{name}, line {line}: {one_line(text)!r} is not a number; features must be "
+                    f"numbers with a decimal point. {cure}."
+                )
+    raise AssertionError(f"{name}: NumPy reads no numbers that Python reads")
 
 
-def _rows(archive: Archive, name: str, delimiter: str) -> Iterator[_Row]:
-    cure, columns = "Write it as plain UTF-8 text.", 0
+def _read_rows(archive: Archive, name: str, delimiter: str) -> Generator[_Row, None, None]:
+    """Yield the number and the fields of each line that is not empty."""
+    columns = 0
     with (
-        reading(f"{name} is not a table", cure, csv.Error, UnicodeDecodeError),
+        reading(
+            f"{name} is not a table",
+            "Write it as plain UTF-8 text.",
+            csv.Error,
+            UnicodeDecodeError,
+        ),
         archive.stream(name) as stream,
     ):
         text = (line.decode("utf-8") for line in stream.lines())
         reader = csv.reader(
-            text, delimiter=character_of(delimiter), skipinitialspace=True, strict=True
+            text, delimiter=to_character(delimiter), skipinitialspace=True, strict=True
         )
-        for row in (row for row in reader if any(map(str.strip, row))):
+        for row in reader:
+            if not any(map(str.strip, row)):
+                continue
             columns = columns or len(row)
             if len(row) != columns:
                 raise DataError(
                     f"{name}, line {reader.line_num}: {len(row)} columns, but line 1 has "
-                    f"{columns}. A delimiter at the "
-                    "end of a line starts another column."
+                    f"{columns}. A delimiter at the end of a line starts another column."
                 )
             yield reader.line_num, row
 
 
-def _place_of(name: str, first: list[str], label: str) -> int:
+def _find_label(name: str, first: list[str], label: str) -> int:
+    """Return the place of the column ``label``, a name or a number, in the first line."""
+    if len(first) < 2:
+        raise DataError(
+            f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; it needs "
+            "features and a label. Set --delimiter."
+        )
     if is_whole_number(label) and -len(first) <= int(label) < len(first):
         return int(label) % len(first)
     if first.count(label) > 1:
@@ -375,16 +382,8 @@ def _place_of(name: str, first: list[str], label: str) -> int:
     raise DataError(f"{name} has no column {label}{did_you_mean(label, first)}")
 
 
-def require_exact(text: str, where: str) -> None:
-    if is_whole_number(text.strip()) and int(text) != int(float(text)):
-        raise DataError(
-            f"{where}: {one_line(text.strip())} has more digits than a float64 keeps, so close "
-            "values would "
-            "be equal. Subtract a number from its column, or divide it, first."
-        )
-
-
-def character_of(delimiter: str) -> str:
+def to_character(delimiter: str) -> str:
+    """Return the character of a ``delimiter``, which may be ``tab``. Raises ConfigError."""
     character = "\t" if delimiter == "tab" else delimiter
     if len(character) != 1 or character.isalnum() or character in '"\r\n.+- ':
         raise ConfigError(

@@ -1,17 +1,18 @@
-"""Reads the files of a graph: arrays, tables of numbers, or Planetoid's pickles (docs/data.md)."""
+"""Reads the files of a graph: arrays or tables of numbers (docs/data.md)."""
 
-import re
-from collections.abc import Collection, Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from istmpi.data.archive import Archive
 from istmpi.data.dataset import WORDS
 from istmpi.data.dense.arrays import load_arrays
-from istmpi.data.pickles import read_pickle
 from istmpi.errors import DataError
-from istmpi.foreign import reading, whole_number
+from istmpi.foreign import reading
 
 EDGES = ("edge_index", "edge")
 FEATURES = ("x", "node_feat", "attr_matrix")
@@ -38,63 +39,71 @@ class RawGraph:
     splits: Mapping[str, np.ndarray]
 
 
-def read_raw(archive: Archive) -> RawGraph:
-    if name := planetoid_name(archive.names):
-        return read_planetoid(archive, name)
-    arrays, source = _arrays(archive), str(archive.path)
-    labels = _first(arrays, LABELS, "labels", source)
+def read_arrays(archive: Archive) -> RawGraph:
+    arrays = _load_arrays(archive)
+    source = str(archive.path)
+    labels = _find_array(arrays, LABELS, "labels", source)
     if labels.ndim not in (1, 2) or not labels.size:
         raise DataError(
             f"{source}: its labels have the shape {labels.shape}; give [nodes] or [nodes, labels]."
         )
-    sources, targets = _edges(arrays, source)
-    if sparse := "attr_indptr" in arrays:
-        x = dense_of(_parts(arrays, "attr_"), "attr_", source)
+    sources, targets = _read_edges(arrays, source)
+    is_sparse = "attr_indptr" in arrays
+    if is_sparse:
+        x = Csr.from_arrays(_choose_prefixed(arrays, "attr_"), "attr_", source).to_dense()
     else:
-        x = _first(arrays, FEATURES, "features", source)
+        x = _find_array(arrays, FEATURES, "features", source)
         if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "fiub":
             raise DataError(
-                f"{source}: its features are {x.shape} of {x.dtype}; give numbers [nodes, features]."
+                f"{source}: its features are {x.shape} of {x.dtype}; give numbers [nodes, "
+                "features]."
             )
-    return RawGraph(x, sparse, sources, targets, labels, _splits(arrays, len(labels), source))
+    return RawGraph(
+        x=x,
+        sparse=is_sparse,
+        sources=sources,
+        targets=targets,
+        labels=labels,
+        splits=_read_splits(arrays, len(labels), source),
+    )
 
 
-def _arrays(archive: Archive) -> dict[str, np.ndarray]:
+def _load_arrays(archive: Archive) -> dict[str, np.ndarray]:
+    """Read all arrays, and the tables whose names say what they hold."""
     arrays: dict[str, np.ndarray] = {}
     for name in archive.names:
         base = name.rpartition("/")[2]
         if base.endswith((".npz", ".npy")):
             with archive.open(name) as file:
-                arrays |= {
-                    key or base.removesuffix(".npy"): array
-                    for key, array in load_arrays(file, name).items()
-                }
+                for key, array in load_arrays(file, name).items():
+                    arrays[key or base.removesuffix(".npy")] = array
         elif base.endswith(TABLES):
             key = base.partition(".csv")[0].replace("-", "_")
-            if key in (*EDGES, *FEATURES, *LABELS, *_SPLITS):
-                arrays[key] = _table(
-                    archive, name, np.int64 if key in (*EDGES, *_SPLITS) else np.float64
-                )
+            if key in (*EDGES, *_SPLITS):
+                arrays[key] = _read_table(archive, name, np.int64)
+            elif key in (*FEATURES, *LABELS):
+                arrays[key] = _read_table(archive, name, np.float64)
     return arrays
 
 
-def _table(archive: Archive, name: str, dtype: type) -> np.ndarray:
+def _read_table(archive: Archive, name: str, dtype: type[np.generic]) -> np.ndarray:
     with archive.stream(name) as stream:
-        lines = [line.decode(errors="replace") for line in stream.lines() if line.strip()] or [
-            "nothing"
-        ]
+        lines = [line.decode(errors="replace") for line in stream.lines() if line.strip()]
     with reading(
         f"{archive.path}: {name} cannot be read",
         "Give lines of comma-separated numbers.",
         ValueError,
     ):
-        table = np.loadtxt(lines, dtype, delimiter=",", ndmin=2, comments=None)
+        # NumPy only warns of no lines at all.
+        table = np.loadtxt(lines or ["nothing"], dtype, delimiter=",", ndmin=2, comments=None)
     if name.rpartition("/")[2].startswith(EDGES):
         return table.T
-    return table[:, 0] if table.shape[1:] == (1,) else table
+    if table.shape[1:] == (1,):
+        return table[:, 0]
+    return table
 
 
-def _first(arrays: _Arrays, names: tuple[str, ...], what: str, source: str) -> np.ndarray:
+def _find_array(arrays: _Arrays, names: tuple[str, ...], what: str, source: str) -> np.ndarray:
     for name in names:
         if name in arrays:
             return np.asarray(arrays[name])
@@ -102,164 +111,118 @@ def _first(arrays: _Arrays, names: tuple[str, ...], what: str, source: str) -> n
     raise DataError(f"{source} holds {held}; it needs {what} as {', '.join(names)}.")
 
 
-def _parts(arrays: _Arrays, prefix: str) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
+def _choose_prefixed(arrays: _Arrays, prefix: str) -> dict[str, np.ndarray]:
+    """Return the arrays whose names begin with ``prefix``, by the rest of their names."""
+    chosen = {}
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            chosen[name.removeprefix(prefix)] = array
+    return chosen
 
 
-def _edges(arrays: _Arrays, source: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_edges(arrays: _Arrays, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the source and the target of each edge."""
     if "adj_indptr" in arrays:
-        rows, columns, values, shape = csr_of(_parts(arrays, "adj_"), "adj_", source)
-        if shape[0] != shape[1]:
+        matrix = Csr.from_arrays(_choose_prefixed(arrays, "adj_"), "adj_", source)
+        height, width = matrix.shape
+        if height != width:
             raise DataError(
-                f"{source}: its adj is {shape[0]} x {shape[1]}; an adjacency matrix must be square."
+                f"{source}: its adj is {height} x {width}; an adjacency matrix must be square."
             )
-        return columns[values != 0], rows[values != 0]
-    index = _first(arrays, EDGES, "edges", source)
+        present = matrix.values != 0
+        return matrix.columns[present], matrix.rows[present]
+    index = _find_array(arrays, EDGES, "edges", source)
     if index.ndim != 2 or len(index) != 2:
         raise DataError(
             f"{source}: its edges have the shape {index.shape}; give [2, edges], sources first."
         )
     if index.dtype.kind not in "iu":
         raise DataError(f"{source}: its edges are of {index.dtype}; give integer node numbers.")
-    return tuple(index.astype(np.int64))
+    sources, targets = index.astype(np.int64)
+    return sources, targets
 
 
-def _splits(arrays: _Arrays, count: int, source: str) -> dict[str, np.ndarray]:
+def _read_splits(arrays: _Arrays, count: int, source: str) -> dict[str, np.ndarray]:
+    """Return the nodes of each split. Of several arrays, that with the word for most counts."""
     nodes = {}
-    for split, names in WORDS.items():
-        for key in (
-            f"{name}{end}" for name in reversed(names) for end in ("_mask", "_idx", "_index", "")
-        ):
+    for split, words in WORDS.items():
+        for word, end in product(reversed(words), ("_mask", "_idx", "_index", "")):
+            key = word + end
             if key in arrays:
-                nodes[split] = _nodes(np.asarray(arrays[key]), key, count, source)
+                nodes[split] = _read_nodes(np.asarray(arrays[key]), key, count, source)
     return nodes
 
 
-def _nodes(given: np.ndarray, key: str, count: int, source: str) -> np.ndarray:
-    mask = given.dtype.kind == "b" or key.endswith("_mask")
-    if given.ndim != 1 or (mask and len(given) != count):
+def _read_nodes(values: np.ndarray, key: str, count: int, source: str) -> np.ndarray:
+    """Return node numbers, ascending, from a mask or a list of them."""
+    is_mask = values.dtype.kind == "b" or key.endswith("_mask")
+    if values.ndim != 1 or (is_mask and len(values) != count):
         raise DataError(
-            f"{source}: {key} has the shape {given.shape}, but there are {count:,} nodes. Give one for each "
-            f"node; of several splits choose one: {key}[:, 0]."
+            f"{source}: {key} has the shape {values.shape}, but there are {count:,} nodes. Give "
+            f"one for each node; of several splits choose one: {key}[:, 0]."
         )
-    if mask:
-        if given.dtype.kind not in "biuf" or not ((given == 0) | (given == 1)).all():
+    if is_mask:
+        if values.dtype.kind not in "biuf" or not ((values == 0) | (values == 1)).all():
             raise DataError(
                 f"{source}: {key} must be true or false, or 1 or 0, for every node. Correct it."
             )
-        return np.flatnonzero(given)
-    if given.dtype.kind not in "iu" or (len(given) and (given.min() < 0 or given.max() >= count)):
+        return np.flatnonzero(values)
+    if values.dtype.kind not in "iu" or values.min(initial=0) < 0 or values.max(initial=0) >= count:
         raise DataError(f"{source}: {key} has node numbers outside 0 to {count - 1}. Correct it.")
-    return np.unique(given).astype(np.int64)
+    return np.unique(values).astype(np.int64)
 
 
-PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
-VALIDATION = 500
+@dataclass(frozen=True)
+class Csr:
+    """The elements of a sparse matrix."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, int]
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, object], name: str, where: str) -> Csr:
+        """Read compressed sparse rows: ``indptr``, ``indices``, ``shape`` and perhaps ``data``.
+
+        ``name`` and ``where`` begin messages. Raises DataError for anything else.
+        """
+        offsets = np.asarray(arrays.get("indptr"))
+        columns = np.asarray(arrays.get("indices"))
+        lengths = np.asarray(arrays.get("shape"))
+        values = np.asarray(arrays.get("data", np.ones(columns.shape, np.float32)))
+        if not _are_compressed_rows(offsets, columns, lengths, values):
+            raise DataError(
+                f"{where}: {name}indptr, _indices, _shape and _data are not compressed sparse rows "
+                "of numbers. Save them again."
+            )
+        height, width = lengths.tolist()
+        counts: np.ndarray = np.diff(offsets.astype(np.int64))
+        rows = np.repeat(np.arange(height), counts)
+        return Csr(rows, columns.astype(np.int64), values, (height, width))
+
+    def to_dense(self) -> np.ndarray:
+        """Return the matrix as float32, with the sums of repeated elements."""
+        x = np.zeros(self.shape, np.float32)
+        np.add.at(x, (self.rows, self.columns), self.values.astype(np.float32))
+        return x
 
 
-def csr_of(
-    parts: Mapping[str, object], name: str, where: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
-    """Return the rows, columns and values of a CSR matrix's elements, and its shape. DataError if
-    it is not CSR."""
-    offsets, columns, lengths = (
-        np.asarray(parts.get(part)) for part in ("indptr", "indices", "shape")
-    )
-    values = np.asarray(parts.get("data", np.ones(columns.shape, np.float32)))
-    lists = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (offsets, columns, lengths))
-    if fits := lists and len(lengths) == 2 and values.ndim == 1 and values.dtype.kind in "fiub":
-        shape, columns, offsets = (
-            (int(lengths[0]), int(lengths[1])),
-            columns.astype(np.int64),
-            offsets.astype(np.int64),
-        )
-        fits = len(offsets) == shape[0] + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-        fits = (
-            fits
-            and offsets[-1] == len(columns) == len(values)
-            and all(0 < length < 2**31 for length in shape)
-        )
-        fits = fits and columns.min(initial=0) >= 0 and columns.max(initial=-1) < shape[1]
-    if not fits:
-        raise DataError(
-            f"{where}: {name}indptr, _indices, _shape and _data are not compressed sparse rows of numbers. "
-            "Save them again."
-        )
-    return np.repeat(np.arange(shape[0]), np.diff(offsets)), columns, values, shape
-
-
-def dense_of(parts: Mapping[str, object], name: str, where: str) -> np.ndarray:
-    rows, columns, values, shape = csr_of(parts, name, where)
-    x = np.zeros(shape, np.float32)
-    np.add.at(x, (rows, columns), values.astype(np.float32))
-    return x
-
-
-def planetoid_name(names: Collection[str]) -> str:
-    return next(
-        (
-            match[0]
-            for name in names
-            if (match := re.match(r"(?:.*/)?ind\.[^/]+?\.(?=allx$)", name))
-        ),
-        "",
-    )
-
-
-def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
-    where, again = f"{archive.path}: {prefix}", "Download it again."
-    if missing := [part for part in PARTS if prefix + part not in archive.names]:
-        raise DataError(f"{archive.path} has no {prefix}{missing[0]}. Give all files of that set.")
-    files = {
-        name.removeprefix(prefix): content
-        for name, content in archive.read([prefix + part for part in PARTS])
-    }
-
-    def pickled(part: str, kind: type) -> object:
-        with reading(f"{where}{part} is not a Planetoid pickle", again, ValueError):
-            return read_pickle(files[part], kind)
-
-    def matrix(part: str) -> np.ndarray:
-        parts = pickled(part, dict)
-        return dense_of({"shape": parts.get("_shape"), **parts}, "its ", where + part)
-
-    def one_hot(part: str) -> np.ndarray:
-        value = pickled(part, np.ndarray)
-        if value.ndim != 2 or not ((value == 0) | (value == 1)).all():
-            raise DataError(f"{where}{part} is not a one-hot matrix of classes. {again}")
-        return np.where(value.any(axis=1), value.argmax(axis=1), -1)
-
-    with reading(f"{where}test.index cannot be read", "Give one number per line.", ValueError):
-        index = np.array(
-            [whole_number(word) for word in files["test.index"].decode().split()], np.int64
-        )
-    others, tested = map(matrix, ("allx", "tx"))
-    classes, tested_classes, learnt = map(one_hot, ("ally", "ty", "y"))
-    fits = (
-        len(others) == len(classes)
-        and len(tested) == len(tested_classes) == len(index) == len(np.unique(index)) > 0
-    )
-    fits = fits and len(others) <= index.min() and index.max() < 2 * (len(others) + len(tested))
-    if not fits or others.shape[1] != tested.shape[1] or len(learnt) > len(others):
-        raise DataError(
-            f"{archive.path}: the files {prefix}* do not fit together. Give all files of the same set."
-        )
-    lists = pickled("graph", dict)
-    edges = [
-        (other, node) for node, heard in lists.items() if isinstance(heard, list) for other in heard
-    ]
-    kinds = {*map(type, lists), *(type(end) for edge in edges for end in edge)}
-    if kinds - {int} or not all(isinstance(heard, list) for heard in lists.values()):
-        raise DataError(f"{where}graph is not a dictionary of node lists. {again}")
-    count = int(index.max()) + 1
-    x, labels = np.zeros((count, others.shape[1]), np.float32), np.full(count, -1, np.int64)
-    x[: len(others)], labels[: len(others)] = others, classes
-    x[index], labels[index] = tested, tested_classes
-    validation = np.arange(len(learnt), min(len(learnt) + VALIDATION, len(others)))
-    splits = {"train": np.arange(len(learnt)), "validation": validation, "test": np.sort(index)}
-    sources, targets = np.array(edges, np.int64).reshape(-1, 2).T
-    return RawGraph(x, True, sources, targets, labels, splits)
+def _are_compressed_rows(
+    offsets: np.ndarray, columns: np.ndarray, lengths: np.ndarray, values: np.ndarray
+) -> bool:
+    for part in (offsets, columns, lengths):
+        if part.ndim != 1 or part.dtype.kind not in "iu":
+            return False
+    if len(lengths) != 2 or values.ndim != 1 or values.dtype.kind not in "fiub":
+        return False
+    height, width = lengths.tolist()
+    # Differences of unsigned numbers would wrap around.
+    starts = offsets.astype(np.int64)
+    numbers = columns.astype(np.int64)
+    if not (0 < height < 2**31 and 0 < width < 2**31 and len(starts) == height + 1):
+        return False
+    ascends = starts[0] == 0 and (np.diff(starts) >= 0).all()
+    is_full = starts[-1] == len(columns) == len(values)
+    is_inside = numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < width
+    return bool(ascends and is_full and is_inside)

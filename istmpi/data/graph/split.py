@@ -7,8 +7,7 @@ the file.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,14 +16,14 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Dataset, Split, checksum_of, sample_of
+from istmpi.data.dataset import Dataset, Split, add_to_checksum, checksum_rows, draw_sample
 from istmpi.data.holdout import split_indices
-from istmpi.data.sparse.split import Ragged, offsets_of
+from istmpi.data.sparse.split import Ragged, add_up_lengths
 from istmpi.errors import ConfigError
-from istmpi.tasks import OFF, TASKS
+from istmpi.tasks import OFF
 
 if TYPE_CHECKING:
-    from istmpi.data.hdf5 import Opened, PreparedFile
+    from istmpi.data.hdf5 import Guard, Opened, PreparedFile
 
 FANOUT = (10, 10, 10)
 SAMPLE = 4096
@@ -41,9 +40,11 @@ class Graph:
     labels: np.ndarray
     """``[n]`` int64, or ``[n, outputs]`` uint8 of zeros and ones."""
     clusters: np.ndarray | None = None
-    guards: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None)
-    """Verify data before a read; called with rows of ``x``, and with starts and lengths of lists of
-    neighbours."""
+    """The cluster of each node ``[n]``; None for a graph that was not cut."""
+    guard: Guard | None = None
+    """Verifies rows of ``x`` before they are read."""
+    list_guard: Guard | None = None
+    """Verifies lists of neighbours before they are read; called with their starts and lengths."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,17 +54,17 @@ class Graph:
         return int(self.neighbours.offsets[-1])
 
     def features(self, nodes: np.ndarray) -> np.ndarray:
-        if self.guards[0] is not None:
-            self.guards[0](nodes)
+        if self.guard is not None:
+            self.guard(nodes)
         return self.x.view(np.ndarray).take(nodes, axis=0)
 
-    def heard(self, nodes: np.ndarray) -> Ragged:
-        return self.neighbours.take(nodes, self.guards[1:])
+    def read_neighbours(self, nodes: np.ndarray) -> Ragged:
+        return self.neighbours.take(nodes, [self.list_guard])
 
     @cached_property
     def whole(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         nodes = np.arange(len(self))
-        lists = self.heard(nodes)
+        lists = self.read_neighbours(nodes)
         return (
             self.features(nodes),
             lists.offsets.astype(np.int64),
@@ -72,8 +73,9 @@ class Graph:
 
     @cached_property
     def members(self) -> Ragged:
+        assert self.clusters is not None, "`batch_nodes` refuses graphs without clusters"
         order = np.argsort(self.clusters, kind="stable")
-        return Ragged(offsets_of(np.bincount(self.clusters)), (order,))
+        return Ragged(add_up_lengths(np.bincount(self.clusters)), (order,))
 
 
 @dataclass(eq=False)
@@ -102,18 +104,18 @@ class GraphSplit(Split):
         indices = np.unique(indices)
         if self.how == "clusters":
             nodes = np.sort(self.graph.members.take(indices).arrays[0])
-            return self._of(
-                nodes, self.nodes, (self.graph.features(nodes), *induced(self.graph, nodes))
-            )
-        seeds = self.nodes[indices]
-        nodes, offsets, columns = sampled(self.graph, seeds, self.fanout, key)
-        return self._of(nodes, seeds, (self.graph.features(nodes), offsets, columns))
+            offsets, columns = induce_edges(self.graph, nodes)
+            scored = self.nodes
+        else:
+            scored = self.nodes[indices]
+            nodes, offsets, columns = sample_neighbours(self.graph, scored, self.fanout, key)
+        return self._make_batch(nodes, scored, (self.graph.features(nodes), offsets, columns))
 
     @cached_property
     def _whole(self) -> Batch:
-        return self._of(np.arange(len(self.graph)), self.nodes, self.graph.whole)
+        return self._make_batch(np.arange(len(self.graph)), self.nodes, self.graph.whole)
 
-    def _of(
+    def _make_batch(
         self,
         nodes: np.ndarray,
         scored: np.ndarray,
@@ -141,26 +143,32 @@ class GraphSplit(Split):
 
     def hold_out(self, fraction: float, seed: int) -> tuple[GraphSplit, GraphSplit]:
         labels = self.graph.labels[self.nodes]
-        parts = split_indices(len(self.nodes), fraction, seed, labels if labels.ndim == 1 else None)
-        train, validation = (self.nodes[part] for part in parts)
-        return replace(self, nodes=train), GraphSplit(self.graph, validation)
+        classes = labels if labels.ndim == 1 else None
+        train, held = split_indices(len(self.nodes), fraction, seed, classes)
+        # Scores are of the whole graph, however training reads it.
+        validation = GraphSplit(self.graph, self.nodes[held])
+        return replace(self, nodes=self.nodes[train]), validation
 
-    def size_of_example(self, batch: int, seed: int) -> tuple[float, float]:
+    def measure_examples(self, batch: int, seed: int) -> tuple[float, float]:
+        """Return the mean numbers of nodes and edges of an example, from a few drawn batches."""
         if self.how == "full":
             return len(self.graph), self.graph.edges
-        count, nodes, edges = len(self), 0, 0
+        count = len(self)
         batch = min(batch, count)
+        nodes = 0
+        edges = 0
         for number in range(TRIED):
             stream = rng.key(seed, "size of batches", number)
             rows = rng.permutation(count, stream)[:batch]
             offsets = self.batch(rows, stream).inputs[1]
-            nodes, edges = nodes + len(offsets) - 1, edges + int(offsets[-1])
+            nodes += len(offsets) - 1
+            edges += int(offsets[-1])
         return nodes / TRIED / batch, edges / TRIED / batch
 
     @cached_property
     def labels_checksum(self) -> int:
-        checksum = zlib.crc32(np.ascontiguousarray(self.nodes, "<i8"))
-        return zlib.crc32(np.ascontiguousarray(self.graph.labels[self.nodes]), checksum)
+        checksum = add_to_checksum(0, self.nodes.astype("<i8"))
+        return add_to_checksum(checksum, self.graph.labels[self.nodes])
 
     @cached_property
     def features_checksum(self) -> int:
@@ -170,95 +178,117 @@ class GraphSplit(Split):
             lists = graph.neighbours.take(nodes)
             return graph.x[nodes], lists.offsets.astype("<i8"), lists.arrays[0].astype("<i4")
 
-        first = (
-            0 if graph.clusters is None else zlib.crc32(np.ascontiguousarray(graph.clusters, "<i4"))
-        )
-        return checksum_of(sample_of(len(graph), SAMPLE), read, first=first)
+        first = 0
+        if graph.clusters is not None:
+            first = add_to_checksum(0, graph.clusters.astype("<i4"))
+        return checksum_rows(draw_sample(len(graph), SAMPLE), read, first=first)
 
 
-def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def induce_edges(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return edges among ascending ``nodes``: offsets [n + 1], and joined lists of neighbours by
     place in ``nodes``."""
-    lists = graph.heard(nodes)
-    heard = lists.arrays[0]
-    places = np.searchsorted(nodes, heard)
-    inside = nodes[np.minimum(places, len(nodes) - 1)] == heard
+    lists = graph.read_neighbours(nodes)
+    neighbours = lists.arrays[0]
+    places = np.searchsorted(nodes, neighbours)
+    inside = nodes[np.minimum(places, len(nodes) - 1)] == neighbours
     ends = np.concatenate([[0], np.cumsum(inside)])[lists.offsets]
     return ends, places[inside]
 
 
-def sampled(
+def sample_neighbours(
     graph: Graph, seeds: np.ndarray, fanout: Sequence[int], key: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the seeds and the nodes sampled around them, ascending, and the sampled edges in the
-    form of `induced`.
+    form of `induce_edges`.
 
     A seed receives from at most ``fanout[0]`` neighbours, drawn uniformly without replacement. Each
     new neighbour receives from at most ``fanout[1]``, and so on; the nodes added last receive from
     none. Without a ``key`` all neighbours are taken.
     """
     nodes = np.sort(seeds)
-    frontier, listeners, heard = nodes, [], []
+    frontier = nodes
+    listeners = []
+    heard = []
     for hop, limit in enumerate(fanout):
-        lists = graph.heard(frontier)
-        neighbours, counts = lists.arrays[0], np.diff(lists.offsets)
+        lists = graph.read_neighbours(frontier)
+        neighbours = lists.arrays[0]
+        counts = np.diff(lists.offsets)
         owner = np.repeat(np.arange(len(frontier)), counts)
         if key is not None:
+            # The first of a list in random order are a draw without replacement.
             drawn = rng.bits(rng.key(key, "neighbours", hop), 0, len(neighbours))
-            order = np.lexsort((drawn, owner))  # each list in a random order
-            neighbours = neighbours[
-                order[np.arange(len(neighbours)) - lists.offsets[owner] < limit]
-            ]
+            order = np.lexsort((drawn, owner))
+            is_first = np.arange(len(neighbours)) - lists.offsets[owner] < limit
+            neighbours = neighbours[order[is_first]]
             owner = np.repeat(np.arange(len(frontier)), np.minimum(counts, limit))
         listeners.append(frontier[owner])
         heard.append(neighbours)
         frontier = np.setdiff1d(neighbours, nodes)
         nodes = np.union1d(nodes, frontier)
-    rows, columns = (np.searchsorted(nodes, np.concatenate(ends)) for ends in (listeners, heard))
+    rows = np.searchsorted(nodes, np.concatenate(listeners))
+    columns = np.searchsorted(nodes, np.concatenate(heard))
     order = np.lexsort((columns, rows))
-    return nodes, offsets_of(np.bincount(rows, minlength=len(nodes))), columns[order]
+    return nodes, add_up_lengths(np.bincount(rows, minlength=len(nodes))), columns[order]
 
 
-def batched(data: Dataset, how: str, fanout: Sequence[int], placement: str = "shared") -> Dataset:
-    of_nodes = TASKS[data.task].of_nodes
-    if not of_nodes and (how, tuple(fanout)) != ("full", FANOUT):
-        name, value = ("graph", how) if how != "full" else ("fanout", list(fanout))
-        raise ConfigError(
-            f"data.{name} = {value!r} is for graphs, but {data.source} is of kind {data.kind}. Leave it out."
-        )
-    if not of_nodes:
+def batch_nodes(
+    data: Dataset, how: str, fanout: Sequence[int], placement: str = "shared"
+) -> Dataset:
+    """Return a data set whose training batches are of a graph in the way of the settings.
+
+    Raises ConfigError if the settings are for graphs but the data are not, or do not fit together.
+    """
+    train = data.train
+    if not isinstance(train, GraphSplit):
+        _refuse_graph_settings(data, how, fanout)
         return data
     if placement == "by-label" and (how != "neighbours" or data.classes is None):
         raise ConfigError(
-            f"data.placement = 'by-label' needs examples with one class each, which {data.source} lacks. Use "
-            "shared, or for node classes data.graph = 'neighbours'."
+            "data.placement = 'by-label' needs examples with one class each, which "
+            f"{data.source} lacks. Use shared, or for node classes data.graph = 'neighbours'."
         )
     if (placement, how) == ("sharded", "full"):
         raise ConfigError(
-            f"data.placement = 'sharded' needs several examples, but {data.source} is a whole graph. Use "
-            "shared, or data.graph = 'clusters' or 'neighbours'."
+            f"data.placement = 'sharded' needs several examples, but {data.source} is a whole "
+            "graph. Use shared, or data.graph = 'clusters' or 'neighbours'."
         )
-    if how == "clusters" and data.train.graph.clusters is None:
+    if how == "clusters" and train.graph.clusters is None:
         raise ConfigError(
-            f"data.graph = 'clusters' needs a graph cut into clusters, but {data.source} was prepared whole: "
-            f"istmpi prepare graph {data.source} DST.h5 --clusters N."
+            f"data.graph = 'clusters' needs a graph cut into clusters, but {data.source} was "
+            f"prepared whole: istmpi prepare graph {data.source} DST.h5 --clusters N."
         )
-    train = replace(data.train, how=how, fanout=tuple(fanout))
+    train = replace(train, how=how, fanout=tuple(fanout))
     return replace(data, splits={**data.splits, "train": train})
 
 
+def _refuse_graph_settings(data: Dataset, how: str, fanout: Sequence[int]) -> None:
+    """Raise ConfigError if settings for graphs differ from their defaults."""
+    if how != "full":
+        setting = f"data.graph = {how!r}"
+    elif tuple(fanout) != FANOUT:
+        setting = f"data.fanout = {list(fanout)!r}"
+    else:
+        return
+    raise ConfigError(
+        f"{setting} is for graphs, but {data.source} is of kind {data.kind}. Leave it out."
+    )
+
+
 def open_graph(file: PreparedFile) -> Opened:
-    (x, *guards), (indices, *others), indptr = (
-        file.guarded("x"),
-        file.guarded("indices"),
-        file.mapped("indptr"),
+    x, guard = file.map_guarded("x")
+    indices, list_guard = file.map_guarded("indices")
+    clusters = None
+    if file.has("clusters"):
+        clusters = file.map("clusters")
+    graph = Graph(
+        x=x,
+        neighbours=Ragged(file.map("indptr"), (indices,)),
+        labels=file.map("labels").view(np.ndarray),
+        clusters=clusters,
+        guard=guard,
+        list_guard=list_guard,
     )
-    labels, clusters = (
-        file.mapped("labels").view(np.ndarray),
-        file.mapped("clusters") if file.has("clusters") else None,
-    )
-    graph = Graph(x, Ragged(indptr, (indices,)), labels, clusters, (*guards, *others))
-    return {
-        split: GraphSplit(graph, file.mapped(f"{split}/nodes").view(np.ndarray))
-        for split in file.splits
-    }, {}
+    splits = {}
+    for split in file.splits:
+        splits[split] = GraphSplit(graph, file.map(f"{split}/nodes").view(np.ndarray))
+    return splits, {}

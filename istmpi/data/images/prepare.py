@@ -3,10 +3,11 @@ pickles."""
 
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,13 +17,14 @@ from istmpi.data.decoder import (
     BadFileError,
     Block,
     Decoder,
+    Example,
     Request,
-    checked_splits,
-    class_folders,
-    decoded,
-    with_holdout,
+    assign_splits,
+    decode_files,
+    ensure_test_examples,
+    read_class_folders,
 )
-from istmpi.data.dense.split import material_of
+from istmpi.data.dense.split import build_material
 from istmpi.data.holdout import ONE_IN_FIVE
 from istmpi.data.pickles import read_pickle
 from istmpi.data.writer import Chosen, Material
@@ -62,103 +64,127 @@ def read(
     listed = class_list(classes)
     if size is not None and not 1 <= size <= MOST_PIXELS**0.5:
         raise ConfigError(f"size is {size}; it must be from 1 to {int(MOST_PIXELS**0.5):,} pixels.")
-    if layout := _layout_of(archive):
+    layout = _find_layout(archive)
+    if layout:
         if size is not None:
             raise ConfigError("size is for images in class folders; CIFAR's are 32x32.")
         if listed:
             raise ConfigError("classes is for images in class folders; CIFAR has its own list.")
-        return _read_cifar(archive, layout)
-    examples = class_folders(archive, ENDINGS, decoder.notes)
+        return _read_cifar(archive, *layout)
+    examples = _find_examples(archive, decoder, listed or ())
+    decode = ImageDecoder("RGB", "Resize them with --size N.")
+    if size is not None:
+        decode.size = (size, size)
+    splits, names, bad = decoder.run(archive, examples, decode, MOST_BYTES, listed)
+    groups = 3
+    # All three channels of a grey image are alike.
+    if decode.modes <= {*GREY}:
+        groups = 1
+        splits = {split: (Chosen(x.source[:, :1], x.rows), y) for split, (x, y) in splits.items()}
+    return build_material(
+        source=archive.source,
+        task=CLASSIFICATION,
+        splits=splits,
+        classes=names,
+        dtype=np.dtype(np.uint8),
+        groups=groups,
+        skipped=bad,
+    )
+
+
+def _find_examples(archive: Archive, decoder: Decoder, classes: tuple[str, ...]) -> list[Example]:
+    examples = read_class_folders(archive, ENDINGS, decoder.notes)
     if not examples:
         raise DataError(
             f"{archive.path} has no CLASS/FILE with an image; known endings: {' '.join(ENDINGS)}."
         )
     if examples[0].split:
-        examples = checked_splits(archive, examples, decoder.notes, listed or ())
-    else:
-        decoder.split = f"{ONE_IN_FIVE} of each class"
-        examples = with_holdout(examples)
-    modes: set[str] = set()
-    decode = image_decoder("RGB", "Resize them with --size N.", modes, size and (size, size))
-    splits, names, bad = decoder.run(archive, examples, decode, MOST_BYTES, listed)
-    if grey := modes <= {*GREY}:  # then all three channels are alike
-        splits = {split: (Chosen(x.source[:, :1], x.rows), y) for split, (x, y) in splits.items()}
-    dtype, groups = np.dtype(np.uint8), 1 if grey else 3
-    return material_of(archive.source, CLASSIFICATION, splits, names, dtype, groups, bad)
+        return ensure_test_examples(archive, examples, decoder.notes, classes)
+    decoder.split = f"{ONE_IN_FIVE} of each class"
+    return assign_splits(examples)
 
 
 def examples(path: Path, request: Request) -> Iterator[Block]:
     channels, height, width = request.shape
-    like, size = ("the training data", (width, height)), (width, height) if request.resize else None
-    decode = image_decoder("L" if channels == 1 else "RGB", "Give --resize.", set(), size, like)
-    return decoded(path, request, ENDINGS, decode, MOST_BYTES)
+    decode = ImageDecoder("L" if channels == 1 else "RGB", "Give --resize.")
+    decode.first = ("the training data", (width, height))
+    if request.resize:
+        decode.size = (width, height)
+    return decode_files(path, request, ENDINGS, decode, MOST_BYTES)
 
 
-def image_decoder(
-    mode: str,
-    cure: str,
-    modes: set[str],
-    size: tuple[int, int] | None = None,
-    like: tuple[str, tuple[int, int]] | None = None,
-) -> Callable[[str, bytes], np.ndarray]:
-    """Return a function of a file's name and content that returns pixels ``[channels, height,
-    width]`` uint8.
+class ImageDecoder:
+    """A function of a file's name and content that returns pixels ``[channels, height, width]``
+    uint8, of the ``mode`` L (grey) or RGB.
 
-    With ``size`` (width, height), the largest centred part of this aspect ratio is resized to it.
-    All images must have the size in ``like`` (a name and a size) or, if None, of the first image.
-    The function adds images' modes to ``modes``. Raises BadFileError for an unreadable image;
-    DataError for colour in grey data or, ending in ``cure``, another size.
+    Raises BadFileError for an unreadable image; DataError for colour in grey data or, ending in
+    ``cure``, for another size than that of the first image.
     """
-    pillow = optional("PIL.Image", "Pillow", "images")
 
-    def decode(name: str, content: bytes) -> np.ndarray:
-        nonlocal like
-        with _as_bad_file():
-            image = pillow.open(io.BytesIO(content))
+    def __init__(self, mode: str, cure: str):
+        self._pillow = optional("PIL.Image", "Pillow", "images")
+        self._mode = mode
+        self._cure = cure
+        self.size: tuple[int, int] | None = None
+        """Width and height to which the largest centred part of this aspect ratio is resized; None:
+        images keep their size."""
+        self.first: tuple[str, tuple[int, int]] | None = None
+        """The name and the size of the first image, or of what images must be like."""
+        self.modes: set[str] = set()
+        """The modes of the images so far."""
+
+    def __call__(self, name: str, content: bytes) -> np.ndarray:
+        with _refuse_damage():
+            image = self._pillow.open(io.BytesIO(content))
             if image.width * image.height > MOST_PIXELS:
                 raise BadFileError(f"{image.width}x{image.height} pixels are too many")
             image.load()
         if image.mode not in GREY + COLOUR:
             raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
-        modes.add(image.mode)
-        if mode == "L" and image.mode not in GREY:
+        self.modes.add(image.mode)
+        if self._mode == "L" and image.mode not in GREY:
+            other = self.first[0] if self.first else "the first image"
             raise DataError(
-                f"{name} is in colour, but {like[0]} is grey. Convert them to the same mode first."
+                f"{name} is in colour, but {other} is grey. Convert them to the same mode first."
             )
-        with _as_bad_file():
-            if image.mode != mode:
-                image = image.convert(mode)
-            if size:
-                scale = min(image.width / size[0], image.height / size[1])
-                left, top = ((whole - scale * part) / 2 for whole, part in zip(image.size, size))
-                middle = left, top, left + scale * size[0], top + scale * size[1]
-                image = image.resize(size, pillow.Resampling.BILINEAR, middle)
-        like = like or (name, image.size)
-        first, (width, height) = like
+        with _refuse_damage():
+            if image.mode != self._mode:
+                image = image.convert(self._mode)
+            if self.size:
+                middle = _cut_middle(image.size, self.size)
+                image = image.resize(self.size, self._pillow.Resampling.BILINEAR, middle)
+        self.first = self.first or (name, image.size)
+        first, (width, height) = self.first
         if image.size != (width, height):
             raise DataError(
-                f"{name} is {image.width}x{image.height} but {first} is {width}x{height}; all must have the "
-                f"same size. {cure}"
+                f"{name} is {image.width}x{image.height} but {first} is {width}x{height}; all must "
+                f"have the same size. {self._cure}"
             )
         pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)
-        return pixels.reshape(height, width, len(mode)).transpose(2, 0, 1)
+        return pixels.reshape(height, width, len(self._mode)).transpose(2, 0, 1)
 
-    return decode
+
+def _cut_middle(image: tuple[int, int], size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Return the left, top, right and bottom of the largest centred part with the aspect ratio of
+    ``size``."""
+    width, height = size
+    scale = min(image[0] / width, image[1] / height)
+    left = (image[0] - scale * width) / 2
+    top = (image[1] - scale * height) / 2
+    return left, top, left + scale * width, top + scale * height
 
 
 @contextmanager
-def _as_bad_file() -> Iterator[None]:
+def _refuse_damage() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # about damage that it can repair, and large images, which are limited here
+        # Pillow warns of damage that it can repair, and of large images, which are limited here.
+        warnings.simplefilter("ignore")
         try:
             yield
         except BadFileError:
             raise
-        except (
-            Exception
-        ) as error:  # Pillow documents none, and its readers raise whatever they meet
+        # Pillow documents no error, and its readers raise whatever they meet.
+        except Exception as error:
             raise BadFileError(reason(error)) from error
 
 
@@ -183,37 +209,52 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout((*(f"{name}.bin" for name in BATCHES), "test_batch.bin"), "batches.meta.txt", 1),
-    Layout(("train.bin", "test.bin"), "fine_label_names.txt", 2),
-    Layout((*BATCHES, "test_batch"), "batches.meta", keys=(b"labels", b"label_names")),
-    Layout(("train", "test"), "meta", keys=(b"fine_labels", b"fine_label_names")),
+    Layout(
+        batches=(*(f"{name}.bin" for name in BATCHES), "test_batch.bin"),
+        names="batches.meta.txt",
+        label_bytes=1,
+    ),
+    Layout(batches=("train.bin", "test.bin"), names="fine_label_names.txt", label_bytes=2),
+    Layout(
+        batches=(*BATCHES, "test_batch"),
+        names="batches.meta",
+        keys=(b"labels", b"label_names"),
+    ),
+    Layout(batches=("train", "test"), names="meta", keys=(b"fine_labels", b"fine_label_names")),
 )
 
 
-def _layout_of(archive: Archive) -> tuple[Layout, str] | None:
+def _find_layout(archive: Archive) -> tuple[Layout, str] | None:
+    """Return the layout of an archive, and the folder of its files; None for no layout of CIFAR."""
     for layout in LAYOUTS:
         names = [name for name in archive.names if name.rpartition("/")[2] == layout.names]
-        folder = names[0].removesuffix(layout.names) if names else ""
-        if names and {folder + name for name in layout.batches} <= {*archive.names}:
+        if not names:
+            continue
+        folder = names[0].removesuffix(layout.names)
+        if {folder + name for name in layout.batches} <= {*archive.names}:
             return layout, folder
     return None
 
 
-def _read_cifar(archive: Archive, place: tuple[Layout, str]) -> Material:
-    layout, folder = place
+def _read_cifar(archive: Archive, layout: Layout, folder: str) -> Material:
     files = dict(archive.read([folder + name for name in (*layout.batches, layout.names)]))
-    names = _classes(folder + layout.names, files[folder + layout.names], layout)
-    *parts, test = (
-        _batch(folder + name, files[folder + name], layout, len(names)) for name in layout.batches
-    )
-    splits = {"train": tuple(map(np.concatenate, zip(*parts))), "test": test}
-    return material_of(archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
+    names = _read_class_names(folder + layout.names, files[folder + layout.names], layout)
+    batches = []
+    for name in layout.batches:
+        path = folder + name
+        batches.append(_read_batch(path, files[path], layout, len(names)))
+    *training, test = batches
+    x = np.concatenate([pixels for pixels, _ in training])
+    y = np.concatenate([labels for _, labels in training])
+    splits = {"train": (x, y), "test": test}
+    return build_material(archive.source, CLASSIFICATION, splits, names, np.dtype(np.uint8), 3)
 
 
-def _classes(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:
+def _read_class_names(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:
     if layout.label_bytes:
         return tuple(content.decode("utf-8", errors="replace").split())
-    names = _unpickled(path, content, {layout.keys[1]: list})[layout.keys[1]]
+    _, key = layout.keys
+    names = _take_entry(path, _read_pickle(path, content), key, list)
     if not all(isinstance(name, bytes) for name in names):
         raise DataError(
             f"{path} is not one of CIFAR's pickles: a class name is not text. Download it again."
@@ -221,22 +262,27 @@ def _classes(path: str, content: bytes, layout: Layout) -> tuple[str, ...]:
     return tuple(name.decode("utf-8", errors="replace") for name in names)
 
 
-def _batch(
+def _read_batch(
     path: str, content: bytes, layout: Layout, classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    if width := layout.label_bytes and layout.label_bytes + PIXELS:
+    if layout.label_bytes:
+        width = layout.label_bytes + PIXELS
         if len(content) % width:
             raise DataError(
                 f"{path} is {len(content)} bytes, not a multiple of {width}. Download it again."
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, width)
-        x, y = records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].tolist()
+        x = records[:, layout.label_bytes :]
+        y = records[:, layout.label_bytes - 1].tolist()
     else:
-        batch = _unpickled(path, content, {b"data": np.ndarray, layout.keys[0]: list})
-        x, y = batch[b"data"], batch[layout.keys[0]]
+        values = _read_pickle(path, content)
+        key, _ = layout.keys
+        x = _take_entry(path, values, b"data", np.ndarray)
+        y = _take_entry(path, values, key, list)
     if len(y) == 0 or x.shape != (len(y), PIXELS) or x.dtype != np.uint8:
         raise DataError(
-            f"{path}: pixels {x.shape} of {x.dtype} and {len(y)} labels are not CIFAR's. Copy it again."
+            f"{path}: pixels {x.shape} of {x.dtype} and {len(y)} labels are not CIFAR's. Copy it "
+            "again."
         )
     labels = np.array(y)
     if labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() < classes:
@@ -246,10 +292,19 @@ def _batch(
     return x.reshape(-1, *SHAPE), labels.astype(np.int64)
 
 
-def _unpickled(path: str, content: bytes, kinds: dict[bytes, type]) -> dict[bytes, object]:
+Entry = TypeVar("Entry")
+
+
+def _read_pickle(path: str, content: bytes) -> object:
     with reading(f"{path} is not one of CIFAR's pickles", "Download it again.", ValueError):
-        values = read_pickle(content)
-        for key, kind in kinds.items():
-            if not isinstance(values, dict) or not isinstance(values.get(key), kind):
-                raise ValueError(f"it has no {kind.__name__} {key.decode()}")
-        return values
+        return read_pickle(content, object)
+
+
+def _take_entry(path: str, values: object, key: bytes, kind: type[Entry]) -> Entry:
+    """Return an entry of a pickled dictionary. Raises DataError if it is missing or of another
+    ``kind``."""
+    with reading(f"{path} is not one of CIFAR's pickles", "Download it again.", ValueError):
+        value = values.get(key) if isinstance(values, dict) else None
+        if not isinstance(value, kind):
+            raise ValueError(f"it has no {kind.__name__} {key.decode()}")
+        return value

@@ -37,62 +37,60 @@ class Augmentation:
     def __bool__(self) -> bool:
         return self != Augmentation()
 
-    def scaled(self, factor: float) -> Augmentation:
-        crop, cutout = (
-            length and max(int(length * factor), 1) for length in (self.crop, self.cutout)
+    def scale(self, factor: float) -> Augmentation:
+        return replace(
+            self,
+            crop=_scale_length(self.crop, factor),
+            cutout=_scale_length(self.cutout, factor),
         )
-        return replace(self, crop=crop, cutout=cutout)
 
-    def applied(self, images: np.ndarray, key: int) -> np.ndarray:
+    def apply(self, images: np.ndarray, key: int) -> np.ndarray:
         """Return ``images`` with the random changes that ``key`` draws; may overwrite
         ``images``."""
         count, _, height, width = images.shape
 
-        def drawn(what: str, below: int) -> np.ndarray:
+        def draw(what: str, below: int) -> np.ndarray:
             return (rng.bits(rng.key(key, what), 0, count) % np.uint64(below)).astype(np.int64)
 
         if self.crop:
-            top, left = (drawn(side, 2 * self.crop + 1) for side in ("top", "left"))
-            padded = np.pad(
-                images, [(0, 0), (0, 0), (self.crop, self.crop), (self.crop, self.crop)]
-            )
+            top = draw("top", 2 * self.crop + 1)
+            left = draw("left", 2 * self.crop + 1)
+            margin = (self.crop, self.crop)
+            padded = np.pad(images, [(0, 0), (0, 0), margin, margin])
             windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
             images = windows[np.arange(count), :, top, left]
         if self.flip:
-            chosen = drawn("flip", 2) == 1
+            chosen = draw("flip", 2) == 1
             images[chosen] = images[chosen, :, :, ::-1]
         if self.cutout:
-            rows = _near(drawn("row", height), self.cutout, height)
-            columns = _near(drawn("column", width), self.cutout, width)
+            rows = _mark_near(draw("row", height), self.cutout, height)
+            columns = _mark_near(draw("column", width), self.cutout, width)
             blank = rows[:, :, np.newaxis] & columns[:, np.newaxis, :]
             images = np.where(blank[:, np.newaxis], np.float32(0), images)
         return images
 
 
+def _scale_length(length: int, factor: float) -> int:
+    """Scale a length in pixels to at least 1; 0, which means unused, stays."""
+    return length and max(int(length * factor), 1)
+
+
 @cache
-def transform(text: str) -> Callable[[Any], Any]:
+def make_transform(text: str) -> Callable[[Any], Any]:
     """Return the torchvision transform that ``text`` describes, such as RandomRotation(15), or
     raise ConfigError."""
     subject = f"data.transforms: {text!r}"
     try:
         v2 = import_module("torchvision.transforms.v2")
-    except (
-        ImportError,
-        RuntimeError,
-        OSError,
-    ) as error:  # RuntimeError: it belongs to another torch
+    # A torchvision that belongs to another torch raises RuntimeError.
+    except (ImportError, RuntimeError, OSError) as error:
         raise ConfigError(
-            f"{subject} needs torchvision, which cannot be imported ({short(error)}). Install the one for your torch, "
-            f"from the index that torch came from: pip install torchvision."
+            f"{subject} needs torchvision, which cannot be imported ({short(error)}). Install the "
+            "one for your torch, from the index that torch came from: pip install torchvision."
         ) from error
     try:
-        call = ast.parse(text, mode="eval").body
-        name, given, named = (
-            (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
-        )
-        values = [*map(ast.literal_eval, given)]
-        by_name, name = {each.arg: ast.literal_eval(each.value) for each in named}, name.id
-    except (SyntaxError, ValueError, AttributeError, TypeError) as error:
+        name, values, named = _parse_call(text)
+    except (SyntaxError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{subject} must be a name with plain arguments, as RandomRotation(15)."
         ) from error
@@ -106,20 +104,39 @@ def transform(text: str) -> Callable[[Any], Any]:
             f"{subject} is not a transform of torchvision.transforms.v2{did_you_mean(name, kinds)}"
         )
     try:
-        return kinds[name](*values, **by_name)
+        return kinds[name](*values, **named)
     except Exception as error:
         raise ConfigError(f"{subject} cannot be made: {short(error)}.") from error
 
 
-def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
+def _parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Read NAME or NAME(...) with literals as arguments; return the name, the values without names
+    and those with. Raises SyntaxError, ValueError or TypeError for any other text."""
+    body = ast.parse(text, mode="eval").body
+    values: list[Any] = []
+    named: dict[str, Any] = {}
+    if isinstance(body, ast.Call):
+        values = [ast.literal_eval(value) for value in body.args]
+        for keyword in body.keywords:
+            if keyword.arg is None:
+                raise ValueError("** has no name")
+            named[keyword.arg] = ast.literal_eval(keyword.value)
+        body = body.func
+    if not isinstance(body, ast.Name):
+        raise ValueError("it has no plain name")
+    return body.id, values, named
+
+
+def transform_images(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarray:
     """Transform raw images ``[b, channels, height, width]``, seeded by ``key``. ConfigError if a
     transform fails."""
     import torch
 
-    from istmpi.data.callable.split import drawing
+    from istmpi.data.callable.split import control_random_numbers
 
-    steps, changed = [transform(name) for name in names], np.empty_like(images)
-    with drawing() as seed:
+    steps = [make_transform(name) for name in names]
+    changed = np.empty_like(images)
+    with control_random_numbers() as seed:
         for number, image in enumerate(images):
             seed(rng.key(key, "transforms", number))
             before = after = torch.from_numpy(image)
@@ -138,26 +155,28 @@ def transformed(names: Sequence[str], images: np.ndarray, key: int) -> np.ndarra
     return changed
 
 
-def _near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
+def _mark_near(centre: np.ndarray, side: int, length: int) -> np.ndarray:
     first = centre[:, np.newaxis] - side // 2
     positions = np.arange(length)
     return (positions >= first) & (positions < first + side)
 
 
-def downscaled(images: np.ndarray, side: int) -> np.ndarray:
+def downscale(images: np.ndarray, side: int) -> np.ndarray:
     """Downscale to ``[b, channels, side, side]`` float32: means over areas, where pixels on a
     border count in part."""
     for axis in (2, 3):
         length = images.shape[axis]
-        area = np.arange(side) * length  # its start, in units of 1 / side of a source pixel
-        pixel, total = area // side, np.float32(0)
+        # Whole numbers: an area starts at a multiple of 1 / side of a source pixel.
+        area = np.arange(side) * length
+        pixel = area // side
+        total = np.float32(0)
+        weights_shape = [1, 1, 1, 1]
+        weights_shape[axis] = side
         for _ in range(-(-length // side) + 1):
             overlap = np.minimum((pixel + 1) * side, area + length) - np.maximum(pixel * side, area)
             weight = np.maximum(overlap, 0) / np.float32(length)
             values = images.take(np.minimum(pixel, length - 1), axis=axis)
-            total = total + values * weight.astype(np.float32).reshape(
-                [-1 if at == axis else 1 for at in range(4)]
-            )
+            total = total + values * weight.astype(np.float32).reshape(weights_shape)
             pixel = pixel + 1
         images = total
     return images
@@ -171,70 +190,77 @@ class ImageSplit(DenseSplit):
 
     @property
     def read_shape(self) -> tuple[int, ...]:
-        return (self.shape[0], self.side, self.side) if self.side else self.shape
+        if not self.side:
+            return self.shape
+        return (self.shape[0], self.side, self.side)
 
-    def resized(self, side: int) -> ImageSplit:
+    def resize(self, side: int) -> ImageSplit:
         return replace(self, side=side, input_shape=())
 
-    def _features_for(self, indices: np.ndarray, key: int | None) -> np.ndarray:
-        augmentation = Augmentation() if key is None else self.augmentation
-        x = self._transformed(indices, key) if augmentation.transforms else self.features(indices)
-        if not self.side and not augmentation:
-            return x
+    def _read(self, indices: np.ndarray, key: int | None) -> np.ndarray:
+        if key is None or not self.augmentation:
+            x = self.features(indices)
+            if not self.side:
+                return x
+            return downscale(x.reshape(len(x), *self.shape), self.side)
+        augmentation = self.augmentation
+        if augmentation.transforms:
+            x = self._transform(indices, key)
+        else:
+            x = self.features(indices)
         images = x.reshape(len(x), *self.shape)
         if self.side:
-            images, augmentation = (
-                downscaled(images, self.side),
-                augmentation.scaled(self.side / self.shape[1]),
-            )
-        return augmentation.applied(images, key) if augmentation else images
+            images = downscale(images, self.side)
+            augmentation = augmentation.scale(self.side / self.shape[1])
+        return augmentation.apply(images, key)
 
-    def _transformed(self, indices: np.ndarray, key: int) -> np.ndarray:
-        images = self._taken(indices).reshape(len(indices), *self.shape)
-        return self._normalised(
-            transformed(self.augmentation.transforms, images, key).reshape(len(indices), -1)
-        )
+    def _transform(self, indices: np.ndarray, key: int) -> np.ndarray:
+        raw = self._take(indices).reshape(len(indices), *self.shape)
+        images = transform_images(self.augmentation.transforms, raw, key)
+        return self._normalise(images.reshape(len(indices), -1))
 
 
-def examples_of(
+def make_examples(
     shape: tuple[int, ...], x: np.ndarray, y: np.ndarray, normalisation: Normalisation | None = None
 ) -> DenseSplit:
     """Return an `ImageSplit` if the examples have three axes, otherwise a `DenseSplit`; ``x`` is
     without the offset."""
     mean, std, offset = normalisation or (None, None, None)
-    return _type_of(shape)(x, y, mean, std, None, shape, offset=offset)
+    return _choose_split(shape)(x, y, mean=mean, std=std, shape=shape, offset=offset)
 
 
 def open_examples(file: PreparedFile) -> Opened:
-    return open_rows(file, _type_of(file.shape))
+    return open_rows(file, _choose_split(file.shape))
 
 
-def _type_of(shape: tuple[int, ...]) -> type[DenseSplit]:
+def _choose_split(shape: tuple[int, ...]) -> type[DenseSplit]:
     return ImageSplit if len(shape) == 3 else DenseSplit
 
 
-def augmented(data: Dataset, augmentation: Augmentation) -> Dataset:
+def augment(data: Dataset, augmentation: Augmentation) -> Dataset:
     if not augmentation:
         return data
-    name, value = next((name, value) for name, value in vars(augmentation).items() if value)
-    train = _require_images(data, f"data.{name} = {as_typed(value)}")
+    setting, value = next((name, value) for name, value in vars(augmentation).items() if value)
+    train = _require_images(data, f"data.{setting} = {as_typed(value)}")
     side = min(train.shape[1:])
     for name in ("crop", "cutout"):
-        if (value := getattr(augmentation, name)) >= side:
+        pixels = getattr(augmentation, name)
+        if pixels >= side:
             raise ConfigError(
-                f"data.{name} = {value} must be below the {side} pixels of {data.source}'s images "
+                f"data.{name} = {pixels} must be below the {side} pixels of {data.source}'s images "
                 f"({' x '.join(map(str, data.shape))})."
             )
     train = replace(train, augmentation=augmentation)
+    # A first batch refuses transforms that cannot be made or do not fit.
     if augmentation.transforms:
-        train.batch(np.arange(1), 0)  # refuses transforms that cannot be made or do not fit
+        train.batch(np.arange(1), 0)
     return replace(data, splits={**data.splits, "train": train})
 
 
-def resized(data: Dataset, side: int) -> Dataset:
+def resize_images(data: Dataset, side: int) -> Dataset:
     if not side:
         return data
-    splits = {name: split.resized(side) for name, split in data.splits.items()}
+    splits = {name: split.resize(side) for name, split in data.splits.items()}
     return replace(data, splits=splits, shape=(data.shape[0], side, side))
 
 
@@ -255,7 +281,8 @@ def require_sides(data: Dataset, sides: Sequence[int]) -> None:
 def _require_images(data: Dataset, setting: str) -> ImageSplit:
     if not isinstance(data.train, ImageSplit):
         raise ConfigError(
-            f"{setting} is for images [channels, height, width], but {data.source} is of kind {data.kind}, with "
-            f"examples of {' x '.join(map(str, data.shape))} numbers. Leave it out."
+            f"{setting} is for images [channels, height, width], but {data.source} is of kind "
+            f"{data.kind}, with examples of {' x '.join(map(str, data.shape))} numbers. Leave it "
+            "out."
         )
     return data.train

@@ -1,17 +1,21 @@
 """Prepares documents, which are files of text or lines of .jsonl files, as one stream of tokens."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from istmpi.data.archive import Archive, Stream, store
 from istmpi.data.dataset import SPLITS
-from istmpi.data.decoder import Decoder, Notes, split_of
-from istmpi.data.holdout import ONE_IN_FIVE, held_out
+from istmpi.data.decoder import Decoder, Notes, recognise_split
+from istmpi.data.holdout import ONE_IN_FIVE, draw_test
 from istmpi.data.text.tokenizer import BYTES, NoTextError, Tokenizer, open_tokenizer
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
@@ -29,27 +33,29 @@ def read(
     """Read documents (files, or lines of .jsonl with the text at ``key``), and put an end token
     after each document."""
     documents = _Documents(decoder, open_tokenizer(tokenizer))
-    splits, bad = splits_of(archive, decoder.notes), {}
-    number_of = {name: number for number, name in enumerate(archive.names)}
+    splits = find_splits(archive, decoder.notes)
+    numbers = {name: number for number, name in enumerate(archive.names)}
+    bad: dict[str, str] = {}
     for done, stream in enumerate(archive.streams(archive.names), start=1):
-        lines = stream.name.lower().endswith(LINES)
-        for document, content in _texts(stream, key) if lines else [(stream.name, stream.pieces())]:
+        for document, content in _split_documents(stream, key):
             try:
-                documents.add(number_of[stream.name], content)
+                documents.add(numbers[stream.name], content)
             except NoTextError as error:
                 bad[document] = str(error)
         decoder.progress("reading", done, len(archive.names))
     if documents.empty:
         decoder.notes.leave_out(counted(documents.empty, "empty document"))
-    decoder.refuse(archive, bad, len(documents) + len(bad), "documents")
+    decoder.require_few(archive, bad, len(documents) + len(bad), "documents")
     if not len(documents):
         raise DataError(
-            f"{archive.path} has no text: every file is empty. Give a file, a folder or a .tar with text."
+            f"{archive.path} has no text: every file is empty. Give a file, a folder or a .tar "
+            "with text."
         )
-    return documents.corpus(archive, splits, sorted(bad))
+    corpus = documents.divide(archive, splits)
+    return documents.build_material(archive, corpus, sorted(bad))
 
 
-def splits_of(archive: Archive, notes: Notes) -> list[str]:
+def find_splits(archive: Archive, notes: Notes) -> list[str]:
     """Return the split of every file; empty texts if the names show no splits.
 
     The first part of the paths that differs decides: a folder's name, or a word in a file's name.
@@ -58,22 +64,20 @@ def splits_of(archive: Archive, notes: Notes) -> list[str]:
     """
     paths = [name.split("/") for name in archive.names]
     depth = len(os.path.commonprefix([path[:-1] for path in paths]))
-    parts = [path[depth] for path in paths]
-    splits = [split_of(part) if len(path) > depth + 1 else "" for part, path in zip(parts, paths)]
+    splits = [_recognise_folder(path, depth) for path in paths]
     if not _are_splits(splits):
-        splits = [
-            _split_in(part) if len(path) == depth + 1 else "" for part, path in zip(parts, paths)
-        ]
-        if not _are_splits(splits) or "" in splits:
-            if _are_splits(splits):
-                notes.assume(
-                    f"file names are not splits: {archive.names[splits.index('')]} names none"
-                )
+        splits = [_recognise_file(path, depth) for path in paths]
+        if not _are_splits(splits):
+            return [""] * len(splits)
+        if "" in splits:
+            name = archive.names[splits.index("")]
+            notes.assume(f"file names are not splits: {name} names none")
             return [""] * len(splits)
     if "" in splits:
-        odd = archive.names[splits.index("")]
+        name = archive.names[splits.index("")]
         raise DataError(
-            f"{archive.path} has train/ and test/, but {odd} is in neither. Move it into one or remove it."
+            f"{archive.path} has train/ and test/, but {name} is in neither. Move it into one or "
+            "remove it."
         )
     if "test" not in splits:
         notes.assume("validation documents are used for testing: there are no others")
@@ -84,12 +88,29 @@ def _are_splits(splits: Collection[str]) -> bool:
     return "train" in splits and ("test" in splits or "validation" in splits)
 
 
-def _split_in(file: str) -> str:
-    splits = {split_of(word) for word in re.split("[^A-Za-z]+", file)} - {""}
-    return splits.pop() if len(splits) == 1 else ""
+def _recognise_folder(path: list[str], depth: int) -> str:
+    """Return the split that the folder ``path[depth]`` means; "" for a file or another name."""
+    if len(path) == depth + 1:
+        return ""
+    return recognise_split(path[depth])
 
 
-def _texts(stream: Stream, key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _recognise_file(path: list[str], depth: int) -> str:
+    """Return the split that a word of the file ``path[depth]`` means; "" for a folder, for several
+    splits or none."""
+    if len(path) > depth + 1:
+        return ""
+    splits = {recognise_split(word) for word in re.split("[^A-Za-z]+", path[depth])} - {""}
+    if len(splits) != 1:
+        return ""
+    return splits.pop()
+
+
+def _split_documents(stream: Stream, key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """Yield the names and the texts of a file's documents: of the whole file, or of its lines."""
+    if not stream.name.lower().endswith(LINES):
+        yield stream.name, stream.pieces()
+        return
     for number, line in enumerate(stream.lines(), start=1):
         where = f"{stream.name}, line {number}"
         if not line.strip():
@@ -101,28 +122,47 @@ def _texts(stream: Stream, key: str) -> Iterator[tuple[str, Iterable[bytes]]]:
             raise DataError(
                 f"{where} is not JSON ({reason(error)}). Correct it, or rename the file to .txt."
             ) from None
-        if not isinstance(tree, dict) or key not in tree:
-            keys = printable(", ".join(list(tree)[:8])) if isinstance(tree, dict) else ""
+        keys = list(tree) if isinstance(tree, dict) else []
+        if key not in keys:
+            shown = printable(", ".join(keys[:8])) or "no keys"
             raise DataError(
-                f"{where} has no text under {key!r}; it has {keys or 'no keys'}. Give its key with --key."
+                f"{where} has no text under {key!r}; it has {shown}. Give its key with --key."
             )
         if not isinstance(tree[key], str):
             raise DataError(
-                f"{where}: its {key} is {json.dumps(tree[key])[:40]}, not text. Remove the line, or give another --key."
+                f"{where}: its {key} is {json.dumps(tree[key])[:40]}, not text. Remove the line, "
+                "or give another --key."
             )
         # Half of a UTF-16 pair is not valid UTF-8; a tokenizer that needs UTF-8 refuses these
         # bytes.
         yield where, [tree[key].encode("utf-8", errors="surrogatepass")]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The documents of a split, as runs of the tokens in a temporary file."""
+
+    starts: np.ndarray
+    counts: np.ndarray
+    """The number of tokens of each run."""
+    nbytes: int
+    """The bytes of the text."""
+
+
 class _Documents:
     """The tokens of documents in a temporary file, and the position of each document."""
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer):
-        self._decoder, self._tokenizer = decoder, tokenizer
-        self.empty = self._end = 0
-        self._file, self._start, self._bytes = array("q"), array("q"), array("q")
-        self._scratch, self._dtype = decoder.scratch(), smallest_type(tokenizer.vocabulary)
+        self._decoder = decoder
+        self._tokenizer = tokenizer
+        self.empty = 0
+        """The number of documents without text, which are left out."""
+        self._end = 0
+        self._file = array("q")
+        self._start = array("q")
+        self._bytes = array("q")
+        self._scratch = decoder.open_scratch()
+        self._dtype = choose_type(tokenizer.vocabulary)
 
     def __len__(self) -> int:
         return len(self._start)
@@ -130,103 +170,134 @@ class _Documents:
     def add(self, file: int, pieces: Iterable[bytes]) -> None:
         """Add a document of a file. If the document is not text, raises NoTextError and adds
         nothing."""
-        start, nbytes = self._end, 0
+        start = self._end
+        nbytes = 0
 
-        def measured() -> Iterator[bytes]:
+        def measure() -> Iterator[bytes]:
             nonlocal nbytes
             for piece in pieces:
                 nbytes += len(piece)
                 yield piece
 
         try:
-            for tokens in self._tokenizer.tokens_of(measured()):
+            for tokens in self._tokenizer.read_tokens(measure()):
                 self._store(tokens)
         except NoTextError:
+            # The next document overwrites the tokens of this one.
             self._end = start
             raise
-        if nbytes:
-            self._store(np.array([self._tokenizer.end]))
-            for column, value in ((self._file, file), (self._start, start), (self._bytes, nbytes)):
-                column.append(value)
-        self.empty += not nbytes
+        if not nbytes:
+            self.empty += 1
+            return
+        self._store(np.array([self._tokenizer.end]))
+        self._file.append(file)
+        self._start.append(start)
+        self._bytes.append(nbytes)
 
     def _store(self, tokens: np.ndarray) -> None:
         content = np.ascontiguousarray(tokens, self._dtype)
-        store(self._scratch, content, self._end * self._dtype.itemsize, self._decoder.folder)
+        store(self._scratch, content.data, self._end * self._dtype.itemsize, self._decoder.folder)
         self._end += len(tokens)
 
-    def corpus(self, archive: Archive, splits: list[str], skipped: list[str]) -> Material:
-        order = np.argsort(self._file, kind="stable")
-        starts, nbytes = np.array(self._start)[order], np.array(self._bytes)[order]
-        tokens = np.diff(np.array(self._start), append=self._end)[order]
+    def divide(self, archive: Archive, splits: list[str]) -> dict[str, _Part]:
+        """Return the documents of each split; ``splits``: the split of each file, or empty texts.
+
+        Raises DataError if train or test has none.
+        """
         if not any(splits) and len(self) == 1:
             self._decoder.split = "the end of the only document is used for testing"
-            at, total, facts = max(int(self._end * CUT), 1), int(nbytes[0]), {}
-            test = max(round(total * (self._end - at) / self._end), 1)
-            runs = {"train": ([0], [at]), "test": ([at], [self._end - at])}
-            sizes = {"train": max(total - test, 1), "test": test}
+            return self._cut_document()
+        # By the names of files, so that their order in a tar file does not matter.
+        order = np.argsort(self._file, kind="stable")
+        if any(splits):
+            file_splits = np.array([SPLITS.index(split) for split in splits])
+            split_numbers = file_splits[np.array(self._file)[order]]
         else:
-            if any(splits):
-                number_of = np.array([SPLITS.index(split) for split in splits])[
-                    np.array(self._file)[order]
-                ]
-            else:  # by the names, so that the order in a tar file does not matter
-                self._decoder.split = f"of the documents {ONE_IN_FIVE}"
-                number_of = held_out(len(self)).astype(np.int64)
-            chosen = {
-                split: number_of == number
-                for number, split in enumerate(SPLITS)
-                if number in number_of
-            }
-            for split in ("train", "test"):
-                if split not in chosen:
-                    raise DataError(
-                        f"{archive.path} has no {split} documents; a data set needs at least one."
-                    )
-            runs = {split: (starts[rows], tokens[rows]) for split, rows in chosen.items()}
-            sizes = {split: int(nbytes[rows].sum()) for split, rows in chosen.items()}
-            facts = {f"{split} documents": int(rows.sum()) for split, rows in chosen.items()}
-        of_split = {
-            split: _Tokens(self._scratch, self._dtype, *map(np.array, run))
-            for split, run in runs.items()
-        }
-        datasets = {f"{split}/tokens": tokens for split, tokens in of_split.items()}
-        counts = {split: tokens.shape[0] for split, tokens in of_split.items()}
-        tokenizer, vocabulary = self._tokenizer.json.encode(), self._tokenizer.vocabulary
+            self._decoder.split = f"of the documents {ONE_IN_FIVE}"
+            split_numbers = draw_test(len(self)).astype(np.int64)
+        starts = np.array(self._start)[order]
+        counts = np.diff(np.array(self._start), append=self._end)[order]
+        nbytes = np.array(self._bytes)[order]
+        parts = {}
+        for number, split in enumerate(SPLITS):
+            rows = split_numbers == number
+            if rows.any():
+                parts[split] = _Part(starts[rows], counts[rows], int(nbytes[rows].sum()))
+            elif split != "validation":
+                raise DataError(
+                    f"{archive.path} has no {split} documents; a data set needs at least one."
+                )
+        return parts
+
+    def _cut_document(self) -> dict[str, _Part]:
+        """Return the beginning and the end of the only document."""
+        cut = max(int(self._end * CUT), 1)
+        nbytes = self._bytes[0]
+        # The bytes of a token are not known: each part gets its share of them.
+        tested = max(round(nbytes * (self._end - cut) / self._end), 1)
+        train = _Part(np.array([0]), np.array([cut]), max(nbytes - tested, 1))
+        test = _Part(np.array([cut]), np.array([self._end - cut]), tested)
+        return {"train": train, "test": test}
+
+    def build_material(
+        self, archive: Archive, parts: dict[str, _Part], skipped: list[str]
+    ) -> Material:
+        tokenizer = self._tokenizer.json.encode()
+        vocabulary = self._tokenizer.vocabulary
         attributes = {"end": self._tokenizer.end, "tokenizer": len(tokenizer)}
-        attributes |= {f"{split}_bytes": count for split, count in sizes.items()}
+        datasets: dict[str, Any] = {}
+        counts = {}
+        facts: dict[str, Any] = {"vocabulary": vocabulary}
+        for split, part in parts.items():
+            tokens = _Tokens(self._scratch, self._dtype, part.starts, part.counts)
+            datasets[f"{split}/tokens"] = tokens
+            counts[split] = tokens.shape[0]
+            attributes[f"{split}_bytes"] = part.nbytes
+            if len(self) > 1:
+                facts[f"{split} documents"] = len(part.starts)
         if tokenizer:
             datasets["tokenizer"] = np.frombuffer(tokenizer, np.uint8)
-        of_text = archive.source, NEXT_TOKEN, (), vocabulary, None, counts, attributes, datasets
-        return Material(*of_text, skipped, {"vocabulary": vocabulary, **facts})
+        return Material(
+            source=archive.source,
+            task=NEXT_TOKEN,
+            shape=(),
+            outputs=vocabulary,
+            classes=None,
+            counts=counts,
+            attributes=attributes,
+            datasets=datasets,
+            skipped=skipped,
+            facts=facts,
+        )
 
 
 class _Tokens:
     """An array of joined runs of tokens in a scratch file; a slice is read from the file."""
 
     def __init__(self, scratch: int, dtype: np.dtype, starts: np.ndarray, counts: np.ndarray):
-        self._scratch, self._starts, self._ends = scratch, starts, np.cumsum(counts)
-        self.dtype, self.shape = dtype, (int(self._ends[-1]),)
+        self._scratch = scratch
+        self._starts = starts
+        self._ends = np.cumsum(counts)
+        self.dtype = dtype
+        self.shape = (int(self._ends[-1]),)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        out, at = np.empty(rows.stop - rows.start, self.dtype), rows.start
-        for run in range(int(np.searchsorted(self._ends, at, side="right")), len(self._ends)):
-            if at == rows.stop:
-                break
+        tokens = np.empty(rows.stop - rows.start, self.dtype)
+        done = rows.start
+        run = int(np.searchsorted(self._ends, done, side="right"))
+        while done < rows.stop:
             end = min(int(self._ends[run]), rows.stop)
-            place = int(self._starts[run]) + at - int(self._ends[run - 1] if run else 0)
-            os.preadv(
-                self._scratch,
-                [out[at - rows.start : end - rows.start]],
-                place * self.dtype.itemsize,
-            )
-            at = end
-        return out
+            run_start = int(self._ends[run - 1]) if run else 0
+            place = int(self._starts[run]) + done - run_start
+            part = tokens[done - rows.start : end - rows.start]
+            os.preadv(self._scratch, [part.data], place * self.dtype.itemsize)
+            done = end
+            run += 1
+        return tokens
 
 
-def smallest_type(vocabulary: int) -> np.dtype:
-    return next(
-        dtype
-        for dtype in map(np.dtype, ("u1", "<u2", "<u4"))
-        if vocabulary <= np.iinfo(dtype).max + 1
-    )
+def choose_type(vocabulary: int) -> np.dtype:
+    """Return the smallest type that holds all tokens below ``vocabulary``."""
+    if vocabulary <= 2**8:
+        return np.dtype("u1")
+    return np.dtype("<u2") if vocabulary <= 2**16 else np.dtype("<u4")

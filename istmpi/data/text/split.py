@@ -3,7 +3,7 @@ random."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,8 +12,8 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Dataset, Split, checksum_of
-from istmpi.data.text.tokenizer import Bytes, TokenizerFile
+from istmpi.data.dataset import Dataset, Split, checksum_rows
+from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import TASKS
 
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from istmpi.data.hdf5 import Opened, PreparedFile
 
 WINDOW = 128
-SAMPLES, SAMPLE_TOKENS = 1024, 4096
+SAMPLES = 1024
+SAMPLE_TOKENS = 4096
+
+
+Guard = Callable[[np.ndarray, int], None]
 
 
 @dataclass(eq=False)
@@ -35,7 +39,7 @@ class TextSplit(Split):
     tokens: np.ndarray
     """``[n]`` of uint8, uint16 or uint32."""
     length: int = 1
-    guard: Callable[[np.ndarray, int], None] | None = None
+    guard: Guard | None = None
     """Verifies windows before they are read; called with the windows' starts and their length."""
 
     def __post_init__(self) -> None:
@@ -54,9 +58,8 @@ class TextSplit(Split):
         if self.guard is not None:
             self.guard(starts, self.length + 1)
         windows = np.lib.stride_tricks.sliding_window_view(self.tokens, self.length + 1)[starts]
-        inputs, targets = (
-            torch.from_numpy(part.astype(np.int64)) for part in (windows[:, :-1], windows[:, 1:])
-        )
+        inputs = torch.from_numpy(windows[:, :-1].astype(np.int64))
+        targets = torch.from_numpy(windows[:, 1:].astype(np.int64))
         return Batch((inputs,), targets, len(starts))
 
     def __len__(self) -> int:
@@ -66,14 +69,13 @@ class TextSplit(Split):
         """Return the beginning and end of the stream; ``seed`` has no effect. ConfigError if a part
         has no window."""
         cut = len(self.tokens) - round(len(self.tokens) * fraction)
-        guard = self.guard and (lambda starts, length: self.guard(starts + cut, length))
         train = replace(self, tokens=self.tokens[:cut])
-        validation = replace(self, tokens=self.tokens[cut:], guard=guard)
+        validation = replace(self, tokens=self.tokens[cut:], guard=_shift_guard(self.guard, cut))
         if min(len(train), len(validation)) < 1:
             raise ConfigError(
-                f"data.validation = {fraction} of {len(self.tokens):,} tokens leaves {len(train)} windows of "
-                f"{self.length:,} for training and {len(validation)} for validation; both need at least one "
-                "window. Give another fraction, or lower data.length."
+                f"data.validation = {fraction} of {len(self.tokens):,} tokens leaves {len(train)} "
+                f"windows of {self.length:,} for training and {len(validation)} for validation; "
+                "both need at least one window. Give another fraction, or lower data.length."
             )
         return train, validation
 
@@ -83,40 +85,53 @@ class TextSplit(Split):
 
     @cached_property
     def features_checksum(self) -> int:
-        starts, count = np.arange(0, len(self.tokens), SAMPLE_TOKENS), len(self.tokens)
+        count = len(self.tokens)
+        starts = np.arange(0, count, SAMPLE_TOKENS)
         if count > SAMPLES * SAMPLE_TOKENS:
-            drawn = rng.bits(rng.key("fingerprint"), 0, SAMPLES) % np.uint64(
-                count - SAMPLE_TOKENS + 1
-            )
-            starts = np.sort(drawn).astype(np.int64)
-        return checksum_of(
-            starts, lambda part: (self.tokens[at : at + SAMPLE_TOKENS].astype("<u4") for at in part)
-        )
+            places = rng.bits(rng.key("fingerprint"), 0, SAMPLES)
+            places %= np.uint64(count - SAMPLE_TOKENS + 1)
+            starts = np.sort(places).astype(np.int64)
+
+        def read(part: np.ndarray) -> Iterator[np.ndarray]:
+            for start in part:
+                yield self.tokens[start : start + SAMPLE_TOKENS].astype("<u4")
+
+        return checksum_rows(starts, read)
 
 
-def windowed(data: Dataset, length: int) -> Dataset:
+def _shift_guard(guard: Guard | None, by: int) -> Guard | None:
+    """Return a guard for the tokens from ``by`` on, of a ``guard`` for all tokens."""
+    if guard is None:
+        return None
+    return lambda starts, length: guard(starts + by, length)
+
+
+def cut_windows(data: Dataset, length: int) -> Dataset:
     if not TASKS[data.task].of_tokens:
         return data
-    splits = {name: replace(split, length=length) for name, split in data.splits.items()}
-    for name, split in splits.items():
-        if not len(split):
+    splits = {}
+    for name, split in data.splits.items():
+        assert isinstance(split, TextSplit), split
+        windows = replace(split, length=length)
+        if not len(windows):
             raise DataError(
-                f"{data.source}: the {name} documents have {len(split.tokens):,} tokens, but a window of "
-                f"{length:,} needs {length + 1:,}, including the target. Prepare more text, or lower "
-                "data.length."
+                f"{data.source}: the {name} documents have {len(split.tokens):,} tokens, but a "
+                f"window of {length:,} needs {length + 1:,}, including the target. Prepare more "
+                "text, or lower data.length."
             )
+        splits[name] = windows
     return replace(data, splits=splits, shape=(length,))
 
 
 def open_text(file: PreparedFile) -> Opened:
-    parts = {split: file.guarded(f"{split}/tokens") for split in file.splits}
-    splits = {split: TextSplit(tokens, guard=guard) for split, (tokens, guard) in parts.items()}
-    tokenizer = Bytes()
+    splits = {}
+    for split in file.splits:
+        tokens, guard = file.map_guarded(f"{split}/tokens")
+        splits[split] = TextSplit(tokens, guard=guard)
+    tokenizer: Tokenizer = Bytes()
     if file.has("tokenizer"):
-        json, sizes = (
-            file.mapped("tokenizer").tobytes().decode("utf-8"),
-            (file.outputs, int(file.attribute("end"))),
-        )
+        json = file.map("tokenizer").tobytes().decode("utf-8")
+        sizes = (file.outputs, file.whole("end"))
         tokenizer = TokenizerFile(json, f"the tokenizer of {file.text('source')}", sizes)
-    a_token = int(file.attribute("test_bytes")) / len(splits["test"].tokens)
-    return splits, {"shape": (1,), "bytes_per_token": a_token, "tokenizer": tokenizer}
+    bytes_per_token = file.whole("test_bytes") / len(splits["test"].tokens)
+    return splits, {"shape": (1,), "bytes_per_token": bytes_per_token, "tokenizer": tokenizer}

@@ -40,15 +40,25 @@ class Tokenizer(ABC):
     """Turns text into tokens below ``vocabulary``, and back; the token ``end`` follows every
     document."""
 
-    vocabulary: int
-    end: int
     json: str = ""
 
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """The number of tokens."""
+
+    @property
+    @abstractmethod
+    def end(self) -> int:
+        """The token after a document."""
+
     def __str__(self) -> str:
-        return f"tokenizer {zlib.crc32(self.json.encode()):08x}" if self.json else BYTES
+        if not self.json:
+            return BYTES
+        return f"tokenizer {zlib.crc32(self.json.encode()):08x}"
 
     @abstractmethod
-    def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
+    def read_tokens(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield a document's tokens without the end token. NoTextError if the document cannot be
         encoded."""
 
@@ -57,16 +67,21 @@ class Tokenizer(ABC):
         """Return the text of tokens; end tokens are ignored."""
 
     def encode(self, text: bytes) -> np.ndarray:
-        return np.concatenate([np.zeros(0, np.uint8), *self.tokens_of([text])])
+        return np.concatenate([np.zeros(0, np.uint8), *self.read_tokens([text])])
 
 
 class Bytes(Tokenizer):
     """A tokenizer of bytes. Byte 0 is the end token, so no document may contain it."""
 
-    vocabulary = 256
-    end = 0
+    @property
+    def vocabulary(self) -> int:
+        return 256
 
-    def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
+    @property
+    def end(self) -> int:
+        return 0
+
+    def read_tokens(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
         for piece in pieces:
             if b"\0" in piece:
                 raise NoTextError("it has a byte 0, which is reserved for the end of a document")
@@ -84,7 +99,10 @@ class TokenizerFile(Tokenizer):
     """
 
     def __init__(self, json: str, source: str, sizes: tuple[int, int] | None = None):
-        self.json, self._source, self._known = json, source, sizes
+        """``sizes``: the vocabulary and the end token, if known; the library is then not needed."""
+        self.json = json
+        self._source = source
+        self._known = sizes
 
     @property
     def vocabulary(self) -> int:
@@ -104,7 +122,8 @@ class TokenizerFile(Tokenizer):
         count = max(tokens.values()) + 1
         if count > MOST_TOKENS:
             raise DataError(
-                f"{self._source}: its largest token is {count - 1:,}; at most {MOST_TOKENS - 1:,} are allowed. {_AGAIN}"
+                f"{self._source}: its largest token is {count - 1:,}; at most {MOST_TOKENS - 1:,} "
+                f"are allowed. {_AGAIN}"
             )
         end = next((tokens[name] for name in ENDS if name in tokens), count)
         return max(count, end + 1), end
@@ -120,17 +139,19 @@ class TokenizerFile(Tokenizer):
             tokenizer.encode_special_tokens = True
         return tokenizer
 
-    def tokens_of(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
-        decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
+    def read_tokens(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
+        # A character of several bytes may lie across two pieces.
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        text = ""
         for piece in pieces:
-            text += _utf8(decoder, piece)
+            text += _decode(decoder, piece)
             while len(text) > PIECE:
                 cut = text.rfind("\n", 0, PIECE) + 1 or PIECE
-                yield self._encoded(text[:cut])
+                yield self._encode_piece(text[:cut])
                 text = text[cut:]
-        yield self._encoded(text + _utf8(decoder, b"", final=True))
+        yield self._encode_piece(text + _decode(decoder, b"", final=True))
 
-    def _encoded(self, text: str) -> np.ndarray:
+    def _encode_piece(self, text: str) -> np.ndarray:
         library = self._library
         try:
             return np.array(library.encode(text, add_special_tokens=False).ids, np.uint32)
@@ -142,7 +163,7 @@ class TokenizerFile(Tokenizer):
         return self._library.decode(kept, skip_special_tokens=False).encode("utf-8")
 
 
-def _utf8(decoder: codecs.IncrementalDecoder, piece: bytes, final: bool = False) -> str:
+def _decode(decoder: codecs.IncrementalDecoder, piece: bytes, final: bool = False) -> str:
     try:
         return decoder.decode(piece, final)
     except UnicodeDecodeError as error:

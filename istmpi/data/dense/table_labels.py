@@ -1,0 +1,110 @@
+"""Finds out what the labels of a table are: names, whole numbers or numbers to predict."""
+
+from collections import Counter
+from collections.abc import Collection
+
+import numpy as np
+
+from istmpi.data.decoder import Notes, list_first
+from istmpi.data.labels import ONE_CLASS
+from istmpi.errors import DataError
+from istmpi.foreign import is_number, is_whole_number, number, one_line
+from istmpi.tasks import CLASSIFICATION
+
+FEW = 100
+"""Whole-number labels with at most this many different values are classes."""
+NAMED = 5
+"""The number of fields that a message shows."""
+EXACT = 2**53
+"""The largest number up to which float64 keeps all whole numbers."""
+LABEL_NAMES = {"label", "labels", "target", "class"}
+
+
+def require_exact(text: str, where: str) -> None:
+    if is_whole_number(text.strip()) and int(text) != int(float(text)):
+        raise DataError(
+            f"{where}: {one_line(text.strip())} has more digits than a float64 keeps, so close "
+            "values would be equal. Subtract a number from its column, or divide it, first."
+        )
+
+
+def suggest_cure(names: list[str] | None, raw: dict[str, list[str]], guessed: bool) -> str:
+    """Return the cure for labels that are all equal. ``guessed``: True if the last column was taken
+    for the labels."""
+    texts = sorted({text for labels in raw.values() for text in labels})
+    named = [name for name in names or () if name.lower() in LABEL_NAMES]
+    if named and guessed:
+        return f"The labels may be in the column {named[0]}: --label {named[0]}."
+    if len(texts) > 1:
+        shown = list_first(texts, NAMED)
+        return f"The labels {shown} are one number. Write codes as names, such as c{texts[0]}."
+    return ONE_CLASS
+
+
+def choose_label_type(
+    raw: dict[str, list[str]], task: str | None, notes: Notes, source: str
+) -> dict[str, np.ndarray]:
+    """Return labels as names, whole numbers or floats, which tells `read_labels` their task."""
+    texts = Counter(text for labels in raw.values() for text in labels)
+    names = [text for text in texts if not is_number(text)]
+    total = texts.total()
+    dtype: type[np.generic]
+    if names:
+        dtype = np.str_
+        if task != CLASSIFICATION and all(is_number(text.replace(",", ".", 1)) for text in texts):
+            raise DataError(
+                f"{source}: the label {one_line(names[0])!r} has a decimal comma. Use a decimal "
+                "point, or give --task classification."
+            )
+        count = sum(texts[name] for name in names)
+        reason = f"{count:,} of {total:,} labels are not numbers (such as "
+        reason += f"{one_line(names[0])!r}), so all are classes"
+    elif all(map(is_whole_number, texts)):
+        dtype, words = _choose_type_of_whole_numbers([*texts], task, notes, source)
+        reason = f"{total:,} labels have {len(texts):,} different whole numbers, {words}"
+    else:
+        dtype = np.float64
+        _require_floats_in_training({*raw.get("train", ())}, texts, task, source)
+        are_whole = all(number(text).is_integer() for text in texts)
+        what = "whole, with decimal points" if are_whole else "not all whole"
+        reason = f"{total:,} labels have {len(texts):,} different numbers, {what}, so they are "
+        reason += "numbers to predict"
+    if task is None and len(names) < len(texts):
+        notes.assume(reason, "--task")
+    return {split: np.array(labels).astype(dtype) for split, labels in raw.items()}
+
+
+def _choose_type_of_whole_numbers(
+    texts: list[str], task: str | None, notes: Notes, source: str
+) -> tuple[type[np.generic], str]:
+    """Return the type of labels that are whole numbers, and what they are taken for, in words."""
+    spellings: dict[int, list[str]] = {}
+    for text in texts:
+        spellings.setdefault(int(text), []).append(text)
+    several = [alike for alike in spellings.values() if len(alike) > 1]
+    if several:
+        notes.assume(f"the labels {list_first(sorted(several[0]), NAMED)} are one number")
+    few = len(spellings) <= FEW
+    words = f"more than {FEW}, so they are numbers to predict"
+    if few:
+        words = f"at most {FEW}, so they are classes"
+    if task == CLASSIFICATION or (task is None and few):
+        if all(abs(value) < 2**63 for value in spellings):
+            return np.int64, words
+        return np.str_, words
+    for text in texts:
+        require_exact(text, f"{source}: the label")
+    return np.float64, words
+
+
+def _require_floats_in_training(
+    train: Collection[str], texts: Collection[str], task: str | None, source: str
+) -> None:
+    """Raise DataError if training labels are few whole numbers, and another split's are not."""
+    if task is None and train and all(map(is_whole_number, train)) and len(train) <= FEW:
+        other = next(text for text in texts if not is_whole_number(text))
+        raise DataError(
+            f"{source}: train labels are whole numbers, such as {min(train)}, but the label "
+            f"{other} of another split has a decimal point. Write labels alike, or give --task "
+            "classification or regression."
+        )
