@@ -28,6 +28,16 @@ NODE_CLASSES = "node-classes"
 NODE_LABELS = "node-labels"
 OWN = "own"
 OFF = -1
+
+NUMBERS = "numbers"
+TEXT = "text"
+SPARSE_ROWS = "sparse rows"
+GRAPH = "a graph"
+OWN_INPUTS = "of a program"
+_TEXT_OPTIONS = ("--tokens", "--temperature", "--seed", "--json")
+_ROW_OPTIONS = ("--label", "--header", "--delimiter", "--resize", "--outputs")
+PREDICT_OPTIONS = ("--top", *_TEXT_OPTIONS, *_ROW_OPTIONS)
+"""The options of `istmpi predict` that not every task has."""
 LOWER = " (lower is better)"
 """The ending of the name of a user's score in a run's record, if lower is better."""
 
@@ -38,6 +48,14 @@ def _functional() -> ModuleType:
     return functional
 
 
+def _softmax(outputs: torch.Tensor) -> torch.Tensor:
+    return outputs.softmax(dim=-1)
+
+
+def _sigmoid(outputs: torch.Tensor) -> torch.Tensor:
+    return outputs.sigmoid()
+
+
 class Task(ABC):
     """A loss, which is a mean over examples, and a score, computed from such means."""
 
@@ -45,8 +63,17 @@ class Task(ABC):
     higher_is_better = True
     numbers = 1
 
-    inputs = "numbers"
-    """The form of the data, as messages name it."""
+    inputs = NUMBERS
+    """The form of examples, as messages name it: `NUMBERS`, `TEXT`, `SPARSE_ROWS`, `GRAPH` or
+    `OWN_INPUTS`."""
+    examples = "examples"
+    """The noun for examples in a report."""
+    target_type = ""
+    """The type of targets in a prepared file of rows, as NumPy names it."""
+    unplaced = ""
+    """The reason why examples cannot be placed by their class; empty if they can."""
+    predict_options: tuple[str, ...] = _ROW_OPTIONS
+    """Those of `PREDICT_OPTIONS` that the task has."""
     network = ""
     """The advice for a network that takes dense rows of numbers; empty if the task's data are such
     rows."""
@@ -56,21 +83,10 @@ class Task(ABC):
     """The number of examples that an evaluation scores by default; 0 is all."""
     one_class = False
     """True if the target of an example is a class."""
-    predicts_numbers = False
-    """True if the target of an example is numbers."""
-    several_labels = False
-    """True if the target of an example is a row with a 0 or 1 for each label."""
-    of_tokens = False
-    """True if examples are windows of tokens."""
-    ranks_labels = False
-    """True if examples are sparse rows with ranked labels (`MultiLabel`)."""
-    of_nodes = False
-    """True if examples are nodes of a graph."""
-    of_trees = False
-    """True if the user's functions compute loss and score, from outputs (any tree) and a batch
-    (`OwnTask`)."""
-    distils = False
-    """True if networks can learn from each other's `probabilities`."""
+    standardises = False
+    """True if targets are numbers, which training may standardise."""
+    probabilities: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """A function of outputs; None if networks cannot learn from each other's probabilities."""
 
     @staticmethod
     @abstractmethod
@@ -95,10 +111,6 @@ class Task(ABC):
         return None
 
     @staticmethod
-    def probabilities(outputs: torch.Tensor) -> torch.Tensor:
-        return outputs.softmax(dim=-1)
-
-    @staticmethod
     def many_outputs(features: int, outputs: int) -> int:
         """Return an example's number of outputs, if they limit the examples of a pass.
 
@@ -111,7 +123,9 @@ class Classification(Task):
     """Cross-entropy of integer labels; the score is the accuracy."""
 
     score = "accuracy"
-    one_class = distils = True
+    target_type = "<i8"
+    one_class = True
+    probabilities = staticmethod(_softmax)
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -131,7 +145,8 @@ class Regression(Task):
 
     score = "mean absolute error"
     higher_is_better = False
-    predicts_numbers = True
+    target_type = "<f4"
+    standardises = True
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -154,11 +169,14 @@ class NextToken(Task):
 
     score = "perplexity"
     higher_is_better = False
-    inputs = "text"
+    inputs = TEXT
+    examples = "tokens"
+    unplaced = "text"
+    predict_options = _TEXT_OPTIONS
     network = "takes numbers, but these data are text. Use --model transformer."
     start = ("--model", "transformer", "--optimizer", "adamw", "--lr", "0.001")
     scored = 512
-    of_tokens = distils = True
+    probabilities = staticmethod(_softmax)
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -190,10 +208,11 @@ class MultiLabel(Task):
 
     score = "P@1"
     kind = "softmax"
-    inputs = "sparse rows"
+    inputs = SPARSE_ROWS
+    unplaced = f"for {MULTI_LABEL}"
+    predict_options = ("--top",)
     network = "takes dense rows, but these data are sparse rows. Use --model xc."
     start = ("xc",)
-    ranks_labels = True
 
     @classmethod
     def loss(cls, outputs: torch.Tensor, targets: Labels, reduction: str = "mean") -> torch.Tensor:
@@ -228,10 +247,11 @@ class NodeClasses(Task):
     """
 
     score = "accuracy"
-    inputs = "a graph"
+    inputs = GRAPH
+    examples = "nodes"
+    predict_options = ("--outputs",)
     network = "takes single examples, but this is a graph. Use --model gcn or sage."
     start = ("graph",)
-    of_nodes = True
 
     @staticmethod
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
@@ -287,9 +307,10 @@ class NodeLabels(_Flags):
     score = "micro-F1"
     numbers = 2
     inputs = NodeClasses.inputs
+    examples = NodeClasses.examples
+    predict_options = NodeClasses.predict_options
     network = NodeClasses.network
     start = NodeClasses.start
-    of_nodes = True
 
     points = staticmethod(_Flags.f1_points)
 
@@ -306,7 +327,10 @@ class DenseLabels(_Flags):
     numbers = len(AT) + NodeLabels.numbers
     """The length of `points`: the number of true labels among the first k, for each k of `AT`; then
     `f1_points`."""
-    several_labels = distils = True
+    target_type = "u1"
+    unplaced = f"for {DENSE_LABELS}"
+    predict_options = ("--top", *_ROW_OPTIONS)
+    probabilities = staticmethod(_sigmoid)
 
     @staticmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, ...]:
@@ -320,10 +344,6 @@ class DenseLabels(_Flags):
         precisions = {f"P@{k}": mean / k for k, mean in zip(AT, points) if 1 < k <= outputs}
         return precisions | {NodeLabels.score: _Flags.f1(*points[len(AT) :])}
 
-    @staticmethod
-    def probabilities(outputs: torch.Tensor) -> torch.Tensor:
-        return outputs.sigmoid()
-
 
 class OwnTask(Task):
     """A user's loss and score, as amounts of a batch (`istmpi.amounts`,
@@ -333,8 +353,8 @@ class OwnTask(Task):
     """
 
     score = "score"
-    inputs = "of a program"
-    of_trees = True
+    inputs = OWN_INPUTS
+    unplaced = "without them"
     losses: Callable[[Any, Any], dict[str, Any]]
     """A function of (outputs, batch) that returns the loss's amounts; the loss is the sum of their
     means."""

@@ -37,7 +37,7 @@ from istmpi.names import has_table
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.table import Table
-from istmpi.tasks import TASKS
+from istmpi.tasks import TASKS, TEXT
 
 MOMENTS = ("mean", "std")
 
@@ -179,7 +179,7 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        if not TASKS[self.header.data.task].of_tokens:
+        if TASKS[self.header.data.task].inputs != TEXT:
             return None
         if (json := self._if_there("input/tokenizer")) is None:
             return Bytes()

@@ -12,7 +12,6 @@ from istmpi.evaluation.sample import count_scored_in_training
 from istmpi.optim import schedules
 from istmpi.record import RunFolder
 from istmpi.report import tables
-from istmpi.tasks import TASKS
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary
@@ -62,11 +61,9 @@ def _describe_ranks(training: Training) -> str:
 def _describe_data(training: Training) -> str:
     run = training.run
     data = training.dataset
-    if TASKS[data.task].of_nodes:
-        train = data.train
-        test = data.test
-        assert isinstance(train, GraphSplit), "a task of nodes has graphs"
-        assert isinstance(test, GraphSplit), "a task of nodes has graphs"
+    train = data.train
+    test = data.test
+    if isinstance(train, GraphSplit) and isinstance(test, GraphSplit):
         words = f"{len(train.graph):,} nodes with {train.graph.edges:,} neighbours, "
         words += f"{len(train.nodes):,} to learn from, {len(test.nodes):,} for testing"
     else:
@@ -103,7 +100,7 @@ def _describe_method(training: Training, in_passes: bool) -> str:
         steps = f"{passes} over a rank's examples in batches of {run.train.batch}"
     else:
         examples = "examples"
-        if TASKS[training.dataset.task].of_nodes:
+        if isinstance(training.dataset.train, GraphSplit):
             examples = _EXAMPLES_OF_GRAPHS.get(run.data.graph, "nodes and their neighbours")
         steps = f"{run.method.local_steps} local steps of {run.train.batch} {examples} a rank"
     return f"{run.method.name}, {counted(run.train.rounds, 'round')} of {steps}"
@@ -128,7 +125,7 @@ def _describe_evaluations(training: Training) -> str:
     words = "every round"
     if every > 1:
         words = f"every {every} rounds"
-    if TASKS[data.task].of_nodes:
+    if isinstance(data.train, GraphSplit):
         return words
     words += f" on {count_scored_in_training(run, data):,} examples"
     if training.architecture.batch_norms:

@@ -15,7 +15,6 @@ from istmpi.data.archive import Archive
 from istmpi.data.decoder import Decoder, Note, Notes, list_first
 from istmpi.data.writer import Material, Progress, check_target, write
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -114,11 +113,9 @@ def _require_options(kind: str, options: Collection[str]) -> None:
 
 def _count_classes(material: Material, split: str) -> tuple[int, ...] | None:
     """Return the number of a split's examples of each class or label; None without either."""
-    task = TASKS[material.task]
-    if task.one_class:
-        y = material.datasets[f"{split}/y"]
+    y = material.datasets.get(f"{split}/y")
+    if y is None or y.dtype.kind == "f":
+        return None
+    if y.ndim == 1:
         return tuple(np.bincount(y, minlength=material.outputs).tolist())
-    if task.several_labels:
-        y = material.datasets[f"{split}/y"]
-        return tuple(y.sum(axis=0, dtype=np.int64).tolist())
-    return None
+    return tuple(y.sum(axis=0, dtype=np.int64).tolist())

@@ -21,7 +21,7 @@ from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import NO_TEST, TestSplit, draw_test
 from istmpi.data.images.split import Augmentation, augment, make_examples
 from istmpi.data.moments import Moments
-from istmpi.data.text.split import WINDOW, cut_windows
+from istmpi.data.text.split import WINDOW, TextSplit, cut_windows
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.tasks import CLASSIFICATION, TASKS
@@ -45,20 +45,13 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
 
 def _require_fitting_settings(opened: Dataset, data: Data) -> None:
     """Raise ConfigError for settings of [data] that the data set's task has no use for."""
-    task = TASKS[opened.task]
-    if data.placement == "by-label" and (
-        task.of_tokens or task.ranks_labels or task.several_labels or task.of_trees
-    ):
-        what = f"for {opened.task}"
-        if task.of_tokens:
-            what = "text"
-        elif task.of_trees:
-            what = "without them"
+    why = TASKS[opened.task].unplaced
+    if data.placement == "by-label" and why:
         raise ConfigError(
-            f"data.placement = 'by-label' is for classes, but {opened.source} is {what}. Use "
+            f"data.placement = 'by-label' is for classes, but {opened.source} is {why}. Use "
             "shared or sharded."
         )
-    if not task.of_tokens and data.length != WINDOW:
+    if not isinstance(opened.train, TextSplit) and data.length != WINDOW:
         raise ConfigError(
             f"data.length = {data.length} is for text, but {opened.source} is of kind "
             f"{opened.kind}. Leave it out."

@@ -21,7 +21,6 @@ from istmpi.deploy.network import CalibratedNetwork
 from istmpi.errors import DataError
 from istmpi.foreign import printable
 from istmpi.multilabel import ranked_first
-from istmpi.tasks import TASKS
 
 BATCH = 256
 """The most examples that are predicted at a time."""
@@ -176,14 +175,13 @@ def _graph(source: str, features: int) -> GraphSplit:
             f"{path} is not a prepared graph. Make it: istmpi prepare graph SRC GRAPH.h5"
         )
     data = open_prepared(path)
-    if not TASKS[data.task].of_nodes:
+    if not isinstance(data.test, GraphSplit):
         raise DataError(f"{path} is for {data.task}, but this network takes a graph. Give a graph.")
     if data.features != features:
         raise DataError(
             f"{path} has {data.features:,} features per node, but the network takes {features:,}. "
             "Give as many."
         )
-    assert isinstance(data.test, GraphSplit), "a task of nodes has graphs"
     return data.test
 
 

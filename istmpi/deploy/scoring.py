@@ -25,7 +25,6 @@ from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Evaluator, Score
-from istmpi.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ def evaluate(
             network.parameters, network.lengths, communicator.size, communicator.rank
         )
         fill(checkpoint, store)
-        if TASKS[data.task].of_nodes:
-            assert isinstance(data.test, GraphSplit), "a task of nodes has graphs"
+        if isinstance(data.test, GraphSplit):
             nodes = len(data.test.graph)
             network.nodes = (nodes, nodes)
         data = resize_images(data, header.side).reshape(network.example_shape)

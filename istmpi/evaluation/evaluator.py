@@ -73,12 +73,12 @@ class Evaluator:
         self._store = store
         self._local = run.data.placement == "local"
         self._task = task_of(dataset.scoring, run.train.multi_label_loss)
-        self._graph = self._task.of_nodes
+        self._graph = isinstance(dataset.train, GraphSplit)
         ranks = trained_on or communicator.size
         self.sampled = count_sampled(run, architecture, dataset, ranks)
         """The number of training examples to calibrate on, over all ranks."""
         self._calibrates = bool(architecture.batch_norms)
-        spread = self._task.ranks_labels
+        spread = issubclass(self._task, MultiLabel)
         self.plan = evaluation_plan(
             architecture,
             communicator.size,
@@ -275,7 +275,7 @@ class Evaluator:
 
     def _outputs(self, batch: Batch) -> Outputs:
         name = self._run.model.name
-        if self._task.of_trees or is_own(name):
+        if issubclass(self._task, OwnTask) or is_own(name):
             with calling(f"{name}: forward"):
                 return self.network(*batch.inputs)
         return self.network(*batch.inputs)
@@ -361,7 +361,7 @@ class Evaluator:
         task = self._task
         loss_of_outputs = LossOfOutputs.from_settings(task.loss, self._run.train)
         examples = 0
-        if task.of_trees:
+        if issubclass(task, OwnTask):
             examples = sum(self._communicator.allgather(batch.examples))
 
         def loss(outputs: Outputs) -> torch.Tensor:

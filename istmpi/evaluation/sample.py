@@ -6,6 +6,7 @@ from istmpi import rng
 from istmpi.config import Run
 from istmpi.cost.calibration import SAMPLED, calibration_examples
 from istmpi.data.dataset import Dataset
+from istmpi.data.graph.split import GraphSplit
 from istmpi.network.architecture import Architecture
 
 
@@ -25,7 +26,7 @@ def count_scored_in_training(run: Run, data: Dataset) -> int:
 
 
 def count_sampled(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
-    if data.scoring.of_nodes:
+    if isinstance(data.train, GraphSplit):
         return run.evaluate.calibration_examples or SAMPLED
     sampled = calibration_examples(
         run, architecture, ranks, len(data.train), count_scored_in_training(run, data)

@@ -35,6 +35,7 @@ from istmpi.methods.subnet import Subnet
 from istmpi.names import is_own
 from istmpi.optim.schedules import rate_at
 from istmpi.outputs import LossOfOutputs
+from istmpi.tasks import OwnTask
 from istmpi.trees import all_finite, call, mapped
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class Method(ABC):
     def _require_gradients(self) -> None:
         """Raise ConfigError if a user's loss gave no parameter a gradient in this job's first local
         step."""
-        if self.task.of_trees and not self._has_gradients:
+        if issubclass(self.task, OwnTask) and not self._has_gradients:
             if all(parameter.grad is None for parameter in self.subnet.network.parameters()):
                 raise ConfigError(
                     f"{self.job.run.model.name}: the loss does not depend on the network: no "
@@ -257,7 +258,7 @@ class Method(ABC):
         """Return the value that a local step minimises, and the loss on the batch's targets; equal
         by default."""
         outputs = self._adjustment(self.forward(network, batch))
-        if self.task.of_trees:
+        if issubclass(self.task, OwnTask):
             self._finite_outputs.append(all_finite(outputs))
             self._amounts = self.task.losses(outputs, batch)
             self._weights.append(weight_of(self._amounts))
@@ -277,7 +278,7 @@ class Method(ABC):
 
     def _calling(self, what: str) -> AbstractContextManager[None]:
         """Open a context for the code of a user's network or loss; ``what`` names its method."""
-        users = self.task.of_trees or is_own(self.job.run.model.name)
+        users = issubclass(self.task, OwnTask) or is_own(self.job.run.model.name)
         return calling(f"{self.job.run.model.name}: {what}") if users else nullcontext()
 
     def holders(self, number: int) -> TrainingLayout:

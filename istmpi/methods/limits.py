@@ -51,7 +51,7 @@ def require_usable(
     require_state(spec, phase)
     require_dealable(spec, phase, network)
     require_classes(run.train, data.task, data.outputs, name)
-    if spec.learns_from_others and not TASKS[data.task].distils:
+    if spec.learns_from_others and TASKS[data.task].probabilities is None:
         raise ConfigError(
             f"method.name = {name!r} needs predictions of classes, but this is {data.task}. Use another method."
         )

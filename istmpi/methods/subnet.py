@@ -16,6 +16,7 @@ from istmpi.methods.job import Job
 from istmpi.network.linear import defer, label_layers, release_gradients
 from istmpi.optim.optimizers import choose_optimizer
 from istmpi.optim.sparse_rows import SparseRows, find_bags
+from istmpi.tasks import MultiLabel
 
 CLIP_OF_REGRESSION = 1.0
 """The default clip for regression: squared errors have unbounded gradients, and wide layers need
@@ -57,7 +58,7 @@ class Subnet:
         network = job.architecture.without_values(scale, lengths)
         # decision 27: kept while lengths stay, because fresh pages cost more than values.
         self.network, self._lengths = to_empty(network, job.device).train(), dict(lengths)
-        if job.task.ranks_labels:
+        if issubclass(job.task, MultiLabel):
             defer(self.network)
         if self._sparse:
             for bag in find_bags(self.network):
@@ -142,4 +143,4 @@ class Subnet:
 def _clip(job: Job) -> float:
     if job.run.optimizer.clip is not None:
         return job.run.optimizer.clip
-    return CLIP_OF_REGRESSION if job.task.predicts_numbers and job.run.data.standardise else 0.0
+    return CLIP_OF_REGRESSION if job.task.standardises and job.run.data.standardise else 0.0

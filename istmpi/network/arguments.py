@@ -23,7 +23,7 @@ from istmpi.names import SHIPPED, has_table, place_of
 from istmpi.network.source import Source, load, load_class, source_of
 from istmpi.network.user import UserNetwork
 from istmpi.settings import Field, Meta, checked
-from istmpi.tasks import CLASSIFICATION, OWN, TASKS
+from istmpi.tasks import CLASSIFICATION, GRAPH, OWN, SPARSE_ROWS, TASKS, TEXT
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ WIDTHS = Annotated[
     Meta(min_length=1, extra={"must": "name at least one layer of at least one unit"}),
 ]
 SHARE = Annotated[float, Meta(ge=0, lt=1)]
-ACCEPTED_INPUTS = {"xc": "sparse rows", "gcn": "a graph", "sage": "a graph", "gat": "a graph"}
+ACCEPTED_INPUTS = {"xc": SPARSE_ROWS, "gcn": GRAPH, "sage": GRAPH, "gat": GRAPH}
 """The inputs of networks that accept only one kind and are not inspected."""
 PACKAGE = Path(__file__).parents[1]
 _MISSING = inspect.Parameter.empty
@@ -181,9 +181,9 @@ def user_network(
         settings=values,
         inputs=inputs,
         outputs=outputs,
-        tokens=TASKS[task].of_tokens,
-        sparse=TASKS[task].ranks_labels,
-        graph=TASKS[task].of_nodes,
+        tokens=TASKS[task].inputs == TEXT,
+        sparse=TASKS[task].inputs == SPARSE_ROWS,
+        graph=TASKS[task].inputs == GRAPH,
         defaults={key: value for key, value in defaults.items() if value is not _MISSING},
         example=example,
     )

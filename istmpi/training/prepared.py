@@ -376,7 +376,7 @@ def _standardise(run: Run, data: Dataset, communicator: Communicator) -> Dataset
 
     Mean and deviation are those of all ranks' training examples.
     """
-    if not data.scoring.predicts_numbers or not run.data.standardise:
+    if not data.scoring.standardises or not run.data.standardise:
         return data
     labels = data.train.labels()
     moments = Moments(data.outputs)

@@ -30,7 +30,7 @@ from istmpi.comm import current_rank
 from istmpi.data import KINDS
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
-from istmpi.tasks import TASKS, Task
+from istmpi.tasks import GRAPH, PREDICT_OPTIONS, SPARSE_ROWS, TASKS, Task
 
 if TYPE_CHECKING:
     from istmpi.checkpoint.format import DataSummary
@@ -144,9 +144,9 @@ def command(
         count = 200 if tokens is None else tokens
         divisor = 1.0 if temperature is None else temperature
         pieces = _generate(trained, source, count, divisor, seed or 0, as_json)
-    elif trained.task.ranks_labels:
+    elif trained.task.inputs == SPARSE_ROWS:
         pieces = _rank_labels(trained, source, split, top or 5, form)
-    elif trained.task.of_nodes:
+    elif trained.task.inputs == GRAPH:
         pieces = _predict_nodes(trained, source, all_outputs, form)
     else:
         options |= {"split": split, "resize": resize, "notes": notes}
@@ -191,17 +191,7 @@ def _load(path: str, calibrate_on: str | None, model: str | None) -> _Trained:
 
 def _list_refused(trained: _Trained) -> list[str]:
     """Return the options that do not go with a network."""
-    task = trained.task
-    refused = []
-    if not (task.ranks_labels or task.several_labels):
-        refused.append("--top")
-    if not trained.tokenizer:
-        refused += ["--tokens", "--temperature", "--seed", "--json"]
-    if trained.tokenizer or task.ranks_labels or task.of_nodes:
-        refused += ["--label", "--header", "--delimiter", "--resize"]
-        if not task.of_nodes:
-            refused.append("--outputs")
-    return refused
+    return [option for option in PREDICT_OPTIONS if option not in trained.task.predict_options]
 
 
 def _note_skipped(name: str, reason: str) -> None:
@@ -282,7 +272,7 @@ def _predict_examples(
         skipped=_note_skipped,
     )
     limit = None
-    if trained.task.several_labels:
+    if "--top" in trained.task.predict_options:
         limit = top or 0
     return lines(
         predict(trained.network, blocks),

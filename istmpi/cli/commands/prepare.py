@@ -97,24 +97,18 @@ def _next(report: Report) -> list[str]:
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
-    task = TASKS[report.task]
-    thing = "examples"
-    if task.of_tokens:
-        thing = "tokens"
-    elif task.of_nodes:
-        thing = "nodes"
     for split, count in report.counts.items():
-        yield split, f"{count:,} {thing}"
+        yield split, f"{count:,} {TASKS[report.task].examples}"
     if report.features:
         shape = ""
         if report.shape and len(report.shape) > 1:
             shape = f" ({' x '.join(map(str, report.shape))})"
         yield "features", f"{report.features:,}{shape}"
-    if task.several_labels:
-        counts = report.class_counts or ()
+    counts = report.class_counts
+    if counts and report.classes:
+        yield "classes", _class_counts(report.classes, counts)
+    elif counts:
         yield "labels", _class_counts([*map(str, range(len(counts)))], counts)
-    elif task.one_class:
-        yield "classes", _class_counts(report.classes or (), report.class_counts or ())
     elif report.classes:
         yield "classes", f"{len(report.classes):,}"
     for name, value in report.facts.items():

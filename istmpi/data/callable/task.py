@@ -49,7 +49,7 @@ class RegressionAsItIs(Regression):
     """Regression on targets as they are: to standardise them would need a pass over all
     examples."""
 
-    predicts_numbers = False
+    standardises = False
 
 
 class _Task(OwnTask):

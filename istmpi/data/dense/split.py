@@ -18,7 +18,7 @@ from istmpi.data.hdf5 import Guard, Opened, PreparedFile
 from istmpi.data.moments import OFFSETS, Extent, Moments, Normalisation
 from istmpi.data.writer import Material, Rows
 from istmpi.hdf5 import names_array
-from istmpi.tasks import TASKS
+from istmpi.tasks import TASKS, Regression
 
 SAMPLE_ROWS = 1024
 SAMPLE_BYTES = 2**24
@@ -179,9 +179,6 @@ def _read_offset(file: PreparedFile, name: str) -> np.ndarray | None:
     return np.array(file.map(name))
 
 
-FLOATS = np.dtype("<f4")
-BYTES = np.dtype("u1")
-CLASSES = np.dtype("<i8")
 BLOCK = 2**20
 """The approximate number of features in a block."""
 
@@ -205,13 +202,14 @@ def build_material(
     shape = x.shape[1:]
     outputs = y.shape[1] if classes is None else len(classes)
     normalisation = _check_features(source, splits, dtype, groups)
-    if TASKS[task].predicts_numbers:
+    target_type = TASKS[task].target_type
+    if target_type == Regression.target_type:
         _require_apart(y, source)
     names = {"classes": classes, "outputs": output_names}
     datasets: dict[str, Any] = {path: names_array(words) for path, words in names.items() if words}
     for split, (x, y) in splits.items():
         datasets[f"{split}/x"] = Rows(x, dtype)
-        datasets[f"{split}/y"] = np.ascontiguousarray(y, _choose_target_type(task))
+        datasets[f"{split}/y"] = np.ascontiguousarray(y, target_type)
     datasets["normalisation/mean"] = normalisation.mean
     datasets["normalisation/std"] = normalisation.std
     return Material(
@@ -254,12 +252,6 @@ def _require_apart(y: np.ndarray, source: str) -> None:
     extent = Extent(y.shape[1])
     extent.add(y)
     extent.require_apart("output", source)
-
-
-def _choose_target_type(task: str) -> np.dtype:
-    if TASKS[task].one_class:
-        return CLASSES
-    return FLOATS if TASKS[task].predicts_numbers else BYTES
 
 
 def rows_per_block(features: int) -> int:

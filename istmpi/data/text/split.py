@@ -15,7 +15,6 @@ from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split, checksum_rows
 from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.errors import ConfigError, DataError
-from istmpi.tasks import TASKS
 
 if TYPE_CHECKING:
     from istmpi.data.hdf5 import Opened, PreparedFile
@@ -107,7 +106,7 @@ def _shift_guard(guard: Guard | None, by: int) -> Guard | None:
 
 
 def cut_windows(data: Dataset, length: int) -> Dataset:
-    if not TASKS[data.task].of_tokens:
+    if not isinstance(data.train, TextSplit):
         return data
     splits = {}
     for name, split in data.splits.items():
