@@ -4,7 +4,7 @@ The loss ``softmax`` is the mean over an example's labels of the cross-entropy a
 loss ``binary`` is the sum over all labels of the cross-entropy of each label alone.
 
 Both losses of an example are ``total(logits) - sum over its labels of weight * logit``. So a few
-numbers hold the contribution of a part of the labels, and ranks send no logits (`parts_of`).
+numbers hold the contribution of a part of the labels, and ranks send no logits (`compute_parts`).
 
 PSP@k is a precision at k in which a hit counts 1 / propensity of its label (the odds that a true
 label is noted), divided by the best ranking's value (Jain, Prabhu and Varma, KDD 2016).
@@ -55,7 +55,7 @@ class Labels:
         return Labels(self.offsets.to(device), self.columns.to(device))
 
 
-def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
+def weigh_labels(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float64 weights: one for each true label's logit, one for each example's total."""
     import torch
 
@@ -65,7 +65,7 @@ def weights_of(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor]:
     return counts.clamp(min=1).reciprocal()[targets.rows], (counts > 0).double()
 
 
-def total_of(logits: torch.Tensor, loss: str) -> torch.Tensor:
+def compute_totals(logits: torch.Tensor, loss: str) -> torch.Tensor:
     from torch.nn import functional
 
     if loss == "softmax":
@@ -73,21 +73,21 @@ def total_of(logits: torch.Tensor, loss: str) -> torch.Tensor:
     return functional.softplus(logits).sum(dim=1)
 
 
-def together(totals: torch.Tensor, loss: str) -> torch.Tensor:
-    """Combine `total_of` for parts of the labels, ``[parts, b]``, into that of all, ``[b]``."""
+def combine_totals(totals: torch.Tensor, loss: str) -> torch.Tensor:
+    """Combine totals of parts of the labels, ``[parts, b]``, into those of all, ``[b]``."""
     if loss == "softmax":
         return totals.logsumexp(dim=0)
     return totals.sum(dim=0)
 
 
-def losses_of(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
-    weights, shares = (values.to(logits.dtype) for values in weights_of(targets, loss))
+def compute_losses(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
+    weights, shares = (values.to(logits.dtype) for values in weigh_labels(targets, loss))
     products = weights * logits[targets.rows, targets.columns]
     positive = logits.new_zeros(len(logits)).index_add(0, targets.rows, products)
-    return shares * total_of(logits, loss) - positive
+    return shares * compute_totals(logits, loss) - positive
 
 
-def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np.ndarray:
+def compute_parts(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np.ndarray:
     """Return the contributions of some labels to each example, ``[b, 2 + 2 * TOP]`` float64.
 
     The labels are ``first`` to ``first + n - 1``, with logits ``[b, n]``. A contribution is the
@@ -101,14 +101,14 @@ def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np
     count, labels = logits.shape
     numbers = torch.full((count, 2 + 2 * TOP), -torch.inf, dtype=torch.float64)
     if labels:
-        weights, _ = weights_of(targets, loss)
+        weights, _ = weigh_labels(targets, loss)
         inside = (targets.columns >= first) & (targets.columns < first + labels)
         rows = targets.rows[inside]
         columns = targets.columns[inside] - first
         positive = torch.zeros(count, dtype=torch.float64)
-        numbers[:, 0] = total_of(logits, loss)
+        numbers[:, 0] = compute_totals(logits, loss)
         numbers[:, 1] = positive.index_add(0, rows, weights[inside] * logits[rows, columns])
-        values, places = ranked_first(logits, min(TOP, labels))
+        values, places = rank_first(logits, min(TOP, labels))
         numbers[:, 2 : 2 + values.shape[1]] = values
         numbers[:, 2 + TOP : 2 + TOP + values.shape[1]] = places + first
     else:
@@ -118,7 +118,7 @@ def parts_of(logits: torch.Tensor, first: int, targets: Labels, loss: str) -> np
     return numbers.numpy()
 
 
-def ranked_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rank_first(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each example's largest logits in order, and their places, ``[b, count]``.
 
     The lower place wins a tie, which topk leaves open.
@@ -162,9 +162,9 @@ class Ranking:
         import torch
 
         numbers = np.stack(parts)
-        totals = together(torch.from_numpy(numbers[:, :, 0]), self._loss).numpy()
+        totals = combine_totals(torch.from_numpy(numbers[:, :, 0]), self._loss).numpy()
         positive = numbers[:, :, 1].sum(axis=0)
-        _, shares = weights_of(targets, self._loss)
+        _, shares = weigh_labels(targets, self._loss)
         best = _best_labels(numbers)
         is_label = np.isfinite(best)
         ranked = np.where(is_label, best, 0).astype(np.int64)
@@ -195,7 +195,7 @@ class Ranking:
 def _best_labels(numbers: np.ndarray) -> np.ndarray:
     """Return each example's `TOP` labels over all parts, ``[b, TOP]``: -inf in unused places.
 
-    ``numbers``: the stacked results of `parts_of`, ``[parts, b, 2 + 2 * TOP]``.
+    ``numbers``: the stacked results of `compute_parts`, ``[parts, b, 2 + 2 * TOP]``.
     """
     values = np.concatenate(numbers[:, :, 2 : 2 + TOP], axis=1)
     labels = np.concatenate(numbers[:, :, 2 + TOP :], axis=1)

@@ -11,7 +11,7 @@ from math import exp
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from istmpi.multilabel import AT, Labels, losses_of, ranked_first
+from istmpi.multilabel import AT, Labels, compute_losses, rank_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,8 +64,7 @@ class Task(ABC):
     numbers = 1
 
     inputs = NUMBERS
-    """The form of examples, as messages name it: `NUMBERS`, `TEXT`, `SPARSE_ROWS`, `GRAPH` or
-    `OWN_INPUTS`."""
+    """The form of examples, such as `NUMBERS`, as messages name it."""
     examples = "examples"
     """The noun for examples in a report."""
     target_type = ""
@@ -73,10 +72,9 @@ class Task(ABC):
     unplaced = ""
     """The reason why examples cannot be placed by their class; empty if they can."""
     predict_options: tuple[str, ...] = _ROW_OPTIONS
-    """Those of `PREDICT_OPTIONS` that the task has."""
+    """The part of `PREDICT_OPTIONS` that the task has."""
     network = ""
-    """The advice for a network that takes dense rows of numbers; empty if the task's data are such
-    rows."""
+    """The advice for a network of dense rows; empty if the task's data are such rows."""
     start: tuple[str, ...] = ()
     """The arguments of `istmpi train` for a first run."""
     scored = 0
@@ -103,7 +101,7 @@ class Task(ABC):
         """Return sums over examples whose means make the score, as many as `numbers`."""
 
     @staticmethod
-    def of_mean(*points: float) -> float:
+    def score_from_means(*points: float) -> float:
         return points[0]
 
     @staticmethod
@@ -191,7 +189,7 @@ class NextToken(Task):
         return float(NextToken.loss(outputs, targets, reduction="sum"))
 
     @staticmethod
-    def of_mean(*points: float) -> float:
+    def score_from_means(*points: float) -> float:
         return exp(points[0])
 
     @staticmethod
@@ -220,14 +218,14 @@ class MultiLabel(Task):
         if compute:
             losses = compute(targets, cls.kind)
         else:
-            losses = losses_of(outputs, targets, cls.kind)
+            losses = compute_losses(outputs, targets, cls.kind)
         if reduction == "mean":
             return losses.mean()
         return losses.sum()
 
     @classmethod
     def points(cls, outputs: torch.Tensor, targets: Labels) -> float:
-        _, places = ranked_first(outputs, 1)
+        _, places = rank_first(outputs, 1)
         best = places[:, 0]
         return float((best[targets.rows] == targets.columns).sum())
 
@@ -282,10 +280,7 @@ class _Flags(Task):
 
     @staticmethod
     def f1_points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-        """Return twice the number of true positives, and a second number.
-
-        It is the first and the number of wrongly predicted labels.
-        """
+        """Return twice the number of true positives; the same plus the number of wrong labels."""
         positive = outputs > 0
         true = targets == 1
         scored = targets[:, :1] != OFF
@@ -315,7 +310,7 @@ class NodeLabels(_Flags):
     points = staticmethod(_Flags.f1_points)
 
     @staticmethod
-    def of_mean(*points: float) -> float:
+    def score_from_means(*points: float) -> float:
         twice, total = points
         return _Flags.f1(twice, total)
 
@@ -334,7 +329,7 @@ class DenseLabels(_Flags):
 
     @staticmethod
     def points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, ...]:
-        _, first = ranked_first(outputs, min(max(AT), outputs.shape[1]))
+        _, first = rank_first(outputs, min(max(AT), outputs.shape[1]))
         hits = targets.gather(1, first)
         hits_at = [float(hits[:, :k].sum()) for k in AT]
         return (*hits_at, *_Flags.f1_points(outputs, targets))
@@ -346,11 +341,8 @@ class DenseLabels(_Flags):
 
 
 class OwnTask(Task):
-    """A user's loss and score, as amounts of a batch (`istmpi.amounts`,
-    `istmpi.data.callable.task`).
-
-    A program (`istmpi.Distributed`) computes both, not this class.
-    """
+    """A user's loss and score, as amounts of a batch (`istmpi.amounts`), which a program
+    (`istmpi.Distributed`) computes."""
 
     score = "score"
     inputs = OWN_INPUTS
@@ -395,7 +387,7 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
-def task_of(scoring: type[Task], multi_label_loss: str) -> type[Task]:
+def choose_task(scoring: type[Task], multi_label_loss: str) -> type[Task]:
     if scoring is MultiLabel and multi_label_loss == "binary":
         return BinaryMultiLabel
     return scoring

@@ -122,7 +122,8 @@ def require_source(checkpoint: Checkpoint) -> str:
     source = checkpoint.header.run.data.source
     if is_function(source):
         raise DataError(
-            f"{checkpoint.path} was trained on data from code, which runs only with --data {source}."
+            f"{checkpoint.path} was trained on data from code, which runs only with --data "
+            f"{source}."
         )
     return source
 
@@ -192,4 +193,5 @@ def _describe_rounding(what: str, in_training: np.ndarray | None, offset: np.nda
     places = np.flatnonzero(rounded)
     if not len(places):
         return ""
-    return f"has {list_features(places, what)} rounded to float32; in training an offset was subtracted first"
+    shown = list_features(places, what)
+    return f"has {shown} rounded to float32; in training an offset was subtracted first"

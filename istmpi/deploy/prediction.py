@@ -20,7 +20,7 @@ from istmpi.data.writer import SUFFIXES
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.errors import DataError
 from istmpi.foreign import printable
-from istmpi.multilabel import ranked_first
+from istmpi.multilabel import rank_first
 
 BATCH = 256
 """The most examples that are predicted at a time."""
@@ -221,7 +221,7 @@ def _name_ranks(top: int) -> list[str]:
 
 def _rank(logits: torch.Tensor, top: int, loss: str) -> tuple[list[list[int]], list[list[float]]]:
     """Return each row's ``top`` labels and their probabilities."""
-    values, ranked = ranked_first(logits, top)
+    values, ranked = rank_first(logits, top)
     if loss == "softmax":
         odds = (values - logits.logsumexp(dim=1, keepdim=True)).exp()
     else:

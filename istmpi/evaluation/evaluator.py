@@ -38,7 +38,7 @@ from istmpi.multilabel import Ranking
 from istmpi.names import is_own
 from istmpi.network.architecture import Architecture
 from istmpi.outputs import LossOfOutputs, take_last
-from istmpi.tasks import MultiLabel, OwnTask, task_of
+from istmpi.tasks import MultiLabel, OwnTask, choose_task
 from istmpi.trees import tensors_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Evaluator:
         self._architecture = architecture
         self._store = store
         self._local = run.data.placement == "local"
-        self._task = task_of(dataset.scoring, run.train.multi_label_loss)
+        self._task = choose_task(dataset.scoring, run.train.multi_label_loss)
         self._graph = isinstance(dataset.train, GraphSplit)
         ranks = trained_on or communicator.size
         self.sampled = count_sampled(run, architecture, dataset, ranks)

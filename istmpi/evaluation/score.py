@@ -14,7 +14,7 @@ from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset
 from istmpi.devices import HOST
-from istmpi.multilabel import Ranking, parts_of
+from istmpi.multilabel import Ranking, compute_parts
 from istmpi.outputs import LossOfOutputs, list_outputs, take_last
 from istmpi.tasks import Task
 
@@ -116,7 +116,7 @@ class PointTotals:
         numbers = self._task.numbers
         scores = []
         for first in range(0, len(means), numbers):
-            scores.append(self._task.of_mean(*means[first : first + numbers]))
+            scores.append(self._task.score_from_means(*means[first : first + numbers]))
         bits = None
         if self._data.bytes_per_token:
             bits = loss / log(2) / self._data.bytes_per_token
@@ -167,7 +167,7 @@ class RankingTotals:
         first = 0 if self._labels is None else self._labels.start
         targets = batch.targets.to(HOST)
         logits = take_last(outputs).cpu()
-        part = parts_of(logits, first, targets, self._kind)
+        part = compute_parts(logits, first, targets, self._kind)
         if self._labels is None:
             return self._ranking.sums([part], targets)
         # Ranks send a few numbers of each example instead of its logits.

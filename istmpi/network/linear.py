@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from istmpi.multilabel import Labels, together, total_of, weights_of
+from istmpi.multilabel import Labels, combine_totals, compute_totals, weigh_labels
 
 BLOCK_BYTES = 8 * 2**20
 SMALL = 2**17
@@ -193,17 +193,17 @@ class _Losses(Function):
     def forward(
         ctx: Any, x: Any, weight: Any, bias: Any, layer: LabelBlocks, targets: Labels, loss: str
     ) -> Any:
-        weights, shares = (values.to(x.dtype) for values in weights_of(targets, loss))
+        weights, shares = (values.to(x.dtype) for values in weigh_labels(targets, loss))
         blocks, rows, totals = list(layer.blocks()), targets.rows, []
         positive, kept = x.new_zeros(len(x)), None
         for block in blocks:
             logits = layer.logits(x, block)
-            totals.append(total_of(logits, loss))
+            totals.append(compute_totals(logits, loss))
             inside = _inside(targets, block)
             at = rows[inside], targets.columns[inside] - block.start
             positive.index_add_(0, at[0], weights[inside] * logits[at])
             kept = logits if len(blocks) == 1 else None
-        total = together(torch.stack(totals), loss)
+        total = combine_totals(torch.stack(totals), loss)
         ctx.save_for_backward(x, total, weights, shares)
         ctx.layer, ctx.targets, ctx.loss, ctx.logits = layer, targets, loss, kept
         layer.expect_gradient()

@@ -33,7 +33,7 @@ from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
-from istmpi.tasks import task_of
+from istmpi.tasks import choose_task
 from istmpi.training.best import Best
 from istmpi.training.epochs import count_most_examples, recall_most_examples, with_rounds
 from istmpi.training.progress import Tally
@@ -345,7 +345,7 @@ class Prepared:
             run=run,
             course=self.course,
             architecture=self.architecture,
-            task=task_of(self.dataset.scoring, run.train.multi_label_loss),
+            task=choose_task(self.dataset.scoring, run.train.multi_label_loss),
             store=self.store,
             batches=self.batches,
             communicator=self.communicator,

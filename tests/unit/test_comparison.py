@@ -55,7 +55,7 @@ def test_which_scores_are_errors_is_told_by_the_tasks(name):
         **dict.fromkeys(("classification", "node-classes"), numbers),
     }
     points = [task.points(outputs, targets.get(name, right)) for outputs in (right, right.flip(0))]
-    good, bad = (task.of_mean(*one) if task.numbers > 1 else one for one in points)
+    good, bad = (task.score_from_means(*one) if task.numbers > 1 else one for one in points)
     assert (good > bad) == task.higher_is_better == higher_is_better(task.score) and good != bad
     assert higher_is_better("of another program")
 

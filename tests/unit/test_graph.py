@@ -238,8 +238,8 @@ def test_micro_f1_by_hand():
     outputs = torch.tensor([[1.0, -1.0, 2.0], [3.0, 1.0, -2.0], [9.0, 9.0, 9.0]])
     targets = torch.tensor([[1, 1, 0], [1, 0, 0], [-1, -1, -1]])
     assert NodeLabels.points(outputs, targets) == (4, 7)  # 2 hits, 2 false alarms, 1 missed
-    assert NodeLabels.of_mean(4 / 2, 7 / 2) == pytest.approx(4 / 7)
-    assert TASKS[NODE_LABELS].of_mean(0.0, 0.0) == 0
+    assert NodeLabels.score_from_means(4 / 2, 7 / 2) == pytest.approx(4 / 7)
+    assert TASKS[NODE_LABELS].score_from_means(0.0, 0.0) == 0
     odds = outputs[:2].double().sigmoid()
     expected = -(targets[:2] * odds.log() + (1 - targets[:2]) * (1 - odds).log()).mean()
     assert float(NodeLabels.loss(outputs.double(), targets)) == pytest.approx(float(expected))

@@ -17,12 +17,12 @@ from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
 from istmpi.models.tables import Facts, table_of
 from istmpi.models.xc import XC
-from istmpi.multilabel import AT, Labels, Ranking, losses_of, parts_of
+from istmpi.multilabel import AT, Labels, Ranking, compute_losses, compute_parts
 from istmpi.network import linear
 from istmpi.network.arguments import user_network
 from istmpi.network.linear import LabelBlocks, Linear, defer, release_gradients
 from istmpi.optim.sparse_rows import SparseRows, find_bags
-from istmpi.tasks import MULTI_LABEL, TASKS, task_of
+from istmpi.tasks import MULTI_LABEL, TASKS, choose_task
 from istmpi.training.network import plan_network
 
 
@@ -51,8 +51,8 @@ def test_blocks_of_labels_change_nothing(loss, block):
     x = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
     logits = functional.linear(x, layer.weight, layer.bias)
     expected = naive_losses(logits, y, loss)
-    assert torch.allclose(losses_of(logits, batch.targets, loss), expected, rtol=0, atol=1e-12)
-    task = task_of(TASKS[MULTI_LABEL], loss)
+    assert torch.allclose(compute_losses(logits, batch.targets, loss), expected, rtol=0, atol=1e-12)
+    task = choose_task(TASKS[MULTI_LABEL], loss)
     wanted = torch.autograd.grad(expected.mean(), [x, layer.bias, layer.weight])
     layer.zero_grad()
     x.grad = None
@@ -69,7 +69,7 @@ def test_a_row_without_labels_has_a_loss():
     logits = torch.randn(2, 5, dtype=torch.float64)
     y = torch.tensor([[0, 1, 0, 1, 0], [0] * 5], dtype=torch.float64)
     for loss in ("softmax", "binary"):
-        assert torch.allclose(losses_of(logits, targets, loss), naive_losses(logits, y, loss))
+        assert torch.allclose(compute_losses(logits, targets, loss), naive_losses(logits, y, loss))
 
 
 @pytest.mark.parametrize("loss", ["softmax", "binary"])
@@ -121,13 +121,13 @@ def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
     logits = logits.round() if ties else logits
     counts = data.count_labels(LABELS)
     ends = [LABELS * n // parts for n in range(parts + 1)]
-    found = [parts_of(logits[:, start:stop], start, batch.targets, loss) for start, stop in zip(ends, ends[1:])]
+    found = [compute_parts(logits[:, start:stop], start, batch.targets, loss) for start, stop in zip(ends, ends[1:])]
     sums = Ranking(counts, 40, (0.55, 1.5), loss).sums(found, batch.targets)
     assert Ranking.scores(sums) == pytest.approx(naive_scores(logits.numpy(), y, counts, 40), abs=1e-12)
     assert sums[0] == pytest.approx(float(naive_losses(logits, torch.from_numpy(y), loss).sum()), abs=1e-9)
     assert sums[1] == 40
     if parts == 1:
-        points = task_of(TASKS[MULTI_LABEL], loss).points(logits, batch.targets)
+        points = choose_task(TASKS[MULTI_LABEL], loss).points(logits, batch.targets)
         assert points / 40 == pytest.approx(Ranking.scores(sums)["P@1"])
 
 
@@ -156,7 +156,7 @@ def test_rows_that_are_not_read_are_as_if_every_row_was_touched(momentum, decay)
         rate = 0.1 / (1 + step)
         for network, optimizer in zip(networks, optimizers):
             optimizer.zero_grad()
-            losses_of(network(*batch.inputs), batch.targets, "softmax").mean().backward()
+            compute_losses(network(*batch.inputs), batch.targets, "softmax").mean().backward()
             optimizer.param_groups[0]["lr"] = rate
         assert networks[0].bag.weight.grad.is_sparse
         rows.step(rate)

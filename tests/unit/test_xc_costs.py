@@ -16,7 +16,7 @@ from istmpi.models.xc import XC
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.linear import defer
-from istmpi.tasks import MULTI_LABEL, TASKS, task_of
+from istmpi.tasks import MULTI_LABEL, TASKS, choose_task
 
 FEATURES, LABELS, BATCH, IN_A_ROW = 400, 300, 6, 5
 
@@ -44,7 +44,7 @@ def test_products_are_what_torch_counts(block):
 
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: product})
     with counter:
-        task_of(TASKS[MULTI_LABEL], "softmax").loss(module(*batch.inputs), batch.targets).backward()
+        choose_task(TASKS[MULTI_LABEL], "softmax").loss(module(*batch.inputs), batch.targets).backward()
     flops = planned(1, **settings).flops
     assert counter.get_total_flops() == flops.products
     assert flops.lookups == 2 * 2 * BATCH * IN_A_ROW * 12

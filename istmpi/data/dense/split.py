@@ -199,7 +199,6 @@ def build_material(
     for features that are not finite, and for numbers too close together for float32.
     """
     x, y = splits["train"]
-    shape = x.shape[1:]
     outputs = y.shape[1] if classes is None else len(classes)
     normalisation = _check_features(source, splits, dtype, groups)
     target_type = TASKS[task].target_type
@@ -207,19 +206,19 @@ def build_material(
         _require_apart(y, source)
     names = {"classes": classes, "outputs": output_names}
     datasets: dict[str, Any] = {path: names_array(words) for path, words in names.items() if words}
-    for split, (x, y) in splits.items():
-        datasets[f"{split}/x"] = Rows(x, dtype)
-        datasets[f"{split}/y"] = np.ascontiguousarray(y, target_type)
+    for split, (rows, targets) in splits.items():
+        datasets[f"{split}/x"] = Rows(rows, dtype)
+        datasets[f"{split}/y"] = np.ascontiguousarray(targets, target_type)
     datasets["normalisation/mean"] = normalisation.mean
     datasets["normalisation/std"] = normalisation.std
     return Material(
         source=source,
         task=task,
-        shape=shape,
+        shape=x.shape[1:],
         outputs=outputs,
         classes=classes,
         counts={split: len(y) for split, (_, y) in splits.items()},
-        attributes={"shape": shape},
+        attributes={"shape": x.shape[1:]},
         datasets=datasets,
         skipped=skipped,
     )
