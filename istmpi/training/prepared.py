@@ -92,7 +92,7 @@ class Prepared:
         self.clock.followers.append(communicator.whereabouts.enter)
         data = self._open_data(data)
         self._count_epochs(data, start)
-        self.shares = choose_shares(self.run, communicator)
+        self.shares = choose_shares(self.run.method.shares, communicator)
         self.tally = Tally(communicator, self.clock)
         # Sizes share the standardised targets, which need a pass over all labels.
         data_of_all_sizes = _standardise(self.run, data, communicator)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from istmpi.comm import Communicator
-from istmpi.config import Run
 from istmpi.engine.axes import narrowed
 from istmpi.engine.shares import AUTO, LEAD, Shares, equal, share_of
 from istmpi.errors import ConfigError
@@ -17,10 +16,11 @@ from istmpi.record import METRICS, RunFolder
 from istmpi.training.progress import LastRound
 
 
-def choose_shares(run: Run, communicator: Communicator) -> Shares:
-    """Return the shares of a new run. Collective. Raises ConfigError or DataError on every rank if
-    they are invalid."""
-    setting = run.method.shares
+def choose_shares(setting: str | Sequence[float] | None, communicator: Communicator) -> Shares:
+    """Return the shares of a new run; ``setting`` is method.shares. Collective.
+
+    Raises ConfigError or DataError on every rank if they are invalid.
+    """
     ranks = communicator.size
     if not isinstance(setting, str):
         return Shares(ranks, setting)

@@ -85,8 +85,7 @@ def settings_of(data, **changed):
     return given | {"train__epochs": 4, "optimizer__schedule": "cosine"} | changed
 
 
-@pytest.mark.parametrize("warm_up", [0, 5])
-@pytest.mark.parametrize("ranks", [(2, 1), (2, 3), (3, 1), (1, 4), (2, 3, 2)])
+@pytest.mark.parametrize("ranks, warm_up", [((2, 1), 0), ((2, 3), 5), ((3, 1), 5), ((1, 4), 5), ((2, 3, 2), 0)])
 def test_epochs_over_changes_of_the_ranks_are_as_many_examples_and_the_rate_keeps_falling(
     data, tmp_path, ranks, warm_up
 ):

@@ -105,7 +105,7 @@ ALONE = SimpleNamespace(size=2, rank=0, agreed=nullcontext, broadcast_from_root=
 
 
 def read(path):
-    return choose_shares(Run().override({"method.shares": str(path)}), ALONE)
+    return choose_shares(str(path), ALONE)
 
 
 def test_a_log_gives_every_round_its_shares(tmp_path):
