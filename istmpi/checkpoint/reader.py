@@ -33,9 +33,8 @@ from istmpi.hdf5 import (
     version_of,
 )
 from istmpi.models import architecture
-from istmpi.names import has_table
 from istmpi.network.architecture import Architecture
-from istmpi.network.arguments import user_network
+from istmpi.network.arguments import written_network
 from istmpi.network.table import Table
 from istmpi.tasks import TASKS, TEXT
 
@@ -99,10 +98,9 @@ class Checkpoint:
         data, model = self.header.data, self.header.run.model
         if not self.header.network:  # an mlp of an earlier version
             return architecture(prod(data.shape), data.outputs, data.task, model)
-        code = None
-        if has_table(model.name):  # a network of istmpi; code of the user is not run here
-            arguments = model.arguments_for(data.task)
-            code = user_network(model.name, self.header.shape, data.outputs, arguments, data.task)
+        # Code of the user is not run here.
+        arguments = model.arguments_for(data.task)
+        code = written_network(model.name, self.header.shape, data.outputs, arguments, data.task)
         return Architecture(model.name, Table.from_tree(self.header.network), model.dtype, code)
 
     @property

@@ -25,7 +25,7 @@ from istmpi.data.settings import Data
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.gone import drop_gone, is_gone
-from istmpi.names import class_of, has_table, is_module, is_own
+from istmpi.names import class_of, is_module, is_own
 from istmpi.network.arguments import usable
 from istmpi.optim.course import Course
 from istmpi.record import METRICS
@@ -387,6 +387,4 @@ def _usable_arguments(arguments: Mapping[str, Any], source: str, network: str) -
     for argument, value in arguments.items():
         if not all(abs(number) <= MOST for number in numbers_in(value)):
             raise ConfigError(f"{source}: model.{argument} must have finite numbers below 2^64.")
-    if not has_table(network):
-        return arguments
     return usable(network, arguments, source)

@@ -7,8 +7,8 @@ from math import prod
 
 from istmpi.config import Run
 from istmpi.cost.counts import FORWARD_NORMALISATION_FLOPS
-from istmpi.cost.holdings import Number
 from istmpi.cost.run_cost import cost
+from istmpi.engine.lengths import Number
 from istmpi.network.architecture import Architecture
 
 SAMPLED = 1024

@@ -4,8 +4,9 @@ are dealt."""
 from dataclasses import dataclass
 from math import prod
 
-from istmpi.cost.holdings import Number, Part
+from istmpi.cost.holdings import Part
 from istmpi.engine.axes import bytes_of
+from istmpi.engine.lengths import Number
 from istmpi.network.architecture import Architecture
 from istmpi.optim.spec import OptimizerSpec
 

@@ -7,9 +7,10 @@ from typing import cast
 
 from istmpi.config import Run
 from istmpi.config.methods import MethodSpec
-from istmpi.cost.holdings import Holdings, Number
+from istmpi.cost.holdings import Holdings
 from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import TrainingLayout
+from istmpi.engine.lengths import Number
 from istmpi.engine.route import Route
 from istmpi.network.architecture import Architecture
 

@@ -16,9 +16,9 @@ from math import prod
 
 from istmpi.config import Run
 from istmpi.cost.calibration import calibration_examples
-from istmpi.cost.holdings import Number
 from istmpi.cost.run_cost import phase_costs
 from istmpi.cost.whole_graph import unitwise, whole_graph_bytes
+from istmpi.engine.lengths import Number
 from istmpi.multilabel import TOP, Ranking
 from istmpi.network.architecture import Architecture
 

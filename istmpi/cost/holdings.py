@@ -16,10 +16,9 @@ from math import ceil, prod
 from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Parameter, bytes_of, with_odds
+from istmpi.engine.lengths import Number
 from istmpi.engine.partition import blocks, check
 from istmpi.engine.wire import form_of, forms_of, scales_of
-
-Number = int | Fraction
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from fractions import Fraction
 from istmpi.comm import STAGING_BYTES, ring
 from istmpi.comm.codec import Wire
 from istmpi.cost.deal import ExpectedDeal
-from istmpi.cost.holdings import Holdings, Number
+from istmpi.cost.holdings import Holdings
+from istmpi.engine.lengths import Number
 from istmpi.engine.packed_sizes import Largest, float4_bytes, top_k_bytes
 from istmpi.engine.route import FRAGMENT, GATHER, HOP, MEAN, PULL, PUSH, Leg, Parameters, Route
 

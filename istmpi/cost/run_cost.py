@@ -8,10 +8,11 @@ from istmpi.config import Run
 from istmpi.config.methods import MethodSpec, spec_of
 from istmpi.cost.counts import Kept, PartCost, Step, count_part
 from istmpi.cost.deal import ExpectedDeal, expect_deal, expect_route
-from istmpi.cost.holdings import Holdings, Number, Part
+from istmpi.cost.holdings import Holdings, Part
 from istmpi.cost.loads import Load, count_start_bytes, round_loads
 from istmpi.cost.rivals import counted
 from istmpi.cost.whole_graph import whole_graph_bytes
+from istmpi.engine.lengths import Number
 from istmpi.engine.route import Route
 from istmpi.methods import limits
 from istmpi.network.architecture import Architecture

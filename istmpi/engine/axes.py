@@ -20,7 +20,7 @@ them:
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property
@@ -28,6 +28,7 @@ from math import prod
 
 import numpy as np
 
+from istmpi.engine.lengths import Length, product_of, total
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError
 
@@ -52,7 +53,7 @@ class Factor:
             return str(self.literal)
         return self.name if self.unit is None else f"{self.name}[{self.unit}]"
 
-    def length(self, lengths: Mapping[str, int]) -> int:
+    def length(self, lengths: Mapping[str, Length]) -> Length:
         if self.name is None:
             return self.literal
         if self.unit is not None:
@@ -86,8 +87,8 @@ class Segment:
     def names(self) -> frozenset[str]:
         return frozenset(factor.name for factor in self.factors if factor.name is not None)
 
-    def length(self, lengths: Mapping[str, int]) -> int:
-        return prod(factor.length(lengths) for factor in self.factors)
+    def length(self, lengths: Mapping[str, Length]) -> Length:
+        return product_of(factor.length(lengths) for factor in self.factors)
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
         """Return the sorted positions of a rank that holds ``units`` of dealt names, and all units
@@ -148,12 +149,12 @@ class Axis:
     def names(self) -> frozenset[str]:
         return frozenset().union(*(segment.names for segment in self.counted))
 
-    def length(self, lengths: Mapping[str, int]) -> int:
-        return sum(segment.length(lengths) for segment in self.segments)
+    def length(self, lengths: Mapping[str, Length]) -> Length:
+        return total(segment.length(lengths) for segment in self.segments)
 
-    def count(self, lengths: Mapping[str, int]) -> int:
+    def count(self, lengths: Mapping[str, Length]) -> Length:
         """Return the number of positions that count."""
-        return sum(segment.length(lengths) for segment in self.counted)
+        return total(segment.length(lengths) for segment in self.counted)
 
     def places(self, lengths: Mapping[str, int]) -> list[range]:
         """Return the positions of each segment."""
@@ -277,10 +278,10 @@ class Pattern:
     def names(self) -> frozenset[str]:
         return frozenset().union(*(axis.names for axis in self.axes))
 
-    def shape(self, lengths: Mapping[str, int]) -> tuple[int, ...]:
+    def shape(self, lengths: Mapping[str, Length]) -> tuple[Length, ...]:
         return tuple(axis.length(lengths) for axis in self.axes)
 
-    def dealt(self, groups: Mapping[str, object]) -> int:
+    def dealt(self, groups: Collection[str]) -> int:
         """Count the axes that have a name in ``groups``."""
         return sum(not axis.names.isdisjoint(groups) for axis in self.axes)
 
@@ -314,8 +315,8 @@ class Parameter:
     def itemsize(self) -> int:
         return ITEMSIZE[self.dtype]
 
-    def size(self, lengths: Mapping[str, int]) -> int:
-        return prod(axis.count(lengths) for axis in self.pattern.axes)
+    def size(self, lengths: Mapping[str, Length]) -> Length:
+        return product_of(axis.count(lengths) for axis in self.pattern.axes)
 
     def pieces(self, groups: Mapping[str, object]) -> "list[Parameter]":
         """Return the pieces of `Pattern.pieces`, as parameters."""
@@ -377,8 +378,8 @@ def overlap(positions: Positions, others: Positions) -> tuple[slice | np.ndarray
     return where, len(where)
 
 
-def bytes_of(parameters: Mapping[str, Parameter], lengths: Mapping[str, int]) -> int:
-    return sum(parameter.size(lengths) * parameter.itemsize for parameter in parameters.values())
+def bytes_of(parameters: Mapping[str, Parameter], lengths: Mapping[str, Length]) -> Length:
+    return total(parameter.size(lengths) * parameter.itemsize for parameter in parameters.values())
 
 
 def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> dict[str, Parameter]:

@@ -45,7 +45,7 @@ def table_of(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | No
 
 
 def require_table(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table:
-    """Return the table of a network for which `has_table` holds.
+    """Return the table of a network whose table is written by hand.
 
     Raises ConfigError for a wrong setting.
     """

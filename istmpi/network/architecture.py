@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from istmpi.engine.axes import ITEMSIZE, Parameter, Pattern
 from istmpi.errors import ConfigError
-from istmpi.names import has_table
-from istmpi.network.joined import Factor, along, as_tensor, changes, factors_of_segments, vector
+from istmpi.network.joined import Factor, along, as_tensor, changes, segment_factors, vector
 from istmpi.network.table import ResidualBlock, Table, Use, power_of
 
 if TYPE_CHECKING:
@@ -40,28 +39,28 @@ class Architecture:
     node as an example."""
 
     def __init__(self, name: str, table: Table, dtype: str, code: UserNetwork | None = None):
-        self.name, self.table, self._dtype, self._code = name, table, dtype, code
-        self.itemsize, lengths = ITEMSIZE[dtype], {**table.fixed, **table.groups}
-        self.lengths = {
-            name: lengths[name]
-            for name in (("features", *table.stages) if table.stages else lengths)
-        }
-        self.groups, self.uses = tuple(table.groups), table.uses or ()
+        self.name = name
+        self.table = table
+        self._dtype = dtype
+        self._code = code
+        self.itemsize = ITEMSIZE[dtype]
+        self.lengths = {**table.fixed, **table.groups}
+        if table.stages:
+            # In the order of the forward pass, which the outline shows.
+            self.lengths = {name: self.lengths[name] for name in ("features", *table.stages)}
+        self.groups = tuple(table.groups)
+        self.uses = table.uses or ()
         self.parameters = {
             key: Parameter(Pattern.parse(entry.axes), dtype, entry.bound, entry.centre)
             for key, entry in table.parameters.items()
         }
-        self.batch_norms, self.sums, self.leaves = (
-            dict(table.norms),
-            dict(table.sums),
-            dict(table.leaves),
-        )
+        self.batch_norms = dict(table.norms)
+        self.sums = dict(table.sums)
+        self.leaves = dict(table.leaves)
         self.normalised = tuple(map(Pattern.parse, table.normalised))
-        self.operators, self.inexact, self.stochastic = (
-            table.operators,
-            table.inexact,
-            table.stochastic,
-        )
+        self.operators = table.operators
+        self.inexact = table.inexact
+        self.stochastic = table.stochastic
         self.blocks = table.blocks
         self.head = table.head
         self.stages = table.stages
@@ -110,8 +109,14 @@ class Architecture:
 
     @property
     def summed(self) -> set[str]:
-        sums = *self.sums.values(), *self.table.folded.values(), *(use.groups for use in self.uses)
-        return {*self.blocks, *(power_of(summed)[0] for summed in chain.from_iterable(sums))}
+        """The groups over whose units the network sums."""
+        groups = set(self.blocks)
+        sums = [*self.sums.values(), *self.table.folded.values()]
+        sums += [use.groups for use in self.uses]
+        for summed in chain.from_iterable(sums):
+            group, _ = power_of(summed)
+            groups.add(group)
+        return groups
 
     def factor(self, groups: Iterable[str], lengths: Lengths, scale: Scale) -> float:
         """Return the factor of a sum over units of ``groups`` at the given lengths. It does not
@@ -137,29 +142,29 @@ class Architecture:
         module, _, kind = name.rpartition(".")
         sums = self.sums.get(module, ()) if kind == "weight" else ()
         folded = self.table.folded.get(name, ())
+        ends = self._ends.get(module, ())
         joined = self.table.joined.get(module if sums else name)
         if joined is None or not (sums or folded):
-            return self.factor((*sums, *folded, *self._ends.get(module, ())), self.lengths, scale)
+            return self.factor((*sums, *folded, *ends), self.lengths, scale)
         factor = self._vector(joined.segments, sums or folded, scale)
-        return along(
-            factor * self.factor(self._ends.get(module, ()), self.lengths, scale),
-            joined.axis,
-            joined.axes,
-        )
+        factor = factor * self.factor(ends, self.lengths, scale)
+        return along(factor, joined.axis, joined.axes)
 
     def _vector(self, segments: str, groups: Sequence[str], scale: Scale) -> Factor:
+        """Return the factors along an axis that is a sum of segments."""
         axis = Pattern.parse(segments).axes[0]
-        return vector(
-            factors_of_segments(
-                axis, groups, self.lengths, lambda its: self.factor(its, self.lengths, scale)
-            )
-        )
+
+        def factor(summed: tuple[str, ...]) -> float:
+            return self.factor(summed, self.lengths, scale)
+
+        return vector(segment_factors(axis, groups, self.lengths, factor))
 
     @cached_property
     def _ends(self) -> dict[str, tuple[str, ...]]:
+        """The layers at the ends of blocks, with the groups that count these blocks."""
         ends: dict[str, tuple[str, ...]] = {}
         for group, blocks in self.blocks.items():
-            for end in {end for block in blocks for end in block.ends}:
+            for end in dict.fromkeys(chain.from_iterable(block.ends for block in blocks)):
                 ends[end] = (*ends.get(end, ()), group)
         return ends
 
@@ -184,23 +189,25 @@ class Architecture:
         network.to(self.dtype)
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()
-        shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-        there = self._there(self.parameters, lengths)
-        expected = {name: parameter.pattern.shape(lengths) for name, parameter in there.items()}
-        if shapes != expected:
-            name = next(
-                name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name)
-            )
-            shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
-            raise ConfigError(
-                f"{self.name}: with {shown} its parameter {name} has the shape {shapes.get(name)}, but its "
-                f"inferred axes give {expected.get(name)}."
-            )
+        self._require_shapes(network, lengths)
         if scale is not None:
             self.multiply(
                 network, lengths, cache(lambda groups: self.factor(groups, lengths, scale))
             )
         return network
+
+    def _require_shapes(self, network: nn.Module, lengths: Lengths) -> None:
+        shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+        expected = {}
+        for name, parameter in self._without_absent(self.parameters, lengths).items():
+            expected[name] = parameter.pattern.shape(lengths)
+        for name in {**expected, **shapes}:
+            if shapes.get(name) != expected.get(name):
+                shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
+                raise ConfigError(
+                    f"{self.name}: with {shown} its parameter {name} has the shape "
+                    f"{shapes.get(name)}, but its inferred axes give {expected.get(name)}."
+                )
 
     def without_values(self, scale: Scale | None, lengths: Lengths | None = None) -> nn.Module:
         """Build the network as `build` does. If it has leaves, its trainable parameters are on the
@@ -209,10 +216,10 @@ class Architecture:
             return self.build(lengths or self.lengths, scale)
         from istmpi.network.leaves import without_values
 
-        with without_values():  # buffers need the CPU; a network with a written table has none
-            return self.build(
-                lengths or self.lengths, scale, "meta" if has_table(self.name) else "cpu"
-            )
+        # Buffers need the CPU. A network with a written table has none, and may exceed the memory.
+        device = "cpu" if self.code.is_inspected else "meta"
+        with without_values():
+            return self.build(lengths or self.lengths, scale, device)
 
     def plain(self, seed: int = 0) -> nn.Module:
         """Build the full network as its class does, with PyTorch's own batch normalisations."""
@@ -224,22 +231,23 @@ class Architecture:
     def batch_norm_layers(self, network: nn.Module) -> dict[str, Calibrated]:
         from istmpi.network.norms import Calibrated
 
-        layers = (
-            (name, layer)
-            for name, layer in network.named_modules()
-            if isinstance(layer, Calibrated)
-        )
-        return {name.partition(".")[0] if self.stages else name: layer for name, layer in layers}
+        layers = {}
+        for name, layer in network.named_modules():
+            if isinstance(layer, Calibrated):
+                stage, _, _ = name.partition(".")
+                layers[stage if self.stages else name] = layer
+        return layers
 
     def _absent(self, lengths: Lengths) -> list[ResidualBlock]:
-        units = (
-            (f"{group}[{n}]", block)
-            for group, blocks in self.blocks.items()
-            for n, block in enumerate(blocks)
-        )
-        return [block for unit, block in units if not lengths.get(unit, 1)]
+        """Return the blocks that a rank with these lengths lacks."""
+        absent = []
+        for group, blocks in self.blocks.items():
+            for number, block in enumerate(blocks):
+                if not lengths.get(f"{group}[{number}]", 1):
+                    absent.append(block)
+        return absent
 
-    def _there(self, entries: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
+    def _without_absent(self, entries: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
         absent = self._absent(lengths)
         return {
             name: entry
@@ -257,14 +265,14 @@ class Architecture:
         """
         from istmpi.network.factors import Places, multiply
 
-        uses = self._keys_of_uses(lengths)
+        uses = self._uses_by_key(lengths)
         axes = {key: joined.segments for key, joined in self.table.joined.items()}
         axes |= {key: use.inner for key, use in uses.items()}
         places = Places(
             layers=self.sums,
             ends=self._ends,
             calls={key: use.groups for key, use in uses.items()},
-            weights=self._there(self.table.folded, lengths),
+            weights=self._without_absent(self.table.folded, lengths),
             joined=self.table.joined,
             axes={key: Pattern.parse(text).axes[0] for key, text in axes.items()},
         )
@@ -274,34 +282,25 @@ class Architecture:
         """Return the full network's factors, other than 1, of the calls in ``uses``, for
         `multiply_sums`."""
         factors: dict[tuple[Any, ...], Any] = {}
-        for key, use in self._keys_of_uses(self.lengths).items():
+        for key, use in self._uses_by_key(self.lengths).items():
             factor = self._vector(use.inner, use.groups, scale)
             if changes(factor):
                 factors[key] = as_tensor(factor)
         return factors
 
-    def _keys_of_uses(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
-        return {(*use.place, Pattern.parse(use.inner).shape(lengths)[0]): use for use in self.uses}
+    def _uses_by_key(self, lengths: Lengths) -> dict[tuple[Any, ...], Use]:
+        uses = {}
+        for use in self.uses:
+            inner = Pattern.parse(use.inner).shape(lengths)
+            uses[use.place + inner] = use
+        return uses
 
     def require_dealable(self, groups: tuple[str, ...], scaled: bool = True) -> None:
         """Raise ConfigError unless ``groups``, at least one, can be dealt out and (if ``scaled``)
         their sums scaled."""
-        cure = "Use another method, such as --method local-sgd"
         if not groups:
-            problems = dict(self.table.undealt)
-            for place, several in self.table.unscaled.items():
-                problem = f"no factor makes its sums right, in {place} (model.scale = 'none' accepts this)"
-                problems |= dict.fromkeys(several, problem)
-            reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-            if not reasons:
-                reasons = "its constructor has no integers"
-                cure += (
-                    "; or write a wrapper with its widths as arguments: class Mine(Net): def __init__(self, features, "
-                    "outputs, hidden=64): super().__init__(features, outputs, Config(hidden=hidden))"
-                )
-            raise ConfigError(
-                f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}."
-            )
+            raise self._nothing_dealable()
+        cure = "Use another method, such as --method local-sgd"
         if not {*self.default_groups}.issubset(groups):
             cure = "Leave it out of method.partition"
         for name in groups:
@@ -309,12 +308,31 @@ class Architecture:
                 raise ConfigError(
                     f"{self.name}: {name} cannot be dealt out: {self.table.undealt[name]}. {cure}."
                 )
-        for place, names in self.table.unscaled.items() if scaled else ():
-            if dealt := [group for group in names if group in groups]:
-                raise ConfigError(
-                    f"{self.name}: no factor makes the sums over units of {dealt[0]} right, in {place}. {cure}, "
-                    "or accept this with --set model.scale=none."
-                )
+        if not scaled:
+            return
+        for place, names in self.table.unscaled.items():
+            for group in names:
+                if group in groups:
+                    raise ConfigError(
+                        f"{self.name}: no factor makes the sums over units of {group} right, in "
+                        f"{place}. {cure}, or accept this with --set model.scale=none."
+                    )
+
+    def _nothing_dealable(self) -> ConfigError:
+        cure = "Use another method, such as --method local-sgd"
+        reasons = "; ".join(
+            f"{name}: {reason}" for name, reason in self.table.explain_undealt().items()
+        )
+        if not reasons:
+            reasons = "its constructor has no integers"
+            cure += (
+                "; or write a wrapper with its widths as arguments: class Mine(Net): def "
+                "__init__(self, features, outputs, hidden=64): super().__init__(features, outputs, "
+                "Config(hidden=hidden))"
+            )
+        return ConfigError(
+            f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}."
+        )
 
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
         """Raise ConfigError if the network cannot be built at these lengths. A network with a
@@ -323,45 +341,54 @@ class Architecture:
         The error is also raised if batch normalisations differ from the table or, with ``tried``,
         if a pass fails.
         """
-        if has_table(self.name):  # it may be too large to be tried
+        # A network with a written table may be too large to be tried.
+        if not self.code.is_inspected:
             return
+        is_full = lengths == self.lengths
         try:
-            network = (self._trial() if lengths == self.lengths else self.build(lengths)).eval()
-            layers, there = self.batch_norm_layers(network), self._there(self.batch_norms, lengths)
-            if {name: layer.eps for name, layer in layers.items()} != {
-                name: it.epsilon for name, it in there.items()
-            }:
-                raise ConfigError(
-                    f"{self.code.name}: its batch normalisations have changed since its inspection."
-                )
+            network = self._build_trial() if is_full else self.build(lengths)
+            network.eval()
+            self._require_batch_norms(network, lengths)
             if tried:
                 self.code.forward(network, *self.code.examples(2, self.dtype))
         except ConfigError as error:
-            if lengths == self.lengths:
+            if is_full:
                 raise
             raise ConfigError(
-                f"{error} Subnets are this narrow here. Use fewer ranks, or leave such widths out of method.partition."
+                f"{error} Subnets are this narrow here. Use fewer ranks, or leave such widths out "
+                "of method.partition."
             ) from error
+
+    def _require_batch_norms(self, network: nn.Module, lengths: Lengths) -> None:
+        expected = self._without_absent(self.batch_norms, lengths)
+        epsilons = {name: norm.epsilon for name, norm in expected.items()}
+        layers = self.batch_norm_layers(network)
+        if {name: layer.eps for name, layer in layers.items()} != epsilons:
+            raise ConfigError(
+                f"{self.code.name}: its batch normalisations have changed since its inspection."
+            )
 
     def require_finite(self, *inputs: torch.Tensor) -> torch.Tensor | None:
         """Return the outputs with initial weights; None with a written table.
 
         Raises ConfigError if the pass fails or an output is not finite.
         """
-        if has_table(self.name):
+        if not self.code.is_inspected:
             return None
         from istmpi.network.trials import seeded
 
         with seeded():
-            outputs = self.code.forward(self._trial(), *inputs)
-        if len(odd := outputs[~outputs.isfinite()]):
+            outputs = self.code.forward(self._build_trial(), *inputs)
+        infinite = outputs[~outputs.isfinite()]
+        if len(infinite):
             raise ConfigError(
-                f"{self.name}: its forward gives {odd[0].item()} for the first training examples with initial weights. "
-                "Look for a logarithm, a root or a quotient that these examples do not allow."
+                f"{self.name}: its forward gives {infinite[0].item()} for the first training "
+                "examples with initial weights. Look for a logarithm, a root or a quotient that "
+                "these examples do not allow."
             )
         return outputs
 
-    def _trial(self) -> nn.Module:
+    def _build_trial(self) -> nn.Module:
         """Build the full network with initial values."""
         from istmpi.network.leaves import draw_values
 

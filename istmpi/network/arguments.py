@@ -82,12 +82,14 @@ def _hint(name: str, annotation: str, dealt: Collection[str]) -> Any:
 
 
 def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Check arguments of a built-in network without its constructor, and return them. Unknown names
-    are not checked.
+    """Check a network's arguments without its constructor, and return them.
 
-    An integer for hidden counts as a list. Raises ConfigError, which names ``source``, for a wrong
-    type or range.
+    Only a network whose table is written by hand is checked: others refuse arguments themselves.
+    Unknown names are not checked. An integer for hidden counts as a list. Raises ConfigError, which
+    names ``source``, for a wrong type or range.
     """
+    if not has_table(network):
+        return dict(given)
     hints = {name: hint for name, hint, _ in arguments_of(network)}
     arguments = dict(given)
     for name, value in given.items():
@@ -108,12 +110,14 @@ def described(docstring: str) -> dict[str, str]:
 
 def _dealt(kind: ast.ClassDef) -> tuple[str, ...]:
     for node in kind.body:
-        target = None
+        target: ast.expr
         if isinstance(node, ast.Assign):
             target = node.targets[0]
-        elif isinstance(node, ast.AnnAssign) and node.value:
+        elif isinstance(node, ast.AnnAssign):
             target = node.target
-        if target is not None and ast.unparse(target) == "DEALT":
+        else:
+            continue
+        if node.value and ast.unparse(target) == "DEALT":
             return ast.literal_eval(node.value)
     return ()
 
@@ -146,23 +150,20 @@ def user_network(
     if shape:
         facts["features"] = prod(shape)
     if task == OWN:
-        own_facts = {}
-        for fact, value in facts.items():
-            if value or fact in settings:
-                own_facts[fact] = settings.get(fact, value)
-        facts = own_facts
+        facts = _replace_facts(facts, settings)
         settings = {key: value for key, value in settings.items() if key not in DATA_ARGUMENTS}
     loader: Callable[[], tuple[type[nn.Module], Source]]
-    if has_table(name):  # its class may stay unloaded: a plan needs no torch
+    if has_table(name):
+        # Its class stays unloaded: a plan needs no torch.
+        loader = partial(_load_shipped, name)
         facts.pop("shape", None)
         arguments = dict.fromkeys(facts, _MISSING)
         for argument, _, default in arguments_of(name):
             arguments[argument] = default
-        loader = partial(_shipped, name)
     else:
-        loaded = _loaded(name, network)
-        arguments = _signature(name, loaded[0])
+        loaded = _load(name, network)
         loader = lambda: loaded  # noqa: E731
+        arguments = _signature(name, loaded[0])
         facts.update(_facts_by_other_names(settings, shape, outputs))
     defaults = {}
     for argument, default in arguments.items():
@@ -184,9 +185,20 @@ def user_network(
         tokens=TASKS[task].inputs == TEXT,
         sparse=TASKS[task].inputs == SPARSE_ROWS,
         graph=TASKS[task].inputs == GRAPH,
+        is_inspected=not has_table(name),
         defaults={key: value for key, value in defaults.items() if value is not _MISSING},
         example=example,
     )
+
+
+def written_network(
+    name: str, shape: tuple[int, ...], outputs: int, settings: Mapping[str, Any], task: str
+) -> UserNetwork | None:
+    """Return the network ``name`` if its table is written by hand, without its class; otherwise
+    None. Raises ConfigError if its settings do not fit."""
+    if not has_table(name):
+        return None
+    return user_network(name, shape, outputs, settings, task)
 
 
 def _require_fitting_inputs(name: str, task: str) -> None:
@@ -201,11 +213,20 @@ def _require_fitting_inputs(name: str, task: str) -> None:
         )
 
 
-def _loaded(name: str, network: type[nn.Module] | None) -> tuple[type[nn.Module], Source]:
+def _replace_facts(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of an own task's data, which settings may give; unknown ones are left out."""
+    replaced = {}
+    for fact, value in facts.items():
+        if value or fact in settings:
+            replaced[fact] = settings.get(fact, value)
+    return replaced
+
+
+def _load(name: str, network: type[nn.Module] | None) -> tuple[type[nn.Module], Source]:
     if network:
         return network, source_of(network)
     if name in SHIPPED:
-        return _shipped(name)
+        return _load_shipped(name)
     return load(name)
 
 
@@ -264,11 +285,12 @@ def _require_complete(
 
 
 @cache
-def _shipped(name: str) -> tuple[type[nn.Module], Source]:
-    # Reading the source of all its imports takes 0.1 s; a written table needs none.
+def _load_shipped(name: str) -> tuple[type[nn.Module], Source]:
     place = place_of(name)
+    # Reading the source of all its imports takes 0.1 s; a written table needs none.
     if has_table(name):
-        return load_class(place)[0], Source()
+        network_class, _ = load_class(place)
+        return network_class, Source()
     return load(place)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from istmpi.engine.axes import Axis
-from istmpi.network.joined import along, factors_of_segments, is_constant, positions
+from istmpi.network.joined import along, is_constant, positions, segment_factors
 from istmpi.network.scaling import input_multiplied, multiply_sums
 from istmpi.network.table import Joined
 
@@ -47,7 +47,7 @@ def multiply(
 
     def segments(key: Any, groups: Groups) -> list[tuple[Any, int]]:
         axis = places.axes.get(key)
-        return factors_of_segments(axis, groups, lengths, factor) if axis else [(factor(groups), 1)]
+        return segment_factors(axis, groups, lengths, factor) if axis else [(factor(groups), 1)]
 
     def functions(entries: Mapping[Any, Groups]) -> dict[Any, Callable[[], Any]]:
         made: dict[Any, Callable[[], Any]] = {}

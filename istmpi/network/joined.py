@@ -26,7 +26,7 @@ def groups_on(axis: Axis) -> tuple[str, ...]:
     return tuple(groups)
 
 
-def factors_of_segments(
+def segment_factors(
     axis: Axis,
     groups: Sequence[str],
     lengths: Mapping[str, int],

@@ -11,13 +11,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
-from math import prod
+from itertools import chain
 from typing import Any
 
 from istmpi.engine.axes import Axis, Factor, Pattern, Segment
+from istmpi.engine.lengths import Number, product_of, total
 from istmpi.settings import convert
-
-Number = int | Fraction
 
 AGGREGATION = "Aggregation"
 """The kind of an operator that sums over a node's neighbours in a graph."""
@@ -56,26 +55,31 @@ class Operator:
     """The number of columns in memory at a time; 0 means all."""
 
     def multiply_adds(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
-        """Multiply-adds of a forward pass; the backward pass has ``gradients`` times as many."""
-        return prod(self.shape.shape(lengths)) * self.calls * examples**self.examples
+        """Return the multiply-adds of a forward pass; the backward pass has ``gradients`` times as
+        many."""
+        return self._times_examples(product_of(self.shape.shape(lengths)), examples)
 
     def flops(self, lengths: Mapping[str, Number], examples: Number = 1) -> tuple[Number, Number]:
         forward = 2 * self.multiply_adds(lengths, examples)
         return forward, self.gradients * forward
 
-    def added_up(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+    def added_up(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number | float:
         return self.outputs(lengths, examples) * self.lookups
 
     def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
         """Return the number of `outputs` that are in memory at a time."""
-        columns = self.shape.shape(lengths)[2]
-        return self.outputs(lengths, examples) * Fraction(
-            min(self.block or columns, columns), columns or 1
-        )
+        _, _, columns = self.shape.shape(lengths)
+        in_memory = min(self.block or columns, columns)
+        return self.outputs(lengths, examples) * Fraction(in_memory, columns or 1)
 
     def outputs(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
         rows, _, columns = self.shape.shape(lengths)
-        return rows * columns * self.calls * examples**self.examples
+        return self._times_examples(rows * columns, examples)
+
+    def _times_examples(self, number: Number, examples: Number) -> Number:
+        if self.examples:
+            number = number * examples
+        return number * self.calls
 
 
 @dataclass(frozen=True)
@@ -193,8 +197,8 @@ class Table:
     """The axes that are sums, by the layers in ``sums`` and the parameters in ``folded`` that sum
     over them."""
     unscaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The groups that break the law of two halves (`istmpi.inspection.halves`), by the place of their
-    sums."""
+    """The groups that break the law of two halves (`istmpi.inspection.halves`), by the place of
+    their sums."""
     fading: Mapping[str, float] = field(default_factory=dict)
     """The groups whose deviation from the law fades as 1/n, with the deviation of a half, of 32
     units at most."""
@@ -234,24 +238,36 @@ class Table:
         groups on one axis, such as heads and their width, only the outermost counts. Groups of
         blocks count only without other groups.
         """
-        groups = tuple(
-            group
-            for group in self.groups
-            if not any(group in names for names in self.unscaled.values())
-        )
-        if chosen := tuple(group for group in groups if group in self.preferred):
-            return chosen
+        unscaled = set(chain.from_iterable(self.unscaled.values()))
+        groups = tuple(group for group in self.groups if group not in unscaled)
+        preferred = tuple(group for group in groups if group in self.preferred)
+        if preferred:
+            return preferred
         widths = tuple(group for group in groups if group not in self.blocks) or groups
-        open_to = tuple(group for group in widths if group not in self.residual) or widths
-        inside = set()
-        for axis in (
-            axis for entry in self.parameters.values() for axis in Pattern.parse(entry.axes).axes
-        ):
-            for segment in axis.segments:
-                inside |= {
-                    *[factor.name for factor in segment.factors if factor.name in open_to][1:]
-                }
-        return tuple(group for group in open_to if group not in inside) or open_to
+        beside = tuple(group for group in widths if group not in self.residual) or widths
+        inner = self._inner_groups(beside)
+        return tuple(group for group in beside if group not in inner) or beside
+
+    def _inner_groups(self, groups: tuple[str, ...]) -> set[str]:
+        """Return those of some groups that are, on an axis, inside another of them."""
+        inner: set[str] = set()
+        for entry in self.parameters.values():
+            for axis in Pattern.parse(entry.axes).axes:
+                for segment in axis.segments:
+                    names = [factor.name for factor in segment.factors if factor.name in groups]
+                    inner.update(name for name in names[1:] if name)
+        return inner
+
+    def explain_undealt(self) -> dict[str, str]:
+        """Return the reason for each width that cannot be dealt out, or whose sums have no
+        factor."""
+        reasons = dict(self.undealt)
+        for place, groups in self.unscaled.items():
+            reason = (
+                f"no factor makes its sums right, in {place} (model.scale = 'none' accepts this)"
+            )
+            reasons |= dict.fromkeys(groups, reason)
+        return reasons
 
     def tree(self) -> dict[str, Any]:
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -282,41 +298,42 @@ class Table:
             "blocks",
             "exits",
         )
-        here, there = self._compared(), other._compared()
+        tree = self._comparable()
+        other_tree = other._comparable()
         for fact in compared:
-            if here[fact] == there[fact] or (fact == "uses" and None in (self.uses, other.uses)):
+            value = tree[fact]
+            other_value = other_tree[fact]
+            # A file of an earlier version says nothing about uses.
+            unknown = fact == "uses" and None in (self.uses, other.uses)
+            if value == other_value or unknown:
                 continue
-            if not isinstance(here[fact], dict):
-                return f"{fact}: {_shown(here[fact])} or {_shown(there[fact])}"
-            names = [
-                name
-                for name in {**here[fact], **there[fact]}
-                if here[fact].get(name) != there[fact].get(name)
-            ]
-            return f"{fact}, {names[0]}: {_shown(here[fact].get(names[0]))} or {_shown(there[fact].get(names[0]))}"
+            if not isinstance(value, dict):
+                return f"{fact}: {_show(value)} or {_show(other_value)}"
+            for name in {**value, **other_value}:
+                entry = value.get(name)
+                other_entry = other_value.get(name)
+                if entry != other_entry:
+                    return f"{fact}, {name}: {_show(entry)} or {_show(other_entry)}"
         return ""
 
-    def _compared(self) -> dict[str, Any]:
+    def _comparable(self) -> dict[str, Any]:
         tree = self.tree()
         axes = {name: entry["axes"] for name, entry in tree["parameters"].items()}
         return tree | {"parameters": axes, "dealt": list(self.dealt)}
 
 
 def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Number:
-    return sum(sum(operator.flops(lengths)) for operator in operators)
+    return total(total(operator.flops(lengths)) for operator in operators)
 
 
 def unit_of(blocks: Blocks, name: str) -> Factor | None:
     """Return the unit, such as ``blocks[3]``, that a module or parameter is part of; None if there
     is none."""
-    units = (
-        (group, number, block)
-        for group, several in blocks.items()
-        for number, block in enumerate(several)
-    )
-    return next(
-        (Factor(group, 1, number) for group, number, block in units if block.has(name)), None
-    )
+    for group, several in blocks.items():
+        for number, block in enumerate(several):
+            if block.has(name):
+                return Factor(group, unit=number)
+    return None
 
 
 def inside(pattern: Pattern, unit: Factor | None) -> Pattern:
@@ -338,5 +355,5 @@ def plain(value: Any) -> Any:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return "none" if value is None else json.dumps(value)

@@ -46,6 +46,9 @@ class UserNetwork:
     """True if examples are sparse rows: feature numbers, the start of each row, values."""
     graph: bool = False
     """True if examples are nodes: features, offsets of the lists of neighbours, neighbours."""
+    is_inspected: bool = True
+    """False if the network's table is written by hand: the network may be too large to be tried,
+    and plans need not load its class."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     example: tuple[Any, ...] | None = field(default=None, compare=False)
     """The inputs of a batch of the user's own task, or None. Such a network's outputs may be any

@@ -18,7 +18,6 @@ from istmpi.data.graph.split import GraphSplit
 from istmpi.data.sparse.split import SparseSplit
 from istmpi.errors import ConfigError
 from istmpi.models.tables import Facts, table_of
-from istmpi.names import has_table
 from istmpi.network.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ def _load_code(run: Run, data: Dataset) -> UserNetwork:
 
 
 def _write_table(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
-    if not has_table(code.name):
+    if code.is_inspected:
         return None
     if not data.outputs:
         raise ConfigError(
@@ -247,7 +246,7 @@ def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None
             f"train.batch = {batch} is more than the {examples} clusters of {data.source}. "
             "Give fewer."
         )
-    if how == "neighbours" and has_table(code.name):
+    if how == "neighbours" and not code.is_inspected:
         layers = len(code.settings["hidden"]) + 1
         if len(run.data.fanout) != layers:
             raise ConfigError(
