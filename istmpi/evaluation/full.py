@@ -21,7 +21,7 @@ from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
 from istmpi.network.architecture import Architecture
 from istmpi.network.leaves import Leaf, leaves_of, prepare
-from istmpi.network.norms import Calibrated, averaged, calibrating, moments_of
+from istmpi.network.norms import Calibrated, average, calibrating, moments_of
 from istmpi.network.norms import Moments as UnitMoments
 from istmpi.network.trials import seeded
 from istmpi.trees import call, mapped
@@ -157,7 +157,7 @@ class FullNetwork:
         self.finish()
         if built.exchange:  # this rank may have skipped a layer, if the network branches on values
             for name, moments in built.exchange.moments.items():
-                layers[name].moments = averaged(moments)
+                layers[name].moments = average(moments)
         self.moments = {
             name: mapped(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()
         }

@@ -30,7 +30,9 @@ class Absent(nn.Module):
     def forward(self, x: Any, *others: Any, **named: Any) -> Any:
         if self._made is not None:
             return copied(self._made)
-        return (x, *[None] * (self._outputs - 1)) if self._outputs else x
+        if not self._outputs:
+            return x
+        return (x, *[None] * (self._outputs - 1))
 
 
 def put(network: nn.Module, path: str, module: nn.Module) -> None:

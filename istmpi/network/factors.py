@@ -44,36 +44,11 @@ def multiply(
     ``factor(groups)``: the factor of a product over units of some groups. A float is used in all
     passes. For a tensor, each pass calls ``factor`` again.
     """
-
-    def segments(key: Any, groups: Groups) -> list[tuple[Any, int]]:
-        axis = places.axes.get(key)
-        return segment_factors(axis, groups, lengths, factor) if axis else [(factor(groups), 1)]
-
-    def functions(entries: Mapping[Any, Groups]) -> dict[Any, Callable[[], Any]]:
-        made: dict[Any, Callable[[], Any]] = {}
-        for key, groups in entries.items():
-            pairs = segments(key, groups)
-            now = positions(pairs)
-            if not is_constant(pairs):
-                made[key] = partial(current, key, groups)
-            elif not isinstance(now, float) or now != 1:
-                made[key] = constantly(now)
-        return made
-
-    def current(key: Any, groups: Groups) -> Any:
-        return positions(segments(key, groups))
-
-    def constantly(constant: Any) -> Callable[[], Any]:
-        return lambda: constant  # torch.compile follows a constant, not a look-up
-
-    def weight_factor(name: str, function: Callable[[], Any]) -> Any:
-        joined = places.joined.get(name)
-        return along(function(), joined.axis, joined.axes) if joined else function()
-
-    layers = functions(places.layers)
-    ends = functions(places.ends)
-    calls = functions(places.calls)
-    weights = functions(places.weights)
+    current = _CurrentFactors(places.axes, lengths, factor)
+    layers = current.functions(places.layers)
+    ends = current.functions(places.ends)
+    calls = current.functions(places.calls)
+    weights = current.functions(places.weights)
     for name, module in network.named_modules():
         if name in layers:
             # Found here, for torch.compile would look at the layer in each pass.
@@ -85,7 +60,46 @@ def multiply(
     if calls or weights:
 
         def factors() -> tuple[dict[Any, Any], dict[str, Any]]:
-            of_weights = {name: weight_factor(name, weights[name]) for name in weights}
-            return {key: calls[key]() for key in calls}, of_weights
+            weight_factors = {}
+            for name, function in weights.items():
+                weight_factors[name] = function()
+                joined = places.joined.get(name)
+                if joined:
+                    weight_factors[name] = along(weight_factors[name], joined.axis, joined.axes)
+            return {key: function() for key, function in calls.items()}, weight_factors
 
         multiply_sums(network, factors)
+
+
+@dataclass(frozen=True)
+class _CurrentFactors:
+    """The factors of a network's sums at the time of each pass."""
+
+    axes: Mapping[Any, Axis]
+    lengths: Mapping[str, int]
+    factor: Callable[[Groups], Any]
+
+    def functions(self, entries: Mapping[Any, Groups]) -> dict[Any, Callable[[], Any]]:
+        """Return a function for each place that needs a factor other than 1."""
+        functions: dict[Any, Callable[[], Any]] = {}
+        for key, groups in entries.items():
+            pairs = self._pairs(key, groups)
+            now = positions(pairs)
+            if not is_constant(pairs):
+                functions[key] = partial(self._find, key, groups)
+            elif not isinstance(now, float) or now != 1:
+                functions[key] = _constantly(now)
+        return functions
+
+    def _find(self, key: Any, groups: Groups) -> Any:
+        return positions(self._pairs(key, groups))
+
+    def _pairs(self, key: Any, groups: Groups) -> list[tuple[Any, int]]:
+        axis = self.axes.get(key)
+        if axis is None:
+            return [(self.factor(groups), 1)]
+        return segment_factors(axis, groups, self.lengths, self.factor)
+
+
+def _constantly(constant: Any) -> Callable[[], Any]:
+    return lambda: constant  # torch.compile follows a constant, not a look-up

@@ -19,10 +19,10 @@ def groups_on(axis: Axis) -> tuple[str, ...]:
     """Return the groups over which a sum along an axis adds, once for each factor of a segment."""
     groups: list[str] = []
     for segment in axis.segments:
-        its = [factor.name for factor in segment.factors if factor.name]
-        groups += [
-            name for name in dict.fromkeys(its) for _ in range(its.count(name) - groups.count(name))
-        ]
+        names = [factor.name for factor in segment.factors if factor.name]
+        for name in dict.fromkeys(names):
+            # A group of several segments counts as often as in that where it is most often.
+            groups += [name] * (names.count(name) - groups.count(name))
     return tuple(groups)
 
 
@@ -38,8 +38,8 @@ def segment_factors(
         return [(factor(tuple(groups)), axis.length(lengths))]
     pairs = []
     for segment in axis.segments:
-        its = tuple(summed for summed in groups if power_of(summed)[0] in segment.names)
-        pairs.append((factor(its), segment.length(lengths)))
+        summed = tuple(entry for entry in groups if power_of(entry)[0] in segment.names)
+        pairs.append((factor(summed), segment.length(lengths)))
     return pairs
 
 
@@ -56,7 +56,9 @@ def along(factor: Any, axis: int, axes: int) -> Any:
     ``axis``."""
     if getattr(factor, "ndim", 0) == 0:
         return factor
-    return factor.reshape([-1 if place == axis else 1 for place in range(axes)])
+    shape = [1] * axes
+    shape[axis] = -1
+    return factor.reshape(shape)
 
 
 def of_rows(factor: Factor, start: int, stop: int) -> Factor:
@@ -74,7 +76,9 @@ def as_tensor(factor: Factor) -> Any:
     """Return a number unchanged, and a vector as a tensor."""
     import torch
 
-    return torch.from_numpy(factor) if isinstance(factor, np.ndarray) else factor
+    if isinstance(factor, np.ndarray):
+        return torch.from_numpy(factor)
+    return factor
 
 
 def is_constant(pairs: Sequence[tuple[Any, int]]) -> bool:
@@ -109,4 +113,6 @@ def multiply_along(x: Any, factor: Any, axis: int | None) -> Any:
     if axis is None:
         raise AssertionError("a factor for each position needs the axis")
     factor = factor.repeat(x.shape[axis] // len(factor)).to(x.device, x.dtype)
-    return x * factor.view([-1 if place == axis % x.ndim else 1 for place in range(x.ndim)])
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return x * factor.view(shape)

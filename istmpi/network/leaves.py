@@ -50,11 +50,12 @@ class Leaf:
         return -1 - len(getattr(self.module, "kernel_size", ()))
 
     def outputs(self, rows: range, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
-        """The outputs of ``rows`` or, if rows are inputs, their contribution to all outputs."""
+        """Return the outputs of ``rows`` or, if rows are inputs, their contribution to all
+        outputs."""
         if isinstance(self.module, nn.Embedding):
-            return _looked_up(rows, values["weight"], *inputs, **named)
+            return _look_up(rows, values["weight"], *inputs, **named)
         if isinstance(self.module, nn.EmbeddingBag):
-            return _added_up(self.module, rows, values["weight"], *inputs, **named)
+            return _add_up(self.module, rows, values["weight"], *inputs, **named)
         return self.whole(values, *inputs, **named)
 
     def whole(self, values: Values, *inputs: Any, **named: Any) -> torch.Tensor:
@@ -92,20 +93,22 @@ class Leaf:
         return forward
 
     def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        return sum(parts[1:], start=parts[0]) if self.of_inputs else torch.cat(parts, dim=self.axis)
+        if self.of_inputs:
+            return sum(parts[1:], start=parts[0])
+        return torch.cat(parts, dim=self.axis)
 
     def replace(self, forward: Callable[..., torch.Tensor]) -> None:
         self.module.forward = forward
 
 
-def _looked_up(rows: range, weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+def _look_up(rows: range, weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     inside = (input >= rows.start) & (input < rows.stop)
     outputs = weight.new_zeros(*input.shape, weight.shape[1])
     outputs[inside] = functional.embedding(input[inside] - rows.start, weight)
     return outputs
 
 
-def _added_up(
+def _add_up(
     module: nn.EmbeddingBag,
     rows: range,
     weight: torch.Tensor,
@@ -128,9 +131,9 @@ def _added_up(
     if module.padding_idx is not None:
         counted[input == module.padding_idx] = 0
     inside = (input >= rows.start) & (input < rows.stop)
-    weights = (
-        counted * inside if per_sample_weights is None else counted * inside * per_sample_weights
-    )
+    weights = counted * inside
+    if per_sample_weights is not None:
+        weights = weights * per_sample_weights
     total = bags(torch.where(inside, input - rows.start, 0), weight, weights)
     if module.mode == "mean":
         total = total / bags(torch.zeros_like(input), weight.new_ones(1, 1), counted).clamp(min=1)
@@ -197,8 +200,6 @@ class Elsewhere(torch.Tensor):
             "element_size",
             "itemsize",
             "nbytes",
-        )
-        + (
             "is_floating_point",
             "is_complex",
             "requires_grad",
@@ -210,15 +211,16 @@ class Elsewhere(torch.Tensor):
     )
 
     @staticmethod
-    def of(parameter: torch.Tensor, name: str) -> Elsewhere:
-        made = torch.Tensor._make_subclass(Elsewhere, parameter.detach())
-        made.name = name
-        return made
+    def in_place_of(parameter: torch.Tensor, name: str) -> Elsewhere:
+        placeholder = torch.Tensor._make_subclass(Elsewhere, parameter.detach())
+        placeholder.name = name
+        return placeholder
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         use = getattr(func, "__name__", "")
-        use = getattr(getattr(func, "__self__", None), "__name__", "") if use == "__get__" else use
+        if use == "__get__":
+            use = getattr(getattr(func, "__self__", None), "__name__", "")
         if use in cls._KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -226,13 +228,14 @@ class Elsewhere(torch.Tensor):
             return {"device": torch.device("cpu"), "is_cpu": True, "is_cuda": False}[use]
         names = []
         for value in [*args, *(kwargs or {}).values()]:
-            for tensor in value if isinstance(value, list | tuple) else [value]:
+            tensors = value if isinstance(value, list | tuple) else [value]
+            for tensor in tensors:
                 if isinstance(tensor, Elsewhere):
                     tensor.read = True
                     names.append(tensor.name)
         raise RuntimeError(
-            f"{', '.join(names)} is read outside its layer ({use}), which the inspection of this network did "
-            "not see; its rows are spread over the ranks."
+            f"{', '.join(names)} is read outside its layer ({use}), which the inspection of this "
+            "network did not see; its rows are spread over the ranks."
         )
 
 
@@ -306,7 +309,7 @@ def prepare(network: nn.Module, elsewhere: Collection[str]) -> dict[str, nn.Para
             name = names[id(parameter)]
             if name in elsewhere:
                 if name not in placeholders:
-                    placeholders[name] = Elsewhere.of(parameter, name)
+                    placeholders[name] = Elsewhere.in_place_of(parameter, name)
                 parameters[key] = placeholders[name]
             elif parameter.is_meta:
                 if name not in empty:
@@ -330,10 +333,9 @@ def draw_values(
     generator = torch.Generator().manual_seed(0)
 
     def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        bound, centre = parameters[name].bound, parameters[name].centre
-        return torch.empty(shape, dtype=dtype).uniform_(
-            centre - bound, centre + bound, generator=generator
-        )
+        low = parameters[name].centre - parameters[name].bound
+        high = parameters[name].centre + parameters[name].bound
+        return torch.empty(shape, dtype=dtype).uniform_(low, high, generator=generator)
 
     layers = leaves_of(network, leaves)
     for name, parameter in prepare(network, {*chain.from_iterable(leaves.values())}).items():

@@ -39,16 +39,18 @@ class Linear(nn.Linear):
     """The number of forward passes without their backward pass."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight
-        ours = (
-            weight.requires_grad
-            and (self.made or weight.nbytes > SMALL)
-            and weight.device.type == "cpu"
-        )
-        if not ours or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        if not self._reuses_memory():
             return super().forward(x)
         self.expect_gradient()
         return _Product.apply(x, self.weight, self.bias, self)
+
+    def _reuses_memory(self) -> bool:
+        weight = self.weight
+        if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        if not weight.requires_grad or weight.device.type != "cpu":
+            return False
+        return self.made is not None or weight.nbytes > SMALL
 
     def release(self) -> None:
         self._memory = None
@@ -86,12 +88,10 @@ class Linear(nn.Linear):
 
     def add_gradient(self, x: torch.Tensor, of_products: torch.Tensor) -> None:
         weight = self.weight
-        awaited = self.made is not None and self._awaited == 1
-        rows = (
-            max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1)
-            if awaited
-            else len(weight)
-        )
+        rows = len(weight)
+        # Blocks let parts of the gradient leave while the rest is computed.
+        if self.made is not None and self._awaited == 1:
+            rows = max(BLOCK_BYTES // (weight.element_size() * weight.shape[1]), 1)
         add = self.begin_gradient()
         for start in range(0, len(weight), rows):
             stop = min(start + rows, len(weight))
@@ -109,7 +109,8 @@ def release_gradients(network: nn.Module) -> None:
 
 
 class _Product(Function):
-    """``functional.linear``, but the layer itself adds up its weight's gradient."""
+    """A product whose backward pass adds the weight's gradient in blocks, which the layer writes
+    itself."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, layer):
@@ -123,8 +124,10 @@ class _Product(Function):
         x, weight = ctx.saved_tensors
         flat = gradient.reshape(-1, gradient.shape[-1])
         ctx.layer.add_gradient(x.reshape(-1, x.shape[-1]), flat)
-        of_inputs = gradient @ weight if ctx.needs_input_grad[0] else None
-        return of_inputs, None, flat.sum(dim=0) if ctx.needs_input_grad[2] else None, None
+        needs_inputs, _, needs_bias, _ = ctx.needs_input_grad
+        inputs_gradient = gradient @ weight if needs_inputs else None
+        bias_gradient = flat.sum(dim=0) if needs_bias else None
+        return inputs_gradient, None, bias_gradient, None
 
 
 class LabelBlocks(Linear):
@@ -143,13 +146,11 @@ class LabelBlocks(Linear):
 
     # Only the losses of this module read a `Deferred`.
     def forward(self, x: torch.Tensor) -> torch.Tensor | Deferred:  # type: ignore[override]
-        if (
-            self.deferred
-            and torch.is_grad_enabled()
-            and not torch.is_autocast_enabled(x.device.type)
-        ):
-            return Deferred(self, x)
-        return super().forward(x)
+        if not self.deferred or not torch.is_grad_enabled():
+            return super().forward(x)
+        if torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
+        return Deferred(self, x)
 
     def blocks(self) -> Iterator[slice]:
         labels = len(self.weight)
@@ -194,18 +195,23 @@ class _Losses(Function):
         ctx: Any, x: Any, weight: Any, bias: Any, layer: LabelBlocks, targets: Labels, loss: str
     ) -> Any:
         weights, shares = (values.to(x.dtype) for values in weigh_labels(targets, loss))
-        blocks, rows, totals = list(layer.blocks()), targets.rows, []
-        positive, kept = x.new_zeros(len(x)), None
+        blocks = list(layer.blocks())
+        totals = []
+        positive = x.new_zeros(len(x))
         for block in blocks:
             logits = layer.logits(x, block)
             totals.append(compute_totals(logits, loss))
             inside = _inside(targets, block)
-            at = rows[inside], targets.columns[inside] - block.start
-            positive.index_add_(0, at[0], weights[inside] * logits[at])
-            kept = logits if len(blocks) == 1 else None
+            rows = targets.rows[inside]
+            columns = targets.columns[inside] - block.start
+            positive.index_add_(0, rows, weights[inside] * logits[rows, columns])
         total = combine_totals(torch.stack(totals), loss)
         ctx.save_for_backward(x, total, weights, shares)
-        ctx.layer, ctx.targets, ctx.loss, ctx.logits = layer, targets, loss, kept
+        ctx.layer = layer
+        ctx.targets = targets
+        ctx.loss = loss
+        # The logits of several blocks would need the memory that blocks save.
+        ctx.logits = logits if len(blocks) == 1 else None
         layer.expect_gradient()
         return shares * total - positive
 
@@ -213,23 +219,33 @@ class _Losses(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, total, weights, shares = ctx.saved_tensors
-        layer, targets, rows = ctx.layer, ctx.targets, ctx.targets.rows
-        of_bias, of_x = torch.empty_like(layer.bias), torch.zeros_like(x)
-        scale, of_labels = (shares * gradient)[:, None], -weights * gradient[rows]
-        of_weight = layer.begin_gradient() if layer.rate is None else layer.take_step
+        layer = ctx.layer
+        targets = ctx.targets
+        bias_gradient = torch.empty_like(layer.bias)
+        x_gradient = torch.zeros_like(x)
+        scale = (shares * gradient)[:, None]
+        label_gradients = -weights * gradient[targets.rows]
+        use_gradient = layer.take_step
+        if layer.rate is None:
+            use_gradient = layer.begin_gradient()
         for block in layer.blocks():
-            logits = layer.logits(x, block) if ctx.logits is None else ctx.logits
-            odds = (
-                logits.sub_(total[:, None]).exp_() if ctx.loss == "softmax" else logits.sigmoid_()
-            )
+            logits = ctx.logits
+            if logits is None:
+                logits = layer.logits(x, block)
+            if ctx.loss == "softmax":
+                odds = logits.sub_(total[:, None]).exp_()
+            else:
+                odds = logits.sigmoid_()
             inside = _inside(targets, block)
-            at = rows[inside], targets.columns[inside] - block.start
-            products = odds.mul_(scale).index_put_(at, of_labels[inside], accumulate=True)
-            torch.sum(products, dim=0, out=of_bias[block])
-            of_x.addmm_(products, layer.weight.data[block])
-            of_weight(block, products, x)
+            place = (targets.rows[inside], targets.columns[inside] - block.start)
+            products = odds.mul_(scale)
+            products.index_put_(place, label_gradients[inside], accumulate=True)
+            torch.sum(products, dim=0, out=bias_gradient[block])
+            # Before the step, which changes the weights of this block.
+            x_gradient.addmm_(products, layer.weight.data[block])
+            use_gradient(block, products, x)
         ctx.logits = None
-        return of_x, None, of_bias, None, None, None
+        return x_gradient, None, bias_gradient, None, None, None
 
 
 def _inside(targets: Labels, block: slice) -> torch.Tensor:

@@ -40,8 +40,11 @@ class BatchNorm(Calibrated):
         super().__init__()
         self.num_features = units
         self.eps = EPSILON
-        self.weight = nn.Parameter(torch.ones(units, dtype=dtype)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(units, dtype=dtype)) if affine else None
+        self.weight: nn.Parameter | None = None
+        self.bias: nn.Parameter | None = None
+        if affine:
+            self.weight = nn.Parameter(torch.ones(units, dtype=dtype))
+            self.bias = nn.Parameter(torch.zeros(units, dtype=dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean, variance = self.moments or (None, None)
@@ -137,15 +140,16 @@ def calibrating(
         layer.moments = moments_of(inputs[0], name, layer.each)
         taken.setdefault(name, []).append(layer.moments)
 
-    with hooked(
-        layer.register_forward_pre_hook(partial(take, name)) for name, layer in layers.items()
-    ):
+    handles = []
+    for name, layer in layers.items():
+        handles.append(layer.register_forward_pre_hook(partial(take, name)))
+    with hooked(handles):
         yield
     for name, moments in taken.items():
-        layers[name].moments = averaged(moments)
+        layers[name].moments = average(moments)
 
 
-def averaged(moments: Sequence[Moments]) -> Moments:
+def average(moments: Sequence[Moments]) -> Moments:
     mean, variance = (torch.stack(several).mean(0) for several in zip(*moments))
     return mean, variance
 
@@ -155,4 +159,6 @@ def moments_of(x: torch.Tensor, layer: str = "", each: bool = False) -> Moments:
     variances of examples."""
     axes = [0, *range(2, x.ndim)]
     variance, mean = torch.var_mean(x, dim=axes, correction=0)
-    return mean, x.var(dim=axes[1:], correction=0).mean(0) if each else variance
+    if each:
+        variance = x.var(dim=axes[1:], correction=0).mean(0)
+    return mean, variance

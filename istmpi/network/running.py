@@ -54,19 +54,21 @@ def require_trainable(network: UserNetwork, module: nn.Module) -> None:
         if isinstance(part, torch.jit.ScriptModule):
             compiled = f"its module {name}" if name else "it"
             raise network.refused(
-                f"{compiled} is compiled by torch.jit, so its layers cannot be read. Build it without torch.jit.script "
-                "and torch.jit.trace."
+                f"{compiled} is compiled by torch.jit, so its layers cannot be read. Build it "
+                "without torch.jit.script and torch.jit.trace."
             )
     for name, values in {**parameters, **buffers}.items():
         if values.is_meta:
+            kind = "buffer" if name in buffers else "parameter"
             raise network.refused(
-                f"its {'buffer' if name in buffers else 'parameter'} {name} is on the device "
-                "meta, which has no values. Create it without a device."
+                f"its {kind} {name} is on the device meta, which has no values. Create it without "
+                "a device."
             )
     for name, parameter in parameters.items():
         problem = ""
         if not parameter.numel():
-            problem = f"has no elements ({' x '.join(map(str, parameter.shape))}). Give its widths at least 1"
+            shape = " x ".join(map(str, parameter.shape))
+            problem = f"has no elements ({shape}). Give its widths at least 1"
         elif not parameter.is_floating_point():
             problem = f"is of {parameter.dtype}; istmpi trains only real floating-point numbers"
         elif "/" in name:

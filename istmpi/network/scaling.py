@@ -1,9 +1,9 @@
 """Multiplies sums over units by factors in the calls of the network's code: an operand of the call,
 or its result.
 
-`istmpi.inspection.uses` finds the sums. Most are products with a parameter that has no other use. Such
-a parameter is multiplied itself. Other calls are recognised by module, function, parameters and
-lengths, before autograd sees them.
+`istmpi.inspection.uses` finds the sums. Most are products with a parameter that has no other use.
+Such a parameter is multiplied itself. Other calls are recognised by module, function, parameters
+and lengths, before autograd sees them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ PRODUCTS = {
     "mv": 0,
     "dot": 0,
     "inner": 0,
-} | {
     "addmm": 1,
     "baddbmm": 1,
     "scaled_dot_product_attention": 0,
@@ -65,7 +64,7 @@ class Call:
     """The length that is summed over; 0 if it does not matter."""
     operands: Sequence[Any] = field(default=(), compare=False)
 
-    def placed(self, module: str, parameter: str) -> Call:
+    def at(self, module: str, parameter: str) -> Call:
         return replace(self, module=module, parameter=parameter, operands=())
 
     @property
@@ -82,79 +81,98 @@ class Call:
         return self.module, self.function, self.parameter, self.detail
 
 
-def call_of(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | None:
+def read_call(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Call | None:
     """Return the sum that a function computes; None if neither an operand nor the result can be
     multiplied."""
-    args = [*args, *(named[key] for key in ("input", "other", "mat2", "weight") if key in named)]
-    if not args:
+    operands = [*args]
+    for key in ("input", "other", "mat2", "weight"):
+        if key in named:
+            operands.append(named[key])
+    if not operands:
         return None
     if name in PRODUCTS:
-        operand = PRODUCTS[name]
-        pair = args[operand : operand + 2]
-        of_tensors = len(pair) == 2 and all(isinstance(value, torch.Tensor) for value in pair)
-        return Call(name, operand, inner=pair[0].shape[-1], operands=pair) if of_tensors else None
+        return _read_product(name, operands)
     if name in CONVOLUTIONS:
-        return Call(
-            name, 0, inner=args[1].shape[0 if "transpose" in name else 1], operands=args[:2]
-        )
+        inputs_axis = 0 if "transpose" in name else 1
+        inner = operands[1].shape[inputs_axis]
+        return Call(name, operand=0, inner=inner, operands=operands[:2])
     if name == "bilinear":
-        return Call(name, 0, inner=prod(args[2].shape[1:]), operands=args[:3])
-    if name == "einsum" and isinstance(args[0], str):
-        return Call(name, 1, detail=args[0], operands=args[1:])
+        inner = prod(operands[2].shape[1:])
+        return Call(name, operand=0, inner=inner, operands=operands[:3])
+    if name == "einsum" and isinstance(operands[0], str):
+        return Call(name, operand=1, detail=operands[0], operands=operands[1:])
     if name == "_weight_norm":
-        dim = args[2] if len(args) > 2 else named.get("dim", 0)
-        return Call(
-            name, OUTPUT, -0.5, inner=args[0].numel() // args[0].shape[dim], operands=args[:2]
-        )
+        direction = operands[0]
+        axis = _option(operands, 2, named, "dim", 0)
+        inner = direction.numel() // direction.shape[axis]
+        return Call(name, operand=OUTPUT, power=-0.5, inner=inner, operands=operands[:2])
     if name == "cosine_similarity":
-        return Call(name, OUTPUT, 0.0, operands=args[:2])
-    if name in SUMS and isinstance(args[0], torch.Tensor):
-        axes = named.get("dim", args[1] if len(args) > 1 else None)
-        return Call(name, OUTPUT, 1.0, *_reduced(args[0], axes))
-    if name == "cumsum" and isinstance(args[0], torch.Tensor):
-        return Call(
-            name, OUTPUT, 1.0, *_reduced(args[0], named.get("dim", args[1] if len(args) > 1 else 0))
-        )
-    if name in NORMS:
-        order, axes = (
-            named.get("p", named.get("ord", args[1] if len(args) > 1 else 2)),
-            named.get("dim"),
-        )
-        return _of_norm(
-            name,
-            args[:1],
-            2 if order in (None, "fro") else order,
-            1,
-            axes if len(args) < 3 else args[2],
-        )
-    if name in DISTANCES:
-        order = named.get("p", args[DISTANCES[name]] if len(args) > DISTANCES[name] else 2)
-        sign, axes = (
-            (-1, named.get("dim", args[2] if len(args) > 2 else 1))
-            if name == "normalize"
-            else (1, -1)
-        )
-        return _of_norm(name, args[:2] if sign == 1 else args[:1], order, sign, axes)
+        # Both norms and the product grow with the units, so its quotient needs no factor.
+        return Call(name, operand=OUTPUT, power=0.0, operands=operands[:2])
+    if name in SUMS and isinstance(operands[0], torch.Tensor):
+        return _read_sum(name, operands[0], _option(operands, 1, named, "dim", None))
+    if name == "cumsum" and isinstance(operands[0], torch.Tensor):
+        return _read_sum(name, operands[0], _option(operands, 1, named, "dim", 0))
+    if name in NORMS or name in DISTANCES:
+        return _read_norm(name, operands, named)
     return None
 
 
-def _of_norm(name: str, operands: Sequence[Any], order: Any, sign: int, axes: Any) -> Call | None:
+def _option(
+    operands: Sequence[Any], number: int, named: Mapping[str, Any], name: str, default: Any
+) -> Any:
+    """Return an argument that a call gives by its name or its number, or its default."""
+    if name in named:
+        return named[name]
+    return operands[number] if len(operands) > number else default
+
+
+def _read_product(name: str, operands: Sequence[Any]) -> Call | None:
+    first = PRODUCTS[name]
+    pair = operands[first : first + 2]
+    if len(pair) < 2 or not all(isinstance(value, torch.Tensor) for value in pair):
+        return None
+    return Call(name, operand=first, inner=pair[0].shape[-1], operands=pair)
+
+
+def _read_sum(name: str, x: torch.Tensor, axes: Any, power: float = 1.0) -> Call:
+    places, length = reduced(x, axes)
+    detail = f"{x.ndim}: {places}"
+    return Call(name, operand=OUTPUT, power=power, detail=detail, inner=length, operands=(x,))
+
+
+def _read_norm(name: str, operands: Sequence[Any], named: Mapping[str, Any]) -> Call | None:
+    """Return a norm, or a distance, whose result grows with a root of its sum."""
+    summed = operands[:1]
+    sign = 1
+    if name in NORMS:
+        order = named.get("p", _option(operands, 1, named, "ord", 2))
+        if order in (None, "fro"):
+            order = 2
+        # A third argument is the axes; named ones count only without it.
+        axes = named.get("dim") if len(operands) < 3 else operands[2]
+    elif name == "normalize":
+        order = _option(operands, DISTANCES[name], named, "p", 2)
+        axes = _option(operands, 2, named, "dim", 1)
+        # The result is divided by the norm.
+        sign = -1
+    else:
+        order = _option(operands, DISTANCES[name], named, "p", 2)
+        axes = -1
+        summed = operands[:2]
+    # Norms of order 0 and of infinite order add nothing up.
     if not isinstance(order, int | float) or order in (0, inf, -inf):
         return None
-    return replace(
-        Call(name, OUTPUT, sign / order, *_reduced(operands[0], axes)), operands=operands
-    )
-
-
-def _reduced(x: torch.Tensor, axes: Any) -> tuple[str, str, str, int, Sequence[Any]]:
-    places, length = reduced(x, axes)
-    return f"{x.ndim}: {places}", "", "", length, (x,)
+    return replace(_read_sum(name, operands[0], axes, sign / order), operands=summed)
 
 
 def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
-    """The axes that a sum adds up, by default all, and the product of their lengths."""
-    chosen = [axes] if isinstance(axes, int) else [*axes] if axes else [*range(x.ndim)]
-    places = sorted(axis % x.ndim for axis in chosen) if x.ndim else []
+    """Return the axes that a sum adds up, by default all, and the product of their lengths."""
+    if not x.ndim:
+        return [], 1
+    if isinstance(axes, int):
+        axes = [axes]
+    places = sorted(axis % x.ndim for axis in axes or range(x.ndim))
     return places, prod(x.shape[place] for place in places)
 
 
@@ -167,11 +185,10 @@ class Provenance:
         self._known: dict[int, tuple[torch.Tensor, str]] = {}
 
     def begin(self, network: nn.Module) -> None:
-        here = [
-            entry for entry in network.named_parameters() if not isinstance(entry[1], Elsewhere)
-        ]
-        self._known = {storage_of(tensor): (tensor, "") for _, tensor in network.named_buffers()}
-        self._known |= {storage_of(tensor): (tensor, name) for name, tensor in here}
+        self._known = {storage_of(tensor): (tensor, "") for tensor in network.buffers()}
+        for name, parameter in network.named_parameters():
+            if not isinstance(parameter, Elsewhere):
+                self._known[storage_of(parameter)] = (parameter, name)
 
     def clear(self) -> None:
         self._known.clear()
@@ -182,8 +199,12 @@ class Provenance:
     def parameters(self, operands: Sequence[Any]) -> str:
         """Return the names of the parameters from which known operands are computed, joined by
         commas."""
-        entries = [self._known.get(storage_of(tensor)) for tensor in tensors_in(operands)]
-        return ",".join(dict.fromkeys(entry[1] for entry in entries if entry and entry[1]))
+        parameters: dict[str, None] = {}
+        for tensor in tensors_in(operands):
+            _, names = self._known.get(storage_of(tensor), (None, ""))
+            if names:
+                parameters[names] = None
+        return ",".join(parameters)
 
     def follow(self, name: str, used: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
         """Note an operation: the tensors ``made`` become known if all tensors ``used`` are,
@@ -220,11 +241,11 @@ class Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        call = call_of(name, args, kwargs)
+        call = read_call(name, args, kwargs)
         operands: Sequence[Any] = ()
         if call:
             operands = call.operands
-            call = call.placed(self._modules[-1], self._known.parameters(operands))
+            call = call.at(self._modules[-1], self._known.parameters(operands))
         self.current = call
         self.turn += 1
         outputs = self.compute(func, args, kwargs, operands)
@@ -313,20 +334,22 @@ def multiply_sums(
 
 @contextmanager
 def _multiplied(network: nn.Module, factors: Mapping[str, Any]) -> Iterator[None]:
-    factor_of = {id(network.get_parameter(name)): factor for name, factor in factors.items()}
+    """Multiply parameters by factors in this context."""
     products: dict[int, torch.Tensor] = {}
+    for name, factor in factors.items():
+        parameter = network.get_parameter(name)
+        if getattr(factor, "ndim", 0):
+            factor = factor.to(parameter)
+        products[id(parameter)] = parameter * factor
     changed = []
     try:
-        for module in list(network.modules()) if factor_of else ():
+        for module in list(network.modules()) if products else ():
             before = dict(module._parameters)
-            keys = [key for key, parameter in before.items() if id(parameter) in factor_of]
+            keys = [key for key, value in before.items() if id(value) in products]
             if keys:
                 changed.append((module, keys, before))
             for key in keys:
-                parameter = module._parameters.pop(key)
-                factor = factor_of[id(parameter)]
-                factor = factor.to(parameter) if getattr(factor, "ndim", 0) else factor
-                product = products.setdefault(id(parameter), parameter * factor)
+                product = products[id(module._parameters.pop(key))]
                 setattr(module, key, product)  # a recurrent layer also has it in a list
         yield
     finally:
@@ -372,4 +395,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def storage_of(tensor: torch.Tensor) -> int:
     """Return a number that is the same for all tensors of one storage."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+    if tensor.layout != torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage()._cdata

@@ -52,10 +52,14 @@ def random_values(network: nn.Module, generator: torch.Generator) -> dict[str, t
     dtype = torch.float32 if large(network) else torch.float64
     for name, parameter in network.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=dtype)
-        fan = max(parameter[0].numel(), 1) if parameter.ndim > 1 else 10
-        drawn[name] = values.div_(fan**0.5).add_(
-            1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
-        )
+        fan = 10
+        if parameter.ndim > 1:
+            fan = max(parameter[0].numel(), 1)
+        values.div_(fan**0.5)
+        # The scale of a normalisation is near 1.
+        if parameter.ndim == 1 and name.endswith("weight"):
+            values.add_(1.0)
+        drawn[name] = values
     return drawn
 
 

@@ -125,22 +125,11 @@ class UserNetwork:
 
         arguments = {**self.facts, **self.settings_at(lengths or {})}
         try:
-            built = self._constructed(arguments)
+            built = self._construct(arguments)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            shown = _listed({name: arguments[name] for name in self.settings})
-            changed = {
-                name: value for name, value in self.defaults.items() if arguments[name] is not value
-            }
-            cure = (
-                f"Its default{'s' * (len(changed) > 1)}: {_listed(changed)}"
-                if changed
-                else "Correct it, or give other arguments"
-            )
-            raise self.refused(
-                f"its constructor fails{' with ' * bool(shown)}{shown}: {short(error)}. {cure}."
-            ) from error
+            raise self._constructor_failed(arguments, error) from error
         if not isinstance(built, nn.Module):
             raise self.refused(f"its class makes {type(built).__name__}, not a torch.nn.Module.")
         with calling(f"{self.name}: train"):
@@ -148,26 +137,38 @@ class UserNetwork:
         for name, parameter in built.named_parameters():
             if is_lazy(parameter):
                 raise self.refused(
-                    f"its parameter {name} has no shape before the first forward pass. Give its layer the "
-                    f"number of its inputs."
+                    f"its parameter {name} has no shape before the first forward pass. Give its "
+                    "layer the number of its inputs."
                 )
+            # Ranks own rows, so each parameter has an axis.
             if parameter.ndim == 0:
-                parameter.data = parameter.data.reshape(
-                    1
-                )  # ranks own rows, so each parameter has an axis
-        if frozen := _freeze(built):
+                parameter.data = parameter.data.reshape(1)
+        frozen = _freeze(built)
+        if frozen:
             self._keep_frozen(frozen)
         return built
 
-    def _constructed(self, arguments: Mapping[str, Any]) -> nn.Module:
+    def _construct(self, arguments: Mapping[str, Any]) -> nn.Module:
         with gradients_kept(), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Initializing zero-element tensors"
-            )  # they are refused in one line
-            warnings.filterwarnings(
-                "ignore", ".*copying from a non-meta parameter"
-            )  # pretrained weights
+            # Parameters without elements are refused in one line.
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+            # Pretrained weights are copied onto the meta device.
+            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
             return self.kind(**arguments)
+
+    def _constructor_failed(
+        self, arguments: Mapping[str, Any], error: BaseException
+    ) -> ConfigError:
+        settings = _listed({name: arguments[name] for name in self.settings})
+        shown = f" with {settings}" if settings else ""
+        changed = {
+            name: value for name, value in self.defaults.items() if arguments[name] is not value
+        }
+        cure = "Correct it, or give other arguments"
+        if changed:
+            plural = "s" if len(changed) > 1 else ""
+            cure = f"Its default{plural}: {_listed(changed)}"
+        return self.refused(f"its constructor fails{shown}: {short(error)}. {cure}.")
 
     def _keep_frozen(self, frozen: Mapping[str, torch.Tensor]) -> None:
         """Give ``frozen`` the full network's values where shapes are equal: random values may
@@ -178,7 +179,7 @@ class UserNetwork:
 
         if not self.frozen and not all(values.is_meta for values in frozen.values()):
             with seeded(), torch.device("cpu"):
-                full = self._constructed({**self.facts, **self.settings})
+                full = self._construct({**self.facts, **self.settings})
             self.frozen.update(_freeze(full))
         for name, values in frozen.items():
             kept = self.frozen.get(name)
@@ -192,9 +193,9 @@ class UserNetwork:
         total = 0.0
         for number, name in enumerate(sorted(self.frozen), 1):
             flat = self.frozen[name].reshape(-1)
-            total += number * float(
-                flat[:: len(flat) // 4096 + 1].double().abs().nan_to_num(posinf=1.0).sum()
-            )
+            sample = flat[:: len(flat) // 4096 + 1].double().abs().nan_to_num(posinf=1.0)
+            # The number tells apart equal tensors under other names.
+            total += number * float(sample.sum())
         return total
 
     def examples(self, count: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -206,25 +207,28 @@ class UserNetwork:
         import torch
 
         if self.example is not None:
-            (rows, *others) = {len(x) if x.ndim else 0 for x in tensors_of(self.example)}
-            first = torch.arange(count) % rows if rows and not others else ...
-            return inputs_to(
-                mapped(lambda x: x.detach()[first].clone(), self.example), "cpu", dtype
-            )
+            rows, *others = {len(x) if x.ndim else 0 for x in tensors_of(self.example)}
+            chosen: Any = ...
+            if rows and not others:
+                chosen = torch.arange(count) % rows
+            examples = mapped(lambda x: x.detach()[chosen].clone(), self.example)
+            return inputs_to(examples, "cpu", dtype)
         generator = torch.Generator().manual_seed(count)
+
+        def draw(*shape: int) -> torch.Tensor:
+            # Numbers are drawn in float64, so that other types get the same ones, rounded.
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
         if self.tokens:
             return (torch.randint(self.outputs, (count, *self.inputs), generator=generator),)
         if self.sparse:
             columns = torch.randint(self.inputs[0], (count * IN_A_ROW,), generator=generator)
-            values = torch.randn(count * IN_A_ROW, generator=generator, dtype=torch.float64).to(
-                dtype
-            )
-            return columns, torch.arange(0, len(columns), IN_A_ROW), values
-        values = torch.randn(count, *self.inputs, generator=generator, dtype=torch.float64).to(
-            dtype
-        )
-        if self.graph:  # a path: each node has the node before it as its only neighbour
-            return values, (torch.arange(count + 1) - 1).clamp(min=0), torch.arange(count - 1)
+            return columns, torch.arange(0, len(columns), IN_A_ROW), draw(count * IN_A_ROW)
+        values = draw(count, *self.inputs)
+        if self.graph:
+            # A path: each node has the node before it as its only neighbour.
+            offsets = (torch.arange(count + 1) - 1).clamp(min=0)
+            return values, offsets, torch.arange(count - 1)
         return (values,)
 
     def forward(
@@ -243,25 +247,33 @@ class UserNetwork:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if self.example is not None:
-                shapes = ", ".join(str(tuple(x.shape)) for x in tensors_of(inputs))
-                raise self.refused(
-                    f"its forward fails on tensors of {shapes}: {short(error)}."
-                ) from error
-            given = f"on examples of shape {' x '.join(map(str, inputs[0].shape))}"
-            cure = "A network that asks only for features gets flat examples, others the shape of the data"
-            if self.sparse:
-                given = "on sparse rows"
-                cure = "Sparse rows come as columns, offsets and values, as for nn.EmbeddingBag (docs/networks.md)"
-            if self.graph:
-                given = f"on a graph of {len(inputs[0])} nodes"
-                cure = "A graph comes as features, offsets and columns: node i has neighbours "
-                cure += "columns[offsets[i]:offsets[i + 1]]"
-            raise self.refused(f"its forward fails {given}: {short(error)}. {cure}.") from error
+            raise self._forward_failed(inputs, error) from error
         if self.example is not None:
             return self._flat(returned)
         self._require_outputs(returned, inputs)
         return join_outputs([outputs.flatten(1) for outputs in list_outputs(returned)])
+
+    def _forward_failed(self, inputs: Sequence[torch.Tensor], error: BaseException) -> ConfigError:
+        if self.example is not None:
+            shapes = ", ".join(str(tuple(x.shape)) for x in tensors_of(inputs))
+            return self.refused(f"its forward fails on tensors of {shapes}: {short(error)}.")
+        subject = f"on examples of shape {' x '.join(map(str, inputs[0].shape))}"
+        cure = (
+            "A network that asks only for features gets flat examples, others the shape of the data"
+        )
+        if self.sparse:
+            subject = "on sparse rows"
+            cure = (
+                "Sparse rows come as columns, offsets and values, as for nn.EmbeddingBag "
+                "(docs/networks.md)"
+            )
+        if self.graph:
+            subject = f"on a graph of {len(inputs[0])} nodes"
+            cure = (
+                "A graph comes as features, offsets and columns: node i has neighbours "
+                "columns[offsets[i]:offsets[i + 1]]"
+            )
+        return self.refused(f"its forward fails {subject}: {short(error)}. {cure}.")
 
     def _flat(self, returned: Any) -> torch.Tensor:
         """Return all floating-point outputs of an own task as a single row. Raises ConfigError if
@@ -285,17 +297,19 @@ class UserNetwork:
     def _require_outputs(self, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
         import torch
 
-        count = len(inputs[1 if self.sparse else 0])
-        expected = (count, *(inputs[0].shape[1:] if self.tokens else ()), self.outputs)
+        # Sparse rows begin with the numbers of features, of which a row has several.
+        of_examples = inputs[1] if self.sparse else inputs[0]
+        count = len(of_examples)
+        expected = (count, self.outputs)
+        if self.tokens:
+            expected = (count, *inputs[0].shape[1:], self.outputs)
         for number, outputs in enumerate(list_outputs(returned) or (returned,), 1):
-            place = (
-                f" as output {number}" if isinstance(returned, list | tuple) and returned else ""
-            )
-            shape = (
-                tuple(outputs.shape)
-                if isinstance(outputs, torch.Tensor)
-                else type(outputs).__name__
-            )
+            place = ""
+            if isinstance(returned, list | tuple) and returned:
+                place = f" as output {number}"
+            shape: Any = type(outputs).__name__
+            if isinstance(outputs, torch.Tensor):
+                shape = tuple(outputs.shape)
             if shape != expected:
                 cure = ". Pass its loss to istmpi.with_loss instead of returning it"
                 if shape != ():
@@ -303,7 +317,8 @@ class UserNetwork:
                     cure = ". Name the argument that sets them outputs or num_classes, or give "
                     cure += f"--set model.{by_value.get(str(shape[-1]), 'NAME')}={self.outputs}"
                 raise self.refused(
-                    f"its forward returns {shape}{place} for {count} examples; the data need {expected}{cure}."
+                    f"its forward returns {shape}{place} for {count} examples; the data need "
+                    f"{expected}{cure}."
                 )
             if not outputs.is_floating_point():
                 raise self.refused(
@@ -319,11 +334,10 @@ def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
 
     frozen = {}
     for path, module in list(network.named_modules()):
-        fixed = {
-            key: it
-            for key, it in module._parameters.items()
-            if it is not None and not it.requires_grad
-        }
+        fixed = {}
+        for key, parameter in module._parameters.items():
+            if parameter is not None and not parameter.requires_grad:
+                fixed[key] = parameter
         for key, parameter in fixed.items():
             del module._parameters[key]
             values = frozen[f"{path}.{key}".lstrip(".")] = parameter.data.contiguous()

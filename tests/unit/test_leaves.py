@@ -83,7 +83,7 @@ def test_what_does_not_compute_row_by_row_is_no_leaf():
 
 
 def test_what_is_elsewhere_has_a_shape_and_no_values():
-    gone = Elsewhere.of(torch.empty(3, 4, dtype=torch.float64, device="meta"), "here.weight")
+    gone = Elsewhere.in_place_of(torch.empty(3, 4, dtype=torch.float64, device="meta"), "here.weight")
     assert (gone.shape, gone.dtype, gone.numel(), len(gone), gone.ndim) == ((3, 4), torch.float64, 12, 3, 2)
     assert gone.device == torch.device("cpu") and gone.size(1) == 4 and not gone.read
     x = torch.ones(2, 4, dtype=torch.float64)
