@@ -52,14 +52,14 @@ class Edges:
     def mean(self, h: torch.Tensor) -> torch.Tensor:
         return self.total(h).div_(self.degrees.clamp(min=1).to(h.dtype)[:, None])
 
-    def convolved(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:
+    def convolve(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:
         """Return ``D^-1/2 (A + I) D^-1/2 h``, the convolution of Kipf and Welling. ``spare``: ``h``
         is overwritten."""
         root = (self.degrees + 1).to(h.dtype).rsqrt()[:, None]
         h = h.mul_(root) if spare else h * root
         return self.total(h).add_(h).mul_(root)
 
-    def attended(
+    def attend(
         self, values: torch.Tensor, to_self: torch.Tensor, to_others: torch.Tensor
     ) -> torch.Tensor:
         """Return the weighted mean of ``values`` ``[n, heads, units]`` over each node i and its
@@ -68,17 +68,19 @@ class Edges:
         Weights: softmax over these nodes j of ``leaky_relu(to_self[i] + to_others[j])``, both
         scores ``[n, heads]``.
         """
-        (rows, columns), heads = self._places, to_self.shape[1]
-        selves = functional.leaky_relu(to_self + to_others, SLOPE)
+        rows, columns = self._places
+        heads = to_self.shape[1]
+        own_scores = functional.leaky_relu(to_self + to_others, SLOPE)
         scores = functional.leaky_relu(to_self[rows] + to_others[columns], SLOPE)
-        at = rows[:, None].expand(-1, heads)
-        largest = selves.detach().scatter_reduce(0, at, scores.detach(), "amax")
-        selves, weights = (selves - largest).exp(), (scores - largest[rows]).exp()
-        total = selves.index_add(0, rows, weights)
-        made = (selves[:, :, None] * values).index_add(
-            0, rows, weights[:, :, None] * values[columns]
-        )
-        return made / total[:, :, None]
+        # Without the largest score, an exponential may be infinite.
+        index = rows[:, None].expand(-1, heads)
+        largest = own_scores.detach().scatter_reduce(0, index, scores.detach(), "amax")
+        own_weights = (own_scores - largest).exp()
+        weights = (scores - largest[rows]).exp()
+        total = own_weights.index_add(0, rows, weights)
+        weighted = weights[:, :, None] * values[columns]
+        summed = (own_weights[:, :, None] * values).index_add(0, rows, weighted)
+        return summed / total[:, :, None]
 
 
 class Bias(nn.Module):
@@ -95,12 +97,14 @@ class Bias(nn.Module):
 NORMS = ("layer", "none")
 
 
-def norm_of(name: str, units: int) -> nn.Module:
-    """A layer normalisation without parameters, or the identity. Raises ValueError unless ``name``
-    is in `NORMS`."""
+def make_norm(name: str, units: int) -> nn.Module:
+    """Return a layer normalisation without parameters, or the identity. Raises ValueError unless
+    ``name`` is in `NORMS`."""
     if name not in NORMS:
         raise ValueError(f"norm = {name!r} must be {' or '.join(NORMS)}")
-    return nn.LayerNorm(units, elementwise_affine=False) if name == "layer" else nn.Identity()
+    if name == "layer":
+        return nn.LayerNorm(units, elementwise_affine=False)
+    return nn.Identity()
 
 
 class Bags:
@@ -109,12 +113,14 @@ class Bags:
 
     def __init__(self, features: torch.Tensor):
         rows, columns = features.nonzero().unbind(1)
-        self._shape, self._values = features.shape, features[rows, columns]
+        count, width = features.shape
+        self._shape = features.shape
+        self._values = features[rows, columns]
         self._order = columns.argsort(stable=True)
-        self._by_rows = _starts(rows, self._shape[0]), columns
-        self._by_columns = _starts(columns, self._shape[1]), rows[self._order]
+        self._by_rows = (_starts(rows, count), columns)
+        self._by_columns = (_starts(columns, width), rows[self._order])
 
-    def dropped(self, dropout: nn.Dropout) -> Bags:
+    def drop(self, dropout: nn.Dropout) -> Bags:
         bags = copy(self)
         bags._values = dropout(self._values)
         return bags
@@ -127,8 +133,9 @@ class Bags:
 
     @property
     def transposed(self) -> torch.Tensor:
-        values, shape = self._values[self._order], self._shape[::-1]
-        return torch.sparse_csr_tensor(*self._by_columns, values, shape, check_invariants=False)
+        return torch.sparse_csr_tensor(
+            *self._by_columns, self._values[self._order], self._shape[::-1], check_invariants=False
+        )
 
 
 def _starts(numbers: torch.Tensor, count: int) -> torch.Tensor:
@@ -162,28 +169,30 @@ _BAGS = WeakTensorKeyDictionary()
 enough."""
 
 
-def dropped(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
+def drop(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
     """Apply ``dropout``. In training, float32 or float64 ``features`` with few non-zero values
     become `Bags`."""
     if not dropout.training:
         return dropout(features)
     version, bags = _BAGS.get(features, (None, None))
     if version != features._version:
-        multiplies = features.dtype in (
-            torch.float32,
-            torch.float64,
-        )  # others lack sparse products on some devices
-        few = multiplies and torch.count_nonzero(features) <= FEW * features.numel()
-        bags = Bags(features) if few else None
-        _BAGS[features] = features._version, bags
-    return dropout(features) if bags is None else bags.dropped(dropout)
+        bags = None
+        # Other types lack sparse products on some devices.
+        if features.dtype in (torch.float32, torch.float64):
+            if torch.count_nonzero(features) <= FEW * features.numel():
+                bags = Bags(features)
+        _BAGS[features] = (features._version, bags)
+    if bags is None:
+        return dropout(features)
+    return bags.drop(dropout)
 
 
-def multiplied(product: nn.Linear, h: torch.Tensor | Bags) -> torch.Tensor:
+def multiply(product: nn.Linear, h: torch.Tensor | Bags) -> torch.Tensor:
     if not isinstance(h, Bags):
         return product(h)
-    with torch.autocast(
-        product.weight.device.type, enabled=False
-    ):  # sparse products have no bfloat16
+    # Sparse products have no bfloat16.
+    with torch.autocast(product.weight.device.type, enabled=False):
         total = _Product.apply(product.weight, h)
-    return total if product.bias is None else total.add_(product.bias)
+    if product.bias is None:
+        return total
+    return total.add_(product.bias)

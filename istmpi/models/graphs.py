@@ -3,10 +3,12 @@ over neighbours (Hamilton et al. 2017, 1706.02216), as in GIST (2102.10424), and
 al. 2018, 1710.10903).
 """
 
+from itertools import pairwise
+
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.aggregation import Bias, Edges, dropped, multiplied, norm_of
+from istmpi.models.aggregation import Bias, Edges, drop, make_norm, multiply
 
 
 class GCN(nn.Module):
@@ -33,25 +35,25 @@ class GCN(nn.Module):
         super().__init__()
         widths = [features, *hidden, outputs]
         self.products = nn.ModuleList(
-            nn.Linear(*pair, bias=False) for pair in zip(widths, widths[1:])
+            nn.Linear(width, units, bias=False) for width, units in pairwise(widths)
         )
         self.biases = nn.ModuleList(Bias(width) for width in widths[1:])
-        self.norms = nn.ModuleList(norm_of(norm, width) for width in hidden)
+        self.norms = nn.ModuleList(make_norm(norm, width) for width in hidden)
         self.dropout = nn.Dropout(dropout)
         self.aggregate_first = aggregate_first
 
     def forward(self, x, offsets, columns):
         """Return logits ``[n, outputs]``. Node i has the neighbours ``columns[offsets[i]:offsets[i
         + 1]]``."""
-        edges, h = Edges(offsets, columns), x
+        edges = Edges(offsets, columns)
+        h = x
         for number, product in enumerate(self.products):
             if number == 0 and self.aggregate_first:
-                h = product(edges.convolved(self.dropout(h)))
+                h = product(edges.convolve(self.dropout(h)))
             else:
-                h = multiplied(
-                    product, dropped(h, self.dropout) if number == 0 else self.dropout(h)
-                )
-                h = edges.convolved(h, spare=True)
+                # Only features may be few enough for a sparse product.
+                h = drop(h, self.dropout) if number == 0 else self.dropout(h)
+                h = edges.convolve(multiply(product, h), spare=True)
             h = self.biases[number](h)
             if number < len(self.norms):
                 h = functional.relu_(self.norms[number](h))
@@ -82,23 +84,27 @@ class SAGE(nn.Module):
     ):
         super().__init__()
         widths = [features, *hidden, outputs]
-        self.own = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, widths[1:]))
-        self.heard = nn.ModuleList(nn.Linear(*pair, bias=False) for pair in zip(widths, widths[1:]))
-        self.norms = nn.ModuleList(norm_of(norm, width) for width in hidden)
+        self.own = nn.ModuleList(nn.Linear(width, units) for width, units in pairwise(widths))
+        self.heard = nn.ModuleList(
+            nn.Linear(width, units, bias=False) for width, units in pairwise(widths)
+        )
+        self.norms = nn.ModuleList(make_norm(norm, width) for width in hidden)
         self.dropout = nn.Dropout(dropout)
         self.aggregate_first = aggregate_first
 
     def forward(self, x, offsets, columns):
-        edges, h = Edges(offsets, columns), x
+        edges = Edges(offsets, columns)
+        h = x
         for number, (to_self, to_others) in enumerate(zip(self.own, self.heard)):
-            if number == 0 and not self.aggregate_first:
-                h = dropped(h, self.dropout)
-                h = edges.mean(multiplied(to_others, h)).add_(multiplied(to_self, h))
-            else:
+            if number:
                 h = self.dropout(h)
-                h = (to_others(edges.mean(h)) if number == 0 else edges.mean(to_others(h))).add_(
-                    to_self(h)
-                )
+                h = edges.mean(to_others(h)).add_(to_self(h))
+            elif self.aggregate_first:
+                h = self.dropout(h)
+                h = to_others(edges.mean(h)).add_(to_self(h))
+            else:
+                h = drop(h, self.dropout)
+                h = edges.mean(multiply(to_others, h)).add_(multiply(to_self, h))
             if number < len(self.norms):
                 h = functional.relu_(self.norms[number](h))
         return h
@@ -120,7 +126,7 @@ class Attention(nn.Module):
     def forward(self, h, edges):
         values = self.product(h)
         scores = self.scores(values[:, :, None]).view(len(values), -1, 2).unbind(dim=2)
-        return edges.attended(values.view(len(values), -1, self.units), *scores).flatten(1)
+        return edges.attend(values.view(len(values), -1, self.units), *scores).flatten(1)
 
 
 class GAT(nn.Module):
@@ -149,12 +155,13 @@ class GAT(nn.Module):
         self.layers = nn.ModuleList(
             Attention(width, count, units) for width, count in zip(widths, heads)
         )
-        self.norms = nn.ModuleList(norm_of(norm, width) for width in widths[1:])
+        self.norms = nn.ModuleList(make_norm(norm, width) for width in widths[1:])
         self.last = nn.Linear(widths[-1], outputs)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, offsets, columns):
-        edges, h = Edges(offsets, columns), x
+        edges = Edges(offsets, columns)
+        h = x
         for layer, norm in zip(self.layers, self.norms):
             h = functional.elu_(norm(layer(self.dropout(h), edges)))
-        return edges.convolved(self.last(self.dropout(h)), spare=True)
+        return edges.convolve(self.last(self.dropout(h)), spare=True)

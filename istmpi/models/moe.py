@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from istmpi.models.transformer import Transformer
+from istmpi.models.transformer import Transformer, of_layer
 
 ALIGNED = 16
 """The bytes of a row for `torch.nn.functional.grouped_mm` must be a multiple of this number."""
@@ -51,27 +51,25 @@ class MoE(Transformer):
     ):
         if not experts or top < 1:
             raise ValueError(
-                f"experts = {list(experts)} needs at least one number, and top = {top} must be at least 1"
+                f"experts = {list(experts)} needs at least one number, and top = {top} must be at "
+                "least 1"
             )
         super().__init__(
             shape,
             outputs,
-            layers,
-            embed,
-            heads,
-            queries,
-            head_dim,
-            (1,),
-            norm,
-            positions,
-            "swiglu",
-            tied,
-            dropout,
+            layers=layers,
+            embed=embed,
+            heads=heads,
+            queries=queries,
+            head_dim=head_dim,
+            hidden=(1,),
+            norm=norm,
+            positions=positions,
+            tied=tied,
+            dropout=dropout,
         )
         for number, layer in enumerate(self.layers):
-            layer.feed_forward = Experts(
-                embed, experts[min(number, len(experts) - 1)], hidden, top, balance, z
-            )
+            layer.feed_forward = Experts(embed, of_layer(experts, number), hidden, top, balance, z)
 
 
 class Experts(nn.Module):
@@ -80,57 +78,64 @@ class Experts(nn.Module):
 
     def __init__(self, embed: int, experts: int, hidden: int, top: int, balance: float, z: float):
         super().__init__()
-        self.top, self.balance, self.z = min(top, experts), balance, z
+        self.top = min(top, experts)
+        self.balance = balance
+        self.z = z
         self.router = nn.Linear(embed, experts, bias=False)
-        self.gate, self.up = (nn.Parameter(torch.empty(experts, embed, hidden)) for _ in range(2))
+        self.gate = nn.Parameter(torch.empty(experts, embed, hidden))
+        self.up = nn.Parameter(torch.empty(experts, embed, hidden))
         self.down = nn.Parameter(torch.empty(experts, hidden, embed))
         for weight in (self.gate, self.up, self.down):
-            nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
+            bound = weight.shape[1] ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, x):
         tokens = x.flatten(0, 1)
         scores = self.router(tokens)
         best, chosen = scores.topk(self.top)
-        made = (self._grouped if self._groups(x) else self._masked)(
-            tokens, scores, best, chosen
-        ).view_as(x)
+        if self._can_group(x):
+            mixed = self._mix_by_groups(tokens, best, chosen)
+        else:
+            mixed = self._mix_all(tokens, scores, best, chosen)
+        mixed = mixed.view_as(x)
         if self.training and (self.balance or self.z):
-            made = with_loss(made, self._loss(scores, chosen))
-        return made
+            mixed = with_loss(mixed, self._loss(scores, chosen))
+        return mixed
 
-    def _groups(self, x):
+    def _can_group(self, x):
         if not hasattr(functional, "grouped_mm") or x.dtype not in (torch.float32, torch.bfloat16):
             return False
         size = 2 if torch.is_autocast_enabled(x.device.type) else x.element_size()
         aligned = all(side * size % ALIGNED == 0 for side in self.up.shape[1:])
         return aligned and not torch.compiler.is_exporting()
 
-    def _grouped(self, tokens, _, best, chosen):
+    def _mix_by_groups(self, tokens, best, chosen):
+        """Return the mean over each token's experts, from the products of these experts alone."""
         number, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(
             number, torch.arange(len(self.up), device=number.device), right=True, out_int32=True
         )
         x = tokens[order // self.top]
-        gate, up = (functional.grouped_mm(x, weight, offs=ends) for weight in (self.gate, self.up))
-        made = functional.grouped_mm(functional.silu(gate) * up, self.down, offs=ends)[
-            order.argsort()
-        ]
-        return (made.view(*chosen.shape, -1) * best.softmax(-1)[..., None]).sum(1)
+        gate = functional.grouped_mm(x, self.gate, offs=ends)
+        up = functional.grouped_mm(x, self.up, offs=ends)
+        down = functional.grouped_mm(functional.silu(gate) * up, self.down, offs=ends)
+        outputs = down[order.argsort()].view(*chosen.shape, -1)
+        return (outputs * best.softmax(-1)[..., None]).sum(1)
 
-    def _masked(self, tokens, scores, best, chosen):
+    def _mix_all(self, tokens, scores, best, chosen):
+        """Return the mean over each token's experts, from the products of all experts."""
         weights = torch.full_like(scores, -torch.inf).scatter(-1, chosen, best).softmax(-1)
-        gate, up = (torch.einsum("td,edh->teh", tokens, weight) for weight in (self.gate, self.up))
-        return torch.einsum(
-            "teh,ehd->td", functional.silu(gate) * up * weights[..., None], self.down
-        )
+        gate = torch.einsum("td,edh->teh", tokens, self.gate)
+        up = torch.einsum("td,edh->teh", tokens, self.up)
+        weighted = functional.silu(gate) * up * weights[..., None]
+        return torch.einsum("teh,ehd->td", weighted, self.down)
 
     def _loss(self, scores, chosen):
-        held, shares = scores.shape[-1], scores.softmax(-1).mean(0)
+        experts = scores.shape[-1]
+        shares = scores.softmax(-1).mean(0)
         taken = torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(0) / self.top
-        return (
-            self.balance * held * (taken * shares).sum()
-            + self.z * scores.logsumexp(-1).square().mean()
-        )
+        balance = self.balance * experts * (taken * shares).sum()
+        return balance + self.z * scores.logsumexp(-1).square().mean()
 
 
 def with_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:

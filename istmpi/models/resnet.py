@@ -32,27 +32,25 @@ class ResNet(nn.Module):
         exits: tuple[int, ...] = (),
     ):
         super().__init__()
-        if not len(blocks) == len(channels) == len(inner):
-            raise ValueError(
-                f"blocks = {list(blocks)}, channels = {list(channels)} and inner = {list(inner)} must have "
-                "the same length"
-            )
-        if stem not in (3, 7):
-            raise ValueError(f"stem = {stem} must be 3 or 7, the side of the first convolution")
+        _require_sections(blocks, channels, inner, stem)
         require_images(shape, exits, len(blocks) - 1)
+        stride = 2 if stem == 7 else 1
         self.stem = nn.Conv2d(
-            shape[0], channels[0], stem, padding=stem // 2, stride=1 + (stem == 7), bias=False
+            shape[0], channels[0], stem, padding=stem // 2, stride=stride, bias=False
         )
-        self.pool = nn.MaxPool2d(3, stride=2, padding=1) if stem == 7 else nn.Identity()
-        sections, before = [], channels[0]
+        self.pool: nn.Module = nn.Identity()
+        if stem == 7:
+            self.pool = nn.MaxPool2d(3, stride=2, padding=1)
+        before = channels[0]
+        self.sections = nn.Sequential()
         for section, (count, after, within) in enumerate(zip(blocks, channels, inner)):
-            layers = []
+            layers = nn.Sequential()
             for number in range(count):
-                stride = 2 if section and not number else 1
-                layers.append(Block(before, within, after, stride, bottleneck))
+                # A section's first block halves the image, except in the first section.
+                step = 2 if section and not number else 1
+                layers.append(Block(before, within, after, step, bottleneck))
                 before = after
-            sections.append(nn.Sequential(*layers))
-        self.sections = nn.Sequential(*sections)
+            self.sections.append(layers)
         self.norm = nn.BatchNorm2d(before)
         self.outputs = nn.Linear(before, outputs)
         self.exits = nn.ModuleDict(
@@ -62,13 +60,16 @@ class ResNet(nn.Module):
     def forward(self, x):
         """Return logits ``[b, outputs]`` of images ``[b, channels, height, width]``; with exits, a
         tuple."""
-        x, early = self.pool(self.stem(x)), []
+        x = self.pool(self.stem(x))
+        early = []
         for number, section in enumerate(self.sections, 1):
             x = section(x)
             if str(number) in self.exits:
                 early.append(self.exits[str(number)](x))
         logits = self.outputs(functional.relu(self.norm(x)).mean(dim=(2, 3)))
-        return (*early, logits) if early else logits
+        if early:
+            return (*early, logits)
+        return logits
 
 
 class Exit(nn.Module):
@@ -88,30 +89,40 @@ class Block(nn.Module):
     def __init__(self, before: int, within: int, after: int, stride: int, bottleneck: bool):
         super().__init__()
         sides = (1, 3, 1) if bottleneck else (3, 3)
-        widths = [before, *[within] * (len(sides) - 1), after]
-        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[:-1])
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(
-                width,
-                wider,
-                side,
-                padding=side // 2,
-                # The first 3x3 convolution halves the image.
-                stride=stride if number == sides.index(3) else 1,
-                bias=False,
+        inputs = [before, *[within] * (len(sides) - 1)]
+        outputs = [*inputs[1:], after]
+        # The first 3x3 convolution halves the image.
+        strides = [1] * len(sides)
+        strides[sides.index(3)] = stride
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in inputs)
+        self.convolutions = nn.ModuleList()
+        for width, channels, side, step in zip(inputs, outputs, sides, strides):
+            self.convolutions.append(
+                nn.Conv2d(width, channels, side, padding=side // 2, stride=step, bias=False)
             )
-            for number, (width, wider, side) in enumerate(zip(widths, widths[1:], sides))
-        )
-        same = before == after and stride == 1
-        self.shortcut = None if same else nn.Conv2d(before, after, 1, stride=stride, bias=False)
+        self.shortcut: nn.Module | None = None
+        if before != after or stride != 1:
+            self.shortcut = nn.Conv2d(before, after, 1, stride=stride, bias=False)
 
     def forward(self, x):
         activated = functional.relu(self.norms[0](x))
         shortcut = x if self.shortcut is None else self.shortcut(activated)
-        made = self.convolutions[0](activated)
+        added = self.convolutions[0](activated)
         for norm, convolution in zip(self.norms[1:], self.convolutions[1:]):
-            made = convolution(functional.relu(norm(made)))
-        return shortcut + made
+            added = convolution(functional.relu(norm(added)))
+        return shortcut + added
+
+
+def _require_sections(
+    blocks: tuple[int, ...], channels: tuple[int, ...], inner: tuple[int, ...], stem: int
+) -> None:
+    if not len(blocks) == len(channels) == len(inner):
+        raise ValueError(
+            f"blocks = {list(blocks)}, channels = {list(channels)} and inner = {list(inner)} "
+            "must have the same length"
+        )
+    if stem not in (3, 7):
+        raise ValueError(f"stem = {stem} must be 3 or 7, the side of the first convolution")
 
 
 def require_images(shape: tuple[int, ...], exits: tuple[int, ...], sections: int) -> None:

@@ -8,6 +8,7 @@ over neighbours.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from math import log, prod
 from typing import Any
 
@@ -53,71 +54,98 @@ def require_table(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table
 
 
 def mlp_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
-    norm, output_norm = settings["norm"], settings["output_norm"]
+    norm = settings["norm"]
     _require_known(settings, "norm", NORMS)
     _require_known(settings, "activation", ACTIVATIONS)
-    layers, fixed = _Layers(settings), {"features": facts.features, "labels": facts.outputs}
-    groups, lengths = layers.groups, fixed | layers.groups
-    stages, before = (*groups, "labels"), ("features", *groups)
-    batch = [*groups] * (norm == "batch") + ["labels"] * output_norm
-    for stage, inputs in zip(stages, before):
-        path, bound = f"{stage}.linear", lengths[inputs] ** -0.5
-        layers.add(path, inputs, stage, bound, bias=settings["bias"])
+    layers = _Layers(settings)
+    groups = layers.groups
+    fixed = {"features": facts.features, "labels": facts.outputs}
+    lengths = fixed | groups
+    stages = (*groups, "labels")
+    normalised: list[str] = []
+    batch_normalised: list[str] = []
+    if norm != "none":
+        normalised += groups
+    if norm == "batch":
+        batch_normalised += groups
+    if settings["output_norm"]:
+        normalised.append("labels")
+        batch_normalised.append("labels")
+    for stage, inputs in zip(stages, ("features", *groups)):
+        path = f"{stage}.linear"
+        layers.add(path, inputs, stage, lengths[inputs] ** -0.5, bias=settings["bias"])
         if stage in groups and norm != "none":
             layers.add_norm(f"{stage}.norm", stage)
-        if inputs in groups and stage not in batch:
+        if inputs in groups and stage not in batch_normalised:
             layers.sums[path] = (inputs,)
         layers.operators.append(_product(path, inputs, stage, of_input=inputs == "features"))
     return layers.table(
-        norms={stage: BatchNormalisation(lengths[stage]) for stage in batch},
-        normalised=(*groups,) * (norm != "none") + ("labels",) * output_norm,
+        norms={stage: BatchNormalisation(lengths[stage]) for stage in batch_normalised},
+        normalised=tuple(normalised),
         stages=stages,
         fixed=fixed,
     )
 
 
 def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
-    norm, block, outputs = settings["norm"], settings["label_block"], str(facts.outputs)
+    norm = settings["norm"]
+    block = settings["label_block"]
     _require_known(settings, "norm", NORMS)
     if block < 0:
         raise ConfigError(f"model.label_block = {block} must be at least 0.")
     layers = _Layers(settings)
-    names, bounds = [*layers.groups], {name: width**-0.5 for name, width in layers.groups.items()}
-    first, last = names[0], names[-1]
-    layers.parameters["bias"] = ParameterEntry(first, 0.0, 0.0)
-    layers.add("bag", first, str(facts.features), bounds[first], bias=False)
-    bag = Operator(
-        Pattern.parse(f"1 0 {first}"),
-        "bag",
-        "EmbeddingBag",
-        "bag.weight",
-        1,
-        0,
-        lookups=facts.in_a_row,
-    )
-    layers.operators.append(bag)
-    for number, (before, width) in enumerate(zip(names, names[1:])):
+    names = [*layers.groups]
+    bounds = {name: width**-0.5 for name, width in layers.groups.items()}
+    _add_bag(layers, facts, names[0], bounds[names[0]])
+    for number, (before, width) in enumerate(pairwise(names)):
         path = f"hidden.{number}"
         layers.add(path, before, width, bounds[before])
         layers.operators.append(_product(path, before, width))
         if norm != "batch":
             layers.sums[path] = (before,)
-    if norm != "none":
-        for number, name in enumerate(names):
+    normalised = []
+    norms = {}
+    for number, (name, units) in enumerate(layers.groups.items()):
+        if norm != "none":
             layers.add_norm(f"norms.{number}", name)
-    layers.add("output", last, outputs, bounds[last], centre=log(facts.odds / (1 - facts.odds)))
-    layers.sums["output"] = (last,)
-    output = _product("output", last, outputs, kind="LabelBlocks")
-    if 0 < block < facts.outputs:  # the backward pass computes the logits again
-        output = replace(output, gradients=3, block=block)
-    layers.operators.append(output)
-    widths = layers.groups.values() if norm == "batch" else ()
+            normalised.append(name)
+        if norm == "batch":
+            norms[f"norms.{number}"] = BatchNormalisation(units)
+    _add_labels(layers, facts, names[-1], bounds[names[-1]], block)
     return layers.table(
         undealt={"label_block": "no parameter's shape depends on it"},
-        norms={f"norms.{number}": BatchNormalisation(width) for number, width in enumerate(widths)},
-        normalised=tuple(names) if norm != "none" else (),
+        norms=norms,
+        normalised=tuple(normalised),
         head="output",
     )
+
+
+def _add_bag(layers: "_Layers", facts: Facts, width: str, bound: float) -> None:
+    """Add the sum of the vectors of a row's features."""
+    layers.parameters["bias"] = ParameterEntry(width, 0.0, 0.0)
+    layers.add("bag", width, str(facts.features), bound, bias=False)
+    operator = Operator(
+        shape=Pattern.parse(f"1 0 {width}"),
+        module="bag",
+        kind="EmbeddingBag",
+        parameter="bag.weight",
+        axis=1,
+        gradients=0,
+        lookups=facts.in_a_row,
+    )
+    layers.operators.append(operator)
+
+
+def _add_labels(layers: "_Layers", facts: Facts, before: str, bound: float, block: int) -> None:
+    """Add the layer over labels, of which ``block`` have their logits in memory at a time."""
+    outputs = str(facts.outputs)
+    layers.add("output", before, outputs, bound, centre=log(facts.odds / (1 - facts.odds)))
+    layers.sums["output"] = (before,)
+    operator = _product("output", before, outputs, kind="LabelBlocks")
+    if 0 < block < facts.outputs:
+        # The backward pass computes the logits again.
+        operator = replace(operator, gradients=3, block=block)
+    layers.operators.append(operator)
 
 
 def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]) -> Table:
@@ -127,25 +155,35 @@ def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]
     layers = _Layers(settings)
     widths = [str(facts.features), *layers.groups, str(facts.outputs)]
     lengths = [facts.features, *layers.groups.values()]
-    pairs = list(enumerate(zip(widths, widths[1:])))
+    pairs = list(enumerate(pairwise(widths)))
     for part in lists:
         for number, (before, width) in pairs:
-            layers.add(
-                f"{part}.{number}", before, width, lengths[number] ** -0.5, bias=part == "own"
-            )
+            path = f"{part}.{number}"
+            layers.add(path, before, width, lengths[number] ** -0.5, bias=part == "own")
             if number:
-                layers.sums[f"{part}.{number}"] = (before,)
+                layers.sums[path] = (before,)
     for number, (before, width) in pairs:
-        layers.operators += [
-            _product(f"{part}.{number}", before, width, of_input=not number) for part in lists
-        ]
+        for part in lists:
+            layers.operators.append(
+                _product(f"{part}.{number}", before, width, of_input=number == 0)
+            )
         if "products" in lists:
             layers.parameters[f"biases.{number}.bias"] = ParameterEntry(width, 0.0, 0.0)
-        shape = Pattern.parse(
-            f"1 0 {before if not number and settings['aggregate_first'] else width}"
+        summed = width
+        if number == 0 and settings["aggregate_first"]:
+            summed = before
+        aggregation = Operator(
+            shape=Pattern.parse(f"1 0 {summed}"),
+            module="",
+            kind=AGGREGATION,
+            gradients=1,
+            lookups=facts.degree,
         )
-        layers.operators.append(Operator(shape, "", AGGREGATION, gradients=1, lookups=facts.degree))
-    return layers.table(normalised=tuple(layers.groups) if settings["norm"] == "layer" else ())
+        layers.operators.append(aggregation)
+    normalised: tuple[str, ...] = ()
+    if settings["norm"] == "layer":
+        normalised = tuple(layers.groups)
+    return layers.table(normalised=normalised)
 
 
 _TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
@@ -159,7 +197,7 @@ _TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
 class _Layers:
     def __init__(self, settings: Mapping[str, Any]):
         self.settings = settings
-        self.groups = {
+        self.groups: dict[str, int] = {
             f"hidden{number}": width for number, width in enumerate(settings["hidden"], 1)
         }
         self.parameters: dict[str, ParameterEntry] = {}
@@ -210,5 +248,14 @@ def _require_known(settings: Mapping[str, Any], name: str, names: Collection[str
 def _product(
     path: str, before: str, width: str, of_input: bool = False, kind: str = "Linear"
 ) -> Operator:
-    shape = Pattern.parse(f"1 {before} {width}")
-    return Operator(shape, path, kind, f"{path}.weight", 0, 1 if of_input else 2, of_input)
+    # No gradient of the network's input is needed.
+    gradients = 1 if of_input else 2
+    return Operator(
+        shape=Pattern.parse(f"1 {before} {width}"),
+        module=path,
+        kind=kind,
+        parameter=f"{path}.weight",
+        axis=0,
+        gradients=gradients,
+        of_input=of_input,
+    )

@@ -44,39 +44,23 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        for name, value, choices in (
-            ("norm", norm, tuple(NORMS)),
-            ("positions", positions, ("rotary", "learnt")),
-            ("feed_forward", feed_forward, ("swiglu", "gelu")),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} = {value!r} must be {' or '.join(choices)}")
+        _require_choice("norm", norm, tuple(NORMS))
+        _require_choice("positions", positions, ("rotary", "learnt"))
+        _require_choice("feed_forward", feed_forward, ("swiglu", "gelu"))
         if len(shape) != 1:
             raise ValueError(f"examples of shape {tuple(shape)} are not windows of tokens")
-        if not heads or not hidden:
-            raise ValueError(
-                f"heads = {list(heads)} and hidden = {list(hidden)} each need at least one number"
-            )
-        if positions == "rotary" and head_dim % 2:
-            raise ValueError(f"head_dim = {head_dim} must be even with rotary positions")
+        _require_sizes(heads, hidden, head_dim, positions)
         self.embedding = nn.Embedding(outputs, embed)
-        self.positions = nn.Embedding(shape[0], embed) if positions == "learnt" else None
-        self.layers = nn.ModuleList(
-            Layer(
-                embed,
-                Attention(
-                    embed,
-                    heads[min(number, len(heads) - 1)],
-                    queries,
-                    head_dim,
-                    positions == "rotary",
-                ),
-                FeedForward(embed, hidden[min(number, len(hidden) - 1)], feed_forward == "swiglu"),
-                norm,
-                dropout,
-            )
-            for number in range(layers)
-        )
+        self.positions: nn.Embedding | None = None
+        if positions == "learnt":
+            self.positions = nn.Embedding(shape[0], embed)
+        rotary = positions == "rotary"
+        gated = feed_forward == "swiglu"
+        self.layers = nn.ModuleList()
+        for number in range(layers):
+            attention = Attention(embed, of_layer(heads, number), queries, head_dim, rotary)
+            units = FeedForward(embed, of_layer(hidden, number), gated)
+            self.layers.append(Layer(embed, attention, units, norm, dropout))
         self.norm = NORMS[norm](embed, eps=EPSILON)
         self.outputs = nn.Linear(embed, outputs, bias=False)
         if tied:
@@ -100,6 +84,27 @@ class Transformer(nn.Module):
         return self.outputs(self.norm(x))
 
 
+def of_layer(numbers: tuple[int, ...], layer: int) -> int:
+    """Return a layer's number; the last one also counts for all further layers."""
+    return numbers[min(layer, len(numbers) - 1)]
+
+
+def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} = {value!r} must be {' or '.join(choices)}")
+
+
+def _require_sizes(
+    heads: tuple[int, ...], hidden: tuple[int, ...], head_dim: int, positions: str
+) -> None:
+    if not heads or not hidden:
+        raise ValueError(
+            f"heads = {list(heads)} and hidden = {list(hidden)} each need at least one number"
+        )
+    if positions == "rotary" and head_dim % 2:
+        raise ValueError(f"head_dim = {head_dim} must be even with rotary positions")
+
+
 class Layer(nn.Module):
     """Attention, then feed-forward units, each added to the stream."""
 
@@ -107,10 +112,10 @@ class Layer(nn.Module):
         self, embed: int, attention: Attention, feed_forward: FeedForward, norm: str, dropout: float
     ):
         super().__init__()
-        self.attention, self.feed_forward = attention, feed_forward
-        self.attention_norm, self.feed_forward_norm = (
-            NORMS[norm](embed, eps=EPSILON) for _ in range(2)
-        )
+        self.attention = attention
+        self.feed_forward = feed_forward
+        self.attention_norm = NORMS[norm](embed, eps=EPSILON)
+        self.feed_forward_norm = NORMS[norm](embed, eps=EPSILON)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, places, cache, number):
@@ -123,31 +128,35 @@ class Attention(nn.Module):
 
     def __init__(self, embed: int, heads: int, queries: int, head_dim: int, rotary: bool):
         super().__init__()
-        self.heads, self.queries, self.rotary = heads, queries, rotary
+        self.heads = heads
+        self.queries = queries
+        self.rotary = rotary
         self.query = nn.Linear(embed, heads * queries * head_dim, bias=False)
-        self.key, self.value = (nn.Linear(embed, heads * head_dim, bias=False) for _ in range(2))
+        self.key = nn.Linear(embed, heads * head_dim, bias=False)
+        self.value = nn.Linear(embed, heads * head_dim, bias=False)
         self.output = nn.Linear(heads * queries * head_dim, embed, bias=False)
 
     def forward(self, x, places, cache, number):
         b, t, _ = x.shape
         query = self.query(x).view(b, t, self.heads * self.queries, -1).transpose(1, 2)
-        key, value = (
-            product(x).view(b, t, self.heads, -1).transpose(1, 2)
-            for product in (self.key, self.value)
-        )
+        key = self.key(x).view(b, t, self.heads, -1).transpose(1, 2)
+        value = self.value(x).view(b, t, self.heads, -1).transpose(1, 2)
         if self.rotary:
-            query, key = _rotated(query, places), _rotated(key, places)
+            query = _rotate(query, places)
+            key = _rotate(key, places)
         resumes = cache is not None and cache[number] is not None
         if resumes:
-            key, value = (
-                torch.cat([before, now], dim=2) for before, now in zip(cache[number], (key, value))
-            )
+            key_before, value_before = cache[number]
+            key = torch.cat([key_before, key], dim=2)
+            value = torch.cat([value_before, value], dim=2)
         if cache is not None:
-            cache[number] = key, value
+            cache[number] = (key, value)
         if self.queries > 1:
-            key, value = (part.repeat_interleave(self.queries, dim=1) for part in (key, value))
+            key = key.repeat_interleave(self.queries, dim=1)
+            value = value.repeat_interleave(self.queries, dim=1)
         seen = None
-        if resumes:  # each of the new tokens sees all before it
+        if resumes:
+            # Each of the new tokens sees all before it.
             seen = torch.arange(key.shape[2], device=x.device) <= places[:, None]
         mixed = functional.scaled_dot_product_attention(
             query, key, value, seen, is_causal=not resumes
@@ -162,7 +171,9 @@ class FeedForward(nn.Module):
     def __init__(self, embed: int, hidden: int, gated: bool):
         super().__init__()
         self.up = nn.Linear(embed, hidden, bias=False)
-        self.gate = nn.Linear(embed, hidden, bias=False) if gated else None
+        self.gate: nn.Linear | None = None
+        if gated:
+            self.gate = nn.Linear(embed, hidden, bias=False)
         self.down = nn.Linear(hidden, embed, bias=False)
 
     def forward(self, x):
@@ -171,9 +182,12 @@ class FeedForward(nn.Module):
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
-def _rotated(x, places):
+def _rotate(x, places):
     half = x.shape[-1] // 2
     rates = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
     angles = (places.double()[:, None] * rates).to(x.dtype)
-    first, second, cos, sin = x[..., :half], x[..., half:], angles.cos(), angles.sin()
+    first = x[..., :half]
+    second = x[..., half:]
+    cos = angles.cos()
+    sin = angles.sin()
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)

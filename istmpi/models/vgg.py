@@ -34,40 +34,28 @@ class VGG(nn.Module):
         exits: tuple[int, ...] = (),
     ):
         super().__init__()
-        if layers not in LAYERS:
-            raise ValueError(f"layers = {layers} must be one of {', '.join(map(str, LAYERS))}")
-        if len(channels) != len(LAYERS[layers]):
-            raise ValueError(
-                f"channels = {list(channels)} must be {len(LAYERS[layers])} numbers, one for each section"
-            )
+        _require_sections(layers, channels)
         require_images(shape, exits, len(channels))
         before, height, width = shape
-        features: list[nn.Module] = []
+        self.features = nn.Sequential()
         self.section_ends = []
         for convolutions, after in zip(LAYERS[layers], channels):
             for _ in range(convolutions):
-                features += [
-                    nn.Conv2d(before, after, 3, padding=1, bias=False),
-                    nn.BatchNorm2d(after),
-                    nn.ReLU(),
-                ]
+                convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
+                self.features.extend([convolution, nn.BatchNorm2d(after), nn.ReLU()])
                 before = after
             if min(height, width) > 1:
-                features.append(nn.MaxPool2d(2))
-                height, width = height // 2, width // 2
-            self.section_ends.append(len(features))
-        self.features = nn.Sequential(*features)
+                self.features.append(nn.MaxPool2d(2))
+                height //= 2
+                width //= 2
+            self.section_ends.append(len(self.features))
         before *= height * width
-        classifier: list[nn.Module] = []
+        self.classifier = nn.Sequential()
         for after in dense:
-            classifier += [
-                nn.Linear(before, after),
-                nn.BatchNorm1d(after),
-                nn.ReLU(),
-                nn.Dropout(dropout),
-            ]
+            norm = nn.BatchNorm1d(after)
+            self.classifier.extend([nn.Linear(before, after), norm, nn.ReLU(), nn.Dropout(dropout)])
             before = after
-        self.classifier = nn.Sequential(*classifier, nn.Linear(before, outputs))
+        self.classifier.append(nn.Linear(before, outputs))
         self.exits = nn.ModuleDict(
             {str(section): nn.Linear(channels[section - 1], outputs) for section in exits}
         )
@@ -78,10 +66,21 @@ class VGG(nn.Module):
         early = []
         for place, layer in enumerate(self.features, 1):
             x = layer(x)
-            if (
-                place in self.section_ends
-                and (exit := str(self.section_ends.index(place) + 1)) in self.exits
-            ):
-                early.append(self.exits[exit](x.mean(dim=(2, 3))))
+            if place in self.section_ends:
+                section = str(self.section_ends.index(place) + 1)
+                if section in self.exits:
+                    early.append(self.exits[section](x.mean(dim=(2, 3))))
         logits = self.classifier(x.flatten(1))
-        return (*early, logits) if early else logits
+        if early:
+            return (*early, logits)
+        return logits
+
+
+def _require_sections(layers: int, channels: tuple[int, ...]) -> None:
+    if layers not in LAYERS:
+        raise ValueError(f"layers = {layers} must be one of {', '.join(map(str, LAYERS))}")
+    sections = len(LAYERS[layers])
+    if len(channels) != sections:
+        raise ValueError(
+            f"channels = {list(channels)} must be {sections} numbers, one for each section"
+        )

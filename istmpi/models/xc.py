@@ -46,8 +46,8 @@ class XC(nn.Module):
         self.hidden = nn.ModuleList(
             nn.Linear(before, width) for before, width in zip(hidden, others)
         )
-        made = NORMS[norm]
-        self.norms = nn.ModuleList(made(width) if made else nn.Identity() for width in hidden)
+        norm_class = NORMS[norm] or nn.Identity
+        self.norms = nn.ModuleList(norm_class(width) for width in hidden)
         self.dropout = nn.Dropout(dropout)
         self.output = LabelBlocks(hidden[-1], outputs, label_block)
 

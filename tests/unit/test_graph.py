@@ -18,7 +18,7 @@ from istmpi.data.graph.split import Graph, GraphSplit, sample_neighbours
 from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
-from istmpi.models.aggregation import Bags, Edges, dropped
+from istmpi.models.aggregation import Bags, Edges, drop
 from istmpi.models.graphs import GAT, GCN, SAGE
 from istmpi.models.tables import Facts, table_of
 from istmpi.network.architecture import Architecture
@@ -48,7 +48,7 @@ def test_sums_and_their_gradients_are_those_of_dense_matrices():
     expected = {
         "total": dense,
         "mean": dense / dense.sum(1, keepdim=True).clamp(min=1),
-        "convolved": both * (both.sum(1)[:, None] * both.sum(1)) ** -0.5,
+        "convolve": both * (both.sum(1)[:, None] * both.sum(1)) ** -0.5,
     }
     x.requires_grad_()
     weights = torch.randn(NODES, FEATURES, dtype=torch.float64)
@@ -71,7 +71,7 @@ def test_bags_of_words_train_as_sparse_rows(model):
     """They give what dense ones do, which evaluation multiplies, and their gradients."""
     inputs = split(several=True).batch(np.arange(1)).inputs
     x, offsets, columns = inputs[0].double(), *inputs[1:]
-    assert isinstance(dropped(x, torch.nn.Dropout(0.0)), Bags) and dropped(x, torch.nn.Dropout(0.0).eval()) is x
+    assert isinstance(drop(x, torch.nn.Dropout(0.0)), Bags) and drop(x, torch.nn.Dropout(0.0).eval()) is x
     network = MODELS[model](FEATURES, CLASSES, (5, 4)).double()
     gradients = []
     for mode in (True, False):
@@ -118,19 +118,19 @@ def test_dropout_of_a_bag_of_words():
     """A quarter of what is not zero is dropped, and the rest grows by a third."""
     x = torch.zeros(200, 1000)
     x[:, ::20] = 3.0
-    bags = dropped(x, torch.nn.Dropout(0.25))
+    bags = drop(x, torch.nn.Dropout(0.25))
     kept = bags.matrix.to_dense()
     assert torch.equal(bags.transposed.to_dense(), kept.t())
     assert set(kept.unique().tolist()) == {0.0, 4.0} and not kept[x == 0].any()
     assert (kept > 0).sum().item() == pytest.approx(7500, abs=6 * (10000 * 0.25 * 0.75) ** 0.5)
-    assert not isinstance(dropped(torch.ones(4, 4), torch.nn.Dropout(0.25)), Bags)
+    assert not isinstance(drop(torch.ones(4, 4), torch.nn.Dropout(0.25)), Bags)
     none = torch.nn.Dropout(0.0)
     x[:, ::40] = 0.0
     for _ in range(2):
-        assert torch.equal(dropped(x, none).matrix.to_dense(), x)
-    assert not isinstance(dropped(x.bfloat16(), none), Bags)
+        assert torch.equal(drop(x, none).matrix.to_dense(), x)
+    assert not isinstance(drop(x.bfloat16(), none), Bags)
     x[:] = 1.0
-    assert dropped(x, none) is x
+    assert drop(x, none) is x
 
 
 @pytest.mark.parametrize("first", [False, True])
