@@ -14,7 +14,7 @@ from istmpi.config import Run
 from istmpi.cost import Cost, phase_costs
 from istmpi.errors import ConfigError
 from istmpi.methods import limits
-from istmpi.models.tables import Facts, table_of
+from istmpi.models.tables import Facts, find_table
 from istmpi.names import has_table
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import ACCEPTED_INPUTS, require_known, user_network
@@ -104,7 +104,7 @@ def _describe_by_table(
             break
     code = user_network(name, (features,), outputs, run.model.arguments_for(task), task)
     facts = Facts(code.inputs, outputs, in_a_row, degree=degree)
-    table = table_of(name, facts, code.settings)
+    table = find_table(name, facts, code.settings)
     assert table is not None, f"{name} has a table"
     network = Architecture(name, table, run.model.dtype, code)
     if not code.graph:

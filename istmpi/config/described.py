@@ -9,7 +9,7 @@ from istmpi.config.learner import OWN_SETTINGS, Model
 from istmpi.config.methods import METHODS
 from istmpi.config.run import Run
 from istmpi.names import NETWORKS
-from istmpi.network.arguments import arguments_of
+from istmpi.network.arguments import read_arguments
 from istmpi.settings import help_of, kind_of_value, range_of, types_of
 
 
@@ -55,7 +55,7 @@ def every_setting() -> Iterator[Setting]:
         # The section of mlp has its settings as fields; other networks' are found from their code.
         if section == "model":
             for network in NETWORKS:
-                for name, hint, default in arguments_of(network):
+                for name, hint, default in read_arguments(network):
                     yield Setting(f"model.{name}", hint, default, network)
 
 

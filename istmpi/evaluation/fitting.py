@@ -21,7 +21,7 @@ from istmpi.data.batch import Batch
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
 from istmpi.network.architecture import Architecture
-from istmpi.network.table import power_of
+from istmpi.network.table import split_power
 from istmpi.trees import call
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def fit_scale(
 
     def factor(groups: Iterable[str]) -> torch.Tensor | float:
         chosen = []
-        for group, power in map(power_of, groups):
+        for group, power in map(split_power, groups):
             if group in names:
                 chosen.append(factors[names.index(group)] ** power)
         if not chosen:

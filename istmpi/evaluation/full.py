@@ -20,8 +20,8 @@ from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.exchanges import OwnExamples, SameExamples
 from istmpi.evaluation.spread_units import spread_units
 from istmpi.network.architecture import Architecture
-from istmpi.network.leaves import Leaf, leaves_of, prepare
-from istmpi.network.norms import Calibrated, average, calibrating, moments_of
+from istmpi.network.leaves import Leaf, find_leaves, prepare
+from istmpi.network.norms import Calibrated, average, calibrating, compute_moments
 from istmpi.network.norms import Moments as UnitMoments
 from istmpi.network.trials import seeded
 from istmpi.trees import call, mapped
@@ -41,7 +41,7 @@ class _Built:
     scale: Mapping[str, float]
     gathered: Mapping[str, nn.Parameter]
     """The parameters that are whole on each rank; empty until they are loaded."""
-    moments_of: Callable[[torch.Tensor, str, bool], UnitMoments]
+    compute_moments: Callable[[torch.Tensor, str, bool], UnitMoments]
     """A function that computes moments in a calibration (`istmpi.network.norms.calibrating`)."""
     exchange: OwnExamples | None = None
     """The exchange, if each rank passes its own examples."""
@@ -150,7 +150,7 @@ class FullNetwork:
         if built.exchange:
             built.exchange.moments.clear()
         try:
-            with seeded(), torch.no_grad(), calibrating(layers, built.moments_of):
+            with seeded(), torch.no_grad(), calibrating(layers, built.compute_moments):
                 run()
         finally:
             self._calibrating = False
@@ -229,7 +229,7 @@ class FullNetwork:
             part.register_forward_hook(lambda *_: self._communicator.whereabouts.heartbeat())
         if self._by_units:
             spread_units(module, architecture, store, self._communicator, self._sharded)
-            return _Built(module, scale, gathered, moments_of)
+            return _Built(module, scale, gathered, compute_moments)
         shared = self.shares_examples and self._communicator.size > 1 and architecture.batch_norms
         if self._local_examples or shared:
             exchange = OwnExamples(store, self._communicator)
@@ -237,13 +237,13 @@ class FullNetwork:
             moments = self._moments_over_ranks(module, exchange)
             return _Built(module, scale, gathered, moments, exchange)
         self._replace_leaves(module, SameExamples(store, self._communicator))
-        return _Built(module, scale, gathered, moments_of)
+        return _Built(module, scale, gathered, compute_moments)
 
     def _replace_leaves(self, module: nn.Module, exchange: OwnExamples | SameExamples) -> None:
         """Make the sharded leaves of a module exchange weights or outputs."""
         leaves = self._architecture.leaves.items()
         sharded = {path: names for path, names in leaves if self._sharded.issuperset(names)}
-        for path, leaf in leaves_of(module, sharded).items():
+        for path, leaf in find_leaves(module, sharded).items():
             if path == self._spread and isinstance(exchange, SameExamples):
                 leaf.replace(self._keep_rows(leaf, exchange))
             else:

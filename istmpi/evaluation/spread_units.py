@@ -16,7 +16,7 @@ from istmpi.cost.whole_graph import GATHERED
 from istmpi.engine.store import ParameterStore
 from istmpi.models.aggregation import Bias
 from istmpi.network.architecture import Architecture
-from istmpi.network.leaves import Leaf, leaves_of
+from istmpi.network.leaves import Leaf, find_leaves
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -58,7 +58,7 @@ def _spread_products(
 ) -> None:
     """Replace the products of a network. ``units``: this rank's units of each group."""
     lengths = architecture.lengths
-    for path, leaf in leaves_of(network, architecture.leaves).items():
+    for path, leaf in find_leaves(network, architecture.leaves).items():
         factor = architecture.factor(architecture.sums.get(path, ()), lengths, store.full_scale)
         # The group of the units before the layer: columns of its weight.
         before = architecture.parameters[leaf.names["weight"]].pattern.axes[1].factors[0].name

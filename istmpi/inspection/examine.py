@@ -23,7 +23,7 @@ from istmpi.inspection.uses import find_sums
 from istmpi.network.joined import groups_on
 from istmpi.network.norms import Calibrated, built
 from istmpi.network.running import require_trainable
-from istmpi.network.scaling import storage_of
+from istmpi.network.scaling import identify_storage
 from istmpi.network.table import (
     BatchNormalisation,
     Blocks,
@@ -235,7 +235,10 @@ def _find_bare(
     bare: dict[str, bool] = {}
     for output in outputs:
         # A layer that writes into its output also reads it.
-        readers = recorder.readers.get(storage_of(output.tensor), set()) - {*calls, output.layer}
+        readers = recorder.readers.get(identify_storage(output.tensor), set()) - {
+            *calls,
+            output.layer,
+        }
         # Moments are averaged over calls. Inputs of larger scale would weigh more.
         is_bare = bool(readers) or output.norm is None or calls[output.norm] != 1
         bare[output.layer] = bare.get(output.layer, False) or is_bare

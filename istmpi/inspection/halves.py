@@ -22,7 +22,7 @@ from typing import Any
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.inspection.twins import COPIES, Twins
-from istmpi.network.table import Table, Use, power_of, with_power
+from istmpi.network.table import Table, Use, split_power, with_power
 from istmpi.network.trials import few, one_thread
 from istmpi.network.user import UserNetwork
 
@@ -194,7 +194,7 @@ def _candidates(table: Table, means: Sequence[Use], width: str) -> Iterator[_Can
         if ("uses", use) not in used and width in Pattern.parse(use.inner).names:
             places.append((("uses", use), (width,), f"mean {use.function} {use.module}"))
     for place, summed_groups, name in places:
-        if any(power_of(summed)[0] == width for summed in summed_groups):
+        if any(split_power(summed)[0] == width for summed in summed_groups):
             kind = re.sub(r"[0-9]+", "#", name)
             yield _Candidate(place, f"{place[0]} {kind}")
 

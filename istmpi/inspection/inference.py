@@ -28,9 +28,9 @@ from istmpi.inspection.orders import (
 from istmpi.inspection.proof import Moving, Place, Reading, Trial
 from istmpi.inspection.readings import ALIKE, readings
 from istmpi.inspection.residual import find_residual_blocks
-from istmpi.network.leaves import shaped
+from istmpi.network.leaves import build_shapes
 from istmpi.network.running import require_trainable, run_short
-from istmpi.network.table import ResidualBlock, inside, unit_of
+from istmpi.network.table import ResidualBlock, find_unit, inside
 from istmpi.network.trials import one_thread
 from istmpi.network.user import UserNetwork, Width
 
@@ -113,7 +113,7 @@ def infer(network: UserNetwork, full: torch.nn.Module | None = None) -> Inferred
             axis = _axis(inferred.findings, (name, place), length)
             assert axis is not None, f"the widths of {name} were chosen so that they nest"
             axes.append(axis)
-        patterns[name] = inside(Pattern(tuple(axes)), unit_of(inferred.blocks, name))
+        patterns[name] = inside(Pattern(tuple(axes)), find_unit(inferred.blocks, name))
     return replace(inferred, parameters=patterns)
 
 
@@ -143,7 +143,7 @@ def _find_blocks(network: UserNetwork, findings: dict[str, Finding], full: torch
 def _shapes(
     network: UserNetwork, lengths: Mapping[str, int] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    built = shaped(lambda: network.build(lengths))
+    built = build_shapes(lambda: network.build(lengths))
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 
 

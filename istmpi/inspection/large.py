@@ -22,7 +22,7 @@ LEAST = 8
 """The smallest divisor of a width that is chosen as its number of units."""
 
 
-def inspected(network: UserNetwork) -> Table:
+def inspect_any(network: UserNetwork) -> Table:
     """Return the table of a network, which need not fit into memory if its class says so."""
     if getattr(network.kind, "LARGE", False):
         return _with_few_units(network)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from istmpi.network.scaling import Provenance, reduced, tensors_in
+from istmpi.network.scaling import Provenance, find_summed, tensors_in
 
 NORMALISATIONS = {
     "native_batch_norm",
@@ -176,11 +176,11 @@ def find_sum(name: str, args: Sequence[Any]) -> Summands | None:
     if name.startswith("_scaled_dot_product") or name in ("_cdist_forward", "_euclidean_dist"):
         return Summands(args[:2], args[0].shape[-1])
     if name in ("sum", "nansum", "logsumexp", "prod", "mean", "cumsum"):
-        _, inner = reduced(args[0], _argument(args, 1))
+        _, inner = find_summed(args[0], _argument(args, 1))
         return Summands(args[:1], inner)
     # Norms of order 0 and of infinite order add nothing up.
     if name in ("linalg_vector_norm", "norm") and _argument(args, 1) not in (0, inf, -inf):
-        _, inner = reduced(args[0], _argument(args, 2))
+        _, inner = find_summed(args[0], _argument(args, 2))
         return Summands(args[:1], inner)
     if name == "_weight_norm_interface":
         direction = args[0]

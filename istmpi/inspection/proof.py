@@ -25,7 +25,7 @@ from istmpi.inspection.orders import (
     positions_along,
 )
 from istmpi.network.running import run_examples
-from istmpi.network.scaling import storage_of, tensors_in
+from istmpi.network.scaling import identify_storage, tensors_in
 from istmpi.network.trials import FEW, Watching, alike, hooked, random_values, seeded, set_values
 from istmpi.network.user import UserNetwork, Width
 
@@ -275,13 +275,13 @@ class _Reads(Watching):
     def __init__(self, values: Mapping[str, torch.Tensor]):
         super().__init__()
         self.names: list[str] = []
-        self.unread = {storage_of(tensor): name for name, tensor in values.items()}
+        self.unread = {identify_storage(tensor): name for name, tensor in values.items()}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         for tensor in tensors_in([*args, *(kwargs or {}).values()]):
-            name = self.unread.pop(storage_of(tensor), "")
+            name = self.unread.pop(identify_storage(tensor), "")
             if name:
                 self.names.append(name)
         return func(*args, **(kwargs or {}))

@@ -9,7 +9,7 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.inspection.tracing import EXAMPLES
-from istmpi.network.leaves import Elsewhere, candidates, leaves_of, prepare, without_values
+from istmpi.network.leaves import Elsewhere, find_leaves, list_candidates, prepare, without_values
 from istmpi.network.norms import built
 from istmpi.network.running import run_short
 from istmpi.network.trials import few, one_thread, seeded
@@ -46,7 +46,7 @@ def _prove(network: UserNetwork, lengths: Mapping[str, int], plain: nn.Module) -
     with seeded():
         examples = network.examples(EXAMPLES, torch.get_default_dtype())
         x, expected = run_short(network, examples, partial(network.forward, plain))
-    leaves = candidates(plain)
+    leaves = list_candidates(plain)
     while leaves:
         outputs, read = _run_with_leaves(network, lengths, values, leaves, x)
         if not read:
@@ -76,7 +76,7 @@ def _run_with_leaves(
             module = built(network, lengths).eval()
         for name, parameter in prepare(module, elsewhere).items():
             parameter.data = values[name]
-        for leaf in leaves_of(module, leaves).values():
+        for leaf in find_leaves(module, leaves).values():
             parameters = {key: values[name] for key, name in leaf.names.items()}
             leaf.replace(partial(leaf.whole, parameters))
     except Exception:  # a user's constructor may not accept such parameters

@@ -22,7 +22,14 @@ from istmpi.inspection.operations import (
     find_products,
     find_sum,
 )
-from istmpi.network.scaling import Call, Calls, Provenance, shape_alone, storage_of, tensors_in
+from istmpi.network.scaling import (
+    Call,
+    Calls,
+    Provenance,
+    identify_storage,
+    shape_alone,
+    tensors_in,
+)
 from istmpi.network.trials import Watching
 
 
@@ -122,7 +129,7 @@ class Recorder(Watching):
         if not shape_alone(name):
             used = list(tensors_in([*args, *kwargs.values()]))
         for tensor in used:
-            self.readers.setdefault(storage_of(tensor), set()).add(self._modules[-1])
+            self.readers.setdefault(identify_storage(tensor), set()).add(self._modules[-1])
         self._note_products(name, args, made, used)
         self._note_sum(name, args, made, used)
         self._known.follow(name, used, made)
@@ -136,8 +143,8 @@ class Recorder(Watching):
         made: Sequence[torch.Tensor],
         used: Sequence[torch.Tensor],
     ) -> None:
-        makers = [self._made_by.get(storage_of(tensor), 0) for tensor in used]
-        before = behind = _union(self._behind.get(storage_of(tensor), 0) for tensor in used)
+        makers = [self._made_by.get(identify_storage(tensor), 0) for tensor in used]
+        before = behind = _union(self._behind.get(identify_storage(tensor), 0) for tensor in used)
         layers = 0
         for product in find_products(name, args, made, self._known):
             number = len(self.products)
@@ -152,7 +159,7 @@ class Recorder(Watching):
         if name in ADDITIONS and len(makers) > 1:
             self._add(makers[0], layers or _union(makers[1:]))
         for tensor in made:
-            storage = storage_of(tensor)
+            storage = identify_storage(tensor)
             self._made_by[storage] = layers or self._made_by.get(storage, 0) | _union(makers)
             self._behind[storage] = self._behind.get(storage, 0) | behind
         if name in NORMALISATIONS:
@@ -229,7 +236,7 @@ class Recorder(Watching):
     ) -> None:
         weights: frozenset[int] = frozenset()
         for tensor in used:
-            weights |= self._weights.get(storage_of(tensor), frozenset())
+            weights |= self._weights.get(identify_storage(tensor), frozenset())
         # Tensors that are not strided belong to sums over the neighbours of a node.
         is_strided = all(tensor.layout == torch.strided for tensor in used)
         summands = find_sum(name, args) if is_strided else None
@@ -246,12 +253,12 @@ class Recorder(Watching):
             self._append_sum(name, summands, fan, weights)
             weights = frozenset()
         # A view of an operand is still the operand.
-        elif made and used and storage_of(made[0]) != storage_of(used[0]):
+        elif made and used and identify_storage(made[0]) != identify_storage(used[0]):
             if name not in MOVING:
                 self.kept_apart.update(self._known.parameters(used).split(","))
             if name not in KEEPING:
                 weights = frozenset()
-        self._weights.update((storage_of(tensor), weights) for tensor in made)
+        self._weights.update((identify_storage(tensor), weights) for tensor in made)
 
     def _append_sum(
         self,

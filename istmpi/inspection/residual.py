@@ -16,7 +16,7 @@ from torch import nn
 
 from istmpi.errors import ConfigError
 from istmpi.network.absent import Absent, copied, put
-from istmpi.network.leaves import shaped
+from istmpi.network.leaves import build_shapes
 from istmpi.network.running import run_examples
 from istmpi.network.table import ResidualBlock
 from istmpi.network.trials import alike, few, hooked, random_values
@@ -64,7 +64,7 @@ def find_residual_blocks(
 
 def _list_lengths(network: UserNetwork, lengths: Mapping[str, int]) -> dict[str, int]:
     """Return the number of modules in each list of a network."""
-    modules = shaped(lambda: network.build(lengths)).named_modules()
+    modules = build_shapes(lambda: network.build(lengths)).named_modules()
     return {
         path: len(module)
         for path, module in modules

@@ -20,7 +20,7 @@ from istmpi.engine.axes import Factor, Pattern, product
 from istmpi.errors import ConfigError
 from istmpi.inspection.recording import Record, Recorder
 from istmpi.network.norms import built
-from istmpi.network.table import Blocks, Operator, inside, unit_of
+from istmpi.network.table import Blocks, Operator, find_unit, inside
 from istmpi.network.trials import few, one_thread, seeded
 from istmpi.network.user import UserNetwork
 
@@ -201,7 +201,7 @@ def trace(
             inexact.append(recorded.module)
             sizes = _full_sizes(recorded)
         text, examples = sizes
-        shape = inside(Pattern.parse(text), unit_of(blocks, recorded.module))
+        shape = inside(Pattern.parse(text), find_unit(blocks, recorded.module))
         if len(recorded.sizes) == 1:
             normalised.append(str(shape))
             continue

@@ -16,7 +16,7 @@ from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
 from istmpi.network.norms import Calibrated, built
 from istmpi.network.running import run_examples
-from istmpi.network.table import Table, power_of
+from istmpi.network.table import Table, split_power
 from istmpi.network.trials import Watching, alike, random_values, seeded, set_values
 from istmpi.network.user import UserNetwork
 
@@ -118,7 +118,7 @@ class Twins:
         def factor(groups: Collection[str]) -> float:
             product = 1.0
             for summed in groups:
-                group, power = power_of(summed)
+                group, power = split_power(summed)
                 if group in widths:
                     product *= (1 / copies) ** power
             return product

@@ -35,7 +35,7 @@ class Facts:
         return prod(self.shape)
 
 
-def table_of(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | None:
+def find_table(name: str, facts: Facts, settings: Mapping[str, Any]) -> Table | None:
     """Return a network's table; None if an inspection must find it.
 
     Raises ConfigError for a wrong setting.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from istmpi.engine.axes import ITEMSIZE, Parameter, Pattern
 from istmpi.errors import ConfigError
 from istmpi.network.joined import Factor, along, as_tensor, changes, segment_factors, vector
-from istmpi.network.table import ResidualBlock, Table, Use, power_of
+from istmpi.network.table import ResidualBlock, Table, Use, split_power
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +114,7 @@ class Architecture:
         sums = [*self.sums.values(), *self.table.folded.values()]
         sums += [use.groups for use in self.uses]
         for summed in chain.from_iterable(sums):
-            group, _ = power_of(summed)
+            group, _ = split_power(summed)
             groups.add(group)
         return groups
 
@@ -128,7 +128,7 @@ class Architecture:
         """
         product = 1.0
         for summed in groups:
-            group, power = power_of(summed)
+            group, power = split_power(summed)
             product *= (scale.get(group, 1.0) * (self.lengths[group] / lengths[group])) ** power
         return product
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.names import SHIPPED, has_table, place_of
-from istmpi.network.source import Source, load, load_class, source_of
+from istmpi.network.source import Source, find_source, load, load_class
 from istmpi.network.user import UserNetwork
 from istmpi.settings import Field, Meta, checked
 from istmpi.tasks import CLASSIFICATION, GRAPH, OWN, SPARSE_ROWS, TASKS, TEXT
@@ -49,7 +49,7 @@ _MISSING = inspect.Parameter.empty
 
 
 @cache
-def arguments_of(network: str) -> tuple[Field, ...]:
+def read_arguments(network: str) -> tuple[Field, ...]:
     """Return name, type with description, and default of each setting of a built-in network."""
     module, _, name = SHIPPED[network].partition(":")
     path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
@@ -58,7 +58,7 @@ def arguments_of(network: str) -> tuple[Field, ...]:
     (constructor,) = (
         node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"
     )
-    clauses = described(ast.get_docstring(kind) or "")
+    clauses = read_clauses(ast.get_docstring(kind) or "")
     dealt = _dealt(kind)
     arguments = constructor.args.args[1:]  # without self
     values = constructor.args.defaults
@@ -90,7 +90,7 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
     """
     if not has_table(network):
         return dict(given)
-    hints = {name: hint for name, hint, _ in arguments_of(network)}
+    hints = {name: hint for name, hint, _ in read_arguments(network)}
     arguments = dict(given)
     for name, value in given.items():
         if name == "hidden" and type(value) is int:
@@ -100,7 +100,7 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
     return arguments
 
 
-def described(docstring: str) -> dict[str, str]:
+def read_clauses(docstring: str) -> dict[str, str]:
     parts = re.split(r"``(\w+)``: ", " ".join(docstring.split()))[1:]
     return {
         name: text[0].upper() + text[1:].rstrip(" ;.") + "."
@@ -158,7 +158,7 @@ def user_network(
         loader = partial(_load_shipped, name)
         facts.pop("shape", None)
         arguments = dict.fromkeys(facts, _MISSING)
-        for argument, _, default in arguments_of(name):
+        for argument, _, default in read_arguments(name):
             arguments[argument] = default
     else:
         loaded = _load(name, network)
@@ -224,7 +224,7 @@ def _replace_facts(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 
 def _load(name: str, network: type[nn.Module] | None) -> tuple[type[nn.Module], Source]:
     if network:
-        return network, source_of(network)
+        return network, find_source(network)
     if name in SHIPPED:
         return _load_shipped(name)
     return load(name)

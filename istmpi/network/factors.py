@@ -9,7 +9,7 @@ from torch import nn
 
 from istmpi.engine.axes import Axis
 from istmpi.network.joined import along, is_constant, positions, segment_factors
-from istmpi.network.scaling import input_multiplied, multiply_sums
+from istmpi.network.scaling import multiply_input, multiply_sums
 from istmpi.network.table import Joined
 
 Groups = tuple[str, ...]
@@ -53,7 +53,7 @@ def multiply(
         if name in layers:
             # Found here, for torch.compile would look at the layer in each pass.
             axis = -1 - len(getattr(module, "kernel_size", ()))
-            hook = partial(input_multiplied, layers[name], axis)
+            hook = partial(multiply_input, layers[name], axis)
             module.register_forward_pre_hook(hook, with_kwargs=True)
         if name in ends:
             module.register_forward_hook(lambda _, __, output, end=ends[name]: output * end())

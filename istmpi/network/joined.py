@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.engine.axes import Axis
-from istmpi.network.table import power_of
+from istmpi.network.table import split_power
 
 Factor = float | np.ndarray
 
@@ -38,7 +38,7 @@ def segment_factors(
         return [(factor(tuple(groups)), axis.length(lengths))]
     pairs = []
     for segment in axis.segments:
-        summed = tuple(entry for entry in groups if power_of(entry)[0] in segment.names)
+        summed = tuple(entry for entry in groups if split_power(entry)[0] in segment.names)
         pairs.append((factor(summed), segment.length(lengths)))
     return pairs
 

@@ -140,7 +140,7 @@ def _add_up(
     return total
 
 
-def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> dict[str, Leaf]:
+def find_leaves(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> dict[str, Leaf]:
     leaves = {}
     for path, names in parameters.items():
         module = network.get_submodule(path)
@@ -149,7 +149,7 @@ def leaves_of(network: nn.Module, parameters: Mapping[str, Sequence[str]]) -> di
     return leaves
 
 
-def candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
+def list_candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
     """Return the modules whose class and options let them be leaves, with their parameters'
     names."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
@@ -269,7 +269,7 @@ def without_values() -> Iterator[None]:
         handle.remove()
 
 
-def shaped(build: Callable[[], nn.Module]) -> nn.Module:
+def build_shapes(build: Callable[[], nn.Module]) -> nn.Module:
     """Build a network without values. If the meta device is refused, buffers and frozen parameters
     have values."""
     try:
@@ -337,7 +337,7 @@ def draw_values(
         high = parameters[name].centre + parameters[name].bound
         return torch.empty(shape, dtype=dtype).uniform_(low, high, generator=generator)
 
-    layers = leaves_of(network, leaves)
+    layers = find_leaves(network, leaves)
     for name, parameter in prepare(network, {*chain.from_iterable(leaves.values())}).items():
         parameter.data = make(name, parameters[name].pattern.shape(lengths))
     for leaf in layers.values():

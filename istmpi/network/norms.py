@@ -120,24 +120,24 @@ def built(
 def calibrate(
     network: nn.Module, layers: Mapping[str, Calibrated], inputs: tuple[Any, ...]
 ) -> None:
-    with torch.no_grad(), calibrating(layers, moments_of):
+    with torch.no_grad(), calibrating(layers, compute_moments):
         call(network, inputs)
 
 
 @contextmanager
 def calibrating(
-    layers: Mapping[str, Calibrated], moments_of: Callable[[torch.Tensor, str, bool], Moments]
+    layers: Mapping[str, Calibrated], compute_moments: Callable[[torch.Tensor, str, bool], Moments]
 ) -> Iterator[None]:
     """Set each layer's moments to those of its inputs in a forward pass in this context, averaged
     over calls.
 
-    ``moments_of`` takes a layer's input ``[batch, units, ...]``, its name, and its
+    ``compute_moments`` takes a layer's input ``[batch, units, ...]``, its name, and its
     `Calibrated.each`.
     """
     taken: dict[str, list[Moments]] = {}
 
     def take(name: str, layer: Calibrated, inputs: tuple[torch.Tensor, ...]) -> None:
-        layer.moments = moments_of(inputs[0], name, layer.each)
+        layer.moments = compute_moments(inputs[0], name, layer.each)
         taken.setdefault(name, []).append(layer.moments)
 
     handles = []
@@ -154,7 +154,7 @@ def average(moments: Sequence[Moments]) -> Moments:
     return mean, variance
 
 
-def moments_of(x: torch.Tensor, layer: str = "", each: bool = False) -> Moments:
+def compute_moments(x: torch.Tensor, layer: str = "", each: bool = False) -> Moments:
     """Return mean and variance ``[units]`` of ``[batch, units, ...]``. ``each``: average the
     variances of examples."""
     axes = [0, *range(2, x.ndim)]

@@ -136,7 +136,7 @@ def _read_product(name: str, operands: Sequence[Any]) -> Call | None:
 
 
 def _read_sum(name: str, x: torch.Tensor, axes: Any, power: float = 1.0) -> Call:
-    places, length = reduced(x, axes)
+    places, length = find_summed(x, axes)
     detail = f"{x.ndim}: {places}"
     return Call(name, operand=OUTPUT, power=power, detail=detail, inner=length, operands=(x,))
 
@@ -166,7 +166,7 @@ def _read_norm(name: str, operands: Sequence[Any], named: Mapping[str, Any]) -> 
     return replace(_read_sum(name, operands[0], axes, sign / order), operands=summed)
 
 
-def reduced(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
+def find_summed(x: torch.Tensor, axes: Any) -> tuple[list[int], int]:
     """Return the axes that a sum adds up, by default all, and the product of their lengths."""
     if not x.ndim:
         return [], 1
@@ -185,23 +185,23 @@ class Provenance:
         self._known: dict[int, tuple[torch.Tensor, str]] = {}
 
     def begin(self, network: nn.Module) -> None:
-        self._known = {storage_of(tensor): (tensor, "") for tensor in network.buffers()}
+        self._known = {identify_storage(tensor): (tensor, "") for tensor in network.buffers()}
         for name, parameter in network.named_parameters():
             if not isinstance(parameter, Elsewhere):
-                self._known[storage_of(parameter)] = (parameter, name)
+                self._known[identify_storage(parameter)] = (parameter, name)
 
     def clear(self) -> None:
         self._known.clear()
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
-        return storage_of(tensor) in self._known
+        return identify_storage(tensor) in self._known
 
     def parameters(self, operands: Sequence[Any]) -> str:
         """Return the names of the parameters from which known operands are computed, joined by
         commas."""
         parameters: dict[str, None] = {}
         for tensor in tensors_in(operands):
-            _, names = self._known.get(storage_of(tensor), (None, ""))
+            _, names = self._known.get(identify_storage(tensor), (None, ""))
             if names:
                 parameters[names] = None
         return ",".join(parameters)
@@ -214,9 +214,9 @@ class Provenance:
         parameters = self.parameters(used) if all_known else ""
         for tensor in made:
             if all_known:
-                self._known.setdefault(storage_of(tensor), (tensor, parameters))
+                self._known.setdefault(identify_storage(tensor), (tensor, parameters))
             else:
-                self._known.pop(storage_of(tensor), None)
+                self._known.pop(identify_storage(tensor), None)
 
 
 class Calls(TorchFunctionMode):
@@ -300,7 +300,7 @@ class Scaled(Calls):
         return 1.0
 
 
-def input_multiplied(
+def multiply_input(
     factor: Callable[[], Any],
     axis: int,
     _: nn.Module,
@@ -393,7 +393,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def storage_of(tensor: torch.Tensor) -> int:
+def identify_storage(tensor: torch.Tensor) -> int:
     """Return a number that is the same for all tensors of one storage."""
     if tensor.layout != torch.strided:
         return id(tensor)

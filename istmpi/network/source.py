@@ -46,7 +46,7 @@ def load(name: str) -> tuple[type[nn.Module], Source]:
     """
     kind, module = load_class(name)
     try:
-        return kind, _source_of(kind, module)
+        return kind, _read_source(kind, module)
     except OSError as error:
         raise ConfigError(f"--model {name}: its source cannot be read: {short(error)}.") from error
 
@@ -88,14 +88,14 @@ def class_name(kind: type[nn.Module]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def source_of(kind: type[nn.Module]) -> Source:
+def find_source(kind: type[nn.Module]) -> Source:
     module = sys.modules.get(kind.__module__)
     if module is None:
         return Source()
-    return _source_of(kind, module)
+    return _read_source(kind, module)
 
 
-def _source_of(kind: type, module: ModuleType) -> Source:
+def _read_source(kind: type, module: ModuleType) -> Source:
     files: dict[Path, str] = {}
     libraries: set[str] = set()
     _collect(module, files, libraries)
@@ -111,7 +111,7 @@ def _source_of(kind: type, module: ModuleType) -> Source:
     return Source(digest.hexdigest()[:16], {name: _version(name) for name in sorted(libraries)})
 
 
-def _file_of(module: ModuleType) -> Path | None:
+def _find_file(module: ModuleType) -> Path | None:
     try:
         file = inspect.getsourcefile(module)
     except TypeError:  # it is built in
@@ -122,7 +122,7 @@ def _file_of(module: ModuleType) -> Path | None:
 def _collect(module: ModuleType, files: dict[Path, str], libraries: set[str]) -> None:
     """Add a module's file, and its imports from the same folder, to ``files``, and other imports to
     ``libraries``."""
-    file = _file_of(module)
+    file = _find_file(module)
     if not file:
         return
     above = module.__name__.count(".") + (file.name == "__init__.py")
@@ -136,7 +136,7 @@ def _collect(module: ModuleType, files: dict[Path, str], libraries: set[str]) ->
         if any(part in INSTALLED for part in file.parts):
             libraries.add(files[file].partition("/")[0].removesuffix(".py"))
             continue
-        for name in _imported(file.read_bytes(), file.relative_to(folder).parent.parts):
+        for name in _list_imports(file.read_bytes(), file.relative_to(folder).parent.parts):
             waiting += _files(folder, name)
             top = name.partition(".")[0]
             here = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
@@ -151,7 +151,7 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
 
 
 @cache
-def _imported(source: bytes, package: tuple[str, ...]) -> list[str]:
+def _list_imports(source: bytes, package: tuple[str, ...]) -> list[str]:
     names: list[str] = []
     try:
         tree = ast.parse(source)
@@ -180,5 +180,5 @@ def _version(name: str) -> str:
     version = getattr(library, "__version__", None)
     if version is not None:
         return str(version)
-    file = _file_of(library)
+    file = _find_file(library)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else ""

@@ -127,7 +127,7 @@ class Use:
     """The groups whose units are added up, repeated if they are several factors of the axis. Means
     are left out.
 
-    An entry such as ``hidden^0.5`` has another power of the group's share than 1 (`power_of`)."""
+    An entry such as ``hidden^0.5`` has another power of the group's share than 1 (`split_power`)."""
 
     @property
     def place(self) -> tuple[str, str, str, str]:
@@ -147,7 +147,7 @@ class Joined:
     """The number of axes that the weight has."""
 
 
-def power_of(summed: str) -> tuple[str, float]:
+def split_power(summed: str) -> tuple[str, float]:
     """Split an entry of a sum's groups, ``hidden`` or ``hidden^0.5``, into the group and the power
     of its share."""
     group, _, power = summed.partition("^")
@@ -156,7 +156,7 @@ def power_of(summed: str) -> tuple[str, float]:
 
 def with_power(groups: Sequence[str], group: str, power: float) -> tuple[str, ...]:
     """Return a sum's groups with this power of one group's share, in place of its other entries."""
-    others = tuple(summed for summed in groups if power_of(summed)[0] != group)
+    others = tuple(summed for summed in groups if split_power(summed)[0] != group)
     if power == 0:
         return others
     return (*others, group if power == 1 else f"{group}^{power:g}")
@@ -326,7 +326,7 @@ def flops(operators: Iterable[Operator], lengths: Mapping[str, Number]) -> Numbe
     return total(total(operator.flops(lengths)) for operator in operators)
 
 
-def unit_of(blocks: Blocks, name: str) -> Factor | None:
+def find_unit(blocks: Blocks, name: str) -> Factor | None:
     """Return the unit, such as ``blocks[3]``, that a module or parameter is part of; None if there
     is none."""
     for group, several in blocks.items():

@@ -159,7 +159,7 @@ class UserNetwork:
     def _constructor_failed(
         self, arguments: Mapping[str, Any], error: BaseException
     ) -> ConfigError:
-        settings = _listed({name: arguments[name] for name in self.settings})
+        settings = _list_values({name: arguments[name] for name in self.settings})
         shown = f" with {settings}" if settings else ""
         changed = {
             name: value for name, value in self.defaults.items() if arguments[name] is not value
@@ -167,7 +167,7 @@ class UserNetwork:
         cure = "Correct it, or give other arguments"
         if changed:
             plural = "s" if len(changed) > 1 else ""
-            cure = f"Its default{plural}: {_listed(changed)}"
+            cure = f"Its default{plural}: {_list_values(changed)}"
         return self.refused(f"its constructor fails{shown}: {short(error)}. {cure}.")
 
     def _keep_frozen(self, frozen: Mapping[str, torch.Tensor]) -> None:
@@ -351,5 +351,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _listed(values: Mapping[str, Any]) -> str:
+def _list_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in values.items())

@@ -17,7 +17,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.data.sparse.split import SparseSplit
 from istmpi.errors import ConfigError
-from istmpi.models.tables import Facts, table_of
+from istmpi.models.tables import Facts, find_table
 from istmpi.network.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def build_network(run: Run, data: Dataset, communicator: Communicator) -> Archit
                 raise
     with communicator.agreed():
         if communicator.rank == 0:
-            from istmpi.inspection.large import inspected
+            from istmpi.inspection.large import inspect_any
 
-            tree = inspected(code).tree()
+            tree = inspect_any(code).tree()
     tree = communicator.broadcast_from_root(tree)
     assert tree is not None, "rank 0 has inspected the network"
     network = _try_network(run, data, code, tree, communicator)
@@ -182,7 +182,7 @@ def plan_network(run: Run, data: Dataset) -> Architecture:
     table = _write_table(run, code, data)
     if table is not None:
         return _make_network(run, table, code, data)
-    from istmpi.inspection.large import inspected
+    from istmpi.inspection.large import inspect_any
     from istmpi.training.proof_cache import recall, remember
 
     tree = recall(code)
@@ -190,7 +190,7 @@ def plan_network(run: Run, data: Dataset) -> Architecture:
         # As in training, a remembered table may be out of date.
         with suppress(ConfigError):
             return _make_network(run, Table.from_tree(tree), code, data)
-    table = inspected(code)
+    table = inspect_any(code)
     network = _make_network(run, table, code, data)
     remember(code, table.tree())
     return network
@@ -229,7 +229,7 @@ def _write_table(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
         if run.train.multi_label_loss == "binary":
             odds = train.estimate_label_odds(code.outputs)
         facts = replace(facts, in_a_row=ceil(train.density), odds=odds)
-    return table_of(code.name, facts, code.settings)
+    return find_table(code.name, facts, code.settings)
 
 
 def _require_fitting_batches(run: Run, code: UserNetwork, data: Dataset) -> None:

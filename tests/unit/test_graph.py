@@ -20,7 +20,7 @@ from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
 from istmpi.models.aggregation import Bags, Edges, drop
 from istmpi.models.graphs import GAT, GCN, SAGE
-from istmpi.models.tables import Facts, table_of
+from istmpi.models.tables import Facts, find_table
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.tasks import NODE_CLASSES, NODE_LABELS, TASKS, NodeClasses, NodeLabels
@@ -253,7 +253,7 @@ def test_micro_f1_by_hand():
 def test_the_declared_table_is_what_is_found(model, settings):
     own = user_network(model, (FEATURES,), CLASSES, settings, NODE_CLASSES)
     found, facts = inspect(own).tree(), Facts((FEATURES,), CLASSES, degree=2)
-    declared = table_of(model, facts, own.settings).tree() | {"source": own.source.hash}
+    declared = find_table(model, facts, own.settings).tree() | {"source": own.source.hash}
     declared["operators"] = [one for one in declared["operators"] if one["kind"] != "Aggregation"]
     for tree in (found, declared):
         tree["operators"].sort(key=lambda one: one["module"])
@@ -262,7 +262,7 @@ def test_the_declared_table_is_what_is_found(model, settings):
 
 def of_table(model, **settings):
     code = user_network(model, (FEATURES,), CLASSES, settings, NODE_CLASSES)
-    table = table_of(model, Facts((FEATURES,), CLASSES, degree=split().graph.edges / NODES), code.settings)
+    table = find_table(model, Facts((FEATURES,), CLASSES, degree=split().graph.edges / NODES), code.settings)
     network = Architecture(model, table, "float32")
     network.nodes = NODES, NODES
     return network

@@ -8,7 +8,7 @@ from istmpi.inspection.examine import inspect
 from istmpi.inspection.twins import copy_units
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
-from istmpi.network.table import power_of, with_power
+from istmpi.network.table import split_power, with_power
 from tests.networks.plain import lengths_of, outputs_of, plain, quiet, random_values, with_units
 from tests.networks.running import network
 from tests.networks.table import FACTORS, RESIDUAL
@@ -93,7 +93,7 @@ def test_a_deviation_that_fades_with_the_width_is_no_fault_and_a_power_that_is_n
 
 
 def test_powers_are_read_as_they_are_written():
-    assert [power_of(text) for text in ("hidden", "hidden^0.5", "hidden^-1")] == [
+    assert [split_power(text) for text in ("hidden", "hidden^0.5", "hidden^-1")] == [
         ("hidden", 1.0),
         ("hidden", 0.5),
         ("hidden", -1.0),

@@ -16,7 +16,7 @@ from istmpi.models import mlp_network
 from istmpi.network import leaves
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
-from istmpi.network.leaves import Elsewhere, Leaf, candidates, prepare, without_values
+from istmpi.network.leaves import Elsewhere, Leaf, list_candidates, prepare, without_values
 
 FILE = networks.__file__
 WORDS = torch.tensor([[0, 5, 5, 2], [6, 1, 3, 0]])
@@ -43,7 +43,7 @@ LAYERS = {
 def test_the_parts_of_a_layer_are_the_layer(name, ranks):
     layer, inputs, named = LAYERS[name]
     expected = layer(*inputs, **named)
-    assert list(candidates(nn.Sequential(layer))) == ["0"]
+    assert list(list_candidates(nn.Sequential(layer))) == ["0"]
     keys = [key for key, _ in layer.named_parameters()]
     leaf = Leaf(layer, {key: key for key in keys})
     owners, parts = Owners({}, ranks), []
@@ -79,7 +79,7 @@ def test_a_layer_is_tried_a_block_of_rows_at_a_time(name, block, monkeypatch):
 def test_what_does_not_compute_row_by_row_is_no_leaf():
     others = nn.Conv2d(4, 4, 1, groups=2), nn.Embedding(7, 3, max_norm=1), nn.EmbeddingBag(7, 3, mode="max")
     for layer in (*others, nn.ConvTranspose2d(4, 4, 1), nn.LSTM(3, 4), nn.BatchNorm1d(3)):
-        assert candidates(nn.Sequential(layer)) == {}
+        assert list_candidates(nn.Sequential(layer)) == {}
 
 
 def test_what_is_elsewhere_has_a_shape_and_no_values():

@@ -15,7 +15,7 @@ from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
-from istmpi.models.tables import Facts, table_of
+from istmpi.models.tables import Facts, find_table
 from istmpi.models.xc import XC
 from istmpi.multilabel import AT, Labels, Ranking, compute_losses, compute_parts
 from istmpi.network import linear
@@ -180,7 +180,7 @@ def test_the_table_is_what_is_found_of_the_network(norm, hidden):
     settings = {"hidden": hidden, "norm": norm, "dropout": 0.1 * (norm == "none")}
     own = user_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL)
     assert own.defaults == {"hidden": (256,), "norm": "none", "dropout": 0.0, "label_block": 2**16}
-    table = table_of("xc", Facts((FEATURES,), LABELS), own.settings)
+    table = find_table("xc", Facts((FEATURES,), LABELS), own.settings)
     assert table.tree() | {"source": own.source.hash} == inspect(own).tree()
 
 

@@ -75,7 +75,7 @@ def folder(tmp_path_factory):
 
 
 @cache
-def table_of(row):
+def find_table(row):
     """What istmpi finds out about a network."""
     return inspect(network(row))
 
@@ -90,7 +90,7 @@ def trained(row, folder):
 
 @pytest.mark.parametrize("row", rows("found", examinable))
 def test_what_is_found_is_what_was_written_down(row):
-    table = table_of(row)
+    table = find_table(row)
     assert {*table.groups} == {*row.dealt.split()}
     assert table.undealt.keys() == row.undealt.keys()
     for name, kind in row.undealt.items():
@@ -110,7 +110,7 @@ def assert_near(row, found, expected):
 
 @pytest.mark.parametrize("row", rows("permuted", widths_in))
 def test_units_can_be_permuted_at_full_size(row):
-    table, module = table_of(row), plain(row)
+    table, module = find_table(row), plain(row)
     values, lengths = random_values(module), lengths_of(row)
     for group in set(table.groups) - set(table.blocks):
         order = torch.randperm(lengths[group], generator=torch.Generator().manual_seed(4))
@@ -123,7 +123,7 @@ def test_units_can_be_permuted_at_full_size(row):
 @pytest.mark.parametrize("row", rows("written", widths_in))
 def test_what_was_written_down_makes_twins_as_one(row):
     """Each unit is there twice: half of each use that the table names makes the outputs of half the units."""
-    table, lengths = table_of(row), lengths_of(row)
+    table, lengths = find_table(row), lengths_of(row)
     for group in widths_in(row):
         uses = row.scaled.get(group, "").split()
         if group in row.means.split():
@@ -147,7 +147,7 @@ def test_what_was_written_down_makes_twins_as_one(row):
 @pytest.mark.parametrize("row", rows("scaled", lambda row: widths_in(row) and row.trains is not False))
 def test_a_full_network_of_twins_makes_what_a_subnet_does(row):
     """The full network that istmpi builds, by the share of a half, makes the outputs of a subnet of half the units."""
-    table, lengths = table_of(row), lengths_of(row)
+    table, lengths = find_table(row), lengths_of(row)
     architecture = Architecture(row.network, table, row.dtype, network(row))
     try:
         architecture.require_dealable(table.dealt)
@@ -172,7 +172,7 @@ NORMS = ["BatchNormed", "OfSubclass", "NormTwice", "InstanceTracked"]
 
 @pytest.mark.parametrize("row", rows("calibrated", lambda row: row.name in NORMS))
 def test_calibrated_moments_are_those_that_pytorch_keeps_and_in_twins_those_of_a_subnet(row):
-    architecture, lengths = Architecture(row.network, table_of(row), row.dtype, network(row)), lengths_of(row)
+    architecture, lengths = Architecture(row.network, find_table(row), row.dtype, network(row)), lengths_of(row)
     layers, numbers = {}, {}
 
     def outputs(values, lengths, scale):
@@ -185,7 +185,7 @@ def test_calibrated_moments_are_those_that_pytorch_keeps_and_in_twins_those_of_a
     for group in widths_in(row):
         half, share = {**lengths, group: lengths[group] // 2}, {group: 0.5}
         values = random_values(plain(row, **half))
-        twins = twinned(table_of(row), values, group, lengths)
+        twins = twinned(find_table(row), values, group, lengths)
         assert_near(row, outputs(twins, lengths, share), outputs(values, half, share))
     module = plain(row)
     outputs(values := random_values(module), lengths, {})
@@ -265,7 +265,7 @@ def test_a_refusal_is_a_field_of_json(row, folder, istmpi_command):
 
 @pytest.mark.parametrize("row", rows("initial", lambda row: row.fan))
 def test_initial_values_follow_the_inputs_of_their_use(row):
-    bounds = {name: table_of(row).parameters[name].bound for name in row.fan}
+    bounds = {name: find_table(row).parameters[name].bound for name in row.fan}
     # Where no use is seen, a deviation like the constructor's own is as good.
     assert bounds == pytest.approx({name: inputs**-0.5 for name, inputs in row.fan.items()}, rel=0.05)
 

@@ -12,7 +12,7 @@ from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 from istmpi.foreign import read_toml
 from istmpi.names import NETWORKS
-from istmpi.network.arguments import DATA_ARGUMENTS, arguments_of
+from istmpi.network.arguments import DATA_ARGUMENTS, read_arguments
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -36,7 +36,7 @@ def test_arguments_of_a_network_are_those_of_its_constructor(network):
     module, _, kind = NETWORKS[network].partition(":")
     made = inspect.signature(getattr(__import__(module, fromlist=[kind]), kind)).parameters
     expected = {name: one.default for name, one in made.items() if name not in DATA_ARGUMENTS}
-    assert {name: default for name, _, default in arguments_of(network)} == expected
+    assert {name: default for name, _, default in read_arguments(network)} == expected
 
 
 def test_every_setting_stands_on_the_page_with_its_owner_and_default():
@@ -102,7 +102,7 @@ def test_the_schema_takes_what_a_run_takes(tmp_path):
         check.validate(Run.load(name).tree())
     check.validate(parsed(SOUND, tmp_path))
     for network in NETWORKS:
-        given = {name: json.loads(json.dumps(default)) for name, _, default in arguments_of(network)}
+        given = {name: json.loads(json.dumps(default)) for name, _, default in read_arguments(network)}
         check.validate({"model": {"name": network, "dtype": "float64", **given}})
     check.validate({"model": {"name": "mine.py:Net", "anything": 3}})
 

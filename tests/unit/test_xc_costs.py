@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.data.sparse.split import SparseSplit
-from istmpi.models.tables import Facts, table_of
+from istmpi.models.tables import Facts, find_table
 from istmpi.models.xc import XC
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
@@ -23,7 +23,7 @@ FEATURES, LABELS, BATCH, IN_A_ROW = 400, 300, 6, 5
 
 def network(**settings):
     code = user_network("xc", (FEATURES,), LABELS, settings, MULTI_LABEL)
-    return Architecture("xc", table_of("xc", Facts((FEATURES,), LABELS, IN_A_ROW), code.settings), "float32")
+    return Architecture("xc", find_table("xc", Facts((FEATURES,), LABELS, IN_A_ROW), code.settings), "float32")
 
 
 def planned(ranks, optimizer="sgd", method="ist", momentum=0.0, **settings):
