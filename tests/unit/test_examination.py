@@ -285,7 +285,7 @@ def test_the_table_of_few_units_is_that_of_all(name, monkeypatch):
     monkeypatch.setattr(kind, "LARGE", True, raising=False)
     built = []
     monkeypatch.setattr(type(network), "build", noting(type(network).build, built))
-    table = large.inspected(network)
+    table = large.inspect_any(network)
     for field in fields(table):
         assert getattr(table, field.name) == getattr(expected, field.name), field.name
     assert max(built) < sum(values.numel() for values in network.build().parameters())
@@ -314,7 +314,7 @@ class Computed(nn.Module):
 
 def test_values_that_need_the_whole_network_are_refused():
     with pytest.raises(ConfigError, match="LARGE = True, but its constructor computes the values of first.weight"):
-        large.inspected(user_network("net.py:Net", (6,), 10, {}, network=Computed))
+        large.inspect_any(user_network("net.py:Net", (6,), 10, {}, network=Computed))
 
 
 # ---- networks with several exits: the weighted loss

@@ -103,11 +103,11 @@ def test_a_token_costs_its_experts_or_all_of_them_and_gets_the_same(hidden):
     """In half precision rows of 12 numbers are no multiple of 16 bytes."""
     one, x = mixture(torch.float32, hidden=hidden)
     other = with_values(mixture(torch.float64, hidden=hidden)[0], one.state_dict())
-    assert one._groups(x) and not other._groups(x.double())
+    assert one._can_group(x) and not other._can_group(x.double())
     found, expected = results(one, x), results(other, x.detach().double().requires_grad_())
     torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-4, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
-        assert one._groups(x) == (hidden == 16)
+        assert one._can_group(x) == (hidden == 16)
         torch.testing.assert_close(one(x), found[0], check_dtype=False, rtol=0.05, atol=0.05)
 
 
