@@ -73,6 +73,7 @@ def inspect(network: UserNetwork) -> Table:
 def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     """Return a network's table, and what was found about its widths. Raises ConfigError if the
     network cannot be trained."""
+    # Two builds with other random numbers show which values the constructor draws.
     again = built(network, seed=1)
     require_trainable(network, again)
     second = _contents(_tensors(again))

@@ -108,6 +108,7 @@ class _Proof:
         halved = dict(lengths)
         for width in widths:
             halved[width] = max(lengths[width] // COPIES, 1)
+        # Few units are fast. Some constructors refuse them, and take a half of the full widths.
         for tried in (few(lengths), halved, dict(lengths)):
             with suppress(ConfigError):
                 twins = self._at(tried)

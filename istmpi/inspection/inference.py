@@ -186,6 +186,7 @@ def _double(
                     f"an axis of {name} has {length} positions, not a multiple of its "
                     f"{width.length} units"
                 )
+            # An axis that grows by less than its length also has positions of no unit.
             if rest or not 0 < longer - length <= length:
                 return f"an axis of {name} has {length} positions, and {longer} when it doubles"
             growths[name, place] = Growth(ratio, length - ratio * width.length)

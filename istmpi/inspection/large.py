@@ -67,6 +67,8 @@ def _small_table(network: UserNetwork) -> Table:
     lengths = {name: _few(width.length) for name, width in network.widths.items()}
     whole: dict[str, int] = {}
     while True:
+        # Each turn inspects anew, because a width that stays whole may change what is found of
+        # others.
         table = inspect(replace(network, settings=network.settings_at({**lengths, **whole})))
         # Widths that are not dealt out or count blocks stay whole: other shapes and names depend on
         # them.

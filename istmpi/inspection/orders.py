@@ -174,6 +174,7 @@ class Joins(Watching):
         self.lengths.append(tuple(part.shape[dim] for part in parts if part.ndim > 1))
 
     def _note_padding(self, x: torch.Tensor, padding: Sequence[int]) -> None:
+        # PyTorch lists the padding of the last axis first.
         for axis, (before, behind) in enumerate(zip(padding[::2], padding[1::2]), 1):
             lengths = (before, x.shape[-axis], behind)
             if before + behind and min(lengths) >= 0:

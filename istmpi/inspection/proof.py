@@ -105,6 +105,7 @@ class Trial:
         for units in UNITS:
             if units < width.length and all(ratio % units for ratio in ratios):
                 numbers.append(units)
+        # Some constructors take only divisors of the full width, as of a number of heads.
         halves = range(min(DIVISORS, width.length // 2), FEW, -1)
         numbers += [units for units in halves if width.length % units == 0]
         numbers.append(width.length)

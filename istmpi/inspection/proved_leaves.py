@@ -41,6 +41,7 @@ def _prove(network: UserNetwork, lengths: Mapping[str, int], plain: nn.Module) -
     generator = torch.Generator().manual_seed(0)
     values = {}
     for name, parameter in plain.named_parameters():
+        # A constructor may set zeros, with which a wrong leaf would show nothing.
         drawn = torch.empty_like(parameter.detach()).uniform_(-1, 1, generator=generator)
         parameter.data = values[name] = drawn
     with seeded():

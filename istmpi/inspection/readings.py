@@ -86,6 +86,7 @@ class _Search:
         for option in self._options[variable]:
             following = [*self._runs_in(variable, option), *others]
             yield from self.choices(following, {**before, variable: option}, read)
+            # Another option would change only parameters that the failed pass had not read yet.
             if self._users[variable].isdisjoint(read):
                 return
 

@@ -125,6 +125,7 @@ class Recorder(Watching):
         outputs = func(*args, **kwargs)
         name = func.overloadpacket.__name__
         made = list(tensors_in(outputs))
+        # An operation such as ones_like reads no values, so its result is a constant.
         used: list[torch.Tensor] = []
         if not shape_alone(name):
             used = list(tensors_in([*args, *kwargs.values()]))
@@ -156,6 +157,7 @@ class Recorder(Watching):
                 if not product.inner and product.x in self._known:
                     self._constant |= 1 << number
             self.products.append(self._record(product))
+        # Additions show which layers write to one residual stream.
         if name in ADDITIONS and len(makers) > 1:
             self._add(makers[0], layers or _union(makers[1:]))
         for tensor in made:

@@ -114,6 +114,7 @@ def find_factors(size: int, doubled: Mapping[str, int]) -> tuple[list[str], bool
     names: list[str] = []
     is_product = True
     for name, larger in doubled.items():
+        # The size 0 of a look-up stays 0, the power of no width.
         power = log2(larger / size) if size else float(larger)
         names += [name] * round(power)
         is_product = is_product and power == round(power) >= 0
@@ -247,6 +248,7 @@ def _residual_streams(full: Recorder, columns: Mapping[int, frozenset[str]]) -> 
 def _full_sizes(recorded: Record) -> tuple[str, int]:
     """Return a record's own sizes as `_find_sizes` does, for all widths."""
     rows, *others = recorded.sizes
+    # Rows that are not a multiple of the examples do not grow with them.
     if rows % EXAMPLES == 0:
         return " ".join(map(str, (rows // EXAMPLES, *others))), 1
     return " ".join(map(str, (rows, *others))), 0

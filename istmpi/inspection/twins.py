@@ -47,12 +47,15 @@ class Twins:
                 name: drawn[name].to(narrow.get_parameter(name).dtype) for name in drawn
             }
             set_values(narrow, self._values)
+            # This function is called again if the first type of numbers fails.
             best.lengths.clear()
             with seeded(), best:
                 return network.forward(narrow, *x)
 
         self._x, self._expected = run_examples(network, narrow, EXAMPLES, run)
         self._best_lengths = best.lengths
+        # The second run has the same seed. If it differs, the network keeps state, or has random
+        # numbers of its own, and no copy can be compared.
         self._random = not alike(run(*self._x), self._expected)
         self._buffers = dict(narrow.named_buffers())
 

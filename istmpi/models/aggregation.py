@@ -175,6 +175,7 @@ def drop(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
     if not dropout.training:
         return dropout(features)
     version, bags = _BAGS.get(features, (None, None))
+    # Features that were changed in place are read again.
     if version != features._version:
         bags = None
         # Other types lack sparse products on some devices.

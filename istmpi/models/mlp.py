@@ -43,6 +43,7 @@ class MLP(nn.Sequential):
             before = width
         last: OrderedDict[str, nn.Module] = OrderedDict()
         last["linear"] = Linear(before, outputs, bias=bias)
+        # In the paper the logits are normalised, too.
         if output_norm:
             last["norm"] = BatchNorm(outputs, affine=False)
         stages["labels"] = nn.Sequential(last)

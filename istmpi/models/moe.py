@@ -103,9 +103,11 @@ class Experts(nn.Module):
         return mixed
 
     def _can_group(self, x):
+        # Older versions of torch lack it, and it takes no other types.
         if not hasattr(functional, "grouped_mm") or x.dtype not in (torch.float32, torch.bfloat16):
             return False
         size = 2 if torch.is_autocast_enabled(x.device.type) else x.element_size()
+        # The product refuses rows that are not aligned, and cannot be exported.
         aligned = all(side * size % ALIGNED == 0 for side in self.up.shape[1:])
         return aligned and not torch.compiler.is_exporting()
 

@@ -106,6 +106,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         activated = functional.relu(self.norms[0](x))
+        # A shortcut with weights reads the normalised input, as in the paper.
         shortcut = x if self.shortcut is None else self.shortcut(activated)
         added = self.convolutions[0](activated)
         for norm, convolution in zip(self.norms[1:], self.convolutions[1:]):

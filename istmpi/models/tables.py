@@ -76,6 +76,7 @@ def mlp_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
         layers.add(path, inputs, stage, lengths[inputs] ** -0.5, bias=settings["bias"])
         if stage in groups and norm != "none":
             layers.add_norm(f"{stage}.norm", stage)
+        # A sum before a batch normalisation needs no factor.
         if inputs in groups and stage not in batch_normalised:
             layers.sums[path] = (inputs,)
         layers.operators.append(_product(path, inputs, stage, of_input=inputs == "features"))
@@ -101,6 +102,7 @@ def xc_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
         path = f"hidden.{number}"
         layers.add(path, before, width, bounds[before])
         layers.operators.append(_product(path, before, width))
+        # A sum before a batch normalisation needs no factor.
         if norm != "batch":
             layers.sums[path] = (before,)
     normalised = []
@@ -160,6 +162,7 @@ def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]
         for number, (before, width) in pairs:
             path = f"{part}.{number}"
             layers.add(path, before, width, lengths[number] ** -0.5, bias=part == "own")
+            # The first layer sums over features, which are never dealt out.
             if number:
                 layers.sums[path] = (before,)
     for number, (before, width) in pairs:

@@ -184,6 +184,7 @@ class FeedForward(nn.Module):
 
 def _rotate(x, places):
     half = x.shape[-1] // 2
+    # In float64, because angles of late positions lose digits in float32.
     rates = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
     angles = (places.double()[:, None] * rates).to(x.dtype)
     first = x[..., :half]

@@ -44,6 +44,7 @@ class VGG(nn.Module):
                 convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
                 self.features.extend([convolution, nn.BatchNorm2d(after), nn.ReLU()])
                 before = after
+            # Small images would shrink to nothing in five sections.
             if min(height, width) > 1:
                 self.features.append(nn.MaxPool2d(2))
                 height //= 2

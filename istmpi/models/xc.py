@@ -42,6 +42,7 @@ class XC(nn.Module):
             raise ValueError(f"label_block = {label_block} must be at least 0")
         first, *others = hidden
         self.bag = nn.EmbeddingBag(features, first, mode="sum")
+        # A bag has no bias of its own.
         self.bias = nn.Parameter(self.bag.weight.new_zeros(first))
         self.hidden = nn.ModuleList(
             nn.Linear(before, width) for before, width in zip(hidden, others)

@@ -184,10 +184,12 @@ class Architecture:
         for block in self._absent(lengths):
             module = network.get_submodule(block.path)
             for parameter in module.parameters():
+                # Patterns give this rank no elements of a block that it lacks.
                 parameter.data = parameter.data.new_empty(0)
             put(network, block.path, Absent(module, block.outputs))
         network.to(self.dtype)
         for parameter in network.parameters():
+            # Rows are sent, stored and checked as contiguous memory.
             parameter.data = parameter.data.contiguous()
         self._require_shapes(network, lengths)
         if scale is not None:

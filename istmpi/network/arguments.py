@@ -93,6 +93,7 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
     hints = {name: hint for name, hint, _ in read_arguments(network)}
     arguments = dict(given)
     for name, value in given.items():
+        # As --set model.hidden=64 gives it.
         if name == "hidden" and type(value) is int:
             value = [value]
         if name in hints:
@@ -150,6 +151,7 @@ def user_network(
     if shape:
         facts["features"] = prod(shape)
     if task == OWN:
+        # Data of an own task need not have these facts, so settings may give them.
         facts = _replace_facts(facts, settings)
         settings = {key: value for key, value in settings.items() if key not in DATA_ARGUMENTS}
     loader: Callable[[], tuple[type[nn.Module], Source]]

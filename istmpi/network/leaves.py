@@ -136,6 +136,7 @@ def _add_up(
         weights = weights * per_sample_weights
     total = bags(torch.where(inside, input - rows.start, 0), weight, weights)
     if module.mode == "mean":
+        # The mean divides by all entries of a bag, also by those whose rows are elsewhere.
         total = total / bags(torch.zeros_like(input), weight.new_ones(1, 1), counted).clamp(min=1)
     return total
 
@@ -157,8 +158,10 @@ def list_candidates(network: nn.Module) -> dict[str, tuple[str, ...]]:
     for path, module in network.named_modules():
         kind = type(module)
         if kind in CONVOLUTIONS:
+            # Rows of a grouped convolution read different inputs.
             usable = module.groups == 1
         elif kind in TABLES:
+            # A look-up with max_norm changes rows, and a maximum over a bag needs all rows.
             usable = module.max_norm is None and getattr(module, "mode", "sum") in ("sum", "mean")
         else:
             usable = kind in (nn.Linear, LabelBlocks)
@@ -248,6 +251,7 @@ def without_values() -> Iterator[None]:
     def register(
         module: nn.Module, key: str, parameter: nn.Parameter | None
     ) -> nn.Parameter | None:
+        # Frozen parameters become buffers, which keep their values.
         if parameter is None or parameter.is_meta or not parameter.requires_grad:
             return parameter
         if parameter not in replaced:

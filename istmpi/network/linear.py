@@ -75,6 +75,7 @@ class Linear(nn.Linear):
             gradient = self._memory
             weight.grad = gradient
         final = None
+        # The gradient of a weight with several uses is final after the last one.
         if not self._awaited:
             final = self.made
 

@@ -89,6 +89,7 @@ def convert_batch_norms(network: nn.Module) -> None:
         if type(module) in BATCH_NORMS:
             module._buffers.clear()
             _change_class(module, BatchNorm)
+        # A subclass keeps its own forward.
         elif isinstance(module, BATCH_NORMS) or (
             isinstance(module, INSTANCE_NORMS) and module.track_running_stats
         ):
@@ -99,6 +100,7 @@ def convert_batch_norms(network: nn.Module) -> None:
 
 def _change_class(module: Any, kind: type[Calibrated]) -> None:
     """Turn a module into another class in place; it has no moments at first."""
+    # In place, so that hooks, and other modules that refer to it, stay.
     module.__class__ = kind
     module.moments = None
 

@@ -133,6 +133,7 @@ def _collect(module: ModuleType, files: dict[Path, str], libraries: set[str]) ->
         if file in files or not file.is_file():
             continue
         files[file] = file.relative_to(folder).as_posix()
+        # An installed package counts by its version: its files are the same on all hosts.
         if any(part in INSTALLED for part in file.parts):
             libraries.add(files[file].partition("/")[0].removesuffix(".py"))
             continue

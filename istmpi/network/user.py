@@ -210,6 +210,7 @@ class UserNetwork:
             rows, *others = {len(x) if x.ndim else 0 for x in tensors_of(self.example)}
             chosen: Any = ...
             if rows and not others:
+                # A batch with fewer rows is repeated.
                 chosen = torch.arange(count) % rows
             examples = mapped(lambda x: x.detach()[chosen].clone(), self.example)
             return inputs_to(examples, "cpu", dtype)
