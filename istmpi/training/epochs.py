@@ -54,13 +54,13 @@ def recall_most_examples(
     header = checkpoint.header
     most_examples = dict(header.most_examples)
     if not most_examples:
-        most_examples[0] = _saved_most_examples(checkpoint, run, data, examples)
+        most_examples[0] = _recall_first_examples(checkpoint, run, data, examples)
     if most_examples[max(most_examples)] != examples:
         most_examples[header.round] = examples
     return most_examples
 
 
-def _saved_most_examples(checkpoint: Checkpoint, run: Run, data: Dataset, examples: int) -> int:
+def _recall_first_examples(checkpoint: Checkpoint, run: Run, data: Dataset, examples: int) -> int:
     ranks = checkpoint.header.ranks
     if run.data.placement != "local":
         return max(count_examples(run, data, ranks))
@@ -72,11 +72,11 @@ def _saved_most_examples(checkpoint: Checkpoint, run: Run, data: Dataset, exampl
 def count_examples(run: Run, data: Dataset, ranks: int) -> set[int]:
     """Return the numbers of training examples that ranks have, as far as ``data`` tell."""
     settings = run.data
-    rows = rows_to_place(run, data)
+    rows = list_rows(run, data)
     return count_rows(settings.placement, rows, ranks, run.train.seed, settings.alpha)
 
 
-def rows_to_place(run: Run, data: Dataset) -> Sized:
+def list_rows(run: Run, data: Dataset) -> Sized:
     """Return what `place` and `count_rows` need of the training split: its labels, or only their
     number."""
     if run.data.placement == "by-label":

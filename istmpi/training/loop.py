@@ -29,7 +29,7 @@ from istmpi.methods.base import drive
 from istmpi.training.best import Best
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress
-from istmpi.training.same_data import changes_since, summarise_split
+from istmpi.training.same_data import list_changes, summarise_split
 from istmpi.training.share_log import adapt_shares
 
 
@@ -124,7 +124,7 @@ class Training(Prepared):
                 return False
             # At the end of a phase, the weights go to their owners; these bytes are this round's.
             self.rounds_done = number + 1
-            self.method = self._next_method(method)
+            self.method = self._make_method(method)
         last = self.tally.end(method.examples - examples)
         last = adapt_shares(self.shares, method, number, last)
         self.tally.count(last, self.rounds_done, loss)
@@ -277,7 +277,7 @@ class Training(Prepared):
             # The store must have the shapes of the saved size before values come in.
             if header.side in self.sizes and header.side != self.size.side:
                 self._take_size(self.sizes[header.side], {})
-            changes = changes_since(checkpoint, self)
+            changes = list_changes(checkpoint, self)
             restored = self._load(checkpoint)
             if header.local_step:
                 changes.append(
@@ -285,7 +285,7 @@ class Training(Prepared):
                 )
             changes += self._begin_state(header, restored)
         # The old ones hold values from before the checkpoint's came in.
-        self.method = self._next_method(restored=restored)
+        self.method = self._make_method(restored=restored)
         self._make_evaluator()
         self.tally.restore(Counts.from_header(header))
         self._check_time_limit()
@@ -296,7 +296,7 @@ class Training(Prepared):
         header = checkpoint.header
         self.shares.restore(header.shares, header.ranks)
         self.rounds_done = header.round
-        run, _ = self._phase()
+        run, _ = self._find_phase()
         self._keep_slots(run)
         restored = restore(checkpoint, self.store)
         restore_frozen(checkpoint, self.architecture)
@@ -313,7 +313,7 @@ class Training(Prepared):
         checkpoint lacks them."""
         # decision 70: a mean of the ranks' states would be the state of none.
         self.state_since = header.state_since
-        run, since = self._phase()
+        run, since = self._find_phase()
         keeps_states = bool(spec_of(run.method.name).own_slots(run))
         if not keeps_states or since >= header.round or kinds_of(restored):
             return []

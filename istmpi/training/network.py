@@ -124,12 +124,14 @@ def _require_same_outputs(
             return
         outputs = _compute_outputs(network, inputs, communicator)
     sample = _sample(outputs)
-    same_by_rank = communicator.allgather(_alike(sample, communicator.broadcast_from_root(sample)))
+    same_by_rank = communicator.allgather(
+        _are_alike(sample, communicator.broadcast_from_root(sample))
+    )
     differing = [rank for rank, same in enumerate(same_by_rank) if not same]
     if not differing:
         return
     again = _compute_outputs(network, inputs, communicator)
-    if all(communicator.allgather(_alike(_sample(again), sample))):
+    if all(communicator.allgather(_are_alike(_sample(again), sample))):
         what = "its forward gives other outputs for the same examples and weights on {}."
         _require_none(differing, run, f"{what} Make it compute the same on all ranks.")
 
@@ -166,7 +168,7 @@ def _sample(outputs: torch.Tensor) -> np.ndarray:
     return flat[:: max(-(-len(flat) // COMPARED), 1)]
 
 
-def _alike(outputs: np.ndarray, other: np.ndarray) -> bool:
+def _are_alike(outputs: np.ndarray, other: np.ndarray) -> bool:
     largest = abs(other).max(initial=0)
     return outputs.shape == other.shape and bool(
         abs(outputs - other).max(initial=0) <= 1e-3 * largest

@@ -105,7 +105,7 @@ class Prepared:
         self.stop = stop or StopSign(communicator)
         self.score_name = self.dataset.scoring.score
         self._make_store()
-        self.method = self._next_method()
+        self.method = self._make_method()
         self._make_evaluator()
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
@@ -119,7 +119,7 @@ class Prepared:
         self.method.publish()
         # Copies, because the next method's tensors may take the place of these.
         tensors = {name: values.clone() for name, values in self.method.of_this_rank().items()}
-        self.method = self._next_method(restored=tensors)
+        self.method = self._make_method(restored=tensors)
 
     def _open_data(self, data: Dataset | None) -> Dataset:
         """Check the settings, open the data unless ``data`` are given, and compare both with those
@@ -276,7 +276,7 @@ class Prepared:
             size.architecture.give(name, self.architecture.frozen[name])
         self.size = size
         self.calibrated_after = None
-        self.method = self._next_method(restored=restored)
+        self.method = self._make_method(restored=restored)
         self._make_evaluator()
 
     def _make_evaluator(self) -> None:
@@ -302,7 +302,7 @@ class Prepared:
                 tensors[name] = values.clone()
         self._take_size(size, tensors)
 
-    def _phase(self) -> tuple[Run, int]:
+    def _find_phase(self) -> tuple[Run, int]:
         """Return the run with the method of the current phase, and the round since which optimizer
         state is kept."""
         run = self.run
@@ -327,12 +327,12 @@ class Prepared:
         self.store.drop_slots(except_for=kept)
         self.store.add_slots(kept)
 
-    def _next_method(
+    def _make_method(
         self, before: Method | None = None, restored: Mapping[str, torch.Tensor] | None = None
     ) -> Method:
         """Return the next round's method, with its slots in the store; ``before`` if the method
         does not change."""
-        run, since = self._phase()
+        run, since = self._find_phase()
         # `phases` has one object for all rounds of a phase.
         if before and before.job.run is run:
             return before

@@ -281,7 +281,7 @@ class Progress:
         }
         line |= self.scores()
         if self.last_round:
-            line |= _last_round(self.last_round)
+            line |= _record_round(self.last_round)
         return line
 
     def scores(self) -> Line:
@@ -295,7 +295,7 @@ class Progress:
         return line
 
 
-def _last_round(last: LastRound) -> dict[str, float]:
+def _record_round(last: LastRound) -> dict[str, float]:
     line: dict[str, float] = {"round_seconds": last.seconds, "round_bytes": last.bytes}
     if last.rates:
         line["examples_per_second"], line["bytes_per_second"] = last.rates

@@ -34,7 +34,7 @@ ROOMS = (network_room, models, inspection)
 def recall(network: UserNetwork) -> dict[str, Any] | None:
     """Return the kept table of a network, as `Table.tree`; None if no file for it can be read and
     trusted."""
-    facts = _facts(network)
+    facts = _describe(network)
     # Whatever is wrong with a file of the cache, the network can be inspected again.
     try:
         path = _choose_path(facts)
@@ -50,7 +50,7 @@ def recall(network: UserNetwork) -> dict[str, Any] | None:
 
 def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
     """Keep the table of a network, if the cache can be written."""
-    facts = _facts(network)
+    facts = _describe(network)
     path = _choose_path(facts)
     if path is None:
         return
@@ -72,7 +72,7 @@ def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
             old.unlink(missing_ok=True)
 
 
-def _facts(network: UserNetwork) -> dict[str, Any] | None:
+def _describe(network: UserNetwork) -> dict[str, Any] | None:
     if not network.source.hash:
         return None
     code = hashlib.sha256()

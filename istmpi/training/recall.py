@@ -63,7 +63,7 @@ def find_misfit(lines: Sequence[Line], counts: Counts) -> str:
     if not lines:
         return ""
     last = lines[-1]
-    expected = {"loss": _recorded(counts.loss), "examples": counts.examples}
+    expected = {"loss": _as_recorded(counts.loss), "examples": counts.examples}
     for name, value in expected.items():
         if last.get(name) != value:
             return (
@@ -73,7 +73,7 @@ def find_misfit(lines: Sequence[Line], counts: Counts) -> str:
     return ""
 
 
-def _recorded(loss: float) -> float | None:
+def _as_recorded(loss: float) -> float | None:
     """Return a loss as metrics.jsonl has it: JSON has no NaN."""
     if isnan(loss):
         return None
@@ -103,7 +103,7 @@ def _fits(path: Path, line: Line, training: Training) -> bool:
         require_valid(path, training.communicator)
         with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
-            same_loss = _recorded(header.loss) == line.get("loss")
+            same_loss = _as_recorded(header.loss) == line.get("loss")
             return same_loss and header.round == line["round"]
     except UserError:
         return False

@@ -19,7 +19,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
 from istmpi.optim.course import Course
-from istmpi.training.epochs import rows_to_place
+from istmpi.training.epochs import list_rows
 from istmpi.training.network import build_network, plan_network
 
 
@@ -54,7 +54,7 @@ def make_sizes(run: Run, data: Dataset, communicator: Communicator) -> dict[int,
         settings = run.data
         rows = place(
             settings.placement,
-            rows_to_place(run, data),
+            list_rows(run, data),
             rank,
             communicator.size,
             run.train.seed,
@@ -172,10 +172,14 @@ def find_new_parameters(
     new = set()
     for name, parameter in network.parameters.items():
         before = parameters.get(name)
-        if before is None or _form(before, lengths) != _form(parameter, network.lengths):
+        if before is None or _describe_axes(before, lengths) != _describe_axes(
+            parameter, network.lengths
+        ):
             new.add(name)
     return frozenset(new)
 
 
-def _form(parameter: Parameter, lengths: Mapping[str, int]) -> tuple[Pattern, tuple[int, ...]]:
+def _describe_axes(
+    parameter: Parameter, lengths: Mapping[str, int]
+) -> tuple[Pattern, tuple[int, ...]]:
     return parameter.pattern, parameter.pattern.shape(lengths)

@@ -91,7 +91,8 @@ def _require_same_settings(run: Run, first: Run) -> None:
     differences = first.differences(run)
     if differences:
         shown = "; ".join(
-            f"{setting}: {on_root} or {here}" for setting, (on_root, here) in differences.items()
+            f"{setting}: {expected} or {value}"
+            for setting, (expected, value) in differences.items()
         )
         raise ConfigError(
             f"the ranks have different settings ({shown}; rank 0's first). Give all ranks the same "
@@ -123,6 +124,7 @@ def _require_same_meaning(source: str, meaning: _Meaning, first: _Meaning) -> No
 
 Contents = tuple[int, int, int]
 """The number of a split's examples, and checksums of labels and features: equal for equal data."""
+NO_SPLIT: Contents = (0, 0, 0)
 
 
 def summarise_split(split: Split) -> Contents:
@@ -153,8 +155,9 @@ def _describe_differences(contents_by_rank: Sequence[Mapping[str, Contents]]) ->
     first = contents_by_rank[0]
     for rank, contents in enumerate(contents_by_rank):
         for split in SPLITS:
-            here = contents.get(split, (0, 0, 0))
-            for difference in _compare_splits(split, here, first.get(split, (0, 0, 0))):
+            present = contents.get(split, NO_SPLIT)
+            expected = first.get(split, NO_SPLIT)
+            for difference in _compare_splits(split, present, expected):
                 ranks_by_difference.setdefault(difference, []).append(str(rank))
     words = []
     for difference, ranks in ranks_by_difference.items():
@@ -165,15 +168,15 @@ def _describe_differences(contents_by_rank: Sequence[Mapping[str, Contents]]) ->
     return "; ".join(words)
 
 
-def _compare_splits(name: str, here: Contents, first: Contents) -> Iterator[str]:
-    examples, labels, features = here
-    first_examples, first_labels, first_features = first
-    if examples != first_examples:
-        yield f"{examples} {name} examples, not {first_examples}"
+def _compare_splits(name: str, present: Contents, expected: Contents) -> Iterator[str]:
+    examples, labels, features = present
+    expected_examples, expected_labels, expected_features = expected
+    if examples != expected_examples:
+        yield f"{examples} {name} examples, not {expected_examples}"
         return
-    if labels != first_labels:
+    if labels != expected_labels:
         yield f"other {name} labels"
-    if features != first_features:
+    if features != expected_features:
         yield f"other {name} features"
 
 
@@ -204,17 +207,17 @@ WITHOUT_EFFECT = (
 """Beginnings of the names of settings whose change a resumed run neither reports nor refuses."""
 
 
-def changes_since(checkpoint: Checkpoint, here: PreparedRun) -> list[str]:
+def list_changes(checkpoint: Checkpoint, prepared: PreparedRun) -> list[str]:
     """List the allowed differences from a checkpoint's run. Raises ConfigError for any other
     difference.
 
     Settings in `WITHOUT_EFFECT`, and a program's batch size, are neither listed nor refused.
     """
     comparison = _Comparison()
-    _compare_settings(checkpoint, here, comparison)
-    _compare_data(checkpoint, here, comparison)
-    _compare_networks(checkpoint, here, comparison)
-    _compare_own_data(checkpoint, here, comparison)
+    _compare_settings(checkpoint, prepared, comparison)
+    _compare_data(checkpoint, prepared, comparison)
+    _compare_networks(checkpoint, prepared, comparison)
+    _compare_own_data(checkpoint, prepared, comparison)
     if comparison.refused:
         raise ConfigError(
             f"{checkpoint.path} belongs to another run: {'; '.join(comparison.refused)}. Give the "
@@ -229,18 +232,20 @@ class _Comparison:
     refused: list[str] = field(default_factory=list)
 
 
-def _compare_settings(checkpoint: Checkpoint, here: PreparedRun, comparison: _Comparison) -> None:
+def _compare_settings(
+    checkpoint: Checkpoint, prepared: PreparedRun, comparison: _Comparison
+) -> None:
     header = checkpoint.header
-    for setting, (saved, current) in header.run.differences(here.run).items():
+    for setting, (saved, current) in header.run.differences(prepared.run).items():
         if setting == "method.optimizer_state":
             saved = _describe_states(header.run)
-            current = _describe_states(here.run)
+            current = _describe_states(prepared.run)
             # One run names the default, the other leaves it out.
             if saved == current:
                 continue
         text = f"{setting} = {saved} in the checkpoint, {current} here"
         # A file that was moved has the same network, if its source is the same.
-        moved = setting == "model.name" and _is_moved(checkpoint, here)
+        moved = setting == "model.name" and _is_moved(checkpoint, prepared)
         batch_of_a_program = setting == "train.batch" and header.data.task == OWN
         if setting in MAY_CHANGE or moved:
             comparison.changed.append(text)
@@ -248,25 +253,25 @@ def _compare_settings(checkpoint: Checkpoint, here: PreparedRun, comparison: _Co
             comparison.refused.append(text)
 
 
-def _is_moved(checkpoint: Checkpoint, here: PreparedRun) -> bool:
+def _is_moved(checkpoint: Checkpoint, prepared: PreparedRun) -> bool:
     """Return True if the network's class is the same in another file."""
     saved = checkpoint.architecture
-    current = here.architecture
+    current = prepared.architecture
     same_class = class_of(saved.name) == class_of(current.name)
     return same_class and saved.table.source == current.table.source
 
 
-def _compare_data(checkpoint: Checkpoint, here: PreparedRun, comparison: _Comparison) -> None:
+def _compare_data(checkpoint: Checkpoint, prepared: PreparedRun, comparison: _Comparison) -> None:
     ignored = {"source"}
     # A program may see inputs of several shapes.
-    if here.dataset.network:
+    if prepared.dataset.network:
         ignored.add("shape")
     for fact, saved in vars(checkpoint.header.data).items():
-        current = getattr(here.data_summary, fact)
+        current = getattr(prepared.data_summary, fact)
         if fact not in ignored and saved not in (None, current):
             comparison.refused.append(f"data: {fact} = {saved} in the checkpoint, {current} here")
     saved_targets = checkpoint.targets or ()
-    targets = here.dataset.targets or ()
+    targets = prepared.dataset.targets or ()
     same = len(saved_targets) == len(targets)
     for saved_moment, moment in zip(saved_targets, targets):
         same = same and np.allclose(saved_moment, moment, rtol=1e-5)
@@ -276,23 +281,32 @@ def _compare_data(checkpoint: Checkpoint, here: PreparedRun, comparison: _Compar
         )
 
 
-def _compare_networks(checkpoint: Checkpoint, here: PreparedRun, comparison: _Comparison) -> None:
+def _compare_networks(
+    checkpoint: Checkpoint, prepared: PreparedRun, comparison: _Comparison
+) -> None:
     saved = checkpoint.architecture.table
-    current = here.architecture.table
+    current = prepared.architecture.table
     difference = saved.difference(current)
     if difference:
         comparison.refused.append(f"network: {difference} (checkpoint, here)")
     elif current.source and saved.source != current.source:
-        comparison.changed.append(f"the source of {here.run.model.name}, with unchanged parameters")
+        comparison.changed.append(
+            f"the source of {prepared.run.model.name}, with unchanged parameters"
+        )
 
 
-def _compare_own_data(checkpoint: Checkpoint, here: PreparedRun, comparison: _Comparison) -> None:
+def _compare_own_data(
+    checkpoint: Checkpoint, prepared: PreparedRun, comparison: _Comparison
+) -> None:
     """Compare this rank's own data, if there are as many ranks as in the checkpoint."""
     # On another number of ranks, the sites are others.
-    if here.run.data.placement != "local" or checkpoint.header.ranks != here.communicator.size:
+    if (
+        prepared.run.data.placement != "local"
+        or checkpoint.header.ranks != prepared.communicator.size
+    ):
         return
-    saved = checkpoint.own_data(here.store.rank)
-    current = summarise_split(here.dataset.train)
+    saved = checkpoint.own_data(prepared.store.rank)
+    current = summarise_split(prepared.dataset.train)
     if saved not in (None, current):
         comparison.refused.append(
             f"data: examples, labels and features = {saved} in the checkpoint, {current} here"
