@@ -19,7 +19,7 @@ from benchmarks.controls.convolutions_plan import (
     rows,
 )
 from benchmarks.reporting import report
-from istmpi.cli.networks import described
+from istmpi.cli.networks import describe_run
 from istmpi.cli.run_options import resolve
 from istmpi.cost import cost
 
@@ -77,7 +77,7 @@ def _line(row: Row, found: dict[Row, list[dict[str, Any]]], data: Path) -> dict[
 def flops(row: Row, data: Path) -> float:
     """Those of the products in a rank's local step."""
     words = (*(f"{key}={value}" for key, value in row.settings.items()), f"data.source={data}")
-    network = described(resolve("digits", words, {}), None)
+    network = describe_run(resolve("digits", words, {}), None)
     return float(cost(network.run, network.architecture, row.ranks).flops("products")) / row.ranks
 
 

@@ -26,7 +26,7 @@ from benchmarks.controls.rivals import interval, record_in
 from benchmarks.controls.tasks import TASKS as SHORT
 from benchmarks.processes import cells_parser, run_cells
 from benchmarks.reporting import HERE, keep_cell, restore_cells, store_cells
-from istmpi.cli.networks import described
+from istmpi.cli.networks import describe_run
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.cost import phase_costs
@@ -190,7 +190,7 @@ def measured(run: Run, communicator: Communicator) -> dict:
 
 def memory(cell: Cell, folder: Path) -> tuple[float, float]:
     """Return the plan's megabytes of a rank: weights, gradients and optimizer; what it holds beside them."""
-    planned = described(cell.run(folder), None, ranks=cell.row.ranks)
+    planned = describe_run(cell.run(folder), None, ranks=cell.row.ranks)
     network = planned.architecture
     cost, _ = phase_costs(planned.run, network, cell.row.ranks, planned.examples, planned.smaller)[0]
     held = cost.largest.memory

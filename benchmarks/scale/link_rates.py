@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from istmpi.cli.networks import described
+from istmpi.cli.networks import describe_run
 from istmpi.cluster import time
 from istmpi.cluster.figures import Cluster, preset
 from istmpi.cluster.time import round_time
@@ -90,7 +90,7 @@ def _line(one: Network, folder: Path) -> str:
     run = Run.load(one.run).override({**one.settings, "method.local_steps": LOCAL_STEPS})
     if one.data:
         run = run.override({"data.source": _data(one.data, folder)})
-    found = described(run, one.layers)
+    found = describe_run(run, one.layers)
     run, architecture, cluster = found.run, found.architecture, preset("m5.2xlarge")
     tenth = run.override({"method.redeal": 0.1})
     plans = [cost(run, architecture, RANKS, method) for method in ("ist", "local-sgd")]

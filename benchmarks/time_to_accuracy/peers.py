@@ -27,7 +27,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from istmpi.comm import launched
+from istmpi.comm import read_launcher
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--curve", help="a JSON file for istmpi report")
     options = parser.parse_args()
     run = run_of(options)
-    rank, ranks = launched()
+    rank, ranks = read_launcher()
     torch.set_num_threads(1)
     connect(ranks, rank)
     peer = Peer(options.method, run, open_dataset(options.data))

@@ -22,7 +22,7 @@ from istmpi.errors import IstmpiError
 from istmpi.foreign import one_line, reason
 from istmpi.record import SUMMARY, RunFolder
 from istmpi.report import plots
-from istmpi.report.tables import headed, plain
+from istmpi.report.tables import head_text, plain
 from istmpi.training.comparison import ComparisonWatch, Turn
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
@@ -202,7 +202,7 @@ class TrainingDisplay(Watch):
         for name, fact in facts.items():
             table.add_row(one_line(name), one_line(fact))
             if not self._terminal:  # no line is broken in a log
-                self._console.print(headed(f"{one_line(name):<10}", f" {one_line(fact)}"))
+                self._console.print(head_text(f"{one_line(name):<10}", f" {one_line(fact)}"))
         if self._terminal:
             self._console.print(table)
 
@@ -230,7 +230,7 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         assert last.score is not None, "a run ends with an evaluation"
         scored = f"{summary.score_name} {last.score.score:.4f}"
         text = f" {scored} after {duration(last.seconds)}, {size(last.bytes)} sent"
-        self._console.print(headed(f"{self._heading}:", text))
+        self._console.print(head_text(f"{self._heading}:", text))
 
     def skipped(self, turn: Turn) -> None:
         self._console.print(f"{turn.folder.name} is already finished", markup=False)

@@ -128,7 +128,7 @@ def _run_istmpi() -> object:
 def main(program: Callable[[], object] = _run_istmpi) -> NoReturn:
     comm.announce(sys.argv[1:])
     _open_streams()
-    if comm.launched()[0] and _needs_no_ranks():
+    if comm.read_launcher()[0] and _needs_no_ranks():
         # One rank's output is enough, and the others do the same.
         _to_nowhere(sys.stdout.fileno())
     code, together = _outcome(program)
@@ -193,7 +193,7 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     except click.exceptions.Abort:
         return 130, False
     except click.exceptions.NoArgsIsHelpError as error:
-        if comm.launched()[0] == 0:
+        if comm.read_launcher()[0] == 0:
             click.echo(error.ctx.get_help())
         return 0, True
     except click.ClickException as error:
@@ -225,10 +225,10 @@ def _report_unknown(error: BaseException) -> tuple[int, bool]:
         return _report(limit)
     lost = comm.lost_connection(error)
     if lost:
-        _say(f"istmpi: rank {comm.current_rank()}: {lost}")
+        _say(f"istmpi: rank {comm.find_rank()}: {lost}")
         time.sleep(FOR_THE_LAUNCHER)
     else:
-        _say(f"istmpi: rank {comm.current_rank()} failed:\n{traceback.format_exc()}")
+        _say(f"istmpi: rank {comm.find_rank()} failed:\n{traceback.format_exc()}")
     return 1, False
 
 
@@ -294,7 +294,7 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
     alone = _needs_no_ranks()
     if not alone:
         error = comm.agree_on_error(error)
-    rank = comm.current_rank()
+    rank = comm.find_rank()
     if not error.everywhere and not (alone and rank == 0):
         _say(f"istmpi: rank {rank}: {one_line(error)}")
     elif rank == 0:

@@ -65,7 +65,7 @@ class Described:
         return costs
 
 
-def described(
+def describe_run(
     run: Run,
     layers: str | None,
     shape: tuple[int, int] | None = None,
@@ -126,14 +126,14 @@ def _describe_by_data(run: Run, layers: str | None, ranks: int) -> Described:
     return Described(run, network, len(data.train), smaller, data)
 
 
-def described_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
+def describe_on_all_ranks(run: Run, layers: str | None, communicator: Communicator) -> Described:
     """Return a run's network, which only rank 0 inspects.
 
     Collective. Raises ConfigError or DataError on every rank.
     """
     with communicator.agreed():
         if has_table(run.model.name) and layers is not None:
-            return described(run, layers)
+            return describe_run(run, layers)
         run = run.with_implied()
         data = _open_data(run, layers)
     from istmpi.training.network import build_network

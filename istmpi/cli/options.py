@@ -96,7 +96,7 @@ class YesOrNo(click.ParamType):
 
 def bandwidth(option: str, text: str) -> float:
     """Return the bytes per second of ``2.5Gbit`` or ``300MB``."""
-    units = _prefixed("bit", 1 / 8) | _prefixed("B")
+    units = _list_units("bit", 1 / 8) | _list_units("B")
     units |= {f"{unit}/s": factor for unit, factor in units.items()}
     return _quantity(option, text, units, "a rate per second in bit or B, such as 2.5Gbit")
 
@@ -108,14 +108,14 @@ def latency(option: str, text: str) -> float:
 
 def speeds(option: str, text: str) -> tuple[float, ...]:
     """Return the FLOP/s of ``250G``, or of each rank in ``250G,250G,100G``."""
-    units = _PREFIXES | _prefixed("FLOP/s") | _prefixed("FLOPS")
+    units = _PREFIXES | _list_units("FLOP/s") | _list_units("FLOPS")
     expected = "FLOP/s with a prefix, such as 250G, or a comma-separated value for each rank"
     return tuple(_quantity(option, part, units, expected) for part in text.split(","))
 
 
 def memory(option: str, text: str) -> float:
     """Return the bytes of ``16GB`` or ``16GiB``. Raises ConfigError, which names ``option``."""
-    return _quantity(option, text, _prefixed("B") | _BINARY, "bytes, such as 16GB")
+    return _quantity(option, text, _list_units("B") | _BINARY, "bytes, such as 16GB")
 
 
 def ranks(option: str, text: str) -> list[int]:
@@ -131,7 +131,7 @@ def ranks(option: str, text: str) -> list[int]:
         return sorted({*_whole_numbers(option, text, ",", expected, MOST_RANKS)})
     low, *_, high = _whole_numbers(option, text, "..", expected, MOST_RANKS)
     if text.count("..") > 1 or low > high:
-        raise _refused(option, text, expected)
+        raise _refuse(option, text, expected)
     powers = [2**power for power in range(MOST_RANKS.bit_length())]
     return sorted({low, high, *(count for count in powers if low <= count <= high)})
 
@@ -149,24 +149,24 @@ def widths(option: str, text: str) -> list[int]:
     expected = "features, hidden widths and labels, such as 1000-4000-4000-200"
     lengths = _whole_numbers(option, text, "-", expected)
     if len(lengths) < 3:
-        raise _refused(option, text, expected)
+        raise _refuse(option, text, expected)
     return lengths
 
 
-def _prefixed(unit: str, factor: float = 1.0) -> dict[str, float]:
+def _list_units(unit: str, factor: float = 1.0) -> dict[str, float]:
     return {prefix + unit: factor * value for prefix, value in _PREFIXES.items()}
 
 
 def _quantity(option: str, text: str, units: Mapping[str, float], expected: str) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in units:
-        raise _refused(option, text, expected)
+        raise _refuse(option, text, expected)
     try:
         number = float(match[1])
     except ValueError:
-        raise _refused(option, text, expected) from None
+        raise _refuse(option, text, expected) from None
     if not 1 / MOST < number < MOST:
-        raise _refused(option, text, expected)
+        raise _refuse(option, text, expected)
     return number * units[match[2]]
 
 
@@ -178,11 +178,11 @@ def _whole_numbers(
     except ValueError:
         numbers = [0]
     if not 1 <= min(numbers) <= max(numbers) <= largest:
-        raise _refused(option, text, expected)
+        raise _refuse(option, text, expected)
     return numbers
 
 
-def _refused(option: str, text: str, expected: str) -> ConfigError:
+def _refuse(option: str, text: str, expected: str) -> ConfigError:
     return ConfigError(
         f"{option} {one_line(text.strip())!r} must be {expected}, greater than zero."
     )
@@ -223,7 +223,7 @@ def real(
     return text(name, metavar, help, type=FiniteRange(least, largest), **settings)
 
 
-def listed(rows: Sequence[tuple[str, str]]) -> str:
+def list_rows(rows: Sequence[tuple[str, str]]) -> str:
     """Return lines of names and their descriptions, in two columns."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:{width}}   {text}" for name, text in rows)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from istmpi.cli.networks import described
+from istmpi.cli.networks import describe_run
 from istmpi.cli.output import print_json, wide_console
 from istmpi.config import Run
 from istmpi.cost import Cost, cost, run_bytes
@@ -17,7 +17,7 @@ from istmpi.report import tables
 
 
 def show(run: Run, ranks: int, as_json: bool = False) -> None:
-    planned = described(run, None, ranks=ranks)
+    planned = describe_run(run, None, ranks=ranks)
     run = planned.run
     network = planned.architecture
     costs = planned.require_trainable(run, ranks)

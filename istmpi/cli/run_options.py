@@ -15,7 +15,7 @@ import click
 
 from istmpi import __version__
 from istmpi.cli.options import flag, real, text
-from istmpi.comm import launched
+from istmpi.comm import read_launcher
 from istmpi.config import Run, every_setting, shipped, type_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import is_file, toml_value
@@ -107,7 +107,7 @@ def _defaults() -> dict[str, Any]:
     return defaults | Run.load(DEFAULT).flat()
 
 
-def planning(command: Callable) -> Callable:
+def add_planning_options(command: Callable) -> Callable:
     """Decorate a click command with --layers and the options that change a run's costs."""
     layers = text(
         "--layers", "N-N-...", "Features, hidden widths and labels, instead of reading data."
@@ -183,7 +183,7 @@ def changes(
         value = options.get(option.lstrip("-").replace("-", "_"))
         if value is not None:
             typed.append((option, setting, value))
-    for setting, value in assigned(assignments):
+    for setting, value in read_assignments(assignments):
         typed.append((f"--set {setting}", setting, value))
     # The network decides how its settings are read, so it is read first.
     for option, setting, value in typed:
@@ -192,7 +192,7 @@ def changes(
     return {setting: _read(option, setting, value, model) for option, setting, value in typed}
 
 
-def assigned(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
+def read_assignments(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
     for assignment in assignments:
         setting, equals, value = assignment.partition("=")
         if not equals:
@@ -243,7 +243,7 @@ class Showing:
 
     def begins(self, work: str) -> None:
         """Say on rank 0 that a command begins its work: imports may take a minute."""
-        rank, ranks = launched()
+        rank, ranks = read_launcher()
         if rank != 0 or self.quiet:
             return
         words = counted(ranks, "rank")
@@ -255,7 +255,7 @@ class Showing:
         sys.stdout.flush()
 
 
-def showing(command: Callable) -> Callable:
+def add_display_options(command: Callable) -> Callable:
     """Decorate a click command with --progress, -q, -v and --json, which it gets as ``shown``."""
 
     @click.option(
@@ -278,29 +278,31 @@ def showing(command: Callable) -> Callable:
     return shown
 
 
-def _installed(
+def _check_installed(
     context: click.Context, option: click.Parameter, names: Sequence[str]
 ) -> Sequence[str]:
-    if launched()[0] == 0:  # only rank 0 logs
+    if read_launcher()[0] == 0:  # only rank 0 logs
         require_installed(names)
     return names
 
 
-def watching(command: Callable) -> Callable:
-    """Decorate a click command with --stop-before-walltime, --log and the options of `showing`."""
+def add_watch_options(command: Callable) -> Callable:
+    """Decorate a click command with --stop-before-walltime, --log and the options of `add_display_options`."""
     logging = text(
         "--log",
         "NAME",
         f"Also log each round to another program; may be repeated.  [{' | '.join(LOGGERS)}]",
         type=click.Choice(list(LOGGERS)),
         multiple=True,
-        callback=_installed,
+        callback=_check_installed,
     )
     help = "Save and stop this long before the SLURM job's time limit."
-    return real("--stop-before-walltime", "MINUTES", help, 0, 1e6)(logging(showing(command)))
+    return real("--stop-before-walltime", "MINUTES", help, 0, 1e6)(
+        logging(add_display_options(command))
+    )
 
 
-def watched(
+def open_watches(
     communicator: Communicator, stop_before_walltime: float | None, log: Sequence[str]
 ) -> tuple[float | None, dict[str, Watch]]:
     """Return the time at which a run must stop, and its loggers; rank 0 alone has them."""

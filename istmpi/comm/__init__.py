@@ -3,8 +3,8 @@
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import STAGING_BYTES, Communicator, Traffic
 from istmpi.comm.hang_watch import WHILE_LOADING, HangWatch
-from istmpi.comm.launch import agree_on_error, announce, current_rank, handshake, world
-from istmpi.comm.launcher import launched, rank_variable, terminal_columns
+from istmpi.comm.launch import agree_on_error, announce, find_rank, handshake, world
+from istmpi.comm.launcher import rank_variable, read_launcher, terminal_columns
 from istmpi.comm.leaving import PASSED_ON, abort_at_exit, final_barrier
 from istmpi.comm.mpi import (
     THREAD_LEVELS,

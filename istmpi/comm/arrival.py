@@ -19,10 +19,10 @@ from istmpi.comm.launcher import (
     connection_is_closed,
     find_launcher,
     find_stopped_ranks,
-    launched,
     on_this_host,
     process_facts,
     rank_variable,
+    read_launcher,
 )
 from istmpi.errors import StuckError
 
@@ -45,7 +45,7 @@ def expect_ranks() -> Iterator[None]:
     named. A rank that stays stopped ends the job with exit code 76.
     """
     watch_launcher()
-    if launched()[1] == 1:
+    if read_launcher()[1] == 1:
         yield
         return
     all_came = threading.Event()
@@ -57,7 +57,7 @@ def expect_ranks() -> Iterator[None]:
 
 
 def _watch(all_came: threading.Event) -> None:
-    rank, ranks = launched()
+    rank, ranks = read_launcher()
     began = complete = time.monotonic()
     stopped = _StoppedRanks(rank)
     while not watched.wait(_LOOK_EVERY):
@@ -210,7 +210,7 @@ def _watch_launcher() -> None:
         if launcher.gone():
             claim = _claim_to_tell()
             if claim:
-                rank, _ = launched()
+                rank, _ = read_launcher()
                 launcher.tell(rank, "Run the same command again.")
             # The claim holds until the other ranks of this host have seen it.
             time.sleep(_LOOK_EVERY)

@@ -216,7 +216,7 @@ def value_bytes(form: str, itemsize: int) -> int:
     return CODECS[form].itemsize
 
 
-def encoded_bytes(elements: int, form: str, itemsize: int) -> int:
+def count_encoded_bytes(elements: int, form: str, itemsize: int) -> int:
     """Return the bytes of ``elements`` values that are encoded together, with their scales."""
     if form == EXACT:
         return elements * itemsize

@@ -13,7 +13,7 @@ from istmpi.comm import mpi
 from istmpi.comm.arrival import expect_ranks, watch_launcher
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.communicator import Communicator
-from istmpi.comm.launcher import launched
+from istmpi.comm.launcher import read_launcher
 from istmpi.comm.leaving import end_with_this_script
 from istmpi.errors import IstmpiError, LaunchError
 
@@ -44,7 +44,7 @@ def world() -> Communicator:
     global _agreed
     with expect_ranks():
         everyone = mpi.start().COMM_WORLD
-        announced = launched()[1]
+        announced = read_launcher()[1]
         # A library of another kind than the launcher makes each process a job of its own.
         if everyone.Get_size() == 1 and announced > 1:
             raise LaunchError(
@@ -166,7 +166,7 @@ def _receive(
     return values, list(waiting)
 
 
-def current_rank() -> int:
+def find_rank() -> int:
     """Return this process's rank.
 
     It is MPI's, or the launcher's if MPI sees a single rank or is not up.
@@ -174,7 +174,7 @@ def current_rank() -> int:
     MPI = mpi.if_up()
     if MPI and MPI.COMM_WORLD.Get_size() > 1:
         return MPI.COMM_WORLD.Get_rank()
-    rank, _ = launched()
+    rank, _ = read_launcher()
     return rank
 
 
@@ -185,7 +185,7 @@ def agree_on_error(error: IstmpiError) -> IstmpiError:
     ``everywhere`` is True in the result if all ranks have the error.
     """
     MPI = mpi.if_up()
-    if MPI is None and launched()[1] > 1:
+    if MPI is None and read_launcher()[1] > 1:
         try:
             with world().agreed():
                 raise error

@@ -18,7 +18,7 @@ LAUNCHERS = {
 have it, too."""
 
 
-def launched() -> tuple[int, int]:
+def read_launcher() -> tuple[int, int]:
     """Return this process's rank and the number of ranks, as the launcher set them.
 
     Return (0, 1) without a launcher.
@@ -40,7 +40,7 @@ def on_this_host() -> tuple[list[int], int]:
             if present:
                 return sorted(present), int(os.environ[local])
             break
-    return [launched()[0]], 1
+    return [read_launcher()[0]], 1
 
 
 def find_stopped_ranks() -> tuple[dict[int, int], int]:
@@ -54,7 +54,7 @@ def find_stopped_ranks() -> tuple[dict[int, int], int]:
         state, _ = process_facts(process)
         if state in ("T", "t"):  # by a signal or a debugger
             stopped[rank] = process
-    this_rank, _ = launched()
+    this_rank, _ = read_launcher()
     return stopped, min(processes.keys() - stopped.keys(), default=this_rank)
 
 

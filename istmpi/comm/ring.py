@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from istmpi.comm.codec import EXACT, encoded_bytes
+from istmpi.comm.codec import EXACT, count_encoded_bytes
 
 BUCKET_BYTES = 2**20
 """Bytes of a bucket. Smaller tensors share a bucket; larger tensors travel alone, without a
@@ -62,7 +62,7 @@ def chunks(elements: int, ranks: int) -> list[slice]:
     ]
 
 
-def sent_bytes(
+def count_sent_bytes(
     elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT
 ) -> list[int]:
     """Return the bytes that each rank sends in an all-reduce of these tensors.
@@ -72,13 +72,13 @@ def sent_bytes(
     """
     sent = [0] * ranks
     for form, length in _pieces(elements, itemsize, ranks, forms):
-        count_bytes = partial(encoded_bytes, form=form, itemsize=itemsize)
-        for rank, nbytes in enumerate(sent_of(length, ranks, count_bytes)):
+        count_bytes = partial(count_encoded_bytes, form=form, itemsize=itemsize)
+        for rank, nbytes in enumerate(count_sent(length, ranks, count_bytes)):
             sent[rank] += nbytes
     return sent
 
 
-def sent_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int]:
+def count_sent(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[int]:
     """Return the bytes that each rank sends for a segment of ``elements`` values.
 
     A number n of values takes ``nbytes(n)`` bytes.
@@ -99,12 +99,12 @@ def once_round(
     In an all-reduce, all ranks send 2(P-1) times as many.
     """
     return sum(
-        once_round_of(length, ranks, partial(encoded_bytes, form=form, itemsize=itemsize))
+        count_once_round(length, ranks, partial(count_encoded_bytes, form=form, itemsize=itemsize))
         for form, length in _pieces(elements, itemsize, ranks, forms)
     )
 
 
-def once_round_of(elements: int, ranks: int, nbytes: Callable[[int], int]) -> int:
+def count_once_round(elements: int, ranks: int, nbytes: Callable[[int], int]) -> int:
     """Return the bytes of all chunks of a segment of ``elements`` values.
 
     A number n of values takes ``nbytes(n)`` bytes.

@@ -188,7 +188,9 @@ def _mean(held: Holdings) -> Load:
 
 def _fragment(held: Holdings) -> Load:
     sent = (
-        2 * (held.ranks - 1) * ring.once_round_of(held.network_elements, held.ranks, float4_bytes)
+        2
+        * (held.ranks - 1)
+        * ring.count_once_round(held.network_elements, held.ranks, float4_bytes)
     )
     return Load(
         ALLREDUCE,

@@ -78,12 +78,12 @@ def _bytes_once(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> Sequence[in
     if isinstance(leg.wire, Largest):
         return [(ranks - 1) * top_k_bytes(leg.wire.top, [*elements.values()])] * ranks
     if leg.name == FRAGMENT:
-        return ring.sent_of(sum(elements.values()), ranks, float4_bytes)
+        return ring.count_sent(sum(elements.values()), ranks, float4_bytes)
     if leg.name == GATHER:
         return [(ranks - 1) * bytes_of(leg.parameters, lengths)] * ranks
     if leg.name == MEAN:
         itemsize = next(iter(leg.parameters.values())).itemsize
-        return ring.sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters))
+        return ring.count_sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters))
     if leg.source is None or leg.target is None:
         raise AssertionError(f"the leg {leg.name} has no layouts")
     pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind, leg.shared)

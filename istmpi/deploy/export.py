@@ -18,8 +18,8 @@ import torch
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import Moments, stored_moments
 from istmpi.data.moments import list_features
-from istmpi.deploy.fitting import attach_code, changed_source
-from istmpi.deploy.layers import State, Values, chain_state, own_state
+from istmpi.deploy.fitting import attach_code, note_changed_source
+from istmpi.deploy.layers import State, Values, chain_state, collect_state
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
 from istmpi.deploy.program import (
     make_onnx,
@@ -115,7 +115,7 @@ def export(
         _require_full_size(checkpoint)
         _require_exact(checkpoint)
         network = attach_code(checkpoint, model, runs=form == "onnx")
-        note = changed_source(network)
+        note = note_changed_source(network)
         if note and not with_changed_source:
             raise ConfigError(
                 f"--model {model}: {note}, but its computation may differ. Give the source it was "
@@ -172,7 +172,7 @@ def _state(
         moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
     if network.stages:
         return chain_state(checkpoint, moments)
-    return own_state(checkpoint.tensors, checkpoint.header.full_scale, moments, network)
+    return collect_state(checkpoint.tensors, checkpoint.header.full_scale, moments, network)
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:

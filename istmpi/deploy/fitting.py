@@ -106,7 +106,7 @@ def find_last_deal(header: Header, architecture: Architecture) -> Partition:
     return spec.deal(phase, architecture, header.blocks, last, shares)
 
 
-def changed_source(network: Architecture) -> str:
+def note_changed_source(network: Architecture) -> str:
     """Return a note if the class's source has changed since training, even by a byte; else ""."""
     source = network.table.source
     code = network.code

@@ -131,7 +131,7 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
                 factor = network.weight_factor(name, checkpoint.header.full_scale)
                 tensors[kind] = Values(checkpoint.tensors[name], factor)
             if isinstance(module, BatchNorm):
-                tensors |= _running(moments[stage])
+                tensors |= _name_moments(moments[stage])
             kind, settings = _describe(module, network.lengths[stage])
             name_of_layer = f"{stage}_{key}" if place else stage
             layers.append(Layer(name_of_layer, kind, settings, tensors))
@@ -150,7 +150,7 @@ def _elementwise(name: str, affine: bool, **tensors: np.ndarray) -> Layer:
     return Layer(name, "BatchNorm1d", settings, values)
 
 
-def _running(moments: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Values]:
+def _name_moments(moments: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Values]:
     mean, variance = moments
     return {
         "running_mean": Values(mean.numpy()),
@@ -178,7 +178,7 @@ def _describe(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
     return type(module).__name__, {}
 
 
-def own_state(
+def collect_state(
     values: Mapping[str, Any], scale: Mapping[str, float], moments: Moments, network: Architecture
 ) -> State:
     """Return the state of a plain class.
@@ -210,9 +210,9 @@ def own_state(
             else:
                 ties[place] = first_place
         if path in moments:
-            buffers = _running(moments[path]) | {"num_batches_tracked": Values(np.array(0))}
+            buffers = _name_moments(moments[path]) | {"num_batches_tracked": Values(np.array(0))}
         else:
-            buffers = _buffers(network.name, path, layer)
+            buffers = _collect_buffers(network.name, path, layer)
         if first_path != path:
             ties |= {_name(path, key): _name(first_path, key) for key in buffers}
         elif tensors or buffers:
@@ -249,7 +249,7 @@ def _name(path: str, key: str) -> str:
     return f"{path}.{key}".lstrip(".")
 
 
-def _buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
+def _collect_buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
     buffers = {}
     for key, values in layer.named_buffers(recurse=False):
         if key in layer._non_persistent_buffers_set:

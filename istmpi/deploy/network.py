@@ -19,8 +19,8 @@ from istmpi.data.moments import subtract
 from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.deploy.fitting import (
     attach_code,
-    changed_source,
     find_last_deal,
+    note_changed_source,
     open_fitting_data,
 )
 from istmpi.engine.store import ParameterStore
@@ -48,7 +48,7 @@ class CalibratedNetwork:
         self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None
     ):
         architecture = attach_code(checkpoint, model)
-        self.note = changed_source(architecture)
+        self.note = note_changed_source(architecture)
         if calibrate_on is None:
             require_calibrated(checkpoint)
         checkpoint.require_valid()

@@ -142,7 +142,7 @@ def _number(value: np.floating) -> float | str:
     return number if isfinite(number) else str(value)
 
 
-def node_lines(
+def write_node_lines(
     network: CalibratedNetwork,
     source: str,
     features: int,
@@ -185,7 +185,7 @@ def _graph(source: str, features: int) -> GraphSplit:
     return data.test
 
 
-def ranked_lines(
+def write_ranked_lines(
     network: CalibratedNetwork,
     blocks: Iterable[Ragged],
     labels: int,

@@ -16,8 +16,8 @@ from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import resize_images
 from istmpi.deploy.fitting import (
     attach_code,
-    changed_source,
     find_last_deal,
+    note_changed_source,
     open_fitting_data,
     require_source,
 )
@@ -83,7 +83,7 @@ def evaluate(
         evaluator.network.load_moments(moments)
     with _refuse_divergence(f"{path}: ", f"on the {split} split of {source}"):
         score = evaluator.measure(data.splits[split])
-    notes = (changed_source(network), evaluator.note.rstrip("."))
+    notes = (note_changed_source(network), evaluator.note.rstrip("."))
     return Evaluation(
         score=score,
         score_name=data.scoring.score,

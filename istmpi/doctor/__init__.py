@@ -43,7 +43,7 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
     hear each other within ``patience`` seconds, the report ends there: the caller gets False and
     must end the job by force. A rank that hangs in MPI ends the job itself and says where.
     """
-    rank, ranks = comm.launched()
+    rank, ranks = comm.read_launcher()
     try:
         # Each limit is longer than the next check's own, so that the check can report first.
         with limit(rank, "starting MPI", 2 * patience):

@@ -329,7 +329,7 @@ class Distributed:
         the factors of sums over dealt units. Raises ConfigError if the class cannot express them,
         or if batch normalisations lack moments.
         """
-        from istmpi.deploy.layers import own_state
+        from istmpi.deploy.layers import collect_state
         from istmpi.deploy.program import whole_state
 
         training = self.training
@@ -346,7 +346,7 @@ class Distributed:
             if self.communicator.rank:
                 return None
             moments = training.evaluator.network.moments if training.calibrated else {}
-            state = own_state(values, store.full_scale, moments, training.architecture)
+            state = collect_state(values, store.full_scale, moments, training.architecture)
             if state.problem:
                 raise ConfigError(f"{training.architecture.name}: {state.problem}.")
             return whole_state(state)

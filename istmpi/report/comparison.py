@@ -138,8 +138,8 @@ class Comparison:
             return None
         best = min(self.groups, key=lambda rival: spreads[rival.name].median)
         spread_of_best = spreads[best.name]
-        values = _by_seed(group, spread)
-        values_of_best = _by_seed(best, spread_of_best)
+        values = _join_seeds(group, spread)
+        values_of_best = _join_seeds(best, spread_of_best)
         # Runs with one seed see the same batches, so their ratios are less noisy.
         ratios = []
         for seed, value in values.items():
@@ -307,7 +307,7 @@ def _round_up(value: float) -> float:
     return float(f"{math.ceil(value / unit - 1e-9) * unit:.12g}")
 
 
-def _by_seed(group: Group, spread: Spread) -> dict[int, float]:
+def _join_seeds(group: Group, spread: Spread) -> dict[int, float]:
     # Runs with one seed differ only by the machine, so they count as one run.
     values: dict[int, list[float]] = {}
     for curve, value in zip(group.curves, spread.values):

@@ -29,7 +29,7 @@ def facts(curve: Curve) -> dict[str, Any]:
 
 
 def full_names(curves: Sequence[Curve]) -> list[str]:
-    keys = differing([facts(curve) for curve in curves])
+    keys = find_differences([facts(curve) for curve in curves])
     return [_name(curve, keys, "{}, {}") for curve in curves]
 
 
@@ -41,11 +41,11 @@ def labels(curves: Sequence[Curve]) -> list[str]:
     labels = []
     for curve in curves:
         rivals = [facts(other) for other in curves if other.method == curve.method]
-        labels.append(_name(curve, differing(rivals, all_of_them=True), "{} ({})"))
+        labels.append(_name(curve, find_differences(rivals, all_of_them=True), "{} ({})"))
     return labels
 
 
-def differing(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) -> list[str]:
+def find_differences(settings: Sequence[Mapping[str, Any]], all_of_them: bool = False) -> list[str]:
     """Return the keys whose values differ between settings.
 
     A missing key differs only with ``all_of_them``.

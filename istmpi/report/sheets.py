@@ -13,7 +13,7 @@ from istmpi.report.comparison import (
     sort_phases,
 )
 from istmpi.report.comparison import best as best_of
-from istmpi.report.labels import differing, facts, text
+from istmpi.report.labels import facts, find_differences, text
 from istmpi.units import in_seconds, number, size
 
 Rows = tuple[tuple[str, tuple[str, ...]], ...]
@@ -63,7 +63,7 @@ def _list_targets(comparison: Comparison, figure: str, columns: tuple[str, ...])
         for group in comparison.groups:
             spread = comparison.to_target(group, figure, target)
             spreads.append(spread)
-            cells.append(_reached(spread, comparison.ratio(group, figure, target), write))
+            cells.append(_write_reached(spread, comparison.ratio(group, figure, target), write))
         rows.append((f"{target:g}", tuple(cells)))
         best.append(best_of(spreads))
     return Sheet(
@@ -78,7 +78,7 @@ def _list_targets(comparison: Comparison, figure: str, columns: tuple[str, ...])
 def _settings(comparison: Comparison) -> Rows:
     by_group = [facts(group.curves[0]) for group in comparison.groups]
     rows = []
-    for key in differing(by_group):
+    for key in find_differences(by_group):
         cells = [text(settings[key]) if key in settings else "" for settings in by_group]
         rows.append((key, tuple(cells)))
     return tuple(rows)
@@ -109,7 +109,7 @@ def notes(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _reached(spread: Spread, ratio: float | None, write: Callable[[float], str]) -> str:
+def _write_reached(spread: Spread, ratio: float | None, write: Callable[[float], str]) -> str:
     if math.isinf(spread.median):
         if spread.reached == 0:
             return "not reached"

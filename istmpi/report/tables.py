@@ -47,7 +47,7 @@ def in_lines(text: str, style: str = "") -> Text:
     return Text("\n").join(plain(line, style) for line in text.split("\n"))
 
 
-def headed(head: object, text: object) -> Text:
+def head_text(head: object, text: object) -> Text:
     return Text.assemble(plain(head, "bold"), plain(text))
 
 
@@ -55,7 +55,7 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
     phases = figures["phases"]
     ranks = counted(figures["ranks"], "rank")
     dealt = ", ".join(figures["dealt_out"]) or "nothing"
-    console.print(headed(run.name, f": {phases[0]['method']} on {ranks}, {dealt} dealt out"))
+    console.print(head_text(run.name, f": {phases[0]['method']} on {ranks}, {dealt} dealt out"))
     console.print(_list_parameters(figures))
     console.print(_list_costs(run, network, figures))
     if isinstance(run.method.shares, str):
@@ -198,7 +198,7 @@ def _channels_of_unit(network: Architecture, group: str) -> int:
     return min(sizes) // lengths[group]
 
 
-def _speed(row: Row) -> str:
+def _write_speed(row: Row) -> str:
     speed_up = row["speed_up"]
     form = ",.0f" if speed_up >= 100 else ".3g"
     return f"{speed_up:{form}} ({row['efficiency']:.0%})"
@@ -210,7 +210,7 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "Sent a step and rank": lambda row: size(row["sent_bytes_per_step_and_rank"]),
     "Memory a rank": lambda row: size(row["memory_bytes"]),
     "Time of an epoch": lambda row: duration(row["seconds_per_epoch"]),
-    "Speed-up (efficiency)": _speed,
+    "Speed-up (efficiency)": _write_speed,
 }
 
 FIGURE = 11
@@ -281,7 +281,7 @@ def cluster(console: Console, cluster: Cluster) -> None:
         ("local step", latency(cluster.step_seconds), "", ""),
         ("deal", latency(cluster.deal_seconds), "", ""),
     ]
-    console.print(headed(cluster.name, f", {cluster.source}"))
+    console.print(head_text(cluster.name, f", {cluster.source}"))
     console.print(make_table(("", "latency", "rate", "median error of the fit"), rows))
 
 

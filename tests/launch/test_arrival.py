@@ -10,7 +10,7 @@ KILLED_OR_2 = (2, 9)
 AWAY = (
     "import os, sys, time\nos.chdir(sys.argv.pop(1))\n"
     "from istmpi.cli.main import main\nfrom istmpi.comm import arrival\n"
-    "time.sleep(float(os.environ.get('LATE', 0)) * (arrival.launched()[0] == 2)); arrival.GONE_AFTER = 6\nmain()"
+    "time.sleep(float(os.environ.get('LATE', 0)) * (arrival.read_launcher()[0] == 2)); arrival.GONE_AFTER = 6\nmain()"
 )
 
 
@@ -74,7 +74,7 @@ def test_a_rank_that_is_there_but_never_comes_is_waited_for_so_long_and_no_longe
     program = (
         "import sys, time\nfrom istmpi import comm\nfrom istmpi.comm import arrival\nfrom istmpi.cli.main import main\n"
         "arrival.LONGEST_WAIT = arrival.GONE_AFTER = 4\n"
-        "main((lambda: time.sleep(600)) if comm.launched()[0] == 1 else comm.world)"
+        "main((lambda: time.sleep(600)) if comm.read_launcher()[0] == 1 else comm.world)"
     )
     result = mpirun(2, "python", "-c", program)
     assert result.returncode in KILLED_OR_2, result

@@ -119,7 +119,7 @@ def test_a_rank_that_stops_before_mpi_starts_is_named_and_goes_on_once_it_is_wok
 
 def test_ranks_end_whose_launcher_is_gone_before_mpi_has_started(start, tmp_path):
     """From the console script's first line on: in MPI's start, ranks wait for each other without a look at it."""
-    begun = "from istmpi import comm; comm.announce([]); open(f'begun-{comm.launched()[0]}', 'x')"
+    begun = "from istmpi import comm; comm.announce([]); open(f'begun-{comm.read_launcher()[0]}', 'x')"
     job = start(2, "python", "-c", f"{begun}; __import__('time').sleep(600)", cwd=tmp_path)
     limit = Limit(60)
     while len([*tmp_path.glob("begun-*")]) < 2:

@@ -55,7 +55,7 @@ def test_it_is_the_mean_and_the_same_bits_on_every_rank(comm, sizes, background,
         assert comm.broadcast_from_root(tensor.numpy().tobytes()) == tensor.numpy().tobytes()
     assert (
         comm.traffic.bytes - sent
-        == 2 * ring.sent_bytes({n: len(t) for n, t in before.items()}, 8, comm.size)[comm.rank]
+        == 2 * ring.count_sent_bytes({n: len(t) for n, t in before.items()}, 8, comm.size)[comm.rank]
     )
 
 

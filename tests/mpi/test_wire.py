@@ -37,8 +37,8 @@ def test_a_mean_in_fewer_bits_has_the_same_bits_on_every_rank(comm, background, 
         mean.finish()
         runs.append({name: values.numpy().tobytes() for name, values in mine.items()})
         single = {name: size for name, size in sizes.items() if name != "double"}
-        expected = ring.sent_bytes(single, 4, comm.size, FORMS)[comm.rank]
-        expected += ring.sent_bytes({"double": sizes["double"]}, 8, comm.size)[comm.rank]
+        expected = ring.count_sent_bytes(single, 4, comm.size, FORMS)[comm.rank]
+        expected += ring.count_sent_bytes({"double": sizes["double"]}, 8, comm.size)[comm.rank]
         assert comm.traffic.bytes - sent == expected
     assert comm.broadcast_from_root(runs) == runs
     assert runs[0] == runs[1] and (runs[0] != runs[2] or comm.size == 1)

@@ -14,7 +14,7 @@ from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.predict import read_rows
 from istmpi.deploy.network import CalibratedNetwork
-from istmpi.deploy.prediction import ranked_lines
+from istmpi.deploy.prediction import write_ranked_lines
 from istmpi.evaluation import evaluator
 from istmpi.evaluation.full import FullNetwork
 from istmpi.multilabel import AT
@@ -152,7 +152,7 @@ def test_it_goes_on_and_predicts(comm, rows, shared_tmp):
         read = [{name: of.array(f"model/{name}") for name in of.architecture.parameters} for of in (mine, theirs)]
         assert_same_bits(*read)
         network = CalibratedNetwork(mine)
-    lines = "".join(ranked_lines(network, read_rows(rows, FEATURES), LABELS, 3, "softmax", "jsonl")).splitlines()
+    lines = "".join(write_ranked_lines(network, read_rows(rows, FEATURES), LABELS, 3, "softmax", "jsonl")).splitlines()
     split = open_dataset(rows).test
     weights = {name: torch.from_numpy(values) for name, values in read[0].items()}
     x, _ = dense(split, np.arange(len(split)))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from istmpi.comm import codec
-from istmpi.comm.codec import BFLOAT16, CODECS, INT8, RUN, encoded_bytes
+from istmpi.comm.codec import BFLOAT16, CODECS, INT8, RUN, count_encoded_bytes
 from istmpi.engine.few_bits import Float4, TopK
 from istmpi.engine.packed_sizes import float4_bytes, top_k_bytes
 
@@ -48,7 +48,7 @@ def neighbours(given, form):
 def test_a_value_becomes_the_next_one_below_or_above_it(form, length):
     given = values(length)
     coded = encode(given, form, key=5)
-    assert coded.dtype == np.uint8 and coded.nbytes == encoded_bytes(length, form, 4)
+    assert coded.dtype == np.uint8 and coded.nbytes == count_encoded_bytes(length, form, 4)
     got = decode(coded, form)
     assert got.dtype == np.float32 and got.shape == given.shape
     below, above, _ = neighbours(given, form) if length else (got, got, got)

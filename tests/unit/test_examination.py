@@ -14,7 +14,7 @@ from torch.nn import functional
 from istmpi.config import Run
 from istmpi.config.methods import spec_of
 from istmpi.config.sections import Train
-from istmpi.deploy.fitting import changed_source
+from istmpi.deploy.fitting import note_changed_source
 from istmpi.errors import ConfigError
 from istmpi.inspection import large
 from istmpi.inspection.examine import inspect
@@ -237,7 +237,7 @@ def test_without_its_code_a_network_can_be_described_but_not_built(convolutional
     assert described.parameters == convolutional.parameters
     with pytest.raises(ConfigError, match="give its code, --model FILE.py:Class"):
         described.build(described.lengths)
-    assert not changed_source(described.with_code(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)))
+    assert not note_changed_source(described.with_code(own("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)))
     with pytest.raises(ConfigError, match="its parameter first.weight has the shape"):
         described.with_code(own("Convolutional", (2, 8, 8), channels=[6, 4], hidden=9))
 

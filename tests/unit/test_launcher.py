@@ -32,7 +32,7 @@ def no_launcher(monkeypatch):
 def test_only_a_step_of_slurm_is_a_launcher(monkeypatch, variables, launched):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert launcher.launched() == launched
+    assert launcher.read_launcher() == launched
 
 
 def test_a_job_of_several_tasks_in_which_one_rank_trains_is_told(monkeypatch, capsys):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from istmpi.cli.commands.settings import command, markdown, schema
+from istmpi.cli.commands.settings import command, schema, write_markdown
 from istmpi.config import SHIPPED, Run, every_setting, shipped
 from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
@@ -40,7 +40,7 @@ def test_arguments_of_a_network_are_those_of_its_constructor(network):
 
 
 def test_every_setting_stands_on_the_page_with_its_owner_and_default():
-    page, settings = markdown(), [*every_setting()]
+    page, settings = write_markdown(), [*every_setting()]
     assert len(settings) == len({(one.name, one.owner) for one in settings})
     owners = {one.owner for one in settings}
     assert {"", "mlp", *NETWORKS} <= owners <= {"", "mlp", *NETWORKS, *METHODS}

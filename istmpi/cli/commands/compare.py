@@ -10,10 +10,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.commands.report import as_targets, comparing, print_comparison, tree_of, write_page
+from istmpi.cli.commands.report import (
+    add_targets_option,
+    as_targets,
+    build_tree,
+    print_comparison,
+    write_page,
+)
 from istmpi.cli.options import text, whole
 from istmpi.cli.output import print_json
-from istmpi.cli.run_options import Showing, options, resolve, run_argument, watched, watching
+from istmpi.cli.run_options import (
+    Showing,
+    add_watch_options,
+    open_watches,
+    options,
+    resolve,
+    run_argument,
+)
 from istmpi.errors import ConfigError
 from istmpi.units import counted
 
@@ -25,8 +38,8 @@ if TYPE_CHECKING:
 @run_argument
 @text("--methods", "NAME,...", "Methods to compare.", default="ist,local-sgd,data-parallel")
 @whole("--repeats", "N", "Seeds for each method.", 1, 1000, default=1)
-@comparing
-@watching
+@add_targets_option
+@add_watch_options
 @partial(options, without=("--method",))
 def command(
     run: str | None,
@@ -69,7 +82,7 @@ def command(
             methods=methods.split(","),
         )
         scores = as_targets(targets)
-        stop_at, loggers = watched(communicator, stop_before_walltime, log)
+        stop_at, loggers = open_watches(communicator, stop_before_walltime, log)
 
     folder = Path(resolved.output.folder)
     # Imports and data may hang on a network's file system.
@@ -112,7 +125,7 @@ def _report(comparison: Comparison, scores: Sequence[float], title: str, shown: 
 
     reached = compare(read_curves(turn.folder for turn in comparison.turns), scores)
     if shown.as_json:
-        print_json(tree_of(reached))
+        print_json(build_tree(reached))
     elif not shown.quiet:
         print_comparison(reached)
     write_page(reached, title, comparison.folder / "report.html")

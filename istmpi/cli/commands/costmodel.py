@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from istmpi.cli import options
-from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, described
+from istmpi.cli.networks import DEGREE, FEATURES_IN_A_ROW, NODES, describe_run
 from istmpi.cli.options import as_json, real, text, whole
 from istmpi.cli.output import console, print_json, say, table
-from istmpi.cli.run_options import changes, planning, resolve, run_argument
+from istmpi.cli.run_options import add_planning_options, changes, resolve, run_argument
 from istmpi.cluster import survey as costs
 from istmpi.cluster.advice import COLUMNS, Advice, advise
 from istmpi.cluster.figures import LEAST, Cluster, load, network, preset
@@ -32,7 +32,7 @@ CLUSTER_OPTIONS = ("bandwidth", "latency", "flops", "memory")
 
 @click.command("costmodel")
 @run_argument
-@planning
+@add_planning_options
 @whole("--examples", "N", "Examples in an epoch.  [default: from the data]", 1)
 @whole("--row-features", "N", "xc with --layers: features in a row.", 1, default=FEATURES_IN_A_ROW)
 @whole("--nodes", "N", "gcn, sage with --layers: nodes in a batch.", 1, default=NODES)
@@ -94,7 +94,7 @@ def command(
     else:
         compared = [*METHODS] if compare == "all" else (compare or "").split(",")
         resolved = resolve(run, assignments, given, methods=compared if compare else [])
-    planned = described(resolved, layers, shape, row_features, nodes, degree)
+    planned = describe_run(resolved, layers, shape, row_features, nodes, degree)
     examples = examples or planned.examples or EXAMPLES
     scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=is_paper)
     if advice:

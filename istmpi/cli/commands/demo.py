@@ -15,7 +15,7 @@ import click
 
 from istmpi.cli.options import bandwidth, flag, real, text, whole
 from istmpi.cli.output import console, table
-from istmpi.comm import launched
+from istmpi.comm import read_launcher
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.record import SETTINGS, home
 from istmpi.units import in_seconds, number
@@ -47,7 +47,7 @@ def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool)
     The command starts mpirun itself: istmpi compare trains, istmpi measure measures this machine,
     and the model of istmpi costmodel predicts the seconds over links of each RATE.
     """
-    rank, others = launched()
+    rank, others = read_launcher()
     if rank > 0:
         sys.exit(ConfigError.exit_code)
     if others > 1:
@@ -78,7 +78,7 @@ def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool)
 
 
 def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdout: Console) -> None:
-    from istmpi.cli.networks import described
+    from istmpi.cli.networks import describe_run
     from istmpi.cluster.figures import load, network
     from istmpi.cluster.time import round_time
     from istmpi.config import Run
@@ -100,7 +100,7 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
         point = find_reached(curve.points, target)
         assert point is not None, "all runs reach the default targets"
         rounds.append(point.round)
-        plan = described(Run.load(str(Path(curve.source) / SETTINGS)), None)
+        plan = describe_run(Run.load(str(Path(curve.source) / SETTINGS)), None)
         costs.append(cost(plan.run, plan.architecture, ranks))
     times = table("link", *(curve.method for curve in curves))
     for rate in rates:

@@ -6,7 +6,7 @@ import click
 
 from istmpi.cli.options import calibrate_on, flag, force, own_class, text
 from istmpi.cli.output import note, say
-from istmpi.comm import current_rank
+from istmpi.comm import find_rank
 from istmpi.units import size
 
 
@@ -41,7 +41,7 @@ def command(
     names; their classes take normalised inputs. Programs (onnx, and the second file of torch, .pt2)
     need no class and normalise inputs. See docs/formats.md.
     """
-    if current_rank() > 0:
+    if find_rank() > 0:
         return  # one process does it, however many were started
 
     from istmpi.deploy.export import export

@@ -315,7 +315,7 @@ def check(
     """
     # Imported here: the command line imports this file.
     from istmpi.cli.main import istmpi
-    from istmpi.cli.networks import described
+    from istmpi.cli.networks import describe_run
     from istmpi.config.methods import spec_of
 
     with click.Context(istmpi) as context:
@@ -333,7 +333,7 @@ def check(
     run = resolve(given.pop("run"), given.pop("assignments"), given, methods=compared)
     if is_own(run.model.name) and not runs_code:
         return run.with_implied()
-    planned = described(run, None, ranks=ranks)
+    planned = describe_run(run, None, ranks=ranks)
     if verb != "compare":
         planned.require_trainable(planned.run, ranks)
         return planned.run

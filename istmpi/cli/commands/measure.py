@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from istmpi.cli.options import as_json, text
-from istmpi.cli.run_options import planning, resolve, run_argument
+from istmpi.cli.run_options import add_planning_options, resolve, run_argument
 
 if TYPE_CHECKING:
     from istmpi.cluster.figures import Cluster
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("measure")
 @run_argument
-@planning
+@add_planning_options
 @as_json
 @text("--out", "FILE", "File for the results.", default="cluster.json")
 def command(
@@ -41,10 +41,10 @@ def command(
 
     communicator = comm.world()
     with communicator.agreed():
-        from istmpi.cli.networks import described_on_all_ranks
+        from istmpi.cli.networks import describe_on_all_ranks
 
         resolved = resolve(run, assignments, given)
-    planned = described_on_all_ranks(resolved, layers, communicator)
+    planned = describe_on_all_ranks(resolved, layers, communicator)
     with communicator.agreed():
         _require_subnet(planned.run, planned.architecture, communicator)
 

@@ -10,7 +10,7 @@ import click
 from istmpi.cli import options
 from istmpi.cli.options import as_json, flag, text, whole
 from istmpi.cli.output import print_json, say, wide_console
-from istmpi.cli.run_options import assigned
+from istmpi.cli.run_options import read_assignments
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.names import is_own
@@ -211,7 +211,7 @@ def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
 
 def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
     arguments = {}
-    for name, value in assigned(assignments):
+    for name, value in read_assignments(assignments):
         section, _, argument = name.partition(".")
         if section != "model":
             raise ConfigError(

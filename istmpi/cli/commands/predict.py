@@ -19,14 +19,14 @@ from istmpi.cli.options import (
     calibrate_on,
     flag,
     force,
-    listed,
+    list_rows,
     own_class,
     real,
     text,
     whole,
 )
 from istmpi.cli.output import note
-from istmpi.comm import current_rank
+from istmpi.comm import find_rank
 from istmpi.data import KINDS
 from istmpi.data.dataset import SPLITS
 from istmpi.errors import ConfigError
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 \b
 INPUT is one of
-{listed([kind.input for kind in KINDS.values() if kind.input])}
+{list_rows([kind.input for kind in KINDS.values() if kind.input])}
   FILE.h5                    prepared data
   digits                     the built-in data
 
@@ -111,7 +111,7 @@ def command(
     model: str | None,
     **options: Any,
 ) -> None:
-    if current_rank() > 0:
+    if find_rank() > 0:
         return  # one process does it, however many were started
 
     from istmpi.data.decoder import Notes
@@ -223,21 +223,21 @@ def _generate(
 
 def _rank_labels(trained: _Trained, source: str, split: str, top: int, form: str) -> Iterable[str]:
     from istmpi.data.sparse.predict import read_rows
-    from istmpi.deploy.prediction import ranked_lines
+    from istmpi.deploy.prediction import write_ranked_lines
 
     data = trained.data
     loss = trained.run.train.multi_label_loss
     rows = read_rows(
         source, data.shape[0], split, trained.reading, lambda message: note(f"{message}.")
     )
-    return ranked_lines(trained.network, rows, data.outputs, top, loss, form)
+    return write_ranked_lines(trained.network, rows, data.outputs, top, loss, form)
 
 
 def _predict_nodes(trained: _Trained, source: str, all_outputs: bool, form: str) -> Iterable[str]:
-    from istmpi.deploy.prediction import node_lines
+    from istmpi.deploy.prediction import write_node_lines
 
     data = trained.data
-    return node_lines(
+    return write_node_lines(
         trained.network,
         source,
         data.shape[0],

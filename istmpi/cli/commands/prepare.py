@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from istmpi.cli.options import WholeRange, YesOrNo, as_json, force, listed, real, text
+from istmpi.cli.options import WholeRange, YesOrNo, as_json, force, list_rows, real, text
 from istmpi.cli.output import console, print_json, progress, table
 from istmpi.data import KINDS
 from istmpi.foreign import printable
@@ -45,7 +45,7 @@ def _options_of_kinds(command: Callable) -> Callable:
 
 \b
 KIND is one of
-{listed([(kind.name, kind.help) for kind in KINDS.values()])}
+{list_rows([(kind.name, kind.help) for kind in KINDS.values()])}
 """,
 )
 @click.argument("kind")

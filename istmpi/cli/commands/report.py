@@ -19,7 +19,7 @@ from istmpi.report.sheets import notes
 WIDTH_OF_A_LOG = 200
 
 
-def comparing(command: Callable) -> Callable:
+def add_targets_option(command: Callable) -> Callable:
     """Decorate a click command with --targets."""
     help = (
         "Scores to reach.  [default: the best score that all runs reach, "
@@ -30,7 +30,7 @@ def comparing(command: Callable) -> Callable:
 
 @click.command("report")
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True)
-@comparing
+@add_targets_option
 @as_json
 @text(
     "--html",
@@ -52,7 +52,7 @@ def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: st
     curves = read_curves(map(Path, paths), lambda problem: note(f"left out: {problem}"))
     comparison = compare(curves, scores)
     if as_json:
-        print_json(tree_of(comparison))
+        print_json(build_tree(comparison))
     elif not html:
         print_comparison(comparison)
     if html:
@@ -79,7 +79,7 @@ def print_comparison(comparison: Comparison) -> None:
     tables.comparison(console(width=width), comparison)
 
 
-def tree_of(comparison: Comparison) -> dict[str, Any]:
+def build_tree(comparison: Comparison) -> dict[str, Any]:
     tree = {"data": comparison.data, "score": comparison.score_name, "targets": comparison.targets}
     return {"comparisons": [tree | {"notes": notes(comparison), "rows": comparison.rows()}]}
 

@@ -59,7 +59,7 @@ def command(name: str | None, as_schema: bool, as_page: bool, environment: bool)
     if as_schema:
         click.echo(json.dumps(schema(), indent=1, ensure_ascii=False))
     elif as_page:
-        click.echo(markdown(), nl=False)
+        click.echo(write_markdown(), nl=False)
     elif environment:
         _list_variables()
     elif name:
@@ -109,7 +109,7 @@ def _list(settings: Sequence[Setting]) -> None:
             words = f"{setting.owner}: {words}"
         if setting.range:
             words += f" ({setting.range})"
-        listing.add_row(Text(setting.name, "bold"), shown_default(setting), words)
+        listing.add_row(Text(setting.name, "bold"), show_default(setting), words)
     console(soft_wrap=True).print(listing)
 
 
@@ -129,7 +129,7 @@ def _describe(setting: Setting) -> str:
     facts = {
         "type": setting.kind,
         "range": setting.range,
-        "default": shown_default(setting) or "none",
+        "default": show_default(setting) or "none",
     }
     for name, fact in facts.items():
         if fact:
@@ -137,13 +137,13 @@ def _describe(setting: Setting) -> str:
     return "\n".join(lines)
 
 
-def shown_default(setting: Setting) -> str:
+def show_default(setting: Setting) -> str:
     if setting.default is None:
         return ""
     return json.dumps(setting.default)
 
 
-def markdown() -> str:
+def write_markdown() -> str:
     """Return the page docs/settings.md."""
     page = _PAGE
     for section, settings in groupby(every_setting(), key=_section):
@@ -169,7 +169,7 @@ def _row(setting: Setting, section: str) -> str:
         owner = f"*{setting.owner}.* "
     default = ""
     if setting.default is not None:
-        default = f"`{shown_default(setting)}`"
+        default = f"`{show_default(setting)}`"
     # A bar would end the cell.
     limits = setting.range.replace("|", "\\|")
     words = setting.help.replace("|", "\\|")
@@ -188,12 +188,12 @@ def schema() -> dict[str, Any]:
         for setting in settings:
             if section != "model" or not setting.owner:
                 keys[_key(setting)] = schema_of(setting.hint, setting.default)
-        properties[section] = _closed(keys)
+        properties[section] = _close_object(keys)
         if section == "model":
             # Each network has settings of its own.
             del properties[section]["additionalProperties"]
-    return {"$schema": SCHEMA, "title": "A run of istmpi", **_closed(properties)}
+    return {"$schema": SCHEMA, "title": "A run of istmpi", **_close_object(properties)}
 
 
-def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+def _close_object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False}

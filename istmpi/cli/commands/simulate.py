@@ -10,7 +10,14 @@ import click
 
 from istmpi.cli.options import text, whole
 from istmpi.cli.output import say
-from istmpi.cli.run_options import Showing, options, resolve, run_and_folder, run_argument, showing
+from istmpi.cli.run_options import (
+    Showing,
+    add_display_options,
+    options,
+    resolve,
+    run_and_folder,
+    run_argument,
+)
 from istmpi.errors import SimulationError
 from istmpi.units import counted, in_seconds
 
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 @whole("--faults", "SEED", "Draw faults of ranks and messages.", 0)
 @whole("--schedules", "N", "Try the seeds SEED (0) to SEED+N-1; print findings.", 1, 100_000)
 @text("--resume", "auto|PATH", "Same as for istmpi train.", default="")
-@showing
+@add_display_options
 def command(
     run: str | None,
     assignments: tuple[str, ...],

@@ -7,12 +7,12 @@ import click
 from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.run_options import (
     Showing,
+    add_watch_options,
+    open_watches,
     options,
     resolve,
     run_and_folder,
     run_argument,
-    watched,
-    watching,
 )
 from istmpi.record import home
 
@@ -27,7 +27,7 @@ from istmpi.record import home
     "Resume from a checkpoint, a run's folder, or this run's folder (auto).",
     default="",
 )
-@watching
+@add_watch_options
 @flag("--dry-run", "Print shapes, bytes, FLOPs and memory; train nothing.")
 @whole(
     "--ranks",
@@ -83,10 +83,10 @@ def command(
         assignments = (*assignments, "checkpoint.wait=true")
     if dry_run:
         from istmpi.cli.plan import show
-        from istmpi.comm import launched, rank_variable
+        from istmpi.comm import rank_variable, read_launcher
 
         if ranks is None:
-            ranks = launched()[1] if rank_variable() else 4
+            ranks = read_launcher()[1] if rank_variable() else 4
         show(resolve(run, assignments, given), ranks, shown.as_json)
         return
 
@@ -100,7 +100,7 @@ def command(
         if not given["out"]:
             given["out"] = own_folder
         resolved = resolve(run, assignments, given)
-        stop_at, loggers = watched(communicator, stop_before_walltime, log)
+        stop_at, loggers = open_watches(communicator, stop_before_walltime, log)
 
     folder = home(resolved.output.folder, resolved.name)
     # Imports may hang on a network's file system.
