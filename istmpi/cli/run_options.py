@@ -271,9 +271,9 @@ def add_display_options(command: Callable) -> Callable:
     @flag("--json", "Print the result as JSON, other output to standard error.")
     @wraps(command)
     def shown(
-        progress: str | None, quiet: bool, verbose: bool, as_json: bool, **given: object
+        progress: str | None, quiet: bool, verbose: bool, as_json: bool, **parameters: object
     ) -> object:
-        return command(shown=Showing(progress, quiet, verbose, as_json), **given)
+        return command(shown=Showing(progress, quiet, verbose, as_json), **parameters)
 
     return shown
 

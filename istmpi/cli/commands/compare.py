@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +30,12 @@ from istmpi.errors import ConfigError
 from istmpi.units import counted
 
 if TYPE_CHECKING:
+    from istmpi.cli.display import ComparisonDisplay
+    from istmpi.comm import Communicator
+    from istmpi.config import Run
+    from istmpi.errors import IstmpiError
     from istmpi.training.comparison import Comparison
+    from istmpi.training.watch import Watch
 
 
 @click.command("compare")
@@ -50,7 +54,7 @@ def command(
     log: tuple[str, ...],
     shown: Showing,
     assignments: tuple[str, ...],
-    **given: str | None,
+    **parameters: str | None,
 ) -> int:
     """Train RUN with several methods and compare what each needs to reach the same score.
 
@@ -63,59 +67,78 @@ def command(
     to a finished one. istmpi report shows a comparison again. A failed method does not stop the
     others; the command then ends with the exit code of the first failure.
     """
-    if "narrow" in methods.split(","):
-        raise ConfigError(
-            "--methods: narrow is a network, not a method. Train it by itself (istmpi train RUN "
-            "--method local-sgd --hidden N,N), and give both folders to istmpi report."
-        )
+    names = _list_methods(methods)
     shown.begins("compares")
-
     from istmpi import comm
 
     communicator = comm.world()
     with communicator.agreed():
-        resolved = resolve(
-            run,
-            assignments,
-            given,
-            refused={"method.name": "--methods"},
-            methods=methods.split(","),
-        )
+        resolved = resolve(run, assignments, parameters, {"method.name": "--methods"}, names)
         scores = as_targets(targets)
         stop_at, loggers = open_watches(communicator, stop_before_walltime, log)
+    comparison, display = _prepare(resolved, names, repeats, scores, stop_at, shown, communicator)
+    failures = _train(comparison, display, loggers)
+    title = f"{resolved.name}: {', '.join(names)} on {counted(communicator.size, 'rank')}"
+    with communicator.agreed():
+        if display:
+            _report(comparison, scores, title, shown)
+    return next((error.exit_code for error in failures.values()), 0)
 
-    folder = Path(resolved.output.folder)
+
+def _list_methods(methods: str) -> list[str]:
+    names = methods.split(",")
+    if "narrow" in names:
+        raise ConfigError(
+            "--methods: narrow is a network, not a method. Train it by itself (istmpi train RUN "
+            "--method local-sgd --hidden N,N), and give both folders to istmpi report."
+        )
+    return names
+
+
+def _prepare(
+    run: Run,
+    methods: Sequence[str],
+    repeats: int,
+    scores: Sequence[float],
+    stop_at: float | None,
+    shown: Showing,
+    communicator: Communicator,
+) -> tuple[Comparison, ComparisonDisplay | None]:
+    """Return the comparison once its data are open and its networks built, and rank 0's display.
+    Collective."""
+    from istmpi import comm
+
+    folder = Path(run.output.folder)
     # Imports and data may hang on a network's file system.
-    with comm.HangWatch(communicator, resolved.comm.patience, folder, cure=comm.WHILE_LOADING):
+    with comm.HangWatch(communicator, run.comm.patience, folder, cure=comm.WHILE_LOADING):
         from istmpi.cli.display import ComparisonDisplay
         from istmpi.data.sources import open_for_training
-        from istmpi.loggers.logger import LoggedWatch
         from istmpi.report.comparison import check_targets
         from istmpi.training.comparison import Comparison
         from istmpi.training.epochs import convert_epochs
 
         with communicator.agreed():
-            data = open_for_training(
-                resolved.with_implied().data, communicator.rank, resolved.train.seed
-            )
+            data = open_for_training(run.with_implied().data, communicator.rank, run.train.seed)
             check_targets(scores, data.scoring.score)
-        counted_in_rounds = convert_epochs(resolved, data, communicator.size, communicator)
+        counted_in_rounds = convert_epochs(run, data, communicator.size, communicator)
         # All methods take the same rounds, also fedavg, whose rounds are epochs.
-        resolved = resolved.override({"train.rounds": counted_in_rounds.train.rounds})
-        comparison = Comparison(
-            resolved, methods.split(","), repeats, communicator, stop_at, signals=True
-        )
+        run = run.override({"train.rounds": counted_in_rounds.train.rounds})
+        comparison = Comparison(run, methods, repeats, communicator, stop_at, signals=True)
         comparison.rehearse()
     display = ComparisonDisplay(shown) if communicator.rank == 0 else None
-    with display or nullcontext():
-        watch = LoggedWatch(display, loggers) if display else None
-        failures = comparison.run_training(watch)
-    with communicator.agreed():
-        if communicator.rank == 0:
-            ranks = counted(communicator.size, "rank")
-            title = f"{resolved.name}: {', '.join(methods.split(','))} on {ranks}"
-            _report(comparison, scores, title, shown)
-    return next((error.exit_code for error in failures.values()), 0)
+    return comparison, display
+
+
+def _train(
+    comparison: Comparison, display: ComparisonDisplay | None, loggers: Mapping[str, Watch]
+) -> Mapping[str, IstmpiError]:
+    """Train all methods; return the errors of those that failed. Collective."""
+    from istmpi.loggers.logger import LoggedWatch
+
+    if display is None:
+        return comparison.run_training()
+    with display:
+        return comparison.run_training(LoggedWatch(display, loggers))
 
 
 def _report(comparison: Comparison, scores: Sequence[float], title: str, shown: Showing) -> None:

@@ -69,7 +69,7 @@ def command(
     most_ranks: int,
     as_json: bool,
     plot: str | None,
-    **given: Any,
+    **parameters: Any,
 ) -> None:
     """Predict the cost of RUN as istmpi train would run it. Without RUN, predict Figure 2 of the
     IST paper.
@@ -79,27 +79,50 @@ def command(
     istmpi costmodel speech --layers 4096-4096-35 --examples 84843 --cluster 1gbit --advise
     mpirun -n 8 istmpi measure --out here.json; istmpi costmodel digits --cluster here.json
     """
-    others = {"--json": as_json, "--ranks": ranks, "--compare": compare, "--plot": plot}
-    for option, value in others.items():
-        if advice and value:
-            raise click.UsageError(f"{option} does not go with --advise.")
-    cluster = _cluster(given)
+    if advice:
+        _require_none({"--json": as_json, "--ranks": ranks, "--compare": compare, "--plot": plot})
+    cluster = _cluster(parameters)
+    is_paper = run is None and not is_module(parameters["model"])
     shape = None
-    is_paper = run is None and not is_module(given["model"])
     if is_paper:
-        changed = changes(assignments, given)
-        resolved = Run(name="Figure 2 of the paper").override({**costs.FIGURE_2, **changed})
-        if "data.source" not in changed:
-            shape = (costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS)
+        resolved, shape = _describe_paper(changes(assignments, parameters))
     else:
-        compared = [*METHODS] if compare == "all" else (compare or "").split(",")
-        resolved = resolve(run, assignments, given, methods=compared if compare else [])
+        resolved = resolve(run, assignments, parameters, methods=_list_compared(compare))
     planned = describe_run(resolved, layers, shape, row_features, nodes, degree)
     examples = examples or planned.examples or EXAMPLES
     scenario = Scenario(planned.run, planned.architecture, cluster, examples, shared_batch=is_paper)
     if advice:
-        _advise(advise(scenario, most_ranks))
-        return
+        return _advise(advise(scenario, most_ranks))
+    return _survey(scenario, compare, ranks, as_json, plot)
+
+
+def _require_none(values: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that do not go with --advise."""
+    for option, value in values.items():
+        if value:
+            raise click.UsageError(f"{option} does not go with --advise.")
+
+
+def _describe_paper(changed: Mapping[str, Any]) -> tuple[Run, tuple[int, int] | None]:
+    """Return the run of the paper's Figure 2, and its numbers of features and labels."""
+    run = Run(name="Figure 2 of the paper").override({**costs.FIGURE_2, **changed})
+    if "data.source" in changed:
+        return run, None
+    return run, (costs.FIGURE_2_FEATURES, costs.FIGURE_2_LABELS)
+
+
+def _list_compared(compare: str | None) -> list[str]:
+    """Return the methods that --compare names."""
+    if compare == "all":
+        return [*METHODS]
+    return compare.split(",") if compare else []
+
+
+def _survey(
+    scenario: Scenario, compare: str | None, ranks: str | None, as_json: bool, plot: str | None
+) -> None:
+    """Print and plot the cost of methods on numbers of ranks."""
+    cluster = scenario.cluster
     methods = _methods(compare, scenario)
     counts = _ranks(ranks, scenario)
     rows = costs.survey(scenario, methods, counts)
@@ -124,12 +147,14 @@ def _plot(rows: Sequence[costs.Row], title: str, file: str) -> None:
     say(f"drawn: {file}", err=True)
 
 
-def _cluster(given: Mapping[str, Any]) -> Cluster:
+def _cluster(parameters: Mapping[str, Any]) -> Cluster:
     """Return the cluster of --cluster with the figures of the other options."""
-    name = given["cluster"]
+    name = parameters["cluster"]
     is_path = name.endswith(".json") or is_file(Path(name))
     cluster = load(Path(name)) if is_path else preset(name)
-    texts = {option: given[option] for option in CLUSTER_OPTIONS if given[option] is not None}
+    texts = {
+        option: parameters[option] for option in CLUSTER_OPTIONS if parameters[option] is not None
+    }
     if not texts:
         return cluster
     changed: dict[str, Any] = {}

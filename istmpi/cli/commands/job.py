@@ -69,7 +69,7 @@ def command() -> None:
     0,
 )
 @click.pass_context
-def _script(context: click.Context, run: str, options: tuple[str, ...], **given: Any) -> None:
+def _script(context: click.Context, run: str, options: tuple[str, ...], **parameters: Any) -> None:
     """Print a job script that trains RUN. Give options of istmpi train or istmpi compare after --.
 
     \b
@@ -80,24 +80,24 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **given:
     form = context.info_name or ""
     table = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")
     scheduler = table[form]
-    given = {key: value for key, value in given.items() if value is not None}
-    ranks_per_node = given.get("gpus", 1)
-    cores = given.get("cores", max(8, ranks_per_node))
-    _require_sound(given, options, scheduler, ranks_per_node, cores)
-    compare = given["compare"]
+    parameters = {key: value for key, value in parameters.items() if value is not None}
+    ranks_per_node = parameters.get("gpus", 1)
+    cores = parameters.get("cores", max(8, ranks_per_node))
+    _require_sound(parameters, options, scheduler, ranks_per_node, cores)
+    compare = parameters["compare"]
     verb = "compare" if compare else "train"
-    limits = _limits(given.get("time", "12:00:00" if compare else "4:00:00"))
-    ranks = given.get("nodes", 1) * ranks_per_node
+    limits = _limits(parameters.get("time", "12:00:00" if compare else "4:00:00"))
+    ranks = parameters.get("nodes", 1) * ranks_per_node
     resolved = check((run, *options), ranks, verb, limits["seconds"] / 60)
     _require_files(resolved)
-    if "seeds" in given and resolved.output.folder:
+    if "seeds" in parameters and resolved.output.folder:
         raise ConfigError(
             f"--out {resolved.output.folder}: with --seeds each seed has a folder. "
             "Set ISTMPI_RUNS instead."
         )
-    fields = _list_fields(given, limits, run, ranks_per_node, cores)
-    lines = _list_environment(given.get("modules"))
-    lines.append(f"OPTIONS=({shlex.join(_list_launch_options(given, scheduler))})")
+    fields = _list_fields(parameters, limits, run, ranks_per_node, cores)
+    lines = _list_environment(parameters.get("modules"))
+    lines.append(f"OPTIONS=({shlex.join(_list_launch_options(parameters, scheduler))})")
     lines += [line.format_map(fields) for line in scheduler["lines"]]
     template = read_template(scheduler["template"].format(verb=verb))
     template = fill_directives(template, scheduler, fields, table["examples"])
@@ -105,12 +105,12 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **given:
 
 
 def _list_fields(
-    given: Mapping[str, Any], limits: Mapping[str, Any], run: str, ranks: int, cores: int
+    parameters: Mapping[str, Any], limits: Mapping[str, Any], run: str, ranks: int, cores: int
 ) -> dict[str, Any]:
     """Return the values that a template's lines may name."""
-    fields = {"nodes": 2, "ranks": ranks, "name": job_name(run), **given, **limits}
-    fields["start"] = "compare" if given["compare"] else "train --resume auto"
-    if "cores" in given:
+    fields = {"nodes": 2, "ranks": ranks, "name": job_name(run), **parameters, **limits}
+    fields["start"] = "compare" if parameters["compare"] else "train --resume auto"
+    if "cores" in parameters:
         fields["threads"] = cores // ranks
     else:
         fields["cores"] = cores
@@ -119,48 +119,50 @@ def _list_fields(
 
 
 def _require_sound(
-    given: Mapping[str, Any],
+    parameters: Mapping[str, Any],
     options: Sequence[str],
     scheduler: Mapping[str, Any],
     ranks: int,
     cores: int,
 ) -> None:
     """Raise UsageError or ConfigError for options that do not fit each other or this machine."""
-    if given["compare"] and given.get("relaunch"):
+    if parameters["compare"] and parameters.get("relaunch"):
         raise click.UsageError(
             "--relaunch may change the number of ranks, so it does not go with --compare."
         )
-    if given["compare"] and "seeds" in given:
+    if parameters["compare"] and "seeds" in parameters:
         raise click.UsageError(
             "--seeds is for a single method; give istmpi compare --repeats after --."
         )
-    if "restarts" in given and "restarts" not in scheduler["options"]:
+    if "restarts" in parameters and "restarts" not in scheduler["options"]:
         raise click.UsageError("--restarts is for istmpi job slurm only.")
     if cores < ranks:
         raise ConfigError(f"--cores {cores}: must be at least --gpus, {ranks}.")
-    if "seeds" in given and re.search(r"--seed|train\.seed=", " ".join(options)):
+    if "seeds" in parameters and re.search(r"--seed|train\.seed=", " ".join(options)):
         raise ConfigError("--seed: with --seeds the seeds are 1 to N. Leave it out.")
-    for file in given["stage"]:
+    for file in parameters["stage"]:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file} does not exist.")
     for option in ("queue", "account"):
-        if option in given and not re.fullmatch(r"[\w.,@%+/:=-]+", given[option]):
-            raise ConfigError(f"--{option} {given[option]}: must be letters, digits and .,@%+/:=-.")
+        if option in parameters and not re.fullmatch(r"[\w.,@%+/:=-]+", parameters[option]):
+            raise ConfigError(
+                f"--{option} {parameters[option]}: must be letters, digits and .,@%+/:=-."
+            )
 
 
-def _list_launch_options(given: Mapping[str, Any], scheduler: Mapping[str, Any]) -> list[str]:
+def _list_launch_options(parameters: Mapping[str, Any], scheduler: Mapping[str, Any]) -> list[str]:
     """Return the options of ``istmpi-run`` in the script."""
     values = {
         "restarts": 20,
         # A comparison must keep its number of ranks, so it is not resumed on fewer nodes.
-        "relaunch": None if given["compare"] else 3,
-        "ranks-per-host": given.get("gpus"),
+        "relaunch": None if parameters["compare"] else 3,
+        "ranks-per-host": parameters.get("gpus"),
     }
-    values |= given
+    values |= parameters
     words = list_options({key: values.get(key) for key in scheduler["options"]})
-    for file in given["stage"]:
+    for file in parameters["stage"]:
         words += ["--stage", file]
-    if given["stage_venv"]:
+    if parameters["stage_venv"]:
         words.append("--stage-venv")
     return words
 
@@ -230,7 +232,7 @@ def _limits(text: str) -> dict[str, Any]:
     "--package", "REQUIREMENT", "Requirement for pip on the instances: a version or a git address."
 )
 def ec2(
-    run: str, options: tuple[str, ...], key: str | None, ssh_from: str | None, **given: Any
+    run: str, options: tuple[str, ...], key: str | None, ssh_from: str | None, **parameters: Any
 ) -> None:
     """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes
     the cluster.
@@ -242,12 +244,8 @@ def ec2(
     Give options of istmpi train after --. A run file and a data file are sent along if this machine
     has them.
     """
-    resolved = check((run, *options), given["instances"])
-    out = Path(resolved.output.folder or f"runs/{resolved.name}")
-    if out.is_absolute() or ".." in out.parts:
-        raise ConfigError(
-            f"--out {out}: on EC2 a run's folder is under /shared; give a relative path without .."
-        )
+    resolved = check((run, *options), parameters["instances"])
+    out = _find_shared_folder(resolved)
     arguments = [run, *options]
     send = []
     if Path(run).is_file():
@@ -256,12 +254,11 @@ def ec2(
     if Path(data).is_file():
         arguments += ["--data", data]
         send += ["--send", data]
-    up = _list_cluster_options(given)
     lines = [
         f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
         f"CLUSTER={shlex.quote(str(TEMPLATES / 'ec2' / 'cluster'))}",
-        f"REGION=({shlex.join(list_options({'region': given['region'] or None}))})",
-        f"UP=({shlex.join(up)})",
+        f"REGION=({shlex.join(list_options({'region': parameters['region'] or None}))})",
+        f"UP=({shlex.join(_list_cluster_options(parameters))})",
         f"SEND=({shlex.join(send)})",
         f"FOLDER={shlex.quote(str(out))}",
     ]
@@ -272,14 +269,24 @@ def ec2(
     print_script(read_template("ec2/train.sh"), "ec2", lines, arguments)
 
 
-def _list_cluster_options(given: Mapping[str, Any]) -> list[str]:
+def _find_shared_folder(run: Run) -> Path:
+    """Return the run's folder below /shared. Raises ConfigError if it is elsewhere."""
+    out = Path(run.output.folder or f"runs/{run.name}")
+    if out.is_absolute() or ".." in out.parts:
+        raise ConfigError(
+            f"--out {out}: on EC2 a run's folder is under /shared; give a relative path without .."
+        )
+    return out
+
+
+def _list_cluster_options(parameters: Mapping[str, Any]) -> list[str]:
     """Return the options of ``cluster up`` in the script."""
-    words = list_options({name: given[name] for name in ("instances", "type", "hours")})
-    if given["spot"]:
+    words = list_options({name: parameters[name] for name in ("instances", "type", "hours")})
+    if parameters["spot"]:
         words.append("--spot")
-    if given["yes_open"]:
+    if parameters["yes_open"]:
         words.append("--yes-open")
-    return words + list_options({"package": given["package"] or None})
+    return words + list_options({"package": parameters["package"] or None})
 
 
 @command.command("folder")
@@ -302,6 +309,18 @@ def job_name(run: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", Path(run).stem).strip("-")[:40] or "istmpi"
 
 
+def _parse(verb: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a command's arguments and options."""
+    # Imported here: the command line imports this file.
+    from istmpi.cli.main import istmpi
+
+    with click.Context(istmpi) as context:
+        command = istmpi.get_command(context, verb)
+    assert command is not None, f"there is a command {verb}"
+    words = list(arguments)
+    return command.make_context(f"istmpi {verb} {shlex.join(words)}", words).params
+
+
 def check(
     arguments: Sequence[str],
     ranks: int,
@@ -313,24 +332,21 @@ def check(
 
     ``runs_code``: build users' networks.
     """
-    # Imported here: the command line imports this file.
-    from istmpi.cli.main import istmpi
     from istmpi.cli.networks import describe_run
     from istmpi.config.methods import spec_of
 
-    with click.Context(istmpi) as context:
-        command = istmpi.get_command(context, verb)
-    assert command is not None, f"there is a command {verb}"
-    given = command.make_context(f"istmpi {verb} {shlex.join(arguments)}", list(arguments)).params
-    stop = given["stop_before_walltime"]
+    parameters = _parse(verb, arguments)
+    stop = parameters["stop_before_walltime"]
     if stop is None:
         stop = 5  # as in the templates
     if minutes <= stop:
         raise ConfigError(
             f"--time: {minutes:g} minutes must be more than --stop-before-walltime, {stop:g}."
         )
-    compared = given["methods"].split(",") if verb == "compare" else []
-    run = resolve(given.pop("run"), given.pop("assignments"), given, methods=compared)
+    compared = parameters["methods"].split(",") if verb == "compare" else []
+    run = resolve(
+        parameters.pop("run"), parameters.pop("assignments"), parameters, methods=compared
+    )
     if is_own(run.model.name) and not runs_code:
         return run.with_implied()
     planned = describe_run(run, None, ranks=ranks)

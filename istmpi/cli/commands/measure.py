@@ -28,7 +28,7 @@ def command(
     layers: str | None,
     out: str,
     as_json: bool,
-    **given: str | None,
+    **parameters: str | None,
 ) -> None:
     """Measure the network between all ranks of this job, and each rank's speed at the shapes of
     RUN's subnets.
@@ -43,7 +43,7 @@ def command(
     with communicator.agreed():
         from istmpi.cli.networks import describe_on_all_ranks
 
-        resolved = resolve(run, assignments, given)
+        resolved = resolve(run, assignments, parameters)
     planned = describe_on_all_ranks(resolved, layers, communicator)
     with communicator.agreed():
         _require_subnet(planned.run, planned.architecture, communicator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,6 @@ from istmpi.names import is_own
 from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
 
 if TYPE_CHECKING:
-    from istmpi.data.dataset import Dataset
     from istmpi.inspection.inference import Inferred
     from istmpi.network.architecture import Architecture
     from istmpi.network.table import Operator
@@ -69,41 +69,63 @@ def command(
         raise click.UsageError("give --data, or both --shape and --outputs.")
     if tokens and shape is None:
         raise click.UsageError("--tokens needs --shape; with data, leave it out.")
+    if shape is None or outputs is None:
+        examples = _describe_data(network, data)
+    else:
+        task = NEXT_TOKEN if tokens else CLASSIFICATION
+        examples = _Examples(options.shape("--shape", shape), outputs, task)
+    _report(network, examples, _arguments(assignments), counts, as_json)
+
+
+def _find_refusal(architecture: Architecture, scaled: bool) -> ConfigError | None:
+    """Return the reason why the network's widths cannot be dealt out, if there is one."""
+    try:
+        architecture.require_dealable(architecture.table.dealt, scaled)
+    except ConfigError as error:
+        return error
+    return None
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """The examples that the network gets. ``inputs``: those of a batch of the user's own task."""
+
+    shape: tuple[int, ...]
+    outputs: int
+    task: str
+    inputs: tuple[Any, ...] | None = None
+
+
+def _report(
+    network: str,
+    examples: _Examples,
+    arguments: dict[str, Any],
+    counts: Sequence[int],
+    as_json: bool,
+) -> None:
+    """Print the facts of a network with ``arguments``, for ``counts`` of ranks. Raises ConfigError
+    if it is refused."""
     from istmpi.config.learner import OWN_SETTINGS
     from istmpi.inspection.examine import examine
     from istmpi.network.architecture import Architecture
     from istmpi.network.arguments import user_network
 
-    if shape is None:
-        dataset = _open_data(network, data)
-        example = tuple(dataset.shape)
-        outputs = dataset.outputs
-        task = dataset.task
-        inputs = dataset.example
-    else:
-        assert outputs is not None, "--outputs goes with --shape"
-        example = options.shape("--shape", shape)
-        task = NEXT_TOKEN if tokens else CLASSIFICATION
-        inputs = None
-    arguments = _arguments(assignments)
     settings = {name: arguments.pop(name) for name in OWN_SETTINGS if name in arguments}
-    inspected = user_network(network, example, outputs, arguments, task, inputs)
+    inspected = user_network(
+        network, examples.shape, examples.outputs, arguments, examples.task, examples.inputs
+    )
     try:
         table, inferred = examine(inspected)
     except ConfigError as error:
         if as_json:
             print_json({"network": network, "refused": str(error)})
         raise
-    described = Architecture(network, table, "float32", inspected)
-    facts = _facts(described, inferred, counts)
-    facts |= {"network": network, "shape": list(example), "outputs": outputs}
-    # The facts are printed first: they show why the network is refused.
-    refusal = None
-    try:
-        described.require_dealable(table.dealt, settings.get("scale") != "none")
-    except ConfigError as error:
-        refusal = error
+    architecture = Architecture(network, table, "float32", inspected)
+    facts = _facts(architecture, inferred, counts)
+    facts |= {"network": network, "shape": list(examples.shape), "outputs": examples.outputs}
+    refusal = _find_refusal(architecture, settings.get("scale") != "none")
     facts["refused"] = str(refusal or "")
+    # The facts are printed first: they show why the network is refused.
     if as_json:
         print_json(facts)
     else:
@@ -112,12 +134,13 @@ def command(
         raise refusal
 
 
-def _open_data(network: str, data: str | None) -> Dataset:
+def _describe_data(network: str, data: str | None) -> _Examples:
     from istmpi.data.holdout import TestSplit
     from istmpi.data.sources import open_dataset
 
     scoring = network if is_own(network) else ""
-    return open_dataset(data or "digits", scoring=scoring, test=TestSplit(0.2))
+    dataset = open_dataset(data or "digits", scoring=scoring, test=TestSplit(0.2))
+    return _Examples(tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example)
 
 
 def _show(facts: Mapping[str, Any], inferred: Inferred) -> None:

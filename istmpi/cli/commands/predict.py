@@ -35,6 +35,7 @@ from istmpi.tasks import GRAPH, PREDICT_OPTIONS, SPARSE_ROWS, TASKS, Task
 if TYPE_CHECKING:
     from istmpi.checkpoint.format import DataSummary
     from istmpi.config import Run
+    from istmpi.data.decoder import Notes
     from istmpi.data.text.tokenizer import Tokenizer
     from istmpi.deploy.network import CalibratedNetwork
 
@@ -93,67 +94,81 @@ A prompt is continued token by token until the network ends the document; text i
 @flag("--resize", "images: resize the largest central square to the size of the training data.")
 @calibrate_on
 @own_class
-def command(
-    path: str,
-    source: str,
-    form: str,
-    all_outputs: bool,
-    top: int | None,
-    tokens: int | None,
-    temperature: float | None,
-    seed: int | None,
-    as_json: bool,
-    out: str | None,
-    force: bool,
-    split: str,
-    resize: bool,
-    calibrate_on: str | None,
-    model: str | None,
-    **options: Any,
-) -> None:
+def command(**values: Any) -> None:
     if find_rank() > 0:
         return  # one process does it, however many were started
 
     from istmpi.data.decoder import Notes
     from istmpi.files import require_free
 
-    if out:
-        require_free(Path(out), force)
-    trained = _load(path, calibrate_on, model)
-    given = {
-        "--top": top,
-        "--tokens": tokens,
-        "--temperature": temperature,
-        "--seed": seed,
-        "--json": as_json or None,
-        "--label": options["label"],
-        "--header": options["header"],
-        "--delimiter": options["delimiter"],
-        "--resize": resize or None,
-        "--outputs": all_outputs or None,
-    }
-    for option in _list_refused(trained):
-        if given[option] is not None:
-            raise ConfigError(
-                f"{option} does not go with {path}, a {trained.data.task} network. Leave it out."
-            )
+    request = _Request(**values)
+    if request.out:
+        require_free(Path(request.out), request.force)
+    trained = _load(request)
+    _require_fitting(request, trained)
     if trained.network.note:
         note(f"{trained.network.note}.")
     notes = Notes()
-    if trained.tokenizer:
-        count = 200 if tokens is None else tokens
-        divisor = 1.0 if temperature is None else temperature
-        pieces = _generate(trained, source, count, divisor, seed or 0, as_json)
-    elif trained.task.inputs == SPARSE_ROWS:
-        pieces = _rank_labels(trained, source, split, top or 5, form)
-    elif trained.task.inputs == GRAPH:
-        pieces = _predict_nodes(trained, source, all_outputs, form)
-    else:
-        options |= {"split": split, "resize": resize, "notes": notes}
-        pieces = _predict_examples(trained, source, all_outputs, top, form, options)
-    _write(pieces, out)
+    _write(_predict(request, trained, notes), request.out)
     for remark in (*notes.assumed, *notes.left_out):
         note(f"{remark}.")
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments and options of the command."""
+
+    path: str
+    source: str
+    form: str
+    all_outputs: bool
+    top: int | None
+    tokens: int | None
+    temperature: float | None
+    seed: int | None
+    as_json: bool
+    out: str | None
+    force: bool
+    split: str
+    label: str | None
+    header: bool | None
+    delimiter: str | None
+    resize: bool
+    calibrate_on: str | None
+    model: str | None
+
+
+def _require_fitting(request: _Request, trained: _Trained) -> None:
+    """Raise ConfigError for options that do not go with the network."""
+    values = {
+        "--top": request.top,
+        "--tokens": request.tokens,
+        "--temperature": request.temperature,
+        "--seed": request.seed,
+        "--json": request.as_json or None,
+        "--label": request.label,
+        "--header": request.header,
+        "--delimiter": request.delimiter,
+        "--resize": request.resize or None,
+        "--outputs": request.all_outputs or None,
+    }
+    for option in _list_refused(trained):
+        if values[option] is not None:
+            raise ConfigError(
+                f"{option} does not go with {request.path}, a {trained.data.task} network. Leave "
+                "it out."
+            )
+
+
+def _predict(request: _Request, trained: _Trained, notes: Notes) -> Iterable[str]:
+    """Return the output in pieces; ``notes`` gets remarks about the input."""
+    if trained.tokenizer:
+        return _generate(request, trained, trained.tokenizer)
+    if trained.task.inputs == SPARSE_ROWS:
+        return _rank_labels(request, trained)
+    if trained.task.inputs == GRAPH:
+        return _predict_nodes(request, trained)
+    return _predict_examples(request, trained, notes)
 
 
 @dataclass(frozen=True)
@@ -173,13 +188,13 @@ class _Trained:
         return TASKS[self.data.task]
 
 
-def _load(path: str, calibrate_on: str | None, model: str | None) -> _Trained:
+def _load(request: _Request) -> _Trained:
     from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.deploy.network import CalibratedNetwork
 
-    with open_checkpoint(path) as checkpoint:
+    with open_checkpoint(request.path) as checkpoint:
         return _Trained(
-            network=CalibratedNetwork(checkpoint, calibrate_on, model),
+            network=CalibratedNetwork(checkpoint, request.calibrate_on, request.model),
             run=checkpoint.header.run,
             data=checkpoint.header.data,
             classes=checkpoint.classes,
@@ -198,19 +213,22 @@ def _note_skipped(name: str, reason: str) -> None:
     note(f"{name} is skipped: it cannot be read ({reason}).")
 
 
-def _generate(
-    trained: _Trained, source: str, count: int, temperature: float, seed: int, as_json: bool
-) -> Iterable[str]:
+def _generate(request: _Request, trained: _Trained, tokenizer: Tokenizer) -> Iterable[str]:
     """Return the text that continues a prompt, in pieces as it comes; as JSON in one piece."""
     from istmpi.deploy.generation import continue_prompt, make_predictor, read_prompt, texts
 
-    tokenizer = trained.tokenizer
-    assert tokenizer is not None, "a network that generates has a tokenizer"
-    prompt = read_prompt(source, tokenizer)
+    prompt = read_prompt(request.source, tokenizer)
     window = trained.data.shape[0]
-    predictor = make_predictor(trained.network.module, window)
-    tokens = continue_prompt(predictor, prompt, window, tokenizer.end, count, temperature, seed)
-    if not as_json:
+    tokens = continue_prompt(
+        make_predictor(trained.network.module, window),
+        prompt,
+        window,
+        tokenizer.end,
+        200 if request.tokens is None else request.tokens,
+        1.0 if request.temperature is None else request.temperature,
+        request.seed or 0,
+    )
+    if not request.as_json:
         return chain(texts(tokens, tokenizer), "\n")
     drawn = list(tokens)
     answer = {
@@ -221,65 +239,68 @@ def _generate(
     return [json.dumps(answer, ensure_ascii=False), "\n"]
 
 
-def _rank_labels(trained: _Trained, source: str, split: str, top: int, form: str) -> Iterable[str]:
+def _rank_labels(request: _Request, trained: _Trained) -> Iterable[str]:
     from istmpi.data.sparse.predict import read_rows
     from istmpi.deploy.prediction import write_ranked_lines
 
     data = trained.data
-    loss = trained.run.train.multi_label_loss
     rows = read_rows(
-        source, data.shape[0], split, trained.reading, lambda message: note(f"{message}.")
+        request.source,
+        data.shape[0],
+        request.split,
+        trained.reading,
+        lambda message: note(f"{message}."),
     )
-    return write_ranked_lines(trained.network, rows, data.outputs, top, loss, form)
+    loss = trained.run.train.multi_label_loss
+    return write_ranked_lines(
+        trained.network, rows, data.outputs, request.top or 5, loss, request.form
+    )
 
 
-def _predict_nodes(trained: _Trained, source: str, all_outputs: bool, form: str) -> Iterable[str]:
+def _predict_nodes(request: _Request, trained: _Trained) -> Iterable[str]:
     from istmpi.deploy.prediction import write_node_lines
 
     data = trained.data
     return write_node_lines(
         trained.network,
-        source,
+        request.source,
         data.shape[0],
         trained.classes,
         data.outputs,
-        all_outputs,
-        form,
+        request.all_outputs,
+        request.form,
     )
 
 
-def _predict_examples(
-    trained: _Trained,
-    source: str,
-    all_outputs: bool,
-    top: int | None,
-    form: str,
-    options: Mapping[str, Any],
-) -> Iterable[str]:
-    """Return lines of predictions. ``options``: those of `istmpi.data.dense.predict.Request`."""
+def _predict_examples(request: _Request, trained: _Trained, notes: Notes) -> Iterable[str]:
     from istmpi.data.dense.predict import read_inputs
     from istmpi.data.holdout import TestSplit
     from istmpi.deploy.prediction import lines, predict
 
     data = trained.data
     blocks = read_inputs(
-        source,
+        request.source,
         data.kind,
         data.shape,
-        **options,
+        label=request.label,
+        header=request.header,
+        delimiter=request.delimiter,
+        split=request.split,
+        resize=request.resize,
+        notes=notes,
         reading=trained.reading,
         test=TestSplit(trained.run.data.test, trained.run.train.seed),
         skipped=_note_skipped,
     )
     limit = None
     if "--top" in trained.task.predict_options:
-        limit = top or 0
+        limit = request.top or 0
     return lines(
         predict(trained.network, blocks),
         trained.classes,
         data.outputs,
-        all_outputs,
-        form,
+        request.all_outputs,
+        request.form,
         named=trained.output_names,
         top=limit,
     )

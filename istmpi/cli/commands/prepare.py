@@ -68,10 +68,16 @@ def command(
     # without.
     from istmpi.data.prepare import prepare
 
-    given = {option: value for option, value in options.items() if value is not None}
+    parameters = {option: value for option, value in options.items() if value is not None}
     with progress() as report_progress:
         report = prepare(
-            kind, source, target, progress=report_progress, force=force, max_bad=max_bad, **given
+            kind,
+            source,
+            target,
+            progress=report_progress,
+            force=force,
+            max_bad=max_bad,
+            **parameters,
         )
     if as_json:
         print_json(asdict(report, dict_factory=known))

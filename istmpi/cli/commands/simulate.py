@@ -41,7 +41,7 @@ def command(
     schedules: int | None,
     resume: str,
     shown: Showing,
-    **given: str | None,
+    **parameters: str | None,
 ) -> None:
     """Train RUN with the options of istmpi train on P simulated ranks, which take turns in this
     process without MPI.
@@ -58,27 +58,31 @@ def command(
     --schedules N leaves no files. Each schedule must end with the bits of the run without faults. A run with a killed
     rank is resumed, and must reach the same weights. The exit code is 1 if any schedule differs.
     """
-    others = {
+    if schedules:
+        _require_findings_alone(resume, shown)
+        first = faults or 0
+        seeds = range(first, first + schedules)
+        _try(resolve(run, assignments, parameters), ranks, seeds, shown.quiet)
+        return
+    run, resume, own_folder = run_and_folder(run, resume)
+    if not parameters["out"]:
+        parameters["out"] = own_folder
+    _train(resolve(run, assignments, parameters), ranks, faults, resume, shown)
+
+
+def _require_findings_alone(resume: str, shown: Showing) -> None:
+    """Raise UsageError for options that do not go with --schedules."""
+    values = {
         "--resume": resume,
         "--progress": shown.progress,
         "-v": shown.verbose,
         "--json": shown.as_json,
     }
-    for option, value in others.items():
-        if schedules and value:
+    for option, value in values.items():
+        if value:
             raise click.UsageError(
                 f"{option} does not go with --schedules, which prints only findings."
             )
-    if not schedules:
-        run, resume, own_folder = run_and_folder(run, resume)
-        if not given["out"]:
-            given["out"] = own_folder
-    resolved = resolve(run, assignments, given)
-    if schedules:
-        first = faults or 0
-        _try(resolved, ranks, range(first, first + schedules), shown.quiet)
-    else:
-        _train(resolved, ranks, faults, resume, shown)
 
 
 def _train(run: Run, ranks: int, seed: int | None, resume: str, shown: Showing) -> None:

@@ -46,7 +46,7 @@ def command(
     shown: Showing,
     dry_run: bool,
     ranks: int | None,
-    **given: str | None,
+    **parameters: str | None,
 ) -> None:
     """Train RUN: a run file (TOML), a run that ships with istmpi (istmpi runs lists their names),
     or a run's folder.
@@ -87,7 +87,7 @@ def command(
 
         if ranks is None:
             ranks = read_launcher()[1] if rank_variable() else 4
-        show(resolve(run, assignments, given), ranks, shown.as_json)
+        show(resolve(run, assignments, parameters), ranks, shown.as_json)
         return
 
     shown.begins("trains")
@@ -97,9 +97,9 @@ def command(
     communicator = comm.world()
     with communicator.agreed():
         run, resume, own_folder = run_and_folder(run, resume)
-        if not given["out"]:
-            given["out"] = own_folder
-        resolved = resolve(run, assignments, given)
+        if not parameters["out"]:
+            parameters["out"] = own_folder
+        resolved = resolve(run, assignments, parameters)
         stop_at, loggers = open_watches(communicator, stop_before_walltime, log)
 
     folder = home(resolved.output.folder, resolved.name)
