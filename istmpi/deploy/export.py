@@ -103,30 +103,21 @@ def export(
     unusable checkpoint or data, ConfigError if ``form`` does not fit, OutputError if a file cannot
     be written.
     """
-    if form not in FORMS:
-        raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
-    suffix, make_parts = FORMS[form]
+    suffix, make_parts = _find_form(form)
     target = target or Path(path).parent / f"{Path(path).stem}{suffix}"
     # All refusals come before the network is read, which may take minutes.
     require_free(target, force)
-    if form == "onnx":
-        require_onnx_exporter()
     with open_checkpoint(path) as checkpoint:
         _require_full_size(checkpoint)
         _require_exact(checkpoint)
         network = attach_code(checkpoint, model, runs=form == "onnx")
         note = note_changed_source(network)
-        if note and not with_changed_source:
-            raise ConfigError(
-                f"--model {model}: {note}, but its computation may differ. Give the source it was "
-                "trained with, or use this source with --changed-source."
-            )
+        if not with_changed_source:
+            _require_no_change(model, note)
         state = _state(checkpoint, network, calibrate_on, model)
         parts, missing = make_parts(Content(checkpoint, network, state), target.name)
         files = [target.with_name(name) for name in parts]
-        for path_of_part in files:
-            require_free(path_of_part, force)
-        _write(files, list(parts.values()))
+        _write(files, list(parts.values()), force)
     return Export(
         path=files[0],
         bytes=sum(file.stat().st_size for file in files),
@@ -135,11 +126,25 @@ def export(
     )
 
 
-def _write(files: Sequence[Path], writers: Sequence[Callable[[BinaryIO], object]]) -> None:
-    """Write all files; each takes its name only when all are complete."""
+def _require_no_change(model: str | None, note: str) -> None:
+    """Raise ConfigError if there is a ``note`` that the class's source has changed."""
+    if note:
+        raise ConfigError(
+            f"--model {model}: {note}, but its computation may differ. Give the source it was "
+            "trained with, or use this source with --changed-source."
+        )
+
+
+def _write(
+    files: Sequence[Path], writers: Sequence[Callable[[BinaryIO], object]], force: bool
+) -> None:
+    """Write all files; each takes its name only when all are complete. Raises OutputError for a
+    file that exists, unless ``force``."""
+    for path in files:
+        require_free(path, force)
     with ExitStack() as stack:
         # The other files take their names before the first, which refers to them.
-        opened = [stack.enter_context(appearing(file)) for file in files]
+        opened = [stack.enter_context(appearing(path)) for path in files]
         for file, write in reversed(list(zip(opened, writers, strict=True))):
             write(file)
 
@@ -295,3 +300,12 @@ FORMS: dict[str, tuple[str, Callable[[Content, str], tuple[Parts, str]]]] = {
     "npz": (".npz", _npz),
 }
 """The suffix of each form, and a function that returns its files and a note on what they lack."""
+
+
+def _find_form(form: str) -> tuple[str, Callable[[Content, str], tuple[Parts, str]]]:
+    """Return the entry of `FORMS`. Raises ConfigError if it is not known, or lacks a package."""
+    if form not in FORMS:
+        raise ConfigError(f"--to {form} is not known{did_you_mean(form, FORMS)}")
+    if form == "onnx":
+        require_onnx_exporter()
+    return FORMS[form]

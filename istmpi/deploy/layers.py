@@ -190,39 +190,67 @@ def collect_state(
     """
     module = network.plain()
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    layers = []
-    ties: dict[str, str] = {}
-    first_paths: dict[int, str] = {}
-    copies: dict[str, dict[object, str]] = {}
+    collection = _Collection(values, scale, moments, network, names)
     for path, layer in module.named_modules(remove_duplicate=False):
-        first_path = first_paths.setdefault(id(layer), path)
-        tensors: dict[str, Values] = {}
-        for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
-            name = names[id(parameter)]
-            place = _name(path, key)
-            scaled = name if name in network.table.folded else _name(first_path, key)
-            factor = network.weight_factor(scaled, scale)
-            # An array cannot be a dictionary's key, but its bytes can.
-            factor_key = factor.tobytes() if isinstance(factor, np.ndarray) else factor
-            first_place = copies.setdefault(name, {}).setdefault(factor_key, place)
-            if first_place == place:
-                tensors[key] = Values(values[name], factor)
-            else:
-                ties[place] = first_place
-        if path in moments:
-            buffers = _name_moments(moments[path]) | {"num_batches_tracked": Values(np.array(0))}
-        else:
-            buffers = _collect_buffers(network.name, path, layer)
-        if first_path != path:
-            ties |= {_name(path, key): _name(first_path, key) for key in buffers}
-        elif tensors or buffers:
-            layers.append(Layer(path, type(layer).__name__, {}, tensors | buffers))
+        collection.add(path, layer)
     untied: list[str] = []
-    for places in copies.values():
+    for places in collection.copies.values():
         untied += list(places.values())[1:]
     calls = network.scaled_calls(scale)
     problem = _find_problem(module, calls, untied, moments)
-    return State(layers, ties, tuple(untied), problem, calls)
+    return State(collection.layers, collection.ties, tuple(untied), problem, calls)
+
+
+@dataclass
+class _Collection:
+    """The layers of a plain class, and the ties between their tensors, as far as they are
+    collected."""
+
+    values: Mapping[str, Any]
+    scale: Mapping[str, float]
+    moments: Moments
+    network: Architecture
+    names: Mapping[int, str]
+    """The name of each parameter, by its id."""
+    layers: list[Layer] = field(default_factory=list)
+    ties: dict[str, str] = field(default_factory=dict)
+    """The place of each tensor that is another one's, and the place of the other."""
+    copies: dict[str, dict[object, str]] = field(default_factory=dict)
+    """The first place of each parameter, by its name and factor."""
+    _first_paths: dict[int, str] = field(default_factory=dict)
+
+    def add(self, path: str, layer: nn.Module) -> None:
+        """Add the tensors of the layer at ``path``."""
+        # A layer that the class holds twice is one layer at its first path.
+        first_path = self._first_paths.setdefault(id(layer), path)
+        tensors = self._collect_weights(path, first_path, layer)
+        if path in self.moments:
+            buffers = _name_moments(self.moments[path])
+            buffers["num_batches_tracked"] = Values(np.array(0))
+        else:
+            buffers = _collect_buffers(self.network.name, path, layer)
+        if first_path != path:
+            for key in buffers:
+                self.ties[_name(path, key)] = _name(first_path, key)
+        elif tensors or buffers:
+            self.layers.append(Layer(path, type(layer).__name__, {}, tensors | buffers))
+
+    def _collect_weights(self, path: str, first_path: str, layer: nn.Module) -> dict[str, Values]:
+        """Return the layer's weights that have no place yet; tie the others to theirs."""
+        tensors: dict[str, Values] = {}
+        for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            name = self.names[id(parameter)]
+            place = _name(path, key)
+            scaled = name if name in self.network.table.folded else _name(first_path, key)
+            factor = self.network.weight_factor(scaled, self.scale)
+            # An array cannot be a dictionary's key, but its bytes can.
+            factor_key = factor.tobytes() if isinstance(factor, np.ndarray) else factor
+            first_place = self.copies.setdefault(name, {}).setdefault(factor_key, place)
+            if first_place == place:
+                tensors[key] = Values(self.values[name], factor)
+            else:
+                self.ties[place] = first_place
+        return tensors
 
 
 def _find_problem(

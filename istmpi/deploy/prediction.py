@@ -69,22 +69,31 @@ def lines(
     elif all_outputs or not answer:
         names = [f"output_{name}" for name in classes or range(outputs)]
     is_first = True
-    for examples, values, true in predictions:
+    for block in predictions:
+        rows = _make_rows(block, classes, top, form, len(names))
         header = [example, *answer]
-        if classes and true:
+        if classes and block[2]:
             header.append("true_class")
         header += names
-        rows = []
-        for place, (name, row) in enumerate(zip(examples, values)):
-            cells = [name, *_answer(row, classes, top, form)]
-            if classes and true:
-                cells.append(printable(true[place]))
-            rows.append([*cells, *map(_number, row[: len(names)])])
         if form == "jsonl":
             yield "".join(_json(dict(zip(header, row)), names, keys) for row in rows)
         else:
             yield _csv([header, *rows] if is_first else rows)
         is_first = False
+
+
+def _make_rows(
+    block: Predictions, classes: Sequence[str] | None, top: int | None, form: str, outputs: int
+) -> list[list[Any]]:
+    """Return the cells of each example of a block, with the first ``outputs`` outputs."""
+    examples, values, true = block
+    rows = []
+    for place, (name, row) in enumerate(zip(examples, values)):
+        cells = [name, *_answer(row, classes, top, form)]
+        if classes and true:
+            cells.append(printable(true[place]))
+        rows.append([*cells, *map(_number, row[:outputs])])
+    return rows
 
 
 def _name_answer(classes: Sequence[str] | None, top: int | None) -> list[str]:

@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
+from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
-from istmpi.checkpoint.state import fill, stored_moments
+from istmpi.checkpoint.state import Moments, fill, stored_moments
 from istmpi.comm import Communicator
+from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import resize_images
@@ -25,6 +29,7 @@ from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Evaluator, Score
+from istmpi.network.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -56,42 +61,63 @@ def evaluate(
         checkpoint.require_valid(communicator.rank, communicator.size)
         header = checkpoint.header
         source = source or require_source(checkpoint)
-        settings = {"data.source": source, "data.placement": "shared"}
-        run = header.run.override(settings).with_implied()
+        changes = {"data.source": source, "data.placement": "shared"}
+        run = header.run.override(changes).with_implied()
         data = _open_data(checkpoint, source, split, communicator.rank, model)
-        network = attach_code(checkpoint, model, data.example)
-        store = ParameterStore(
-            network.parameters, network.lengths, communicator.size, communicator.rank
-        )
-        fill(checkpoint, store)
-        if isinstance(data.test, GraphSplit):
-            nodes = len(data.test.graph)
-            network.nodes = (nodes, nodes)
+        network, store = _load(checkpoint, data, communicator, model)
         data = resize_images(data, header.side).reshape(network.example_shape)
         moments = stored_moments(checkpoint)
         calibrate = calibrate or not checkpoint.calibrated
-    with communicator.on_this_host() as local:
-        choose_threads(run.train.threads, local)
-        # A GPU of the training machine may not be here.
-        device = choose_device("cpu" if run.train.device == "cpu" else "auto", local)
+    device = _choose_device(run, communicator)
     evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device)
-    if header.blocks:
-        evaluator.arrange(find_last_deal(header, network), "blocks")
-    if calibrate:
-        evaluator.calibrate()
-    else:
-        evaluator.network.load_moments(moments)
+    _arrange(evaluator, header, network)
+    _set_moments(evaluator, None if calibrate else moments)
     with _refuse_divergence(f"{path}: ", f"on the {split} split of {source}"):
         score = evaluator.measure(data.splits[split])
-    notes = (note_changed_source(network), evaluator.note.rstrip("."))
     return Evaluation(
         score=score,
         score_name=data.scoring.score,
         source=source,
         split=split,
         calibrated=calibrate and bool(network.batch_norms),
-        note=" ".join(filter(None, notes)),
+        note=" ".join(filter(None, [note_changed_source(network), evaluator.note.rstrip(".")])),
     )
+
+
+def _arrange(evaluator: Evaluator, header: Header, network: Architecture) -> None:
+    if header.blocks:
+        evaluator.arrange(find_last_deal(header, network), "blocks")
+
+
+def _set_moments(evaluator: Evaluator, moments: Moments | None) -> None:
+    """Load these moments, or calibrate if there are none. Collective."""
+    if moments is None:
+        evaluator.calibrate()
+    else:
+        evaluator.network.load_moments(moments)
+
+
+def _load(
+    checkpoint: Checkpoint, data: Dataset, communicator: Communicator, model: str | None
+) -> tuple[Architecture, ParameterStore]:
+    """Return the checkpoint's network, and this rank's rows of its weights."""
+    network = attach_code(checkpoint, model, data.example)
+    store = ParameterStore(
+        network.parameters, network.lengths, communicator.size, communicator.rank
+    )
+    fill(checkpoint, store)
+    if isinstance(data.test, GraphSplit):
+        nodes = len(data.test.graph)
+        network.nodes = (nodes, nodes)
+    return network, store
+
+
+def _choose_device(run: Run, communicator: Communicator) -> torch.device:
+    """Choose this rank's threads and device. Collective."""
+    with communicator.on_this_host() as local:
+        choose_threads(run.train.threads, local)
+        # A GPU of the training machine may not be here.
+        return choose_device("cpu" if run.train.device == "cpu" else "auto", local)
 
 
 @contextmanager

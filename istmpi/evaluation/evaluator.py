@@ -14,7 +14,12 @@ from istmpi.code import calling
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.cost.calibration import evaluation_share
-from istmpi.cost.evaluation import evaluation_memory, evaluation_plan, windows_together
+from istmpi.cost.evaluation import (
+    EvaluationPlan,
+    evaluation_memory,
+    evaluation_plan,
+    windows_together,
+)
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.data.graph.split import GraphSplit
@@ -28,6 +33,7 @@ from istmpi.evaluation.fitting import fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.own import OwnSums, join_loss
 from istmpi.evaluation.sample import (
+    choose_scored,
     count_sampled,
     count_scored,
     count_scored_in_training,
@@ -78,26 +84,8 @@ class Evaluator:
         self.sampled = count_sampled(run, architecture, dataset, ranks)
         """The number of training examples to calibrate on, over all ranks."""
         self._calibrates = bool(architecture.batch_norms)
-        spread = issubclass(self._task, MultiLabel)
-        self.plan = evaluation_plan(
-            architecture,
-            communicator.size,
-            room=evaluation_memory(run, architecture, ranks),
-            passes=self._passes(),
-            local=self._local,
-            spread=spread,
-        )
-        nbytes = sum(values.nbytes for values in store.tensors.values()) * communicator.size
-        self._merged = FullNetwork(
-            architecture,
-            store,
-            communicator,
-            sharded=self.plan.sharded,
-            local_examples=self._local,
-            spread=spread,
-            by_units=self.plan.by_units,
-            device=with_room(device, nbytes),
-        )
+        self.plan = self._plan(ranks)
+        self._merged = self._build(device)
         self._blocks: SharedBlocks | None = None
         self.network: FullNetwork | SharedBlocks = self._merged
         """The network that is scored, in the form `form`."""
@@ -108,6 +96,31 @@ class Evaluator:
         """A sentence about the user's functions that a run should report once; empty if there is
         none."""
 
+    def _plan(self, ranks: int) -> EvaluationPlan:
+        """Return the way in which the network is spread; ``ranks``: those of the training."""
+        return evaluation_plan(
+            self._architecture,
+            self._communicator.size,
+            room=evaluation_memory(self._run, self._architecture, ranks),
+            passes=self._passes(),
+            local=self._local,
+            spread=issubclass(self._task, MultiLabel),
+        )
+
+    def _build(self, device: torch.device) -> FullNetwork:
+        store = self._store
+        nbytes = sum(values.nbytes for values in store.tensors.values()) * self._communicator.size
+        return FullNetwork(
+            self._architecture,
+            store,
+            self._communicator,
+            sharded=self.plan.sharded,
+            local_examples=self._local,
+            spread=issubclass(self._task, MultiLabel),
+            by_units=self.plan.by_units,
+            device=with_room(device, nbytes),
+        )
+
     def _passes(self) -> list[int]:
         """Return the number of examples of each pass of an evaluation, calibration first."""
         if self._local:
@@ -117,7 +130,7 @@ class Evaluator:
             nodes = len(self._dataset.test.graph)
             return [nodes, nodes] if self._calibrates else [nodes]
         calibration = self.sampled if self._calibrates else 0
-        scored = len(self._scored(len(self._dataset.test)))
+        scored = count_scored(self._run, self._dataset, len(self._dataset.test))
         return [calibration, *map(len, self._batches(scored))]
 
     @property
@@ -205,7 +218,7 @@ class Evaluator:
         Raises DivergedError if not finite.
         """
         if rows is None:
-            rows = self._scored(len(split))
+            rows = choose_scored(self._run, self._dataset, len(split))
         task = self._task
         if issubclass(task, OwnTask):
             return self._measure_by_functions(task, split, rows)
@@ -287,11 +300,8 @@ class Evaluator:
         return note
 
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
-        first = 0
-        step = 1
-        if self._spread:
-            first = self._communicator.rank
-            step = self._communicator.size
+        first = self._communicator.rank if self._spread else 0
+        step = self._communicator.size if self._spread else 1
         for part in islice(self._batches(len(rows), step), first, None, step):
             yield split.batch(rows[part]).to(self.network.device, self._architecture.dtype)
 
@@ -327,7 +337,10 @@ class Evaluator:
         ``train`` stands for the calibration sample.
         """
         examples = self._dataset.splits[split]
-        rows = self._sample() if split == "train" else self._scored(len(examples))
+        if split == "train":
+            rows = self._sample()
+        else:
+            rows = choose_scored(self._run, self._dataset, len(examples))
         # The weights were released after the last score; their moments are still right.
         self.network.load_moments(self.network.moments)
         # An empty first part, because a rank may have no batch.
@@ -372,23 +385,10 @@ class Evaluator:
         return fit_scale(self._architecture, self._store, self._communicator, batch, loss)
 
     def _sample(self) -> np.ndarray:
-        rows = len(self._dataset.train)
-        if not self._local:
-            return draw_calibration_rows(self._run, rows, self.sampled)
-        return draw_calibration_rows(
-            self._run,
-            rows,
-            self.sampled,
-            share=self._communicator.size,
-            stream=self._communicator.rank,
-        )
-
-    def _scored(self, length: int) -> np.ndarray:
-        """Return the rows of a split of ``length`` that are scored, at equal distances."""
-        count = count_scored(self._run, self._dataset, length)
-        if count >= length:
-            return np.arange(length)
-        return np.arange(count) * length // count
+        parts: dict[str, int] = {}
+        if self._local:
+            parts = {"share": self._communicator.size, "stream": self._communicator.rank}
+        return draw_calibration_rows(self._run, len(self._dataset.train), self.sampled, **parts)
 
     def _batches(self, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
         # A small split is divided, so that every rank has a batch.

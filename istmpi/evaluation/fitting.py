@@ -67,51 +67,69 @@ def fit_scale(
     Collective; it takes `STEPS` steps from the store's factors. ``loss``: a function of the
     network's outputs that returns the summed loss of this rank's batch.
     """
-    # The factors are variables here, so the network is built without any.
-    bare = copy(store)
-    bare.scale = bare.fitted = {}
-    network = FullNetwork(architecture, bare, communicator)
-    network.load_weights()
-    names = sorted(store.scale)
-    logarithms = np.log([store.full_scale[name] for name in names])
-    factors = torch.ones(len(names), dtype=torch.float64, requires_grad=True)
-
-    def factor(groups: Iterable[str]) -> torch.Tensor | float:
-        chosen = []
-        for group, power in map(split_power, groups):
-            if group in names:
-                chosen.append(factors[names.index(group)] ** power)
-        if not chosen:
-            return 1.0
-        return torch.stack(chosen).prod()
-
-    architecture.multiply(network.module, architecture.lengths, factor)
-
-    def measure(logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the mean loss over all ranks, and its gradient by the logarithms."""
-        factors.data = torch.from_numpy(np.exp(logarithms))
-        factors.grad = None
-        total = loss(call(network.module, batch.inputs))
-        total.backward()
-        assert factors.grad is not None
-        by_logarithm = factors.grad * factors.detach()
-        sums = communicator.allreduce_sum(np.array([total.item(), batch.examples, *by_logarithm]))
-        return sums[0] / sums[1], sums[2:] / sums[1]
-
+    objective = _Objective(architecture, store, communicator, batch, loss)
+    logarithms = np.log([store.full_scale[name] for name in objective.names])
     best = logarithms
     least = np.inf
-    adam = _Adam(len(names))
+    adam = _Adam(len(logarithms))
     for step in range(1, STEPS + 1):
-        value, gradient = measure(logarithms)
+        value, gradient = objective.measure(logarithms)
         if not np.isfinite(gradient).all():
             break
         if value < least:
             best = logarithms
             least = value
         logarithms = adam.step(logarithms, gradient, step)
-    network.release()
+    objective.network.release()
     best = communicator.broadcast_from_root(best)  # all ranks have the same bits
-    return {name: float(value) for name, value in zip(names, np.exp(best))}
+    return {name: float(value) for name, value in zip(objective.names, np.exp(best))}
+
+
+class _Objective:
+    """The loss of the full network as a function of its factors."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        store: ParameterStore,
+        communicator: Communicator,
+        batch: Batch,
+        loss: Callable[[Outputs], torch.Tensor],
+    ):
+        self._communicator = communicator
+        self._batch = batch
+        self._loss = loss
+        # The factors are variables here, so the network is built without any.
+        bare = copy(store)
+        bare.scale = bare.fitted = {}
+        self.network = FullNetwork(architecture, bare, communicator)
+        self.network.load_weights()
+        self.names = sorted(store.scale)
+        self._factors = torch.ones(len(self.names), dtype=torch.float64, requires_grad=True)
+        architecture.multiply(self.network.module, architecture.lengths, self._multiply)
+
+    def _multiply(self, groups: Iterable[str]) -> torch.Tensor | float:
+        """Return the product of the factors of ``groups``."""
+        chosen = []
+        for group, power in map(split_power, groups):
+            if group in self.names:
+                chosen.append(self._factors[self.names.index(group)] ** power)
+        if not chosen:
+            return 1.0
+        return torch.stack(chosen).prod()
+
+    def measure(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the mean loss over all ranks, and its gradient by the logarithms. Collective."""
+        factors = self._factors
+        factors.data = torch.from_numpy(np.exp(logarithms))
+        factors.grad = None
+        total = self._loss(call(self.network.module, self._batch.inputs))
+        total.backward()
+        assert factors.grad is not None
+        by_logarithm = factors.grad * factors.detach()
+        values = np.array([total.item(), self._batch.examples, *by_logarithm])
+        sums = self._communicator.allreduce_sum(values)
+        return sums[0] / sums[1], sums[2:] / sums[1]
 
 
 def fit_temperature(

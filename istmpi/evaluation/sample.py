@@ -14,6 +14,14 @@ def count_scored(run: Run, data: Dataset, length: int) -> int:
     return min(run.evaluate.examples or data.scoring.scored or length, length)
 
 
+def choose_scored(run: Run, data: Dataset, length: int) -> np.ndarray:
+    """Return the rows of a split of ``length`` that are scored, at equal distances."""
+    count = count_scored(run, data, length)
+    if count >= length:
+        return np.arange(length)
+    return np.arange(count) * length // count
+
+
 def count_scored_in_training(run: Run, data: Dataset) -> int:
     """Return the number of examples that an evaluation in training scores.
 

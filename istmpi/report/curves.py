@@ -153,14 +153,8 @@ def _read_folder(folder: Path) -> Curve:
     if (folder / SUMMARY).is_file():
         summary = record.summary()
     failure = _read_failure(folder / FAILURE)
-    validated = any("validation_score" in line for line in lines)
-    key = "validation_score" if validated else "score"
+    key = _find_score_key(lines)
     scored = [line for line in lines if key in line]
-    test = None
-    if validated:
-        tested = [line for line in lines if "score" in line]
-        if tested:
-            test = tested[-1].score("score")
     counted = lines[: lines.index(scored[-1]) + 1] if scored else []
     data = ""
     if summary and "data" in summary:
@@ -181,9 +175,24 @@ def _read_folder(folder: Path) -> Curve:
         problem=_describe_problem(run, lines, summary, failure),
         source=printable(str(folder)),
         data=data,
-        test=test,
+        test=_find_test_score(lines, key),
         jobs=_divide_into_jobs(counted),
     )
+
+
+def _find_score_key(lines: Sequence[Fields]) -> str:
+    """Return the key of the scores to compare: those of the validation split, if there are any."""
+    if any("validation_score" in line for line in lines):
+        return "validation_score"
+    return "score"
+
+
+def _find_test_score(lines: Sequence[Fields], key: str) -> float | None:
+    """Return the last score of the test split; None if it is what ``key`` names."""
+    tested = [line for line in lines if "score" in line]
+    if key == "score" or not tested:
+        return None
+    return tested[-1].score("score")
 
 
 def _read_failure(path: Path) -> Fields | None:
