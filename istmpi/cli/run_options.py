@@ -287,7 +287,8 @@ def _check_installed(
 
 
 def add_watch_options(command: Callable) -> Callable:
-    """Decorate a click command with --stop-before-walltime, --log and the options of `add_display_options`."""
+    """Decorate a click command with --stop-before-walltime, --log and those of
+    `add_display_options`."""
     logging = text(
         "--log",
         "NAME",

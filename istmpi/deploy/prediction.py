@@ -110,7 +110,9 @@ def _answer(
     """Return the values of the columns that `_name_answer` names."""
     if top is not None:
         return _labels(row, top, form)
-    return [] if classes is None else _class(row, classes)
+    if classes is None:
+        return []
+    return _class(row, classes)
 
 
 def _csv(rows: Iterable[Iterable[Any]]) -> str:

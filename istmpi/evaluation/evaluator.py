@@ -300,8 +300,8 @@ class Evaluator:
         return note
 
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
-        first = self._communicator.rank if self._spread else 0
         step = self._communicator.size if self._spread else 1
+        first = self._communicator.rank % step
         for part in islice(self._batches(len(rows), step), first, None, step):
             yield split.batch(rows[part]).to(self.network.device, self._architecture.dtype)
 
