@@ -175,6 +175,7 @@ class Comparison:
                 self._leave_if_asked(turn)
                 raise
             except IstmpiError as error:
+                # Ranks that do not know of the error would wait in the next run.
                 if not error.everywhere:
                     raise
                 failures[turn.folder.name] = error
@@ -187,6 +188,7 @@ class Comparison:
         return failures
 
     def _leave_if_asked(self, turn: Turn) -> None:
+        # A rank may have been asked while others were not: all leave, or none.
         self._stop.asked()
         self._stop.settle(self._communicator.allgather(self._stop.reason))
         if self._stop.reason:

@@ -29,6 +29,7 @@ def with_rounds(run: Run, most_examples: Mapping[int, int]) -> Run:
 
     ``most_examples`` is as for `Run.course`.
     """
+    # Not by `override`, which drops the epochs where rounds are given.
     rounds = run.course(most_examples).rounds
     return replace(run, train=replace(run.train, rounds=rounds))
 
@@ -38,6 +39,7 @@ def count_most_examples(
 ) -> int:
     """Return the training examples of the rank that has most. Collective with a communicator."""
     examples = max(count_examples(run, data, ranks))
+    # With other placements every rank counts the examples of all.
     if run.data.placement == "local" and communicator:
         examples = max(communicator.allgather(examples))
     return examples

@@ -116,6 +116,7 @@ def _require_same_outputs(
 
     Outputs that also differ between two calls on one rank are random; they are not refused.
     """
+    # decision 38: local data never leave their rank, so there is no common batch.
     if run.data.placement == "local":
         if data.example is None:
             # Data differ between ranks, but invented examples are the same on all.
@@ -130,6 +131,7 @@ def _require_same_outputs(
     differing = [rank for rank, same in enumerate(same_by_rank) if not same]
     if not differing:
         return
+    # Random outputs differ between calls, too; a wrong network differs between ranks alone.
     again = _compute_outputs(network, inputs, communicator)
     if all(communicator.allgather(_are_alike(_sample(again), sample))):
         what = "its forward gives other outputs for the same examples and weights on {}."

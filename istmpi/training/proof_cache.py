@@ -56,6 +56,7 @@ def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
         return
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Several jobs may write the same table; a reader finds a whole file or none.
         beside = temporary(path)
         try:
             with open(
@@ -73,6 +74,7 @@ def remember(network: UserNetwork, tree: Mapping[str, Any]) -> None:
 
 
 def _describe(network: UserNetwork) -> dict[str, Any] | None:
+    # A class without a file may change while its name stays.
     if not network.source.hash:
         return None
     code = hashlib.sha256()
@@ -105,6 +107,7 @@ def _choose_path(facts: Mapping[str, Any] | None) -> Path | None:
 
 
 def _is_private(path: Path) -> bool:
+    # Who can write a table decides which units are dealt out and with which factors.
     return all(
         status.st_uid == os.geteuid() and not status.st_mode & 0o022
         for status in (path.stat(), path.parent.stat())

@@ -58,6 +58,7 @@ def recall(
 def find_misfit(lines: Sequence[Line], counts: Counts) -> str:
     """Return why lines are not those of the rounds up to a checkpoint with these counts; an empty
     text if they are."""
+    # A line that is lost or doubled would shift the count of evaluations for train.patience.
     if [line["round"] for line in lines] != [*range(1, counts.rounds + 1)]:
         return f"it does not have each of the rounds 1 to {counts.rounds} once, in order"
     if not lines:

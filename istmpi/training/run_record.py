@@ -145,6 +145,7 @@ class RunRecord:
                 self._folder.append(progress.record())
             self._recorded = progress.round
         except OutputError as error:
+            # Lines in memory are written with the next one; one note is enough.
             if len(self._folder.pending) <= 1:
                 self.note(f"{error} The run continues and keeps its metrics in memory.")
 

@@ -40,6 +40,7 @@ def adapt_shares(shares: Shares, method: Method, round: int, last: LastRound) ->
     The shares stay as they are if a rank's subnet could not be built with the new shares.
     """
     job = method.job
+    # Fixed shares are in the settings, and need no line in the metrics.
     if not shares.changing or not method.spec.groups(job.run, job.architecture):
         return last
     trained = tuple(shares.of(round) or equal(shares.ranks))
