@@ -62,6 +62,7 @@ def weigh_labels(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor
     counts = targets.counts.double()
     if loss == "binary":
         return torch.ones_like(targets.columns, dtype=torch.float64), torch.ones_like(counts)
+    # An example without labels has no part in the mean.
     return counts.clamp(min=1).reciprocal()[targets.rows], (counts > 0).double()
 
 

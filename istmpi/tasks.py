@@ -214,6 +214,7 @@ class MultiLabel(Task):
 
     @classmethod
     def loss(cls, outputs: torch.Tensor, targets: Labels, reduction: str = "mean") -> torch.Tensor:
+        # Very many labels: their logits never exist at once.
         compute = getattr(outputs, "losses", None)
         if compute:
             losses = compute(targets, cls.kind)
@@ -256,6 +257,7 @@ class NodeClasses(Task):
         total = _functional().cross_entropy(outputs, targets, ignore_index=OFF, reduction="sum")
         if reduction == "sum":
             return total
+        # A batch of neighbours may have no scored node; its loss is 0.
         return total / (targets != OFF).sum().clamp(min=1)
 
     points = staticmethod(Classification.points)
@@ -320,8 +322,7 @@ class DenseLabels(_Flags):
 
     score = "P@1"
     numbers = len(AT) + NodeLabels.numbers
-    """The length of `points`: the number of true labels among the first k, for each k of `AT`; then
-    `f1_points`."""
+    """The counts of true labels among the first k, for each k of `AT`; then `f1_points`."""
     target_type = "u1"
     unplaced = f"for {DENSE_LABELS}"
     predict_options = ("--top", *_ROW_OPTIONS)

@@ -37,6 +37,7 @@ class Batches:
         self._seed = seed
         self._stream = stream
         self._cached: tuple[int, np.ndarray] | None = None
+        # One thread: a user's data set need not be safe for several.
         self._reader = ThreadPoolExecutor(1, "reader")
         self._waiting: dict[int, Future] = {}
 
@@ -46,6 +47,7 @@ class Batches:
         if not self._split.ahead:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)
+        # After a return to an earlier round, batches that were read ahead are not needed.
         for passed in self._waiting.keys() - set(steps):
             self._waiting.pop(passed).cancel()
         for coming in steps:
@@ -86,9 +88,11 @@ class Batches:
         return np.concatenate(parts)
 
     def _key(self, step: int) -> int:
+        # By step and not by example, so that an example changes anew in each pass.
         return rng.key(self._seed, "batch", self._stream, step)
 
     def _order(self, number: int) -> np.ndarray:
+        # Steps come in order: an order is drawn once for each pass.
         if self._cached is None or self._cached[0] != number:
             key = rng.key(self._seed, "batches", self._stream, number)
             self._cached = number, self._rows[rng.permutation(len(self._rows), key)]

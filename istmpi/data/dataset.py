@@ -62,6 +62,7 @@ class Split(ABC):
     def labels(self) -> np.ndarray:
         """Return a read-only target for each example: zeros [n], unless the split's class overrides
         the method."""
+        # Zeros without memory: text may have billions of windows.
         return np.broadcast_to(np.int64(0), len(self))
 
     def reshape(self, shape: tuple[int, ...]) -> Split:
@@ -139,6 +140,7 @@ def draw_sample(count: int, limit: int, size: int = 0) -> np.ndarray:
 def have_same_form(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
     """Return True if two shapes are equal without axes of length 1, or have the same size and one
     of them is flat."""
+    # A network of numbers takes an image flat, and an axis of length 1 changes nothing.
     first = without_ones(first)
     second = without_ones(second)
     is_flat = min(len(first), len(second)) <= 1
@@ -155,6 +157,7 @@ def describe_difference(given: Mapping[str, Any], expected: Mapping[str, Any]) -
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
+    # Only tables have columns, and files of earlier versions do not state them.
     if "columns" not in given or "columns" not in expected:
         return ""
     pairs = zip_longest(given["columns"] or (), expected["columns"] or ())
@@ -173,6 +176,7 @@ def require_finite(x: np.ndarray, what: str, source: str, first: int = 0) -> Non
     ``first`` + i."""
     if x.dtype.kind != "f":
         return
+    # A float64 above the largest of float32 becomes infinite, and is found below.
     with np.errstate(over="ignore"):
         finite = np.isfinite(x.astype(np.float32, copy=False))
     if not finite.all():

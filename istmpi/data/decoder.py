@@ -114,6 +114,7 @@ class Decoder(ExitStack):
         codes = {label: code for code, label in enumerate(classes)}
         examples = sorted(examples, key=lambda example: example.name)
         rows, bad = self._decode(archive, examples, decode, most_bytes)
+        # Rows of unreadable files stay in the scratch file; no split chooses them.
         good = [place for place, example in enumerate(examples) if example.name not in bad]
         splits = {}
         for split in SPLITS:
@@ -156,6 +157,7 @@ class Decoder(ExitStack):
 
     def open_scratch(self) -> int:
         """Return the number of a temporary file, which is closed at the end of the context."""
+        # Beside the target: a node's /tmp may be memory, or too small.
         file = tempfile.TemporaryFile(dir=str(self.folder), buffering=0)  # noqa: SIM115
         return self.enter_context(file).fileno()
 
@@ -163,6 +165,7 @@ class Decoder(ExitStack):
         self, archive: Archive, bad: dict[str, str], total: int, what: str = "files"
     ) -> None:
         """Raise DataError if more than the allowed fraction of ``total`` is unreadable."""
+        # Called after each bad file, so that a wrong source fails at once.
         if len(bad) <= self._max_bad * total:
             return
         names = sorted(bad)[:3]
@@ -239,6 +242,7 @@ def assign_splits(examples: list[Example]) -> list[Example]:
     """Return the examples, sorted by name, in a train and a drawn test split."""
     examples = sorted(examples, key=lambda example: example.name)
     _, codes = np.unique([example.label for example in examples], return_inverse=True)
+    # Drawn after sorting: a tar file and its folder give the same splits.
     test = draw_test(len(examples), codes)
     assigned = []
     for example, is_test in zip(examples, test):
@@ -259,6 +263,7 @@ def find_common_folder(names: Collection[str], splits: bool = True) -> str:
     while True:
         below = [path[len(above) :] for path in paths if len(path) > len(above)]
         outermost = {path[0] for path in below}
+        # The last folder before the files is a class, even if it is the only one.
         if len(outermost) != 1 or max(map(len, below)) == 1:
             break
         folder = outermost.pop()
@@ -296,6 +301,7 @@ def read_class_folders(
                 f"{archive.path}: {name} has a folder {inner[0]}/, but a split is "
                 f"{inner[0]}/CLASS/FILE{exception}. Move or rename it."
             )
+        # Interned: a million files have a few class names.
         examples.append(Example(name, intern(path[0]), ""))
     if splits:
         _require_no_splits({example.label for example in examples}, archive)
@@ -343,6 +349,7 @@ def _require_no_splits(classes: Collection[str], archive: Archive) -> None:
     named = []
     for name in sorted(classes):
         words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+        # Names such as seg_train and seg_test are alike without the words for splits.
         stem = tuple(word for word in words if not recognise_split(word))
         stems.setdefault(stem, []).append(name)
         if len(stem) < len(words):
@@ -371,6 +378,8 @@ def ensure_test_examples(
         notes.assume("validation examples are used for testing: there are no others")
         names = {"train": "train", "validation": "test"}
         examples = [replace(example, split=names[example.split]) for example in examples]
+    # A class that only other splits have cannot be predicted, and is most often a folder out of
+    # place.
     trained = {example.label for example in examples if example.split == "train"} | {*classes}
     unknown = next((example for example in examples if example.label not in trained), None)
     if trained and unknown:

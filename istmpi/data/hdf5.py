@@ -72,6 +72,7 @@ class PreparedFile:
         self._size = path.stat().st_size
         self.version = version_of(file, path, FORMAT, "prepared data", "Prepare it again")
         self.dataset = self._read()
+        # Version 1 had no checksum of its attributes.
         if self.version > 1 and not sealed(file):
             raise self.error(f"is damaged: {next(structure_errors(file), CHANGED)}{CURE}")
 
@@ -104,6 +105,7 @@ class PreparedFile:
             reading=reading,
             **facts,
         )
+        # Large datasets are verified when they are first read: to open 1 TB must take no hour.
         small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
         for error in checksum_errors(self._file, paths=small):
             raise self.error(f"is damaged: {error}{CURE}")
@@ -144,6 +146,7 @@ class PreparedFile:
 
     def map(self, name: str) -> np.memmap:
         dataset = self._find(name)
+        # HDF5 would copy each row, and locks out other threads. A map shares pages between ranks.
         return np.memmap(self._path, dataset.dtype, "r", dataset.id.get_offset(), dataset.shape)
 
     def map_guarded(self, name: str) -> tuple[np.memmap, Guard | None]:
@@ -184,6 +187,7 @@ class FirstRead:
     def __call__(self, rows: np.ndarray, length: int | np.ndarray = 1) -> None:
         """Verify the blocks of ``length`` rows from each of ``rows`` on. Raises DataError if a
         block is damaged."""
+        # Once all is verified, a batch must not pay for this.
         if not self._left:
             return
         touched = self._find_blocks(np.asarray(rows, np.int64), length)
@@ -222,6 +226,8 @@ def release_pages(x: np.memmap, guard: Guard | None) -> Guard | None:
         return guard
 
     def release(rows: np.ndarray, length: int | np.ndarray = 1) -> None:
+        # Pages that were read count as this rank's memory, and a batch system may end the job for
+        # them.
         if hasattr(mmap, "MADV_DONTNEED"):
             pages.madvise(mmap.MADV_DONTNEED)
         if guard is not None:

@@ -41,12 +41,14 @@ def draw_test(count: int, labels: np.ndarray | None = None) -> np.ndarray:
     """Return a mask [count] of the test examples: one in five, or one in five of each class in
     ``labels`` [count]."""
     mask = np.zeros(count, dtype=bool)
+    # Every fifth in an order by class is a fifth of each class. A single example is for training.
     mask[_draw_order(count, labels, "held out", count)[::5]] = count > 1
     return mask
 
 
 def _draw_order(count: int, labels: np.ndarray | None, *key: int | str) -> np.ndarray:
     """Return a random order of the examples; with ``labels``, one class after another."""
+    # The stable sort keeps the random order within a class.
     order = rng.permutation(count, rng.key(*key))
     if labels is None:
         return order

@@ -10,6 +10,7 @@ def lazy(place: str) -> Callable[..., Any]:
     """Return the function MODULE:NAME of this package; the first call imports it."""
     module, name = place.split(":")
 
+    # `istmpi --help` lists all kinds, and must not wait for NumPy, Pillow or HDF5.
     def call(*arguments: Any, **options: Any) -> Any:
         return getattr(import_module(f"istmpi.data.{module}"), name)(*arguments, **options)
 

@@ -59,6 +59,7 @@ def _guess_task(labels: np.ndarray, parts: Parts, source: str, notes: Notes) -> 
         task, why = _guess_task_of_matrix(labels)
         notes.assume(f"{labels.shape[0]:,} rows of {labels.shape[1]} labels, {why}", _TASK)
         return task
+    # Joined whole numbers and floats are floats, which would hide the difference.
     _require_one_kind(parts, labels, source)
     task = REGRESSION if labels.dtype.kind == "f" else CLASSIFICATION
     is_number = labels.dtype.kind in "iufO"
@@ -90,9 +91,11 @@ def _number_classes(
     codes = _split(y.reshape(-1).astype(np.int64), parts)
     if classes is not None:
         require_listed(names, classes, source)
+        # The user's order decides, so that several sites have the same numbers.
         numbers = np.array([classes.index(name) for name in names], np.int64)
         return classes, {split: numbers[part] for split, part in codes.items()}
     require_several(names, source, cure)
+    # Without splits one is drawn by class, so each class is in training.
     if "train" in codes:
         trained = {names[code] for code in np.unique(codes["train"])}
         for split, part in codes.items():
@@ -157,6 +160,7 @@ def read_names(labels: np.ndarray, source: str, split: str) -> np.ndarray:
             f"{source}: {what}: example {int(np.argmax(empty))} has an empty name. Name its class, "
             "or remove it."
         )
+    # A class "nan" is most often an empty cell of a table.
     missing = np.isin(np.char.lower(names), [*MISSING])
     if missing.any():
         row = int(np.argmax(missing))

@@ -37,6 +37,7 @@ class Moments:
         if len(x) == 0:
             return
         mean = x.mean(axis=0, dtype=np.float64)
+        # Squares of float32 would lose the deviation of values far from zero.
         deviation = x.astype(np.float64)
         deviation -= mean
         self.merge(len(x), mean, np.einsum("ij,ij->j", deviation, deviation))
@@ -100,6 +101,7 @@ class Extent:
         runs = x.reshape(len(x), self._groups, -1)
         low = runs.min(axis=(0, 2))
         high = runs.max(axis=(0, 2))
+        # Values that float32 keeps exactly may lie closer together.
         if not np.can_cast(x.dtype, np.float32):
             for group in np.flatnonzero(_subtract(high, low) < 2 * NARROW * _largest(low, high)):
                 values = runs[:, group]
@@ -115,6 +117,7 @@ class Extent:
         high = self._high
         spread = _subtract(high, low)
         largest = _largest(low, high)
+        # Values of a constant column may differ by rounding; whole numbers do not.
         noise = NOISE * largest if low.dtype.kind == "f" else 0
         varying = (high > low) & (spread > noise)
         with np.errstate(over="ignore"):

@@ -60,11 +60,13 @@ def prepare(
         raise ConfigError(
             f"max_bad is {max_bad}; it must be a fraction of the files from 0 to 1, such as 0.01."
         )
+    # Before anything is read: a wrong name must not cost hours.
     check_target(target, force)
     archive = Archive(source, target.parent)
     with Decoder(target.parent, progress, max_bad) as decoder:
         material = KINDS[kind].read(archive, decoder, **options)
         write(kind, material, target, force, decoder.notes.reading, progress)
+    # Only now is it known which files a reader took.
     for line in archive.list_unread():
         decoder.notes.leave_out(line)
     _note_untested(material, decoder.notes)

@@ -118,6 +118,7 @@ def open_npz(path: Path, test: TestSplit = NO_TEST) -> Dataset:
         x = material.datasets[f"{split}/x"][:]
         splits[split] = make_examples(material.shape, x, material.datasets[f"{split}/y"])
     assumed = []
+    # An .npz is read anew by each run, so a run itself says what it assumes.
     for note in (*notes.assumed, *notes.left_out):
         option = note.option and f"istmpi prepare arrays {note.option}"
         assumed.append(str(replace(note, option=option)))

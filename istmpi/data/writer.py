@@ -81,6 +81,7 @@ BLOCK = 2**16
 
 
 def cut_blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    # Blocks of about 64 KiB: a batch of random rows reads little more than its rows.
     blocks = max(min(rows, -(-rows * row_bytes // BLOCK)), 1)
     return [(rows * block // blocks, rows * (block + 1) // blocks) for block in range(blocks)]
 
@@ -110,6 +111,7 @@ def write(
                 file.create_dataset(path, data=values)
             seal(file, checksums)
         with writing(target):
+            # A failure before this line leaves the old file.
             named_at_last(beside, target)
     finally:
         beside.unlink(missing_ok=True)
@@ -163,5 +165,6 @@ def check_target(target: Path, force: bool) -> None:
             f"{target}: cannot be written (the folder {target.parent} does not exist). Create it "
             "first."
         )
+    # A folder without room or permission fails now, not after hours of reading.
     with writing(target), TemporaryFile(dir=target.parent):
         pass

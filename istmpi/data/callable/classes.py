@@ -35,6 +35,7 @@ def read_class_names(dataset: Any, name: str) -> tuple[str, ...]:
 def _read_names(classes: Any, name: str) -> tuple[str, ...]:
     if classes is None:
         return ()
+    # A bool is an int to Python.
     if isinstance(classes, bool):
         raise _refuse(classes, name)
     if hasattr(classes, "tolist"):  # an array, a tensor, or an index of pandas
@@ -43,6 +44,7 @@ def _read_names(classes: Any, name: str) -> tuple[str, ...]:
         if not 0 <= index(classes) <= MOST:
             raise _refuse(classes, name)
         return tuple(map(str, range(index(classes))))
+    # A set has no order, so its names would have other numbers in another process.
     if not isinstance(classes, Sequence) or isinstance(classes, str | bytes | bytearray | Mapping):
         raise _refuse(classes, name)
     names = [*classes]

@@ -67,6 +67,7 @@ def _require_shape(
 
 def name_kind(target: Any) -> str:
     """Return ``float`` or ``integer`` for a tensor of numbers, otherwise the target's type."""
+    # A bool is neither a class nor a number to predict: the user must say which.
     if not isinstance(target, torch.Tensor) or target.dtype == torch.bool or target.is_complex():
         return _name_type(target)
     if target.is_floating_point():
@@ -97,6 +98,7 @@ def _find_fault(tensor: torch.Tensor) -> str:
 def require_tensors(inputs: tuple[Any, ...], batch: Any, name: str) -> None:
     """Raise DataError if a batch has tensors that cannot be sent to a network, or inputs that are
     no tensors."""
+    # Such tensors would fail later, with an error of torch that names no data set.
     for tensor in tensors_of((inputs, batch)):
         fault = _find_fault(tensor)
         if fault:

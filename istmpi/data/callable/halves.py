@@ -51,6 +51,7 @@ def _join(first: Any, second: Any, *rows: int) -> Any:
     """Join the rows of two trees. Raises _Indivisible if they differ in form, or a leaf has another
     number of rows."""
     both = first, second
+    # Exact types: a class of the user's may not be made from its parts.
     if type(first) is not type(second):
         raise _Indivisible
     if isinstance(first, torch.Tensor):
@@ -76,6 +77,7 @@ def _take_rows(tree: Any, part: slice, rows: int) -> Any:
     if type(tree) is dict:
         return {name: _take_rows(value, part, rows) for name, value in tree.items()}
     if type(tree) in (list, tuple):
+        # A list of as many tensors as rows may be one tensor for each layer.
         if len(tree) == rows and not any(isinstance(value, torch.Tensor) for value in tree):
             return tree[part]
         return type(tree)(_take_rows(value, part, rows) for value in tree)

@@ -55,23 +55,21 @@ def open_own(
 
     module, function = load("--data", source, "function")
     datasets = _call(source, function, rank, test)
-    network = None
-    if scoring:
-        _, network = load("--model", scoring, "Class")
+    network = _load_network(scoring)
     takes = _find_arguments(getattr(network, "forward", None))
     splits = _open_splits(source, datasets, module, takes, test)
     train = splits["train"]
+    # Evaluations read each batch once and in order; only training reads ahead.
     train.ahead = ahead
+    # The form of the data is that of a batch: a collate function may make anything of examples.
     batch = train.batch(np.arange(min(len(train), EXAMPLES)))
-    target = None if isinstance(batch.targets, Mapping) else batch.targets[1]
+    target = _find_target(batch)
     _require_network_for_names(source, batch, target, network)
     classes = _require_same_classes(source, datasets)
     functions = find_functions({scoring: network, source.rpartition(":")[0]: module})
-    if not functions:
-        plain = _open_plain(source, splits, batch.inputs, target, classes)
-        if plain is not None:
-            return plain
-    return Dataset(
+    # With a loss of the user's own, targets may mean anything.
+    plain = None if functions else _open_plain(source, splits, batch.inputs, target, classes)
+    return plain or Dataset(
         splits=splits,
         task=OWN,
         shape=_find_shape(batch.inputs),
@@ -82,6 +80,21 @@ def open_own(
         own_task=make_task(functions, target, source),
         example=batch.inputs,
     )
+
+
+def _load_network(scoring: str) -> Any:
+    """Return the class of a user's network; None for a network that ships."""
+    if not scoring:
+        return None
+    _, network = load("--model", scoring, "Class")
+    return network
+
+
+def _find_target(batch: Batch) -> Any:
+    """Return the targets of a batch ``(inputs, targets)``; None for a dict."""
+    if isinstance(batch.targets, Mapping):
+        return None
+    return batch.targets[1]
 
 
 def _open_plain(
@@ -140,6 +153,7 @@ def _count_outputs(target: Any, classes: tuple[str, ...]) -> int:
 def _require_network_for_names(source: str, batch: Batch, target: Any, network: Any) -> None:
     """Raise DataError for examples with named entries and a network that takes none."""
     inputs = batch.inputs[0]
+    # A network that ships takes a tensor, and could not name what is missing.
     if not isinstance(inputs, dict) or (network and inputs):
         return
     names = ", ".join(map(str, batch.targets if target is None else inputs))
@@ -169,6 +183,7 @@ def _open_splits(
     for split, dataset in datasets.items():
         name = f"{source}: {split}"
         with calling(f"{name}: its attribute collate", DataError):
+            # As an attribute each split may have its own.
             collate = getattr(dataset, "collate", None) or getattr(module, "collate", None)
             collate = collate or default_collate
         if not callable(collate):
@@ -210,6 +225,7 @@ def _require_same_classes(source: str, datasets: Mapping[str, Any]) -> tuple[str
 def load(option: str, name: str, what: str) -> tuple[ModuleType, Any]:
     """Return the module and NAME of FILE.py:NAME; a changed file runs again. ConfigError if NAME is
     not callable."""
+    # A notebook edits the file and opens the data again.
     path = Path(name.rpartition(":")[0])
     changed = 0
     if path.is_file():
@@ -254,6 +270,7 @@ def _name_splits(returned: Any, source: str, test: TestSplit) -> Mapping[str, An
 
     needed = {"train"} if test.fraction else {"train", "test"}
     splits = returned
+    # A list may itself be a data set; a tuple of splits is what torch's own functions return.
     if isinstance(returned, tuple) and len(returned) <= len(SPLITS):
         splits = dict(zip(SPLITS, returned))
     elif test.fraction and not isinstance(returned, tuple | Mapping):
@@ -292,5 +309,6 @@ def _find_arguments(forward: Any) -> Collection[str] | None:
     parameters = inspect.signature(forward).parameters.values()
     if not parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
+    # Entries of a dict are passed by name, so an argument without a name takes none.
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [parameter.name for parameter in parameters if parameter.kind in by_name]

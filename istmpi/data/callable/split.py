@@ -70,6 +70,7 @@ class OwnSplit(Split):
         if isinstance(inputs, list | tuple):
             arguments = tuple(inputs)
         require_tensors(arguments, batch, self.name)
+        # Without a form the targets stay as they are: the user's loss reads the whole batch.
         if self.form is None:
             return Batch(arguments, batch, rows)
         if isinstance(batch, Mapping):
@@ -116,6 +117,7 @@ class OwnSplit(Split):
         items = []
         with control_random_numbers() as seed:
             for row in rows:
+                # By row: an example has the same random numbers whatever batch it is in.
                 seed(rng.key(key, row))
                 try:
                     items.append(self.dataset[row])
@@ -126,6 +128,7 @@ class OwnSplit(Split):
                         f"{self.name} example {row} cannot be read: "
                         f"{short(error)}.{raised_in(error)}"
                     ) from error
+            # Padding and mixing may be random, too.
             seed(rng.key(key, "collate"))
             try:
                 return self.collate(items)
@@ -186,6 +189,7 @@ class OwnSplit(Split):
 
     @cached_property
     def _sample(self) -> list[Batch]:
+        # A user's data set may take a second for an example, so a few of them stand for all.
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED).astype(np.int64))
         return [self.batch(rows[number : number + 1]) for number in range(len(rows))]
 
@@ -258,9 +262,11 @@ def control_random_numbers() -> Iterator[Callable[[int], None]]:
 
     def seed(key: int) -> None:
         random.seed(key)
+        # NumPy takes 32 bits, and torch one less than 64.
         np.random.seed(key & 0xFFFFFFFF)
         generator.manual_seed(key >> 1)
 
+    # The global states belong to the whole process, and the training thread may enter as well.
     with _ONE_AT_A_TIME:
         before = random.getstate()
         numpys_before = np.random.get_state()

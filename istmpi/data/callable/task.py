@@ -87,6 +87,7 @@ def find_functions(holders: Mapping[str, Any]) -> dict[str, Found]:
         function = getattr(holder, name, None)
         if function is None:
             continue
+        # A class may have an attribute that is called loss.
         if not callable(function):
             raise ConfigError(
                 f"{place}: {name} = {shown(function)} must be a function of (outputs, batch)."
@@ -184,8 +185,10 @@ def _count_amounts(subject: str, function: Function) -> Amounts:
                 f"{subject} returns {_describe_form(form)} for a batch, and "
                 f"{_describe_form(first)} before."
             )
+        # A pair (sum, count) says itself what it is a mean over.
         if any(amount.is_mean for amount in amounts.values()):
             _require_rows(subject, batch)
+        # Training would go on, and nothing would be learnt.
         if torch.is_grad_enabled() and not any(
             _has_gradient(amount.value) for amount in amounts.values()
         ):
@@ -240,6 +243,7 @@ def averages_halves(count: Amounts, outputs: Any, batch: Batch) -> bool:
         parts = [count(half_outputs, half) for half_outputs, half in halves]
         for name, amount in whole.items():
             totals = [part[name].total for part in parts]
+            # Sums in another order differ by rounding in float32.
             near = 1e-4 * sum(map(abs, totals)) + 1e-6
             repeats = amount.total == again[name].total
             if amount.is_mean and repeats and abs(sum(totals) - amount.total) > near:
@@ -294,6 +298,7 @@ class _Floats:
                 f"the network's outputs have the shape {tuple(outputs.shape)}, and the targets "
                 f"{tuple(target.shape)}. Give both the same shape, or write loss(outputs, batch)."
             )
+        # Targets [b] fit outputs [b, 1]. Other shapes of one size might mix up axes.
         differs = without_ones(target.shape) != without_ones(outputs.shape)
         if differs and tuple(target.shape[1:]) != self._shape:
             raise ConfigError(

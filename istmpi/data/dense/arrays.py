@@ -44,6 +44,7 @@ def read(
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
     arrays = _load(archive)
+    # Only x and y: `ensure_test` draws the test split.
     if not any("train" in name.lower() for name in arrays):
         decoder.split = ONE_IN_FIVE
     listed = class_list(classes)
@@ -89,6 +90,7 @@ def _move_channels(x: np.ndarray, channels: str | None, source: str) -> np.ndarr
     """Return images with the channels before height and width. Raises DataError if ``channels`` is
     missing or has no use."""
     shown = " x ".join(map(str, x.shape[1:]))
+    # Images with channels last would train without an error, but badly.
     if channels is None and x.ndim == 4 and x.shape[3] <= 4 < x.shape[1]:
         raise DataError(
             f"{source}: x has examples of {shown}, which is {x.shape[1]} channels of {x.shape[2]} "
@@ -131,6 +133,7 @@ def load_arrays(file: IO[bytes], name: str) -> dict[str, np.ndarray]:
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
             for key in arrays.files:
+                # Of two members with one name, Python reads the last in silence.
                 if arrays.files.count(key) > 1:
                     raise ValueError(f"it has two members {printable(key)}")
             members = {printable(key): arrays[key] for key in arrays.files}
@@ -228,6 +231,7 @@ def _require_fitting(pairs: dict[str, Pair], source: str) -> None:
                 "...] and n labels, with one example shape in all splits."
             )
     types = {x.dtype for x, _ in pairs.values()}
+    # Bytes from 0 to 255 and floats from 0 to 1 are the same images at different scales.
     scales = {"bytes" if dtype == np.uint8 else dtype.kind == "b" for dtype in types}
     if len(scales) > 1:
         raise DataError(
@@ -257,6 +261,7 @@ def _map(file: IO[bytes]) -> np.ndarray:
         raise ValueError(
             f"it holds objects, or is {missing:,} bytes shorter than its header states"
         )
+    # The system maps no file of length 0.
     if 0 in shape or not dtype.itemsize:
         return np.empty(shape, dtype)
     return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
@@ -331,6 +336,7 @@ def _read_idx_array(archive: Archive, name: str, axes: int) -> np.ndarray:
                 f"{name} has images of {' x '.join(map(str, lengths[1:]))} pixels; at least one is "
                 "required."
             )
+        # One byte more shows a header that states too few.
         content = stream.read(prod(lengths) + 1)
     if len(content) != prod(lengths):
         few = "fewer" if len(content) < prod(lengths) else "more"

@@ -74,6 +74,7 @@ def _open_blocks(
                 f"{path}: {differences} in the network's training data. Prepare it the same way."
             )
         return _read_dataset(data, source, request), set()
+    # A network of images also takes an array of them.
     is_plain = name.endswith((*ARRAYS, *tables.ENDINGS))
     if trained_on.examples and (name.endswith(trained_on.endings) or not is_plain):
         used = {"resize"} if len(request.shape) == 3 else set()
@@ -97,6 +98,7 @@ def _read_dataset(data: Dataset, source: str, request: Request) -> Iterator[Bloc
     for start in range(0, len(rows), step):
         part = np.arange(start, min(start + step, len(rows)))
         x = rows.batch(part).inputs[0].numpy()
+        # The network subtracts the offset of its own training data.
         if data.offset is not None:
             x = x + data.offset
         classes = None
@@ -123,6 +125,7 @@ def _read_array(path: Path, request: Request, reading: Mapping[str, Any]) -> Ite
                 f"{path}: x is {x.shape}; give [n, height, width, channels], as in training."
             )
         x = np.moveaxis(x, -1, -3)
+    # A single example may come without an axis of examples.
     if x.ndim > 0 and have_same_form(x.shape, shape):
         x = x[np.newaxis]
     _require_form(str(path), x.shape[1:], shape)
@@ -136,6 +139,7 @@ def _load_pair(path: Path, request: Request) -> tuple[np.ndarray, np.ndarray | N
     """Return the arrays of examples and of labels; None if there are no labels."""
     with path.open("rb") as file:
         arrays = load_arrays(file, str(path))
+    # An x of its own is meant to be predicted whole.
     if "x" not in map(str.lower, arrays):
         arrays = draw_missing_test(arrays, str(path), request.test)
     by_name = {name.lower(): array for name, array in arrays.items()}

@@ -89,6 +89,7 @@ def _find_examples(archive: Archive, decoder: Decoder) -> list[Example]:
             lists[name] = split
     listed = "test" in lists.values()
     examples = read_class_folders(archive, ENDINGS, decoder.notes, splits=not listed)
+    # Speech Commands has a folder _background_noise_, which is no word.
     examples = [example for example in examples if not example.label.startswith("_")]
     if not examples:
         raise DataError(f"{archive.path} has no WORD/SPEAKER_nohash_INDEX.wav. Give that layout.")
@@ -114,6 +115,7 @@ def _read_lists(
     missing: list[str] = []
     for list_name, content in archive.read(lists):
         for line in content.decode("utf-8-sig", errors="surrogateescape").splitlines():
+            # Lists are made with find, which writes ./ before each name.
             path = printable(line.strip().removeprefix("./"))
             if not path:
                 continue
@@ -151,16 +153,19 @@ class ClipDecoder:
         sound, rate = self._read(content)
         if len(sound) == 0:
             raise BadFileError("no samples")
+        # Not ">=": NaN fails every comparison.
         if not np.abs(sound).max() < LOUDEST:
             raise BadFileError("samples that are not finite, or far too large")
         self._first = self._first or (name, rate)
         first, first_rate = self._first
+        # Windows of a second would have other frequencies.
         if rate != first_rate:
             raise DataError(
                 f"{name} has {rate} Hz but {first} has {first_rate}; resample them to the same "
                 "rate first."
             )
         clip = sound.mean(axis=1)
+        # The mean of such channels is silence, and the word is lost.
         if clip.var(dtype=np.float64) < CANCELLED * sound.var(axis=0, dtype=np.float64).mean():
             raise BadFileError("channels that cancel each other: they are in opposite phase")
         if self._removes_offset:

@@ -69,6 +69,7 @@ class DenseSplit(Split):
         import torch
 
         x = self._read(indices, key)
+        # x is a copy of its rows, so torch may share its memory.
         inputs = torch.from_numpy(x.reshape(len(x), *self.input_shape))
         y = self.y.take(self.find_rows(indices), axis=0)
         if self.targets is not None:
@@ -138,6 +139,7 @@ class DenseSplit(Split):
         row_bytes = 4 * self.x.shape[1]
         fitting = SAMPLE_BYTES // row_bytes
         rows = draw_sample(len(self), fitting, min(max(fitting, 1), SAMPLE_ROWS))
+        # A sample of rows over the whole file would read almost every block for its checksum.
         read = replace(self, guard=None).features
         return checksum_rows(rows, lambda part: [read(part)], max(2**20 // row_bytes, 1))
 
@@ -236,6 +238,7 @@ def _check_features(
     moments = Moments(features)
     extent = Extent(groups)
     for split, (x, y) in splits.items():
+        # x may be larger than memory.
         for start in range(0, len(y), step):
             rows = np.asarray(x[start : start + step]).reshape(-1, features)
             require_finite(rows, f"{split} example", source, start)

@@ -32,6 +32,7 @@ def suggest_cure(names: list[str] | None, raw: dict[str, list[str]], guessed: bo
     """Return the cure for labels that are all equal. ``guessed``: True if the last column was taken
     for the labels."""
     texts = sorted({text for labels in raw.values() for text in labels})
+    # The last column is a guess, and a name such as "label" is a better one.
     named = [name for name in names or () if name.lower() in LABEL_NAMES]
     if named and guessed:
         return f"The labels may be in the column {named[0]}: --label {named[0]}."
@@ -51,6 +52,7 @@ def choose_label_type(
     dtype: type[np.generic]
     if names:
         dtype = np.str_
+        # Each number would be a class of its own.
         if task != CLASSIFICATION and all(is_number(text.replace(",", ".", 1)) for text in texts):
             raise DataError(
                 f"{source}: the label {one_line(names[0])!r} has a decimal comma. Use a decimal "
@@ -81,6 +83,7 @@ def _choose_type_of_whole_numbers(
     spellings: dict[int, list[str]] = {}
     for text in texts:
         spellings.setdefault(int(text), []).append(text)
+    # "1" and "01" are one number, but might be two codes.
     several = [alike for alike in spellings.values() if len(alike) > 1]
     if several:
         notes.assume(f"the labels {list_first(sorted(several[0]), NAMED)} are one number")
@@ -89,6 +92,7 @@ def _choose_type_of_whole_numbers(
     if few:
         words = f"at most {FEW}, so they are classes"
     if task == CLASSIFICATION or (task is None and few):
+        # Longer codes stay texts, for int64 cannot hold them.
         if all(abs(value) < 2**63 for value in spellings):
             return np.int64, words
         return np.str_, words

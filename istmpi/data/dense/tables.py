@@ -204,6 +204,7 @@ def read_table(
     """
     delimiter = delimiter or _guess_delimiter(archive, name, notes)
     with closing(_read_rows(archive, name, delimiter)) as rows:
+        # The first line decides what the others are, and is read again if it is an example.
         opening = [*islice(rows, 1)]
         first = [printable(field.strip()) for _, row in opening for field in row]
         label_place = None
@@ -297,6 +298,7 @@ def _guess_delimiter(archive: Archive, name: str, notes: Notes) -> str:
 
 def _is_header(name: str, features: list[str]) -> bool:
     numbers = [is_number(field) for field in features if field]
+    # A header with some numbers, or an example with a missing value: only the user knows.
     if any(numbers) and not all(numbers):
         word = next(field for field in features if field and not is_number(field))
         raise DataError(
@@ -385,6 +387,7 @@ def _find_label(name: str, first: list[str], label: str) -> int:
 def to_character(delimiter: str) -> str:
     """Return the character of a ``delimiter``, which may be ``tab``. Raises ConfigError."""
     character = "\t" if delimiter == "tab" else delimiter
+    # Such characters are parts of numbers or of quotes.
     if len(character) != 1 or character.isalnum() or character in '"\r\n.+- ':
         raise ConfigError(
             f"delimiter {delimiter!r} is invalid; give a character such as ';', or tab."

@@ -43,6 +43,7 @@ def read_arrays(archive: Archive) -> RawGraph:
     arrays = _load_arrays(archive)
     source = str(archive.path)
     labels = _find_array(arrays, LABELS, "labels", source)
+    # A matrix of labels is a flag for each label of a node, as in ogbn-proteins.
     if labels.ndim not in (1, 2) or not labels.size:
         raise DataError(
             f"{source}: its labels have the shape {labels.shape}; give [nodes] or [nodes, labels]."
@@ -71,6 +72,7 @@ def read_arrays(archive: Archive) -> RawGraph:
 def _load_arrays(archive: Archive) -> dict[str, np.ndarray]:
     """Read all arrays, and the tables whose names say what they hold."""
     arrays: dict[str, np.ndarray] = {}
+    # PyG and OGB write a file for each array, NumPy one for all.
     for name in archive.names:
         base = name.rpartition("/")[2]
         if base.endswith((".npz", ".npy")):
@@ -96,6 +98,7 @@ def _read_table(archive: Archive, name: str, dtype: type[np.generic]) -> np.ndar
     ):
         # NumPy only warns of no lines at all.
         table = np.loadtxt(lines or ["nothing"], dtype, delimiter=",", ndmin=2, comments=None)
+    # OGB's tables list an edge a line.
     if name.rpartition("/")[2].startswith(EDGES):
         return table.T
     if table.shape[1:] == (1,):
@@ -129,6 +132,7 @@ def _read_edges(arrays: _Arrays, source: str) -> tuple[np.ndarray, np.ndarray]:
             raise DataError(
                 f"{source}: its adj is {height} x {width}; an adjacency matrix must be square."
             )
+        # An explicit zero is an edge that was removed.
         present = matrix.values != 0
         return matrix.columns[present], matrix.rows[present]
     index = _find_array(arrays, EDGES, "edges", source)
@@ -155,6 +159,7 @@ def _read_splits(arrays: _Arrays, count: int, source: str) -> dict[str, np.ndarr
 
 def _read_nodes(values: np.ndarray, key: str, count: int, source: str) -> np.ndarray:
     """Return node numbers, ascending, from a mask or a list of them."""
+    # A mask may be stored as 0 and 1, which are also node numbers.
     is_mask = values.dtype.kind == "b" or key.endswith("_mask")
     if values.ndim != 1 or (is_mask and len(values) != count):
         raise DataError(
@@ -214,6 +219,7 @@ def _are_compressed_rows(
     for part in (offsets, columns, lengths):
         if part.ndim != 1 or part.dtype.kind not in "iu":
             return False
+    # Complex numbers and texts have no value to learn from.
     if len(lengths) != 2 or values.ndim != 1 or values.dtype.kind not in "fiub":
         return False
     height, width = lengths.tolist()

@@ -101,6 +101,7 @@ def connect(
     keys = targets * count + sources
     if not directed:
         keys = np.concatenate([keys, sources * count + targets])
+    # Sorted keys are lists of neighbours, node after node, without repeats.
     keys = np.unique(keys)
     if not len(keys):
         raise DataError(f"{name} has no edges between two nodes. Give a graph with some.")
@@ -142,6 +143,7 @@ def _normalise(x: np.ndarray, how: str, source: str) -> np.ndarray:
     extent.require_apart("feature", source)
     if how == "rows":
         sums = rows.sum(axis=1, keepdims=True, dtype=np.float64)
+        # A node without words has a row of zeros, and keeps it.
         return (rows / np.where(sums == 0, 1, sums)).astype(np.float32)
     if how == "columns":
         moments = Moments(x.shape[1])
@@ -205,6 +207,7 @@ def _read_splits(
             raise DataError(
                 f"{source} has no {kind} node; it needs at least one. Correct its masks."
             )
+    # A test node in training would make the score too good.
     for split, other in combinations(nodes, 2):
         both = np.intersect1d(nodes[split], nodes[other])
         if len(both):

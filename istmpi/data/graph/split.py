@@ -101,6 +101,7 @@ class GraphSplit(Split):
         """
         if self.how == "full":
             return self._whole
+        # A batch that joins two passes may have a node twice.
         indices = np.unique(indices)
         if self.how == "clusters":
             nodes = np.sort(self.graph.members.take(indices).arrays[0])
@@ -124,6 +125,7 @@ class GraphSplit(Split):
         import torch
 
         labels = self.graph.labels[nodes]
+        # Other nodes are in the batch for their neighbours alone.
         on = np.isin(nodes, scored, assume_unique=True)
         if labels.ndim == 1:
             targets = np.where(on, labels, OFF)
@@ -132,6 +134,7 @@ class GraphSplit(Split):
         return Batch(tuple(map(torch.from_numpy, inputs)), torch.from_numpy(targets), int(on.sum()))
 
     def labels(self) -> np.ndarray:
+        # A cluster or a whole graph has nodes of many classes.
         if self.how == "neighbours" and self.graph.labels.ndim == 1:
             return self.graph.labels[self.nodes]
         return super().labels()
@@ -157,6 +160,7 @@ class GraphSplit(Split):
         batch = min(batch, count)
         nodes = 0
         edges = 0
+        # Clusters and neighbourhoods differ in size, and the cost model needs a mean.
         for number in range(TRIED):
             stream = rng.key(seed, "size of batches", number)
             rows = rng.permutation(count, stream)[:batch]
@@ -223,8 +227,10 @@ def sample_neighbours(
             owner = np.repeat(np.arange(len(frontier)), np.minimum(counts, limit))
         listeners.append(frontier[owner])
         heard.append(neighbours)
+        # A node that is already there has its neighbours, and needs no more.
         frontier = np.setdiff1d(neighbours, nodes)
         nodes = np.union1d(nodes, frontier)
+    # Nodes are ascending, so a search gives their places in the batch.
     rows = np.searchsorted(nodes, np.concatenate(listeners))
     columns = np.searchsorted(nodes, np.concatenate(heard))
     order = np.lexsort((columns, rows))

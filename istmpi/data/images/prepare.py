@@ -136,11 +136,14 @@ class ImageDecoder:
     def __call__(self, name: str, content: bytes) -> np.ndarray:
         with _refuse_damage():
             image = self._pillow.open(io.BytesIO(content))
+            # A small file may unpack to gigabytes of pixels.
             if image.width * image.height > MOST_PIXELS:
                 raise BadFileError(f"{image.width}x{image.height} pixels are too many")
             image.load()
+        # 16 bits a pixel would be cut to 8 in silence.
         if image.mode not in GREY + COLOUR:
             raise BadFileError(f"pixels of mode {image.mode}, not of 8 bits a channel: convert it")
+        # Whether all images are grey is known only at the end.
         self.modes.add(image.mode)
         if self._mode == "L" and image.mode not in GREY:
             other = self.first[0] if self.first else "the first image"
@@ -161,6 +164,7 @@ class ImageDecoder:
                 f"have the same size. {self._cure}"
             )
         pixels = np.frombuffer(image.tobytes(), dtype=np.uint8)
+        # Channels first, as torch takes images.
         return pixels.reshape(height, width, len(self._mode)).transpose(2, 0, 1)
 
 
@@ -284,6 +288,7 @@ def _read_batch(
             f"{path}: pixels {x.shape} of {x.dtype} and {len(y)} labels are not CIFAR's. Copy it "
             "again."
         )
+    # A list of whole numbers beyond int64 becomes floats or objects, and is refused.
     labels = np.array(y)
     if labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() < classes:
         raise DataError(

@@ -56,7 +56,9 @@ class Augmentation:
             top = draw("top", 2 * self.crop + 1)
             left = draw("left", 2 * self.crop + 1)
             margin = (self.crop, self.crop)
+            # Zeros after normalisation are the mean colour, not black.
             padded = np.pad(images, [(0, 0), (0, 0), margin, margin])
+            # A view of all positions: only the chosen ones are copied.
             windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
             images = windows[np.arange(count), :, top, left]
         if self.flip:
@@ -137,12 +139,14 @@ def transform_images(names: Sequence[str], images: np.ndarray, key: int) -> np.n
     steps = [make_transform(name) for name in names]
     changed = np.empty_like(images)
     with control_random_numbers() as seed:
+        # One by one: a transform draws once for a whole batch.
         for number, image in enumerate(images):
             seed(rng.key(key, "transforms", number))
             before = after = torch.from_numpy(image)
             try:
                 for step in steps:
                     after = step(after)
+                # The network's input and the normalisation are those of the raw images.
                 if (after.shape, after.dtype) != (before.shape, before.dtype):
                     raise ValueError(
                         f"{[*before.shape]} {before.dtype} becomes {[*after.shape]} {after.dtype}"
@@ -205,12 +209,14 @@ class ImageSplit(DenseSplit):
             return downscale(x.reshape(len(x), *self.shape), self.side)
         augmentation = self.augmentation
         if augmentation.transforms:
+            # torchvision's transforms take pixels from 0 to 255.
             x = self._transform(indices, key)
         else:
             x = self.features(indices)
         images = x.reshape(len(x), *self.shape)
         if self.side:
             images = downscale(images, self.side)
+            # A crop of 4 of 32 pixels is a crop of 2 of 16.
             augmentation = augmentation.scale(self.side / self.shape[1])
         return augmentation.apply(images, key)
 
@@ -267,6 +273,7 @@ def resize_images(data: Dataset, side: int) -> Dataset:
 def require_sides(data: Dataset, sides: Sequence[int]) -> None:
     _require_images(data, "train.resolution")
     shown = " x ".join(map(str, data.shape))
+    # One side stands for both in the setting.
     if data.shape[1] != data.shape[2]:
         raise ConfigError(
             f"train.resolution needs square images; those of {data.source} are {shown}."

@@ -127,6 +127,7 @@ def _find_start(name: str, lines: Iterator[tuple[int, bytes]]) -> _Start:
     number = 0
     for number, text in lines:
         line, _, comment = text.partition(b"#")
+        # scikit-learn states how it counts in a comment, which no number in the file shows.
         based = _BASED.search(comment)
         if based:
             commented = int(based[1] == b"one")
@@ -166,6 +167,7 @@ class _Collected:
             line, count = _QUERY.subn(b"", line)
             self.queries += count
         labels, columns, values = _parse(where, line, limits)
+        # A set would change the order of labels, and so the file.
         once = list(dict.fromkeys(labels))
         self.repeated += len(labels) - len(once)
         self._label_counts.append(len(once))
@@ -212,6 +214,7 @@ def _read_header(where: str, line: bytes) -> Header | None:
     words = line.split()
     if any(b":" in word for word in words):
         return None
+    # Without a feature, the first line can only be a header.
     if len(words) != 3 or not all(word.isdigit() for word in words):
         raise DataError(
             f"{where}: {_show(line)} is not a header (ROWS FEATURES LABELS) or a row (LABEL "
@@ -276,6 +279,7 @@ def _require_number(where: str, word: bytes, what: str, total: int, first: int =
             f"{where}: {_show(word)} is not a {what} number, a whole number from 0. Correct the "
             "line."
         ) from None
+    # LIBSVM's two classes are -1 and +1.
     if index == -1 and what == "label":
         raise DataError(
             f"{where}: label -1; labels are numbers from 0. Write 0 instead of -1 for classes -1 "

@@ -62,6 +62,7 @@ def _read_text(
                 f"{path} has a header, so its features are counted from 0; the training data had "
                 "no header and were counted from 1"
             )
+        # A header states that features are counted from 0.
         first = 0
     elif COUNTED_FROM not in reading:
         tell(

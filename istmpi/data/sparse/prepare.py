@@ -32,6 +32,7 @@ def read(archive: Archive, decoder: Decoder, *, counted_from: int | None = None)
     files = _find_files(archive)
     if "" not in files:
         sources = {}
+        # Each file is read once, in the order of a tar file.
         for rows in _read_files(archive, decoder, {*files.values()}, counted_from):
             sources[rows.name] = rows
         parts = {}
@@ -61,6 +62,7 @@ def _find_files(archive: Archive) -> dict[str, str]:
     rest = [name for name in names if name not in listed]
     by_split = {split: _choose_names(rest, "|".join(words)) for split, words in WORDS.items()}
     by_split = {split: files for split, files in by_split.items() if files}
+    # The repository's sets have all rows in one file, and lists of the rows of a split.
     if listed:
         data = rest if len(rest) == 1 else _choose_names(rest, "data")
         if len(data) == 1 and _have_one_each(lists):
@@ -122,6 +124,7 @@ def _guess_first_number(bare: list[Rows], notes: Notes) -> int:
     """Return the number of the first feature, 0 or 1, in rows without a header."""
     if not bare:
         return 0
+    # A file that counts from 0 uses its feature 0 almost always.
     first = int(all(rows.features.arrays[0].min(initial=1) for rows in bare))
     why = "feature 0 does not occur" if first else "feature 0 occurs"
     commented = {rows.commented for rows in bare if rows.commented is not None}
@@ -185,6 +188,7 @@ def _collect(archive: Archive, parts: Mapping[str, tuple[Rows, np.ndarray]]) -> 
         label_lengths = np.diff(rows.labels.offsets)
         bare += int((chosen & (lengths == 0)).sum())
         unlabelled += int((chosen & (lengths > 0) & (label_lengths == 0)).sum())
+        # A row without features gives no input, one without labels no loss.
         kept = np.flatnonzero(chosen & (lengths > 0) & (label_lengths > 0))
         labels = rows.labels.take(kept)
         if split == "train":
@@ -267,6 +271,7 @@ def _read_mask(archive: Archive, name: str, source: Rows, notes: Notes) -> np.nd
                 )
     if not rows:
         raise DataError(f"{name}, line 1: the file is empty. Give a file with row numbers.")
+    # Some sets list several splits side by side, one in each column.
     if columns > 1:
         notes.assume(f"the split is the first of {columns} columns of {name}")
     mask = np.zeros(len(source), bool)

@@ -96,6 +96,7 @@ class SparseSplit(Split):
 
     def estimate_label_odds(self, labels: int) -> float:
         """Return the mean over labels of the probability, in (0, 1), that a row has the label."""
+        # Never 0 or 1, for its logit becomes the initial bias of the labels.
         return (self._count(self.targets) + 1) / (len(self) * labels + 2)
 
     def count_labels(self, labels: int) -> np.ndarray:

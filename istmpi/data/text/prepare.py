@@ -37,6 +37,7 @@ def read(
     numbers = {name: number for number, name in enumerate(archive.names)}
     bad: dict[str, str] = {}
     for done, stream in enumerate(archive.streams(archive.names), start=1):
+        # Pieces, and not whole texts: a document may be larger than memory.
         for document, content in _split_documents(stream, key):
             try:
                 documents.add(numbers[stream.name], content)
@@ -63,6 +64,7 @@ def find_splits(archive: Archive, notes: Notes) -> list[str]:
     folders.
     """
     paths = [name.split("/") for name in archive.names]
+    # A folder that all files share says nothing.
     depth = len(os.path.commonprefix([path[:-1] for path in paths]))
     splits = [_recognise_folder(path, depth) for path in paths]
     if not _are_splits(splits):
@@ -284,6 +286,7 @@ class _Tokens:
     def __getitem__(self, rows: slice) -> np.ndarray:
         tokens = np.empty(rows.stop - rows.start, self.dtype)
         done = rows.start
+        # The writer reads in blocks that do not begin with a document.
         run = int(np.searchsorted(self._ends, done, side="right"))
         while done < rows.stop:
             end = min(int(self._ends[run]), rows.stop)

@@ -53,8 +53,10 @@ class TextSplit(Split):
         starts = np.asarray(indices, np.int64) * self.length
         if key is not None:
             drawn = rng.bits(rng.key(key, "window"), 0, len(starts)) % np.uint64(self.length)
+            # The last window has no token behind it to move to.
             starts = np.minimum(starts + drawn.astype(np.int64), len(self.tokens) - self.length - 1)
         if self.guard is not None:
+            # One more token than inputs: the last target.
             self.guard(starts, self.length + 1)
         windows = np.lib.stride_tricks.sliding_window_view(self.tokens, self.length + 1)[starts]
         inputs = torch.from_numpy(windows[:, :-1].astype(np.int64))
@@ -67,6 +69,7 @@ class TextSplit(Split):
     def hold_out(self, fraction: float, seed: int) -> tuple[TextSplit, TextSplit]:
         """Return the beginning and end of the stream; ``seed`` has no effect. ConfigError if a part
         has no window."""
+        # Windows overlap when they move, so random windows would share tokens with training.
         cut = len(self.tokens) - round(len(self.tokens) * fraction)
         train = replace(self, tokens=self.tokens[:cut])
         validation = replace(self, tokens=self.tokens[cut:], guard=_shift_guard(self.guard, cut))
@@ -93,6 +96,7 @@ class TextSplit(Split):
 
         def read(part: np.ndarray) -> Iterator[np.ndarray]:
             for start in part:
+                # One type for all, so that a larger vocabulary does not change the checksum.
                 yield self.tokens[start : start + SAMPLE_TOKENS].astype("<u4")
 
         return checksum_rows(starts, read)

@@ -120,6 +120,7 @@ class TokenizerFile(Tokenizer):
         if not tokens:
             raise DataError(f"{self._source} is not a tokenizer: it has no tokens. {_AGAIN}")
         count = max(tokens.values()) + 1
+        # A damaged file may have any number, and a network of that many outputs no memory.
         if count > MOST_TOKENS:
             raise DataError(
                 f"{self._source}: its largest token is {count - 1:,}; at most {MOST_TOKENS - 1:,} "
@@ -134,6 +135,7 @@ class TokenizerFile(Tokenizer):
         # The library raises only plain Exception.
         with reading(f"{self._source} is not a tokenizer", _AGAIN, Exception):
             tokenizer = tokenizers.Tokenizer.from_str(self.json)
+            # A file may state lengths for another model.
             tokenizer.no_padding()
             tokenizer.no_truncation()
             tokenizer.encode_special_tokens = True
@@ -154,6 +156,7 @@ class TokenizerFile(Tokenizer):
     def _encode_piece(self, text: str) -> np.ndarray:
         library = self._library
         try:
+            # Documents end with `end` alone.
             return np.array(library.encode(text, add_special_tokens=False).ids, np.uint32)
         except Exception as error:  # the library raises only plain Exception
             raise NoTextError(f"the tokenizer cannot encode it: {reason(error)}") from error
