@@ -18,6 +18,7 @@ Group = dict[str, Any]
 
 class _Local(torch.optim.Optimizer):
     def add_param_group(self, param_group: Group) -> None:
+        # The checks of PyTorch's method are left out: its decorator imports the compiler.
         for name, default in self.defaults.items():
             param_group.setdefault(name, default)
         param_group["params"] = list(param_group["params"])

@@ -55,6 +55,7 @@ def _require_no_moments(settings: OptimizerSettings) -> None:
 
 def _choose_sgd(settings: OptimizerSettings) -> OptimizerSpec:
     slots = ("momentum_buffer",) if settings.momentum else ()
+    # A product and a sum for each: the step itself, momentum and weight decay.
     flops = 2 + 2 * bool(settings.momentum) + 2 * bool(settings.weight_decay)
     return _choose_ours(settings, slots, flops, momentum=settings.momentum)
 
@@ -69,6 +70,7 @@ def _choose_ours(
     settings: OptimizerSettings, slots: tuple[str, ...], flops: int, **arguments: Any
 ) -> OptimizerSpec:
     def make(parameters: "Iterable[torch.Tensor]") -> "torch.optim.Optimizer":
+        # A plan of a run on a login node reads the spec, and must not import torch.
         from istmpi.optim import local
 
         kind = getattr(local, OPTIMIZERS[settings.name])

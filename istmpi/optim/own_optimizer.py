@@ -84,6 +84,7 @@ class OwnOptimizer:
         """Return a new optimizer of a network's parameters. Raises ConfigError if its schedule
         lacks scores."""
         if self._pilot is None:
+            # On the device meta, because the pilot never steps and needs no values.
             meta = {
                 name: nn.Parameter(values.detach().to("meta"))
                 for name, values in network.named_parameters()
@@ -115,6 +116,7 @@ class OwnOptimizer:
 
     def schedule(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Set the optimizer's options to those of the schedule at a local step of the run."""
+        # A subnet's optimizer is new, so a schedule of its own would begin at step 0.
         if self._schedule and self._pilot:
             planned = self._pilot.groups_at(step)
             for group, options in zip(optimizer.param_groups, planned, strict=True):

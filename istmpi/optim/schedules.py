@@ -116,6 +116,7 @@ def rate_at(settings: OptimizerSettings, step: float, steps: int) -> float:
     """Return a local step's learning rate: it rises to lr in the warm-up (as LinearLR), then
     follows the schedule."""
     if step < settings.warm_up:
+        # Above 0 from the first step on, which would otherwise be lost.
         return settings.lr * ((step + 1) / settings.warm_up)
     return SCHEDULES[settings.schedule].rate(settings, step, steps)
 

@@ -77,9 +77,11 @@ class SparseRows:
         for key, (weight, momentum) in self._tables.items():
             if weight.grad is None:
                 continue
+            # A batch may read a row several times.
             gradient = weight.grad.coalesce()
             rows = gradient.indices()[0]
             change = gradient.values()
+            # The optimizer, which steps next, skips parameters without a gradient.
             weight.grad = None
             if self._moves:
                 self._settle(key, rows)
@@ -116,6 +118,7 @@ class SparseRows:
         late = since < self._steps
         if not late.any():
             return
+        # Rows in `_settled` are on the host, weights perhaps on a GPU.
         rows = rows[late.to(rows.device)]
         postponed = torch.from_numpy(self._maps[since[late].numpy()]).to(
             weight.device, weight.dtype

@@ -146,6 +146,7 @@ def build_run(
         "train.batch": batch,
     }
     run = Run().override(base | chosen, "Distributed")
+    # A setting that the method does not read would change nothing, without a word.
     require_read(run, [key.partition(".")[2] for key in chosen if key.startswith("method.")])
     if isinstance(optimizer, OwnOptimizer):
         if spec_of(run.method.name, "method.name =").keeps_optimizer(run):
@@ -178,6 +179,7 @@ def _choose(
     settings = dict(settings)
     init = settings.get("init") or ""
     if callable(init):
+        # The record of the run has the function's name.
         settings["init"] = f"{init.__module__}:{init.__qualname__}"
     elif init and not (Path(init).exists() or is_function(init)):
         raise ConfigError(f"init = {init!r} does not exist.")
@@ -189,6 +191,7 @@ def _choose(
     if optimizer.spec.counts_steps:
         state.append("step")
     chosen["optimizer.state"] = state
+    # Only for the record and the cost model: the run's optimizer has its own options.
     for name, value in optimizer.rates.items():
         chosen[f"optimizer.{name}"] = value
     return chosen

@@ -102,7 +102,7 @@ class Distributed:
         self.communicator = communicator or world()
         with self.communicator.agreed():
             inputs = read_inputs(example)
-        inputs = self.communicator.broadcast_from_root(inputs)
+        inputs = self.communicator.broadcast_from_root(inputs)  # rank 0 inspects with its own
         with self.communicator.agreed():
             chosen = read_optimizer(optimizer, groups, schedule)
             require_count(examples)
@@ -209,6 +209,7 @@ class Distributed:
         training = self.training
         kept = self.run.checkpoint.keep
         self._in_rounds = True
+        # Weak, so that a job that the program drops can be freed.
         at_the_end.append(WeakMethod(self._note_if_left))
         more = self._has_more()
         while more:

@@ -54,6 +54,7 @@ class Guard:
     _handle: RemovableHandle | None = None
 
     def watch(self, module: nn.Module, check: Callable[..., None]) -> None:
+        # Rounds may reuse a module, which would then have a check for each of them.
         if self._handle:
             self._handle.remove()
         self._handle = module.register_forward_pre_hook(check, with_kwargs=True)

@@ -127,6 +127,7 @@ class Round:
         batches = self._method.job.batches
         if not self._method.spec.in_passes:
             return None
+        # fedavg counts its local steps from the numbers that `Distributed` got.
         if stream.examples != batches.examples:
             raise ConfigError(
                 f"{self._method.spec.name} trains for epochs over this rank's {batches.examples} "
@@ -151,14 +152,17 @@ class Round:
                         f"local step {self._local_step + 1} was not taken. Call round.step(loss), "
                         "or round.optimizer.step()"
                     )
-                change = ""
+                # Once in a round, because a comparison of all buffers costs more than a small step.
                 if self._local_step + 1 == self.local_steps:
-                    change = self._contents.find_change()
-                if change:
-                    raise self._error(change)
+                    self._require_no_change()
                 self._advance()
         finally:
             self._in_steps = False
+
+    def _require_no_change(self) -> None:
+        change = self._contents.find_change()
+        if change:
+            raise self._error(change)
 
     def step(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Take a local step: backward pass, mean over ranks if the method has one, clipping,
@@ -196,6 +200,7 @@ class Round:
         """Record the loss of a local step that the loop takes by hand, with
         round.optimizer.step()."""
         self._noted = True
+        # `take` has counted the examples already.
         self._method.taken(torch.as_tensor(loss), 0)
 
     def average_gradients(self) -> None:
@@ -217,8 +222,7 @@ class Round:
         if not self._over:
             raise self._error(
                 f"the loop ended after {self._local_step + self._taken} of {self.local_steps} "
-                "local steps. "
-                "Take all of them, like the other ranks"
+                "local steps. Take all of them, like the other ranks"
             )
         if self._committed and not self._noted and self.local_steps:
             self._job.note_once(
@@ -246,6 +250,7 @@ class Round:
         step. Collective."""
         if self._discarded:
             self._discarded = False
+            # The attempt holds the clock's phases, which must end before the rollback.
             self._attempt.close()
             self._method.rollback()
 
@@ -263,6 +268,7 @@ class Round:
         self._averaged = False
         method.job.communicator.whereabouts.step(self._local_step + 1)
         method.hands_over = False  # a loop may call backward() several times in a step
+        # A loop may draw random numbers that the inspection of the network has not seen.
         method.subnet.begin_step(self._step, method.rate(self._step), stochastic=True)
         if self._local_step == 0:
             self._watch_subnet()
@@ -270,6 +276,7 @@ class Round:
     def _watch_subnet(self) -> None:
         """Prepare the subnet's module and optimizer for the loop, and remember what it must not
         change."""
+        # For this object alone: a GradScaler also calls its step, which is a whole local step.
         vars(self.optimizer)["step"] = self._update
         self.module.train()
         self._contents = Contents(self.module, self._method.job.architecture.frozen)
@@ -301,12 +308,14 @@ class Round:
             )
 
     def _look_at(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        # A rank that keeps the whole network keeps its module, too, from round to round.
         if not self._method.shards.route.keeps_all:
             self._require_under_way()
         require_on(self._method.job.device, f"round {self.number}: round.module is", inputs, named)
 
     def _require_gradient(self) -> None:
         """Raise ConfigError if no parameter has a gradient in the job's first local step."""
+        # Later steps may lack gradients, for example of a frozen part.
         if self._job.has_gradients:
             return
         parameters = [*self.module.parameters()]

@@ -148,6 +148,7 @@ class Scoring:
                 f"{means.get('', means)}."
             )
         if error:
+            # All ranks have the same means, so all raise, and one line is enough.
             error.everywhere = True
             raise error
 
@@ -177,6 +178,7 @@ class Scoring:
         training = self._training
         if not training.architecture.batch_norms or training.calibrated:
             return True
+        # Rounds since the last calibration have changed the weights, and with them the moments.
         if self._calibration:
             training.method.publish()
             self._calibrate(*self._calibration)

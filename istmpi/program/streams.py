@@ -239,6 +239,7 @@ class Streams:
             if self._folder and fingerprint:
                 ranks = communicator.size if local else 0
                 self._require_as_before(self._folder, [*fingerprint, ranks])
+        # A resumed program uses its loaders in the same order as before, so a number names them.
         number = len(self._streams)
         if number < len(self._states):
             stream.load(self._states[number])
@@ -250,6 +251,7 @@ class Streams:
         """Note the loaders that give all ranks the same first batch. Collective."""
         if not self._new:
             return
+        # Not when a batch is taken, because ranks take them at different times.
         per_rank = self._communicator.allgather([stream.first for stream in self._new])
         for stream, firsts in zip(self._new, zip(*per_rank)):
             if firsts[0] and len(set(firsts)) == 1:
@@ -266,6 +268,7 @@ class Streams:
         path = folder / f"data-{self._communicator.rank}.json"
         fingerprints = json.loads(path.read_text()) if path.is_file() else {}
         number = str(len(self._streams))
+        # The file of an earlier job may lack a loader that this program has got since.
         before = fingerprints.get(number, fingerprint)
         if before != fingerprint and before[2:] == fingerprint[2:]:
             raise DataError(
@@ -279,6 +282,7 @@ class Streams:
 
     def begin_round(self) -> None:
         """Keep the loaders' states for `save` after a dropped round."""
+        # A loader may return an object that it changes later.
         self._begun = [deepcopy(stream.state) for stream in self._streams.values()]
 
     def save(self, folder: Path, round: int, kept: int, dropped: bool = False) -> None:
