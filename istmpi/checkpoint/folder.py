@@ -27,22 +27,26 @@ _PATTERN = "round-*.h5"
 _NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
 
 
-def name(header: Header) -> str:
+def file_name(header: Header) -> str:
     return f"round-{header.round:08d}.h5"
 
 
-def listed(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints of a run's folder: `NETWORK`, then the others, the newest first; not
     `BEST`.
 
     ``folder`` may also be the run's folder of checkpoints.
     """
-    inside = folder / FOLDER if (folder / FOLDER).is_dir() else folder
-    network = [folder / NETWORK] if (folder / NETWORK).is_file() else []
-    return network + sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)
+    inside = folder
+    if (folder / FOLDER).is_dir():
+        inside = folder / FOLDER
+    paths = sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)
+    if (folder / NETWORK).is_file():
+        paths.insert(0, folder / NETWORK)
+    return paths
 
 
-def newest_valid(
+def find_newest_valid(
     folder: Path, communicator: Communicator, note: Callable[[str], None]
 ) -> Path | None:
     """Return the valid checkpoint of the latest round: its checksums fit. Collective.
@@ -50,22 +54,23 @@ def newest_valid(
     Returns None if there are no checkpoints. Raises DataError on every rank if none of them is
     valid. Rank 0 calls ``note`` with a message about each invalid checkpoint.
     """
-    paths = communicator.broadcast_from_root(
-        _by_position(folder, note) if communicator.rank == 0 else None
-    )
-    for path in paths:
+    paths: list[Path] = []
+    if communicator.rank == 0:
+        paths = _sort_by_position(folder, note)
+    for path in communicator.broadcast_from_root(paths):
         try:
             require_valid(path, communicator)
             return path
         except DataError as error:
             if communicator.rank == 0:
                 note(f"{error} Skipped.")
-    there = communicator.broadcast_from_root(bool(listed(folder)))
+    # Rank 0 decides, for a rank may not see the folder.
+    has_checkpoints = communicator.broadcast_from_root(bool(list_checkpoints(folder)))
     with communicator.agreed():
-        if there:
+        if has_checkpoints:
             raise DataError(
-                f"{folder}: no checkpoint in it is valid on every rank. Put it where all ranks see it, remove "
-                "its checkpoints, or give another --out."
+                f"{folder}: no checkpoint in it is valid on every rank. "
+                "Put it where all ranks see it, remove its checkpoints, or give another --out."
             )
     return None
 
@@ -77,15 +82,16 @@ def require_valid(path: Path, communicator: Communicator) -> None:
         checkpoint.require_valid(communicator.rank, communicator.size)
 
 
-def _by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
-    positions = []
-    for path in listed(folder):
+def _sort_by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
+    """Return the readable checkpoints, those of the latest round first."""
+    positions = {}
+    for path in list_checkpoints(folder):
         try:
             with open_checkpoint(path) as checkpoint:
-                positions.append((checkpoint.header.position, path))
+                positions[path] = checkpoint.header.position
         except DataError as error:
             note(f"{error} Skipped.")
-    return [path for _, path in sorted(positions, key=lambda entry: entry[0], reverse=True)]
+    return sorted(positions, key=lambda path: positions[path], reverse=True)
 
 
 def set_aside(folder: Path, start: Path) -> list[Path]:
@@ -95,33 +101,40 @@ def set_aside(folder: Path, start: Path) -> list[Path]:
     An unreadable checkpoint has the round of its name. Raises OutputError if a file cannot be
     renamed.
     """
-    paths = sorted(listed(folder), key=_position, reverse=True)
-    inside = next((number for number, path in enumerate(paths) if path.samefile(start)), None)
-    beyond = (
-        [path for path in paths if _position(path) >= _position(start)]
-        if inside is None
-        else paths[:inside]
-    )
-    ending = (
-        next(f".aside-{n}" for n in count(1) if not any(folder.rglob(f"*.aside-{n}")))
-        if beyond
-        else ""
-    )
-    for path in beyond:
+    newer = _find_newer(folder, start)
+    if not newer:
+        return []
+    # All files of a call get the same number, so that a user can put them back together.
+    number = next(n for n in count(1) if not any(folder.rglob(f"*.aside-{n}")))
+    renamed = []
+    for path in newer:
+        aside = path.with_name(f"{path.name}.aside-{number}")
         try:
-            path.rename(path.with_name(path.name + ending))
+            path.rename(aside)
         except OSError as error:
             raise OutputError(f"{path}: cannot be renamed ({error.strerror}).") from None
-    return [path.with_name(path.name + ending) for path in beyond]
+        renamed.append(aside)
+    return renamed
 
 
-def _position(path: Path) -> tuple[float, float]:
+def _find_newer(folder: Path, start: Path) -> list[Path]:
+    paths = sorted(list_checkpoints(folder), key=_find_position, reverse=True)
+    for number, path in enumerate(paths):
+        if path.samefile(start):
+            return paths[:number]
+    # ``start`` lies in another folder.
+    return [path for path in paths if _find_position(path) >= _find_position(start)]
+
+
+def _find_position(path: Path) -> tuple[float, float]:
     try:
         with open_checkpoint(path) as checkpoint:
             return checkpoint.header.position
     except DataError:
         named = _NAME.fullmatch(path.name)
-        return (int(named[1]), int(named[2] or 0)) if named else (float("inf"), 0)
+        if named is None:
+            return float("inf"), 0
+        return int(named[1]), int(named[2] or 0)
 
 
 def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
@@ -129,7 +142,7 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
     nothing."""
     if len(valid) < keep:
         return
-    for path in listed(folder):
+    for path in list_checkpoints(folder):
         if path not in valid[-keep:]:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -138,99 +151,122 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove a killed run's unfinished files from ``folder``: the run's folder, or its folder of
     checkpoints."""
-    names = _PATTERN, NETWORK, BEST, "progress.png", "run.toml", "summary.json", "metrics.jsonl"
-    for path in (path for name in names for path in folder.glob(f".{name}.*.tmp")):
-        with contextlib.suppress(OSError):
-            path.unlink()
+    names = (_PATTERN, NETWORK, BEST, "progress.png", "run.toml", "summary.json", "metrics.jsonl")
+    for name in names:
+        for path in folder.glob(f".{name}.*.tmp"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
-def files(folder: Path) -> list[Path]:
+def find_files(folder: Path) -> list[Path]:
+    """Return the HDF5 files of a run's folder, or of its folder of checkpoints.
+
+    Raises DataError if there are none.
+    """
     if not folder.is_dir():
         raise DataError(
             f"{folder} is not a folder. Give a run's folder, or its folder of checkpoints."
         )
+    hdf5_files: list[Path] = []
     try:
-        places = [
-            sorted(place.glob("*.h5"), key=lambda path: path.stem)
-            for place in (folder / FOLDER, folder)
-        ]
+        for place in (folder / FOLDER, folder):
+            hdf5_files += sorted(place.glob("*.h5"), key=lambda path: path.stem)
     except OSError as error:
         raise DataError(f"{folder} cannot be read ({error.strerror}).") from None
-    hdf5_files = [path for paths in places for path in paths if path.is_file()]
+    hdf5_files = [path for path in hdf5_files if path.is_file()]
     if not hdf5_files:
         raise DataError(f"{folder} has no checkpoints, nor a folder {FOLDER}. Give a run's folder.")
     return hdf5_files
 
 
-def entry(path: Path, folder: Path) -> dict[str, Any] | None:
+def describe_file(path: Path, folder: Path) -> dict[str, Any] | None:
     """Return facts about a file of a folder; None if it is gone. ``problem``: the reason why it is
     unreadable.
 
     ``local_steps`` counts each rank's steps since the start; it is None if a round consists of
     passes over the data.
     """
-    facts = {"file": str(path.relative_to(folder)), "bytes": 0, "modified": "", "problem": None}
-    facts |= dict.fromkeys(("round", "rounds", "local_steps", "ranks", "method"))
+    facts: dict[str, Any] = {
+        "file": str(path.relative_to(folder)),
+        "bytes": 0,
+        "modified": "",
+        "problem": None,
+        "round": None,
+        "rounds": None,
+        "local_steps": None,
+        "ranks": None,
+        "method": None,
+    }
     try:
         status = path.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
         return facts | {"problem": f"{error.strerror}."}
-    modified = datetime.fromtimestamp(status.st_mtime, timezone.utc).isoformat(timespec="seconds")
-    facts |= {"bytes": status.st_size, "modified": modified}
+    modified = datetime.fromtimestamp(status.st_mtime, timezone.utc)
+    facts["bytes"] = status.st_size
+    facts["modified"] = modified.isoformat(timespec="seconds")
     try:
         with open_checkpoint(path) as checkpoint:
             header = checkpoint.header
     except DataError as error:
-        return facts | {"problem": str(error).removeprefix(f"{path}: ")} if path.exists() else None
+        if not path.exists():  # a run beside has removed it
+            return None
+        return facts | {"problem": str(error).removeprefix(f"{path}: ")}
     method = header.run.method
-    in_passes = method.name in METHODS and METHODS[method.name].in_passes
+    # A file of a newer version may name a method that this version does not know.
+    if method.name not in METHODS or not METHODS[method.name].in_passes:
+        facts["local_steps"] = header.round * method.local_steps
     return facts | {
         "round": header.round,
         "rounds": header.run.train.rounds,
-        "local_steps": None if in_passes else header.round * method.local_steps,
         "ranks": header.ranks,
         "method": method.name,
     }
 
 
-def contents(checkpoint: Checkpoint) -> dict[str, Any]:
+def describe_contents(checkpoint: Checkpoint) -> dict[str, Any]:
     header = checkpoint.header
     values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
-    tensors = {True: [], False: []}
+    parameters = []
+    slots = []
     for tensor in checkpoint.tensors.values():
-        tensors[isinstance(tensor.name, Slot)].append(_tensor(tensor))
+        if isinstance(tensor.name, Slot):
+            slots.append(_describe_tensor(tensor))
+        else:
+            parameters.append(_describe_tensor(tensor))
+    norms = {stage: _describe_moments(*pair) for stage, pair in checkpoint.moments.items()}
+    normalisation = checkpoint.normalisation
+    inputs = None
+    if normalisation:
+        inputs = _describe_moments(normalisation.mean, normalisation.std)
     return {
         "path": str(checkpoint.path),
         "format": FORMAT,
         "version": checkpoint.version,
         "header": values | {"run": header.run.tree(), "data": dataclasses.asdict(header.data)},
-        "parameters": tensors[False],
-        "optimizer": tensors[True],
-        "own": [_tensor(tensor) for tensor in checkpoint.own.values()],
+        "parameters": parameters,
+        "optimizer": slots,
+        "own": [_describe_tensor(tensor) for tensor in checkpoint.own.values()],
         "calibrated": checkpoint.calibrated,
-        "norms": {stage: _moments(*pair) for stage, pair in checkpoint.moments.items()},
-        "input": _moments(*checkpoint.normalisation[:2]) if checkpoint.normalisation else None,
+        "norms": norms,
+        "input": inputs,
         "classes": checkpoint.classes and list(checkpoint.classes),
     }
 
 
-def _tensor(tensor: Tensor) -> dict[str, Any]:
-    nbytes = tensor.dataset.id.get_storage_size()
-    axes = str(tensor.pattern)
+def _describe_tensor(tensor: Tensor) -> dict[str, Any]:
     return {
         "name": tensor.name,
         "shape": list(tensor.shape),
-        "axes": axes,
+        "axes": str(tensor.pattern),
         "dtype": tensor.dtype,
-        "bytes": nbytes,
+        "bytes": tensor.dataset.id.get_storage_size(),
     }
 
 
-def _moments(*pair: Sequence[float]) -> dict[str, Any]:
-    ranges = {
-        name: [float(np.min(values)), float(np.max(values))]
-        for name, values in zip(MOMENTS, pair, strict=True)
-    }
-    return {"units": len(pair[0]), **ranges}
+def _describe_moments(mean: np.ndarray, std: np.ndarray) -> dict[str, Any]:
+    facts: dict[str, Any] = {"units": len(mean)}
+    for name, values in zip(MOMENTS, (mean, std), strict=True):
+        facts[name] = [float(np.min(values)), float(np.max(values))]
+    return facts

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Annotated, Any
 
 import h5py
@@ -24,7 +25,8 @@ from istmpi.hdf5 import CHECKSUMS, CREATION, hdf5_type, plain, seal, set_attribu
 from istmpi.optim.course import Course
 from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
 
-FORMAT, VERSION = "istmpi-checkpoint", 2
+FORMAT = "istmpi-checkpoint"
+VERSION = 2
 _LEFT_OUT = {
     "network": {},
     "side": 0,
@@ -60,7 +62,9 @@ class DataSummary:
 
     @property
     def fingerprint(self) -> str:
-        return f"{self.features:08x}{self.labels:08x}" if self.features or self.labels else ""
+        if not (self.features or self.labels):
+            return ""
+        return f"{self.features:08x}{self.labels:08x}"
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,10 @@ class Header:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.data.shape[0], self.side, self.side) if self.side else self.data.shape
+        """The shape of an example in the last round."""
+        if not self.side:
+            return self.data.shape
+        return (self.data.shape[0], self.side, self.side)
 
     @property
     def position(self) -> tuple[int, int]:
@@ -155,7 +162,9 @@ class Piece:
 
     @property
     def row_bytes(self) -> int:
-        return (ITEMSIZE.get(self.dtype) or np.dtype(self.dtype).itemsize) * prod(self.shape[1:])
+        # NumPy does not know bfloat16.
+        itemsize = ITEMSIZE.get(self.dtype) or np.dtype(self.dtype).itemsize
+        return itemsize * prod(self.shape[1:])
 
     @property
     def bytes(self) -> np.ndarray:
@@ -163,25 +172,31 @@ class Piece:
 
 
 def place(name: str) -> str:
-    return f"optim/{name}" if isinstance(name, Slot) else f"model/{name}"
+    """Return the path of a parameter's or a slot's dataset."""
+    folder = "optim" if isinstance(name, Slot) else "model"
+    return f"{folder}/{name}"
 
 
-def with_checksums(pieces: Iterable[Piece]) -> list[Piece]:
+def add_checksums(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces, each followed by the piece of its checksum."""
     extended = []
     for piece in pieces:
-        crc = [] if piece.block is None else [zlib.crc32(piece.bytes)]
+        crcs = []
+        if piece.block is not None:
+            crcs.append(zlib.crc32(piece.bytes.data))
         guard = Piece(
-            CHECKSUMS + piece.path,
-            (piece.blocks,),
-            "uint32",
-            np.array(crc, "<u4"),
-            piece.block or 0,
+            path=CHECKSUMS + piece.path,
+            shape=(piece.blocks,),
+            dtype="uint32",
+            values=np.array(crcs, "<u4"),
+            first_row=piece.block or 0,
         )
-        extended += piece, guard
+        extended += [piece, guard]
     return extended
 
 
-def parts_of_checksums(pieces: Iterable[Piece]) -> list[np.ndarray]:
+def select_checksums(pieces: Iterable[Piece]) -> list[np.ndarray]:
+    """Return this rank's checksums among ``pieces``."""
     return [piece.values for piece in pieces if piece.path.startswith(CHECKSUMS)]
 
 
@@ -194,8 +209,7 @@ def create(
     """Write the attributes and create every dataset without values; return the file offset of each
     dataset.
 
-    ``checksums``: each rank's `parts_of_checksums`. `istmpi.hdf5.seal` is called unless they are
-    ().
+    ``checksums``: each rank's `select_checksums`. `istmpi.hdf5.seal` is called unless they are ().
     """
     for name, value in _attributes(header).items():
         set_attribute(file, name, value)
@@ -224,18 +238,21 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
         value = getattr(header, item.name)
         if value == _LEFT_OUT.get(item.name, ...):
             continue
-        plain = value.tree() if isinstance(value, Run) else value
-        plain = dataclasses.asdict(value) if isinstance(value, DataSummary) else plain
-        attributes[item.name] = plain if isinstance(plain, int | float) else json.dumps(plain)
+        if isinstance(value, Run):
+            value = value.tree()
+        elif isinstance(value, DataSummary):
+            value = dataclasses.asdict(value)
+        if not isinstance(value, int | float):
+            value = json.dumps(value)
+        attributes[item.name] = value
     return attributes
 
 
 def room_for_structure(header: Header, pieces: Sequence[Piece]) -> int:
     """Return an upper bound for the bytes of a file without the datasets' values."""
     texts = sum(len(str(value)) for value in _attributes(header).values())
-    return (
-        2**16 + 2 * texts + sum(2**10 + len(piece.path) + len(piece.axes or "") for piece in pieces)
-    )
+    descriptions = sum(2**10 + len(piece.path) + len(piece.axes or "") for piece in pieces)
+    return 2**16 + 2 * texts + descriptions
 
 
 def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
@@ -247,8 +264,8 @@ def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
         header.run.toml().encode()
     except (OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"run {header.run.name!a}: its settings cannot be saved ({error}). Use Unicode text and 64-bit "
-            "numbers in settings, path and class names."
+            f"run {header.run.name!a}: its settings cannot be saved ({error}). "
+            "Use Unicode text and 64-bit numbers in settings, path and class names."
         ) from None
 
 
@@ -266,7 +283,8 @@ def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
     )
 
 
-def read_header(file: h5py.File, path: Any) -> Header:
+def read_header(file: h5py.File, path: Path) -> Header:
+    """Read the root attributes. Raises DataError if one is missing or has a wrong value."""
     values = {}
     for item in dataclasses.fields(Header):
         if item.name in file.attrs:
@@ -287,15 +305,17 @@ def read_header(file: h5py.File, path: Any) -> Header:
         raise DataError(
             f"{path} is damaged: its attribute most_examples does not begin at round 0."
         )
-    header, seed = Header(**values), file.attrs.get("seed")
+    header = Header(**values)
+    seed = file.attrs.get("seed")
     if seed != header.run.train.seed:
         raise DataError(
-            f"{path} is damaged: its seed is {shown(seed)}, that of its run {header.run.train.seed}."
+            f"{path} is damaged: its seed is {shown(seed)}, "
+            f"that of its run {header.run.train.seed}."
         )
     return header
 
 
-def _plain(value: Any, name: str, path: Any) -> Any:
+def _plain(value: Any, name: str, path: Path) -> Any:
     if isinstance(value, np.integer | np.floating):
         return value.item()
     try:

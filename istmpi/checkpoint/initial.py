@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +26,10 @@ from istmpi.network.architecture import Architecture
 from istmpi.network.joined import Factor, as_tensor, changes, of_rows
 from istmpi.optional import optional
 
-CURE = "Give a network.h5, a .safetensors file or a folder of them, or a state dict saved by torch.save."
+CURE = (
+    "Give a network.h5, a .safetensors file or a folder of them, "
+    "or a state dict saved by torch.save."
+)
 SHOWN = 6
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _INSIDE = ("state_dict", "model_state_dict", "model")
@@ -42,63 +46,78 @@ class _File:
     factor: Callable[[str], Factor] = lambda name: 1.0
 
 
-def _of_istmpi(checkpoint: Checkpoint) -> _File:
-    tensors = {
-        name: checkpoint.tensors[name] for name in weights_among(checkpoint.tensors)
-    } | checkpoint.frozen
-    network, scale = checkpoint.architecture, checkpoint.header.full_scale
+def _from_checkpoint(checkpoint: Checkpoint) -> _File:
+    tensors = {name: checkpoint.tensors[name] for name in weights_among(checkpoint.tensors)}
+    tensors |= checkpoint.frozen
+    network = checkpoint.architecture
+    scale = checkpoint.header.full_scale
     return _File(
-        {name: tensor.shape for name, tensor in tensors.items()},
-        lambda name, first, last: torch.from_numpy(tensors[name].rows(first, last)),
-        lambda name: network.weight_factor(name, scale),
+        shapes={name: tensor.shape for name, tensor in tensors.items()},
+        rows=lambda name, first, last: torch.from_numpy(tensors[name].rows(first, last)),
+        factor=lambda name: network.weight_factor(name, scale),
     )
 
 
-def _safetensors(path: Path) -> _File:
+def _from_safetensors(path: Path) -> _File:
     library = optional("safetensors", "safetensors", "weights in .safetensors", "export")
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.glob("*.safetensors"))
     if not files:
         raise ValueError("it is a folder without .safetensors files")
     try:
-        opened = [library.safe_open(file, "pt") for file in files]
+        slices = {}
+        for file in files:
+            content = library.safe_open(file, "pt")
+            for name in content.keys():  # noqa: SIM118 # it cannot be iterated
+                slices[name] = content.get_slice(name)
     except library.SafetensorError as error:
         raise ValueError(str(error)) from None
-    slices = {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118
     shapes = {
-        name: tuple(each.get_shape())
-        for name, each in slices.items()
-        if each.get_dtype() in _FLOATS
+        name: tuple(part.get_shape())
+        for name, part in slices.items()
+        if part.get_dtype() in _FLOATS
     }
-    return _File(shapes, lambda name, first, last: slices[name][first:last])
+    return _File(shapes=shapes, rows=lambda name, first, last: slices[name][first:last])
 
 
-def _state_dict(path: Path) -> _File:
+def _from_state_dict(path: Path) -> _File:
+    tree = _load_state_dict(path)
+    for name in _INSIDE:
+        if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
+            tree = tree[name]
+    tensors = {}
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                tensors[str(name)] = value
+    if not tensors:
+        raise ValueError("it is not a state dict: it has no named tensors")
+    return _File(
+        shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        rows=lambda name, first, last: tensors[name][first:last],
+    )
+
+
+def _load_state_dict(path: Path) -> Any:
+    """Load what torch.save saved. Raises ValueError if it would run code, or is no file of
+    torch."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a program, which is refused
-            tree = torch.load(path, map_location="cpu", weights_only=True)
-    except IndexError:  # of its unpickler, on bytes that are no pickle
+            # torch warns of a file with a program before it refuses it.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except IndexError:  # from torch's unpickler, on bytes that are no pickle
         raise ValueError("it was not written by torch.save") from None
     except (pickle.UnpicklingError, RuntimeError) as error:
         if "weights_only" not in str(error):
             raise
-        code = re.search(r"GLOBAL (\S+)", str(error))  # torch advises to run such code
-        why = f"it would run code: {printable(code[1])}" if code else "it is not a state dict"
+        # torch's own message would advise to run such code.
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        why = "it is not a state dict"
+        if code:
+            why = f"it would run code: {printable(code[1])}"
         raise ValueError(why) from None
-    for name in _INSIDE:
-        if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
-            tree = tree[name]
-    tensors = (
-        {str(name): value for name, value in tree.items()} if isinstance(tree, Mapping) else {}
-    )
-    shapes = {
-        name: tuple(value.shape)
-        for name, value in tensors.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-    }
-    if not shapes:
-        raise ValueError("it is not a state dict: it has no named tensors")
-    return _File(shapes, lambda name, first, last: tensors[name][first:last])
 
 
 @dataclass(frozen=True)
@@ -114,25 +133,32 @@ class Fit:
 
     @property
     def lines(self) -> list[str]:
-        count, total = len(self.fitted), len(self.fitted) + len(self.missing) + len(self.misshapen)
+        """What a user should know about the fit: its numbers, then names that do not fit."""
+        total = len(self.fitted) + len(self.missing) + len(self.misshapen)
         lines = [
-            f"initial weights from {self.path}: {count} of {total} parameters fit, "
+            f"initial weights from {self.path}: {len(self.fitted)} of {total} parameters fit, "
             f"{self.weights[0]:,} of {self.weights[1]:,} weights."
         ]
-        for what, names in (
-            ("wrong shape, ignored", self.misshapen),
-            ("not in the file, initialized as usual", self.missing),
-            ("only in the file", self.unused),
-        ):
-            if names:
-                more = f", and {len(names) - SHOWN} more" * (len(names) > SHOWN)
-                lines.append(f"{what}: {', '.join(map(printable, names[:SHOWN]))}{more}.")
+        unfitting = {
+            "wrong shape, ignored": self.misshapen,
+            "not in the file, initialized as usual": self.missing,
+            "only in the file": self.unused,
+        }
+        for problem, names in unfitting.items():
+            if not names:
+                continue
+            shown = ", ".join(map(printable, names[:SHOWN]))
+            if len(names) > SHOWN:
+                shown += f", and {len(names) - SHOWN} more"
+            lines.append(f"{problem}: {shown}.")
         return lines
 
 
-def fit_of(path: Path, network: Architecture, renamed: Mapping[str, str] | None = None) -> Fit:
-    with _opened(path) as file:
-        return _matched(path, file, network, renamed)[0]
+def check_fit(path: Path, network: Architecture, renamed: Mapping[str, str] | None = None) -> Fit:
+    """Return a file's fit to a network. Raises the errors of `begin_with`."""
+    with _open(path) as file:
+        fit, _ = _match(path, file, network, renamed)
+    return fit
 
 
 def begin_with(
@@ -148,23 +174,25 @@ def begin_with(
     names in the file to prefixes in the network. Raises DataError if the file cannot be read or a
     weight is not finite, ConfigError if no parameter fits.
     """
-    with _opened(path, store.rank, store.owners.ranks) as file:
-        fit, sources = _matched(path, file, network, renamed)
-        for name, there in sources.items():
-            length = file.shapes[there][0]
+    with _open(path, store.rank, store.owners.ranks) as file:
+        fit, sources = _match(path, file, network, renamed)
+        for name, source in sources.items():
+            length = file.shapes[source][0]
             if name in network.frozen:
-                network.give(name, file.rows(there, 0, length))
+                network.give(name, file.rows(source, 0, length))
                 continue
             rows = store.owners.rows(length, store.rank)
-            values = file.rows(there, rows.start, rows.stop)
-            ratio = file.factor(there) / network.weight_factor(name, store.full_scale)
+            values = file.rows(source, rows.start, rows.stop)
+            # The two full networks may multiply this weight by different factors.
+            ratio = file.factor(source) / network.weight_factor(name, store.full_scale)
             if changes(ratio):
                 values = values.double() * as_tensor(of_rows(ratio, rows.start, rows.stop))
             store.tensors[name].copy_(values)
-    if odd := store.not_finite():
+    infinite = store.not_finite()
+    if infinite:
         dtype = next(iter(store.parameters.values())).dtype
         raise DataError(
-            f"train.init: {path}: {odd} as {dtype}; weights must be finite. Give another file."
+            f"train.init: {path}: {infinite} as {dtype}; weights must be finite. Give another file."
         )
     return fit
 
@@ -174,66 +202,72 @@ def begin_as_constructed(
 ) -> None:
     """Set a store's rows of parameters ``names`` to values of a network that each rank constructs
     with ``seed``."""
-    values = dict(network.plain(seed).requires_grad_(False).named_parameters()) if names else {}
+    if not names:
+        return
+    values = dict(network.plain(seed).requires_grad_(False).named_parameters())
     for name in names:
         rows = store.owners.rows(len(values[name]), store.rank)
         store.tensors[name].copy_(values[name][rows.start : rows.stop])
 
 
-def _matched(
+def _match(
     path: Path, file: _File, network: Architecture, renamed: Mapping[str, str] | None
 ) -> tuple[Fit, dict[str, str]]:
     """Return a file's fit to a network, and the file's name of each fitting parameter. ConfigError
     if none fits."""
-    sources: dict[str, str] = {}
-    misshapen, missing, used, names = (
-        [],
-        [],
-        set(),
-        _plainly(_renamed(file.shapes, renamed or {}), network),
-    )
+    names = _remove_prefixes(_rename(file.shapes, renamed or {}), network)
+    # Frozen parameters keep the constructor's values if the file has none.
     shapes = {
         name: shape
-        for name, shape in shapes_of(network).items()
+        for name, shape in settable_shapes(network).items()
         if name in names or name not in network.frozen
     }
+    sources: dict[str, str] = {}
+    missing: list[str] = []
+    misshapen: list[str] = []
+    used: set[str] = set()
     for name, shape in shapes.items():
-        there = next(
-            (names[key] for key in (name, plain_name(network, name)) if key in names), None
-        )
-        used.add(there)
-        if there is None:
+        source = names.get(name, names.get(plain_name(network, name)))
+        if source is None:
             missing.append(name)
-        elif file.shapes[there] != shape:
-            misshapen.append(
-                f"{name} ({_times(file.shapes[there])} in the file, {_times(shape)} here)"
-            )
+            continue
+        used.add(source)
+        stored = file.shapes[source]
+        if stored == shape:
+            sources[name] = source
         else:
-            sources[name] = there
-    weights = sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))
-    unused = tuple(name for name in file.shapes if name not in used)
-    fit = Fit(path, tuple(sources), weights, tuple(missing), tuple(misshapen), unused)
+            misshapen.append(
+                f"{name} ({_format_shape(stored)} in the file, {_format_shape(shape)} here)"
+            )
+    used_weights = sum(prod(shapes[name]) for name in sources)
+    all_weights = sum(map(prod, shapes.values()))
+    fit = Fit(
+        path=path,
+        fitted=tuple(sources),
+        weights=(used_weights, all_weights),
+        missing=tuple(missing),
+        misshapen=tuple(misshapen),
+        unused=tuple(name for name in file.shapes if name not in used),
+    )
     if not sources:
         why = " ".join(fit.lines[1:])
         raise ConfigError(
-            f"train.init = {str(path)!r}: no parameter in it fits the network: {why} Give another, or --model."
+            f"train.init = {str(path)!r}: no parameter in it fits the network: {why} "
+            "Give another, or --model."
         )
     return fit, sources
 
 
-def shapes_of(network: Architecture) -> dict[str, tuple[int, ...]]:
+def settable_shapes(network: Architecture) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors that a file can set: parameters, and frozen float tensors
     with an axis."""
-    parameters = {name: network.parameters[name] for name in weights_among(network.parameters)}
-    frozen = {
-        name: values
-        for name, values in network.frozen.items()
-        if values.ndim and values.is_floating_point()
-    }
-    shapes = {
-        name: parameter.pattern.shape(network.lengths) for name, parameter in parameters.items()
-    }
-    return shapes | {name: tuple(values.shape) for name, values in frozen.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in weights_among(network.parameters):
+        shapes[name] = network.parameters[name].pattern.shape(network.lengths)
+    for name, values in network.frozen.items():
+        if values.ndim and values.is_floating_point():
+            shapes[name] = tuple(values.shape)
+    return shapes
 
 
 def plain_name(network: Architecture, name: str) -> str:
@@ -242,62 +276,71 @@ def plain_name(network: Architecture, name: str) -> str:
     if not network.stages:
         return name
     stage, key, kind = name.split(".")
-    return f"{stage}.{kind}" if key == "linear" else f"{stage}_{key}.{kind}"
+    if key == "linear":
+        return f"{stage}.{kind}"
+    return f"{stage}_{key}.{kind}"
 
 
 @contextmanager
-def _opened(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
+def _open(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
     """Open a file of initial weights; verify ``part`` of ``parts`` of a checkpoint. DataError if
     unusable."""
     subject = f"train.init: {path}"
+    if not path.exists():
+        raise DataError(f"{subject} does not exist.")
     if not path.is_file() and not path.is_dir():
-        what = f"is {kind_of(path)}; it must be a file." if path.exists() else "does not exist."
-        raise DataError(f"{subject} {what}")
+        raise DataError(f"{subject} is {kind_of(path)}; it must be a file.")
     if path.suffix in (".h5", ".hdf5"):
         with open_checkpoint(path) as checkpoint:
             checkpoint.require_valid(part, parts)
-            yield _of_istmpi(checkpoint)
+            yield _from_checkpoint(checkpoint)
         return
     with reading(f"{subject} cannot be read", CURE, Exception):
-        file = (_safetensors if path.is_dir() or path.suffix == ".safetensors" else _state_dict)(
-            path
-        )
+        if path.is_dir() or path.suffix == ".safetensors":
+            file = _from_safetensors(path)
+        else:
+            file = _from_state_dict(path)
     yield file
 
 
-def _renamed(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]:
-    pairs = sorted(renamed.items(), key=lambda pair: -len(pair[0]))
-    plain = {}
+def _rename(names: Iterable[str], renamed: Mapping[str, str]) -> dict[str, str]:
+    """Return the file's ``names`` by their new names; the longest prefix in ``renamed`` counts."""
+    prefixes = sorted(renamed, key=len, reverse=True)
+    sources = {}
     for name in names:
-        there, here = next((pair for pair in pairs if name.startswith(pair[0])), ("", ""))
-        plain[here + name[len(there) :]] = name
-    return plain
+        new_name = name
+        for prefix in prefixes:
+            if name.startswith(prefix):
+                new_name = renamed[prefix] + name.removeprefix(prefix)
+                break
+        sources[new_name] = name
+    return sources
 
 
-def _plainly(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
+def _remove_prefixes(names: Mapping[str, str], network: Architecture) -> dict[str, str]:
     """Remove prefixes that all names share (module., _orig_mod., model.), until a name fits the
     network.
 
     If no name fits, put a prefix of the network's own names before the names: its class may be a
     wrapper.
     """
-    expected = {key for name in shapes_of(network) for key in (name, plain_name(network, name))}
+    own_names = list(settable_shapes(network))
+    expected = {*own_names, *(plain_name(network, name) for name in own_names)}
     plain = dict(names)
     while plain and expected.isdisjoint(plain):
         wrapper = next(iter(plain)).partition(".")[0] + "."
         if not all(name.startswith(wrapper) for name in plain):
             break
-        plain = {name.removeprefix(wrapper): there for name, there in plain.items()}
-    for wrapper in (
-        dict.fromkeys(name.partition(".")[0] for name in expected)
-        if expected.isdisjoint(plain)
-        else ()
-    ):
-        wrapped = {f"{wrapper}.{name}": there for name, there in names.items()}
+        plain = {name.removeprefix(wrapper): source for name, source in plain.items()}
+    if not expected.isdisjoint(plain):
+        return plain
+    # In the network's order, which is the same on all ranks; that of a set is not.
+    for wrapper in dict.fromkeys(name.partition(".")[0] for name in own_names):
+        wrapped = {f"{wrapper}.{name}": source for name, source in names.items()}
         if not expected.isdisjoint(wrapped):
             return wrapped
     return plain
 
 
-def _times(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))

@@ -15,7 +15,7 @@ import numpy as np
 from istmpi.checkpoint.format import FORMAT, Header, place, read_header
 from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
-from istmpi.engine.axes import Pattern
+from istmpi.engine.axes import Parameter, Pattern
 from istmpi.engine.slots import Slot, kinds_of, named
 from istmpi.errors import DataError, did_you_mean
 from istmpi.hdf5 import (
@@ -70,32 +70,36 @@ class Checkpoint:
     """An open checkpoint whose parameters fit its run, made by `open_checkpoint`."""
 
     def __init__(self, path: Path, file: h5py.File):
-        self.path, self.file = path, file
+        self.path = path
+        self.file = file
         cure = "Use the version of istmpi that wrote it, or a newer one"
         self.version = version_of(file, path, FORMAT, "a checkpoint of istmpi", cure)
         self.header: Header = read_header(file, path)
         self._datasets = datasets(file)
-        self.architecture = self._described()
-        self.tensors: dict[str, Tensor] = {
-            name: self._tensor(f"model/{name}") for name in self.architecture.parameters
-        }
-        self.tensors |= self._below("optim/")
+        self.architecture = self._read_network()
+        self.tensors: dict[str, Tensor] = {}
         for name, parameter in self.architecture.parameters.items():
-            shape, tensor = parameter.pattern.shape(self.architecture.lengths), self.tensors[name]
-            if (tensor.shape, tensor.pattern, tensor.dtype) != (
-                shape,
-                parameter.pattern,
-                parameter.dtype,
-            ):
-                raise DataError(
-                    f"{path} is damaged: {name} is {tensor.shape} {tensor.dtype} ({tensor.pattern}), but its "
-                    f"run has {shape} {parameter.dtype} ({parameter.pattern})."
-                )
+            self.tensors[name] = self._tensor(f"model/{name}")
+            self._require_fit(name, parameter)
+        self.tensors |= self._below("optim/")
+        # Misfits first, because they say more than that a checksum differs.
         if self.version > 1 and not sealed(file):
             raise DataError(f"{path} is damaged: {next(self._misfits(), CHANGED)}.")
 
-    def _described(self) -> Architecture:
-        data, model = self.header.data, self.header.run.model
+    def _require_fit(self, name: str, parameter: Parameter) -> None:
+        tensor = self.tensors[name]
+        shape = parameter.pattern.shape(self.architecture.lengths)
+        stored = (tensor.shape, tensor.pattern, tensor.dtype)
+        if stored != (shape, parameter.pattern, parameter.dtype):
+            raise DataError(
+                f"{self.path} is damaged: {name} is {tensor.shape} {tensor.dtype} "
+                f"({tensor.pattern}), but its run has {shape} {parameter.dtype} "
+                f"({parameter.pattern})."
+            )
+
+    def _read_network(self) -> Architecture:
+        data = self.header.data
+        model = self.header.run.model
         if not self.header.network:  # an mlp of an earlier version
             return architecture(prod(data.shape), data.outputs, data.task, model)
         # Code of the user is not run here.
@@ -111,15 +115,15 @@ class Checkpoint:
 
     @property
     def _norms(self) -> list[str]:
-        norms = self.architecture.batch_norms
-        if (
-            self.header.blocks
-        ):  # a subnet does not have the normalisations of residual blocks that it lacks
-            numbered = [
-                f"{number}/{name}" for number in range(self.header.blocks) for name in norms
-            ]
-            return [name for name in numbered if self._has(f"norm/{name}/")]
-        return [*norms] if all(self._has(f"norm/{name}/") for name in norms) else []
+        names = list(self.architecture.batch_norms)
+        blocks = self.header.blocks
+        if blocks:
+            names = [f"{number}/{name}" for number in range(blocks) for name in names]
+        stored = [name for name in names if self._has(f"norm/{name}/")]
+        # A subnet does not have the normalisations of residual blocks that it lacks.
+        if blocks or stored == names:
+            return stored
+        return []
 
     @property
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -130,23 +134,26 @@ class Checkpoint:
 
     @property
     def normalisation(self) -> Normalisation | None:
-        if (mean := self._if_there("input/mean")) is None:
+        mean = self._read_optional("input/mean")
+        if mean is None:
             return None
-        return Normalisation(mean, self.array("input/std"), self._if_there("input/offset"))
+        return Normalisation(
+            mean=mean,
+            std=self.array("input/std"),
+            offset=self._read_optional("input/offset"),
+        )
 
     @property
     def targets(self) -> tuple[np.ndarray, np.ndarray] | None:
         """The mean and deviation ``[outputs]`` of the targets, if outputs are standardised; else
         None."""
-        return (
-            (self.array("output/mean"), self.array("output/std"))
-            if self._has("output/mean")
-            else None
-        )
+        if not self._has("output/mean"):
+            return None
+        return self.array("output/mean"), self.array("output/std")
 
     @property
     def target_offset(self) -> np.ndarray | None:
-        return self._if_there("output/offset")
+        return self._read_optional("output/offset")
 
     @property
     def rescaling(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -155,11 +162,14 @@ class Checkpoint:
 
         They are float64 if there is a `target_offset`.
         """
-        if (offset := self.target_offset) is not None:
-            mean, std = self.targets or (0.0, np.ones(len(offset)))
+        offset = self.target_offset
+        targets = self.targets
+        if offset is not None:
+            mean, std = targets or (np.zeros(len(offset)), np.ones(len(offset)))
             return std.astype(np.float64), mean + offset
-        if self.targets is not None:
-            return self.targets[::-1]
+        if targets is not None:
+            mean, std = targets
+            return std, mean
         if self.header.temperature == 1:
             return None
         outputs = self.header.data.outputs
@@ -179,22 +189,28 @@ class Checkpoint:
     def tokenizer(self) -> Tokenizer | None:
         if TASKS[self.header.data.task].inputs != TEXT:
             return None
-        if (json := self._if_there("input/tokenizer")) is None:
+        description = self._read_optional("input/tokenizer")
+        if description is None:
             return Bytes()
         with damage_named(self.path):
-            return TokenizerFile(json.tobytes().decode("utf-8"), f"the tokenizer in {self.path}")
+            text = description.tobytes().decode("utf-8")
+            return TokenizerFile(text, f"the tokenizer in {self.path}")
 
     @property
     def reading(self) -> dict[str, Any]:
-        text = self._if_there("input/reading")
+        text = self._read_optional("input/reading")
+        if text is None:
+            return {}
         with damage_named(self.path):
-            return {} if text is None else json.loads(text.tobytes())
+            return json.loads(text.tobytes())
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
         """Return the fingerprint of a rank's own data; None if ranks share data, or in files of
         version 1."""
-        rows = self._if_there("data/own")
-        return None if rows is None else tuple(rows[rank].tolist())
+        rows = self._read_optional("data/own")
+        if rows is None:
+            return None
+        return tuple(rows[rank].tolist())
 
     @property
     def own(self) -> dict[str, Tensor]:
@@ -210,12 +226,16 @@ class Checkpoint:
         with damage_named(self.path):
             return self._dataset(path)[:]
 
-    def _if_there(self, path: str) -> np.ndarray | None:
-        return self.array(path) if self._has(path) else None
+    def _read_optional(self, path: str) -> np.ndarray | None:
+        if not self._has(path):
+            return None
+        return self.array(path)
 
     def _names(self, path: str) -> tuple[str, ...] | None:
-        names = self._if_there(path)
-        return None if names is None else tuple(name.decode() for name in names)
+        names = self._read_optional(path)
+        if names is None:
+            return None
+        return tuple(name.decode() for name in names)
 
     @property
     def nbytes(self) -> int:
@@ -235,42 +255,48 @@ class Checkpoint:
             yield from checksum_errors(self.file, part, parts, read)
 
     def require_valid(self, part: int = 0, parts: int = 1) -> None:
+        """Raise DataError at the first of `errors`."""
         for error in self.errors(part, parts):
             raise DataError(f"{self.path} is damaged: {error}.")
 
     def _misfits(self) -> Iterator[str]:
-        data, network, stored, slots = (
-            self.header.data,
-            self.architecture,
-            self._datasets,
-            kinds_of(self.tensors),
-        )
-        inputs, outputs = (prod(data.shape),), (data.outputs,)
-        shapes = {
-            name: each.pattern.shape(network.lengths) for name, each in network.parameters.items()
-        }
-        groups = [
-            {place(Slot(name, kind)): shape for kind in slots for name, shape in shapes.items()},
-            {
-                f"norm/{name}/{kind}": (norm.units,)
-                for name, norm in network.batch_norms.items()
-                for kind in MOMENTS
-            },
-            {f"input/{kind}": inputs for kind in MOMENTS},
-            {f"output/{kind}": outputs for kind in MOMENTS},
+        """Yield datasets that are missing or have a wrong shape, and errors of the structure."""
+        expected: dict[str, tuple[int, ...]] = {}
+        if TASKS[self.header.data.task].one_class:
+            expected["input/classes"] = (self.header.data.outputs,)
+        # Datasets of a group exist together or not at all.
+        for group in self._list_groups():
+            if self._datasets.keys() & group.keys():
+                expected |= group
+        for path, shape in expected.items():
+            if path not in self._datasets:
+                yield f"{path} is missing"
+            elif self._datasets[path].shape != shape:
+                yield f"{path} is {self._datasets[path].shape}, not {shape}"
+        yield from structure_errors(self.file)
+
+    def _list_groups(self) -> list[dict[str, tuple[int, ...]]]:
+        """Return the shapes of optional datasets by their paths, for each group of datasets."""
+        network = self.architecture
+        inputs = (prod(self.header.data.shape),)
+        outputs = (self.header.data.outputs,)
+        slots: dict[str, tuple[int, ...]] = {}
+        for kind in kinds_of(self.tensors):
+            for name, parameter in network.parameters.items():
+                slots[place(Slot(name, kind))] = parameter.pattern.shape(network.lengths)
+        norms: dict[str, tuple[int, ...]] = {}
+        for name, norm in network.batch_norms.items():
+            for moment in MOMENTS:
+                norms[f"norm/{name}/{moment}"] = (norm.units,)
+        return [
+            slots,
+            norms,
+            dict.fromkeys((f"input/{moment}" for moment in MOMENTS), inputs),
+            dict.fromkeys((f"output/{moment}" for moment in MOMENTS), outputs),
             {"input/offset": inputs},
             {"output/offset": outputs},
             {"output/names": outputs},
         ]
-        expected = {"input/classes": outputs} if TASKS[data.task].one_class else {}
-        for group in groups:
-            expected |= group if stored.keys() & group.keys() else {}
-        for path, shape in expected.items():
-            if path not in stored:
-                yield f"{path} is missing"
-            elif stored[path].shape != shape:
-                yield f"{path} is {stored[path].shape}, not {shape}"
-        yield from structure_errors(self.file)
 
     def _has(self, prefix: str) -> bool:
         return any(path.startswith(prefix) for path in self._datasets)
@@ -282,16 +308,22 @@ class Checkpoint:
     def _tensor(self, path: str) -> Tensor:
         dataset = self._dataset(path)
         axes = dataset.attrs.get("axes", b"")
-        pattern = Pattern.parse(axes.decode() if isinstance(axes, bytes) else str(axes))
-        name = named(path.removeprefix("partial/").partition("/")[2])
-        return Tensor(name, pattern, dtype_name(dataset), dataset, self.path)
+        if isinstance(axes, bytes):
+            axes = axes.decode()
+        _, _, name = path.removeprefix("partial/").partition("/")
+        return Tensor(
+            name=named(name),
+            pattern=Pattern.parse(str(axes)),
+            dtype=dtype_name(dataset),
+            dataset=dataset,
+            path=self.path,
+        )
 
     def _dataset(self, path: str) -> h5py.Dataset:
         dataset = dataset_at(self.file, path)
         if dataset is None:
-            raise DataError(
-                f"{self.path} is damaged: it has no dataset {path}{did_you_mean(path, self._datasets)}"
-            )
+            others = did_you_mean(path, self._datasets)
+            raise DataError(f"{self.path} is damaged: it has no dataset {path}{others}")
         return dataset
 
 
@@ -302,15 +334,17 @@ def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
     path = Path(path)
     with damage_named(path):
         if not path.is_file():
-            raise DataError(f"{path} {_misses(path)}")
+            raise DataError(f"{path} {_explain_no_file(path)}")
         if not h5py.is_hdf5(path):
             raise DataError(f"{path} is not an HDF5 file: not a checkpoint, or damaged.")
     with opened(path, Checkpoint) as checkpoint:
         yield checkpoint
 
 
-def _misses(path: Path) -> str:
+def _explain_no_file(path: Path) -> str:
     if path.is_dir():
         return f"is a folder. Give a file in it; list them: istmpi checkpoint ls {path}"
     beside = [entry.name for entry in path.parent.glob("*.h5")]
-    return "does not exist" + (did_you_mean(path.name, beside) if beside else ".")
+    if not beside:
+        return "does not exist."
+    return f"does not exist{did_you_mean(path.name, beside)}"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from istmpi.checkpoint.folder import FOLDER, name, remove_leftovers, retain
-from istmpi.checkpoint.format import Header, Piece, with_checksums
+from istmpi.checkpoint.folder import FOLDER, file_name, remove_leftovers, retain
+from istmpi.checkpoint.format import Header, Piece, add_checksums
 from istmpi.checkpoint.writers import WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
 from istmpi.config import Checkpoint as Settings
@@ -30,10 +30,11 @@ def commit(
     Raises OutputError on every rank if any rank cannot write; an older file at ``path`` is then
     unchanged.
     """
+    # Rank 0's, because temporary names are random, and times differ.
     beside, header = communicator.broadcast_from_root((temporary(path), header))
     try:
         with communicator.agreed(), writing(path):
-            WRITERS[writer](beside, header, with_checksums(pieces), communicator)
+            WRITERS[writer](beside, header, add_checksums(pieces), communicator)
         with communicator.agreed():
             if communicator.rank == 0:
                 with writing(path):
@@ -69,10 +70,13 @@ class Saver:
         self.background = (
             not settings.wait and not alone and all(communicator.allgather(threads_may_call()))
         )
-        self._settings, self._warn = settings, warn
+        self._settings = settings
+        self._warn = warn
         self._communicator = communicator.duplicate()
         self._staged: dict[str, np.ndarray] = {}
-        self._valid = [start] if start else []
+        self._valid: list[Path] = []
+        if start:
+            self._valid.append(start)
         self._failures = 0
         self._outcome: BaseException | None = None
         self._jobs: queue.SimpleQueue[tuple[Header, list[Piece]] | None] = queue.SimpleQueue()
@@ -103,24 +107,29 @@ class Saver:
     def wait(self) -> None:
         with self._communicator.waiting_for_itself(_CALL):
             self._idle.wait()
-        outcome, self._outcome = self._outcome, None
-        if outcome and (
-            not isinstance(outcome, OutputError) or self._failures >= self._settings.max_failures
-        ):
+        outcome = self._outcome
+        self._outcome = None
+        if outcome is None:
+            return
+        # A disk may be full for a while: the run survives some failures of this kind.
+        survivable = isinstance(outcome, OutputError)
+        if not survivable or self._failures >= self._settings.max_failures:
             raise outcome
 
     def save_now(self, header: Header, pieces: Sequence[Piece], path: Path | None = None) -> Path:
         """Save a checkpoint before the call returns, to ``path`` if given. Raises OutputError at
         the first failure."""
         self.wait()
-        path = path or self.folder / name(header)
+        path = path or self.folder / file_name(header)
         with self._communicator.waiting_for_itself(_CALL):
             commit(path, header, pieces, self.writer, self._communicator)
         return path
 
     @property
     def newest(self) -> Path | None:
-        return self._valid[-1] if self._valid else None
+        if not self._valid:
+            return None
+        return self._valid[-1]
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -142,12 +151,16 @@ class Saver:
             self._warn(f"{failures[0]}; training waits for each checkpoint.")
 
     def _serve(self) -> None:
-        while job := self._jobs.get():
-            self._save(*job)
+        while True:
+            job = self._jobs.get()
+            if job is None:  # from `close`
+                return
+            header, pieces = job
+            self._save(header, pieces)
             self._idle.set()
 
     def _save(self, header: Header, pieces: Sequence[Piece]) -> None:
-        path = self.folder / name(header)
+        path = self.folder / file_name(header)
         try:
             commit(path, header, pieces, self.writer, self._communicator)
             self._failures = 0
@@ -157,10 +170,9 @@ class Saver:
         except OutputError as error:
             self._failures += 1
             last = self._failures >= self._settings.max_failures
-            then = (
-                f"Failures in a row: {self._failures}." * last
-                or "The run continues; older checkpoints are untouched."
-            )
+            then = "The run continues; older checkpoints are untouched."
+            if last:
+                then = f"Failures in a row: {self._failures}."
             error.args = (f"checkpoint of round {header.round}: {error} {then}",)
             self._outcome = error
             if self._communicator.rank == 0 and not last:
@@ -169,11 +181,13 @@ class Saver:
             self._outcome = error
 
     def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Return copies of the pieces, in memory that all checkpoints share."""
         staged = []
         for piece in pieces:
             copy = self._staged.get(piece.path)
             if copy is None or copy.nbytes != piece.values.nbytes:
-                copy = self._staged[piece.path] = np.empty(piece.values.nbytes, dtype=np.uint8)
+                copy = np.empty(piece.values.nbytes, dtype=np.uint8)
+                self._staged[piece.path] = copy
             np.copyto(copy, piece.bytes)
             staged.append(replace(piece, values=copy))
         return staged

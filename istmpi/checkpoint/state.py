@@ -4,8 +4,8 @@ ranks."""
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isclose
-from typing import Any
 
 import h5py
 import numpy as np
@@ -30,11 +30,17 @@ Moments = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def model_pieces(store: ParameterStore) -> Iterator[Piece]:
+    """Yield this rank's rows of all tensors of the store."""
     for name, parameter in store.parameters.items():
         shape = parameter.pattern.shape(store.owners.lengths)
-        first, values = store.owners.rows(shape[0], store.rank).start, _bytes(store.tensors[name])
-        yield _part(
-            store, place(name), shape, parameter.dtype, values, first, str(parameter.pattern)
+        yield _own_block(
+            store,
+            path=place(name),
+            shape=shape,
+            dtype=parameter.dtype,
+            values=_bytes(store.tensors[name]),
+            first_row=store.owners.rows(shape[0], store.rank).start,
+            axes=str(parameter.pattern),
         )
 
 
@@ -43,46 +49,66 @@ def frozen_pieces(network: Architecture, store: ParameterStore) -> Iterator[Piec
     constructor."""
     for name in sorted(network.code.given):
         values = network.frozen[name]
-        rows, dtype = (
-            store.owners.rows(len(values), store.rank),
-            str(values.dtype).removeprefix("torch."),
+        rows = store.owners.rows(len(values), store.rank)
+        yield _own_block(
+            store,
+            path=f"frozen/{name}",
+            shape=tuple(values.shape),
+            dtype=str(values.dtype).removeprefix("torch."),
+            values=_bytes(values[rows.start : rows.stop]),
+            first_row=rows.start,
+            axes="",
         )
-        part = _bytes(values[rows.start : rows.stop])
-        yield _part(store, f"frozen/{name}", tuple(values.shape), dtype, part, rows.start, "")
 
 
 def restore_frozen(checkpoint: Checkpoint, network: Architecture) -> None:
+    """Set the frozen parameters that a checkpoint has.
+
+    Raises ConfigError if all frozen parameters together then differ from those of the saved run.
+    """
     for name, tensor in checkpoint.frozen.items():
         if name in network.frozen and network.frozen[name].shape == tensor.shape:
             network.give(name, torch.from_numpy(tensor.rows()))
-    if (there := checkpoint.header.frozen) and not isclose(
-        there, network.code.frozen_digest, rel_tol=1e-4
-    ):
+    saved = checkpoint.header.frozen
+    # Another machine may compute the same weights with another rounding.
+    if saved and not isclose(saved, network.code.frozen_digest, rel_tol=1e-4):
         raise ConfigError(
-            f"{checkpoint.path}: the frozen weights of {network.name} differ from that run's. Make its "
-            "constructor create the same weights, for example from the same file."
+            f"{checkpoint.path}: the frozen weights of {network.name} differ from that run's. "
+            "Make its constructor create the same weights, for example from the same file."
         )
 
 
-def inputs_of(data: Dataset) -> dict[str, np.ndarray]:
-    arrays = {}
-    if data.mean is not None:
-        arrays |= {"input/mean": data.mean, "input/std": data.std}
+def collect_inputs(data: Dataset) -> dict[str, np.ndarray]:
+    """Return what prediction needs to know about inputs and outputs, by paths in the file."""
+    mean_of_targets = std_of_targets = None
     if data.targets is not None:
-        arrays |= dict(zip(("output/mean", "output/std"), data.targets))
-    offsets = {"input/offset": data.offset, "output/offset": data.target_offset}
-    arrays |= {path: offset for path, offset in offsets.items() if offset is not None}
-    for path, names in {"input/classes": data.classes, "output/names": data.output_names}.items():
-        if names is not None:
-            arrays[path] = np.array([name.encode() for name in names])
-    reading = json.dumps(data.reading) if data.reading else ""
-    texts = {
-        "input/tokenizer": data.tokenizer.json if data.tokenizer else "",
-        "input/reading": reading,
+        mean_of_targets, std_of_targets = data.targets
+    stored: dict[str, np.ndarray | None] = {
+        "input/mean": data.mean,
+        "input/std": data.std,
+        "output/mean": mean_of_targets,
+        "output/std": std_of_targets,
+        "input/offset": data.offset,
+        "output/offset": data.target_offset,
+        "input/classes": _encode_names(data.classes),
+        "output/names": _encode_names(data.output_names),
     }
-    return arrays | {
-        path: np.frombuffer(text.encode(), np.uint8) for path, text in texts.items() if text
-    }
+    arrays = {path: values for path, values in stored.items() if values is not None}
+    if data.tokenizer and data.tokenizer.json:
+        arrays["input/tokenizer"] = _encode_text(data.tokenizer.json)
+    if data.reading:
+        arrays["input/reading"] = _encode_text(json.dumps(data.reading))
+    return arrays
+
+
+def _encode_names(names: Sequence[str] | None) -> np.ndarray | None:
+    if names is None:
+        return None
+    return np.array([name.encode() for name in names])
+
+
+def _encode_text(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8)
 
 
 def deployment_pieces(
@@ -91,21 +117,30 @@ def deployment_pieces(
     inputs: Mapping[str, np.ndarray],
     rank: int,
 ) -> Iterator[Piece]:
-    """Yield the pieces that prediction needs beside weights: norms' moments, and `inputs_of`. Rank
-    0 writes all."""
-    arrays = {}
+    """Yield the pieces that prediction needs beside weights: norms' moments, and `collect_inputs`.
+    Rank 0 writes all."""
+    arrays: dict[str, np.ndarray] = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
-        arrays[f"norm/{name}/std"] = np.sqrt(
-            variance.numpy() + norms[name.rpartition("/")[2]].epsilon
-        )
+        epsilon = _find_norm(norms, name).epsilon
+        arrays[f"norm/{name}/std"] = np.sqrt(variance.numpy() + epsilon)
     arrays |= inputs
     for path, values in arrays.items():
-        dtype = values.dtype.str[1:] if values.dtype.kind == "S" else values.dtype.name
+        dtype = values.dtype.name
+        if values.dtype.kind == "S":  # such as |S12; its name is bytes96
+            dtype = values.dtype.str[1:]
+        whole = Piece(
+            path=path, shape=values.shape, dtype=dtype, values=np.ascontiguousarray(values)
+        )
         if rank == 0:
-            yield Piece(path, values.shape, dtype, np.ascontiguousarray(values))
+            yield whole
         else:
-            yield Piece(path, values.shape, dtype, values[:0], block=None)
+            yield replace(whole, values=values[:0], block=None)
+
+
+def _find_norm(norms: Mapping[str, BatchNormalisation], name: str) -> BatchNormalisation:
+    """Return the normalisation ``name``, which in a subnet side by side is NUMBER/NAME."""
+    return norms[name.rpartition("/")[2]]
 
 
 def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> Iterator[Piece]:
@@ -114,22 +149,54 @@ def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> It
     for name, values in tensors.items():
         rows, *rest = values.shape
         parameter = store.parameters[parameter_of(name)]
-        first, *other = parameter.pattern.axes
+        first, *others = parameter.pattern.axes
+        # The pattern language has no product of ranks and a sum of segments.
         within = str(rows) if len(first.segments) > 1 else str(first).strip("()")
-        axes = f"(ranks {within}) {' '.join(map(str, other))}".strip()
-        shape, path = (store.owners.ranks * rows, *rest), f"partial/{place(name)}"
-        yield _part(store, path, shape, parameter.dtype, _bytes(values), store.rank * rows, axes)
+        axes = f"(ranks {within}) {' '.join(map(str, others))}"
+        yield _own_block(
+            store,
+            path=f"partial/{place(name)}",
+            shape=(store.owners.ranks * rows, *rest),
+            dtype=parameter.dtype,
+            values=_bytes(values),
+            first_row=store.rank * rows,
+            axes=axes.strip(),
+        )
 
 
 def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
-    values = np.array([contents], dtype=np.int64)
-    return _part(
-        store, "data/own", (store.owners.ranks, len(contents)), "int64", values, store.rank
+    """Return the piece with the fingerprints of this rank's own data."""
+    return _own_block(
+        store,
+        path="data/own",
+        shape=(store.owners.ranks, len(contents)),
+        dtype="int64",
+        values=np.array([contents], dtype=np.int64),
+        first_row=store.rank,
+        axes=None,
     )
 
 
-def _part(store: ParameterStore, *dataset: Any) -> Piece:
-    return Piece(*dataset, blocks=store.owners.ranks, block=store.rank)
+def _own_block(
+    store: ParameterStore,
+    path: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    values: np.ndarray,
+    first_row: int,
+    axes: str | None,
+) -> Piece:
+    """Return the piece of a dataset of which every rank has one block."""
+    return Piece(
+        path=path,
+        shape=shape,
+        dtype=dtype,
+        values=values,
+        first_row=first_row,
+        axes=axes,
+        blocks=store.owners.ranks,
+        block=store.rank,
+    )
 
 
 def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Tensor]:
@@ -154,28 +221,36 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
     for name, tensor in checkpoint.own.items():
         rows = tensor.shape[0] // header.ranks
         dtype = store.tensors[parameter_of(name)].dtype
-        tensors[name] = torch.empty((rows, *tensor.shape[1:]), dtype=dtype)
-        tensor.read_bytes(
-            rows * store.rank, rows * (store.rank + 1), _bytes(tensors[name]).reshape(-1)
-        )
+        values = torch.empty((rows, *tensor.shape[1:]), dtype=dtype)
+        first = rows * store.rank
+        tensor.read_bytes(first, first + rows, _bytes(values).reshape(-1))
+        tensors[name] = values
     return tensors
 
 
 def _take_means(checkpoint: Checkpoint, store: ParameterStore) -> None:
+    """Set the store's rows of optimizer states to the means over the ranks of the saved run."""
     ranks = checkpoint.header.ranks
     for name, tensor in checkpoint.own.items():
-        if isinstance(name, Slot) and name in store.tensors:
-            length = tensor.shape[0] // ranks
-            rows = store.owners.rows(length, store.rank)
-            parts = (
-                tensor.rows(at + rows.start, at + rows.stop)
-                for at in range(0, tensor.shape[0], length)
-            )
-            store.tensors[name].copy_(torch.from_numpy(sum(parts) / ranks))
+        if not isinstance(name, Slot) or name not in store.tensors:
+            continue
+        length = tensor.shape[0] // ranks
+        rows = store.owners.rows(length, store.rank)
+        # One rank's rows at a time, since all of them may exceed the memory.
+        total = np.zeros((), dtype=np.float32)
+        for rank in range(ranks):
+            first = rank * length
+            total = total + tensor.rows(first + rows.start, first + rows.stop)
+        store.tensors[name].copy_(torch.from_numpy(total / ranks))
 
 
 def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
-    store.scale, store.fitted = checkpoint.header.scale, checkpoint.header.fitted
+    """Set a store's rows, and its factors of the full network, to those of a checkpoint.
+
+    Raises DataError if the file lacks a tensor.
+    """
+    store.scale = checkpoint.header.scale
+    store.fitted = checkpoint.header.fitted
     for name, values in store.tensors.items():
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
@@ -186,18 +261,19 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
         tensor.read_bytes(rows.start, rows.stop, _bytes(values).reshape(-1))
 
 
-def stored_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def read_moments(checkpoint: Checkpoint) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the mean and variance of each batch normalisation; the file has sqrt(variance +
     epsilon)."""
     moments = {}
     for name, (mean, std) in checkpoint.moments.items():
-        epsilon = checkpoint.architecture.batch_norms[name.rpartition("/")[2]].epsilon
+        epsilon = _find_norm(checkpoint.architecture.batch_norms, name).epsilon
+        # Rounding may make the difference negative.
         variance = np.maximum(np.square(std, dtype=np.float64) - epsilon, 0).astype(std.dtype)
-        moments[name] = torch.from_numpy(mean), torch.from_numpy(variance)
+        moments[name] = (torch.from_numpy(mean), torch.from_numpy(variance))
     return moments
 
 
-def versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     return {
         "istmpi": __version__,
         "python": platform.python_version(),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from istmpi.checkpoint.initial import shapes_of
+from istmpi.checkpoint.initial import settable_shapes
 from istmpi.code import short
 from istmpi.comm import Communicator
 from istmpi.data.callable.source import load
@@ -32,46 +32,74 @@ def begin_with_function(
     0 loads it by its name ``source``. Raises DataError on all ranks if the function fails,
     ConfigError if a tensor does not fit or is not finite. Only floating-point tensors are used.
     """
-    on_root, taken = Replicated(network.lengths, communicator.size, (0,)), set()
-    pairs = _pairs(source, function, network) if communicator.rank == 0 else iter(())
+    pairs: Iterator[tuple[str, torch.Tensor]] = iter(())
+    if communicator.rank == 0:
+        pairs = _read_pairs(source, function, network)
+    taken: set[str] = set()
     while True:
         with communicator.agreed():
             name, values = next(pairs, ("", None))
-        if not (name := communicator.broadcast_from_root(name)):
-            return [
-                f"initial weights from {source}: {len(taken)} of {len(shapes_of(network))} parameters."
-            ]
+        name = communicator.broadcast_from_root(name)
+        if not name:
+            count = len(settable_shapes(network))
+            return [f"initial weights from {source}: {len(taken)} of {count} parameters."]
         taken.add(name)
         if name in network.frozen:
-            frozen = network.frozen[name]
-            network.give(name, frozen if values is None else values)
-            communicator.broadcast(frozen.view(torch.uint8).numpy(), 0)
-            continue
-        parameter, target = store.parameters[name], store.tensors[name]
-        if values is None:
-            values = target.new_empty(part_shape(on_root, parameter, store.rank))
+            _give_frozen(network, name, values, communicator)
+        else:
+            _give_parameter(network, name, values, store, communicator)
+
+
+def _give_frozen(
+    network: Architecture, name: str, values: torch.Tensor | None, communicator: Communicator
+) -> None:
+    """Set a frozen parameter on every rank to rank 0's ``values``. Collective."""
+    frozen = network.frozen[name]
+    # A rank without values gives the old ones, so that checkpoints have the parameter.
+    network.give(name, frozen if values is None else values)
+    communicator.broadcast(frozen.view(torch.uint8).numpy(), 0)
+
+
+def _give_parameter(
+    network: Architecture,
+    name: str,
+    values: torch.Tensor | None,
+    store: ParameterStore,
+    communicator: Communicator,
+) -> None:
+    """Send rows of rank 0's ``values`` to their owners. Collective."""
+    parameter = store.parameters[name]
+    target = store.tensors[name]
+    on_root = Replicated(network.lengths, communicator.size, (0,))
+    if values is None:
+        values = target.new_empty(part_shape(on_root, parameter, store.rank))
+    else:
         factor = network.weight_factor(name, store.full_scale)
         if changes(factor):
-            values = values.to("cpu").double()
-            values = values / as_tensor(factor) if len(values) else values
+            values = values.to("cpu").double() / as_tensor(factor)
         values = values.to("cpu", target.dtype).contiguous()
-        transfer = Transfer({name: parameter}, on_root, store.owners, store.rank)
-        transfer.run({name: values}, store.tensors, communicator)
+    transfer = Transfer({name: parameter}, on_root, store.owners, store.rank)
+    transfer.run({name: values}, store.tensors, communicator)
 
 
-def _pairs(
+def _read_pairs(
     source: str, function: Yields | None, network: Architecture
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    shapes = shapes_of(network)
+    """Yield the floating-point tensors of a user's function, if they fit the network."""
+    shapes = settable_shapes(network)
     try:
-        for name, values in (function or load("--init", source, "function")[1])():
-            if values.is_floating_point():
-                if shapes.get(name) != values.shape or not values.isfinite().all():
-                    raise ConfigError(
-                        f"train.init = {source!r}: it yields {name} {tuple(values.shape)}; the network takes "
-                        f"{shapes.get(name, 'nothing of this name')}, finite."
-                    )
-                yield name, values.detach()
+        if function is None:
+            _, function = load("--init", source, "function")
+        for name, values in function():
+            if not values.is_floating_point():
+                continue
+            if shapes.get(name) != values.shape or not values.isfinite().all():
+                expected = shapes.get(name, "nothing of this name")
+                raise ConfigError(
+                    f"train.init = {source!r}: it yields {name} {tuple(values.shape)}; "
+                    f"the network takes {expected}, finite."
+                )
+            yield name, values.detach()
     except IstmpiError:
         raise
     except Exception as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from istmpi.checkpoint.format import Header, Piece, create, parts_of_checksums, room_for_structure
+from istmpi.checkpoint.format import Header, Piece, create, room_for_structure, select_checksums
 from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
 from istmpi.hdf5 import hdf5_type, new_file
@@ -23,21 +23,26 @@ _AT_ONCE = 2**30
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
 
-def available(communicator: Communicator) -> list[str]:
+def list_writers(communicator: Communicator) -> list[str]:
+    """Return the writers that work on all ranks, the best first. Collective."""
     parallel = all(communicator.allgather(h5py.get_config().mpi))
-    return ["mpio", "direct"] if parallel else ["direct"]
+    if parallel:
+        return ["mpio", "direct"]
+    return ["direct"]
 
 
 def choose(choice: str, communicator: Communicator) -> str:
     """Return ``choice``, or for ``auto`` the first writer of all ranks. ConfigError if a rank lacks
     it. Collective."""
-    able = available(communicator)
-    if choice == "mpio" and choice not in able:
+    writers = list_writers(communicator)
+    if choice == "mpio" and choice not in writers:
         raise ConfigError(
-            "checkpoint.writer = 'mpio' needs an h5py built with MPI (docs/install.md). Or use direct, which "
-            "writes the same file."
+            "checkpoint.writer = 'mpio' needs an h5py built with MPI (docs/install.md). "
+            "Or use direct, which writes the same file."
         )
-    return able[0] if choice == "auto" else choice
+    if choice == "auto":
+        return writers[0]
+    return choice
 
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
@@ -47,10 +52,12 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for piece in pieces:
-            at, values = offsets[piece.path] + piece.first_row * piece.row_bytes, piece.bytes
+            offset = offsets[piece.path] + piece.first_row * piece.row_bytes
+            values = piece.bytes.data
             done = 0
+            # A write may stop before its end, for example at a limit of the library.
             while done < len(values):
-                done += os.pwrite(descriptor, values[done : done + _AT_ONCE], at + done)
+                done += os.pwrite(descriptor, values[done : done + _AT_ONCE], offset + done)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -60,9 +67,9 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
     """Write all ranks' rows together, by parallel HDF5; a rank that fails still takes part in every
     collective call."""
     _lay_out(path, header, pieces, communicator)
-    most_rows = np.max(
-        communicator.allgather([len(piece.bytes) // piece.row_bytes for piece in pieces]), axis=0
-    )
+    own_rows = [len(piece.bytes) // piece.row_bytes for piece in pieces]
+    # Every rank makes as many collective calls as the rank with most rows.
+    most_rows = np.max(communicator.allgather(own_rows), axis=0)
     collective = h5py.h5p.create(h5py.h5p.DATASET_XFER)
     collective.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
     failure: OSError | None = None
@@ -76,6 +83,7 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
                 try:
                     _write_rows(file[piece.path].id, piece, start, start + step, collective)
                 except OSError as error:
+                    # The other ranks wait for this one in the next call.
                     failure = failure or error
         file.flush()
     if failure:
@@ -90,18 +98,18 @@ def _lay_out(
 
     A full disk can then only affect rows, not the file's structure.
     """
-    made: dict[str, int] | OSError = {}
-    checksums = communicator.gather_to_root(parts_of_checksums(pieces))
-    if communicator.rank == 0:
+    outcome: dict[str, int] | OSError = {}
+    checksums = communicator.gather_to_root(select_checksums(pieces))
+    if checksums is not None:  # on rank 0
         try:
             with new_file(path, room_for_structure(header, pieces)) as file:
-                made = create(file, header, pieces, checksums)
+                outcome = create(file, header, pieces, checksums)
         except OSError as error:
-            made = error
-    made = communicator.broadcast_from_root(made)
-    if isinstance(made, OSError):
-        raise made
-    return made
+            outcome = error
+    outcome = communicator.broadcast_from_root(outcome)
+    if isinstance(outcome, OSError):
+        raise outcome
+    return outcome
 
 
 def _write_rows(
@@ -110,16 +118,18 @@ def _write_rows(
     """Write this rank's rows ``start`` to ``stop``, if any. Collective."""
     values = piece.bytes[start * piece.row_bytes : stop * piece.row_bytes]
     rows = len(values) // piece.row_bytes
-    here = dataset.get_space()
+    in_file = dataset.get_space()
     if rows:
+        first = (piece.first_row + start,) + (0,) * (len(piece.shape) - 1)
         count = (rows, *piece.shape[1:])
-        here.select_hyperslab((piece.first_row + start, *(0 for _ in piece.shape[1:])), count)
-        there = h5py.h5s.create_simple(count)
+        in_file.select_hyperslab(first, count)
+        in_memory = h5py.h5s.create_simple(count)
     else:
-        here.select_none()
-        there = h5py.h5s.create_simple((1,))
-        there.select_none()
-    dataset.write(there, here, values, hdf5_type(piece.dtype), collective)
+        # A rank without rows takes part in the call, and writes nothing.
+        in_file.select_none()
+        in_memory = h5py.h5s.create_simple((1,))
+        in_memory.select_none()
+    dataset.write(in_memory, in_file, values, hdf5_type(piece.dtype), collective)
 
 
 WRITERS: dict[str, Write] = {"mpio": mpio, "direct": direct}

@@ -42,9 +42,9 @@ def _describe_initial(run: Run, network: Architecture) -> Sequence[str]:
         return []
     if is_function(run.train.init):
         return [f"Initial weights from {run.train.init}."]
-    from istmpi.checkpoint.initial import fit_of
+    from istmpi.checkpoint.initial import check_fit
 
-    return fit_of(Path(run.train.init), network, run.train.init_names).lines
+    return check_fit(Path(run.train.init), network, run.train.init_names).lines
 
 
 def _figures(

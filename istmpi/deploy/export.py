@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
-from istmpi.checkpoint.state import Moments, stored_moments
+from istmpi.checkpoint.state import Moments, read_moments
 from istmpi.data.moments import list_features
 from istmpi.deploy.fitting import attach_code, note_changed_source
 from istmpi.deploy.layers import State, Values, chain_state, collect_state
@@ -172,7 +172,7 @@ def _state(
     if calibrate_on is None:
         require_calibrated(checkpoint)
         checkpoint.require_valid()
-        moments = stored_moments(checkpoint)
+        moments = read_moments(checkpoint)
     else:
         moments = CalibratedNetwork(checkpoint, calibrate_on, model).moments
     if network.stages:

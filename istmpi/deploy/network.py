@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from istmpi.checkpoint.reader import Checkpoint
-from istmpi.checkpoint.state import Moments, fill, stored_moments
+from istmpi.checkpoint.state import Moments, fill, read_moments
 from istmpi.data.batch import Batch
 from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import make_examples, resize_images
@@ -64,7 +64,7 @@ class CalibratedNetwork:
         # A hook, because several callers use the module itself.
         self.module.register_forward_hook(lambda _, __, returned: self._require_finite(returned))
         if calibrate_on is None:
-            for name, moments in stored_moments(checkpoint).items():
+            for name, moments in read_moments(checkpoint).items():
                 norms[name].moments = moments
         else:
             data = resize_images(open_fitting_data(checkpoint, calibrate_on), header.side)

@@ -12,7 +12,7 @@ import torch
 
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
-from istmpi.checkpoint.state import Moments, fill, stored_moments
+from istmpi.checkpoint.state import Moments, fill, read_moments
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
@@ -66,7 +66,7 @@ def evaluate(
         data = _open_data(checkpoint, source, split, communicator.rank, model)
         network, store = _load(checkpoint, data, communicator, model)
         data = resize_images(data, header.side).reshape(network.example_shape)
-        moments = stored_moments(checkpoint)
+        moments = read_moments(checkpoint)
         calibrate = calibrate or not checkpoint.calibrated
     device = _choose_device(run, communicator)
     evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device)

@@ -10,9 +10,9 @@ from istmpi.checkpoint.format import Header, Piece
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import (
     Moments,
+    collect_inputs,
     deployment_pieces,
     frozen_pieces,
-    inputs_of,
     model_pieces,
     own_data_piece,
     own_pieces,
@@ -239,7 +239,7 @@ class Training(Prepared):
         network = self.architecture
         pieces = [*model_pieces(self.store), *frozen_pieces(network, self.store)]
         pieces += deployment_pieces(
-            moments, network.batch_norms, inputs_of(self.dataset), self.communicator.rank
+            moments, network.batch_norms, collect_inputs(self.dataset), self.communicator.rank
         )
         pieces += own_pieces(self.method.of_this_rank(), self.store)
         if self.run.data.placement == "local":

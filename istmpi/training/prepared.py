@@ -10,9 +10,9 @@ from istmpi.checkpoint.format import Header, require_storable
 from istmpi.checkpoint.initial import begin_as_constructed
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import (
+    collect_inputs,
     deployment_pieces,
-    inputs_of,
-    versions,
+    list_versions,
 )
 from istmpi.checkpoint.streamed import Yields
 from istmpi.comm import Communicator
@@ -203,7 +203,7 @@ class Prepared:
                 self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
             # A setting or a name that HDF5 cannot store must not come up after hours of training.
             if communicator.rank == 0:
-                pieces = deployment_pieces({}, {}, inputs_of(self.dataset), 0)
+                pieces = deployment_pieces({}, {}, collect_inputs(self.dataset), 0)
                 require_storable(self.header(), pieces)
         self.store.initialise(run.train.seed)
         with communicator.agreed():
@@ -237,7 +237,7 @@ class Prepared:
             loss=counts.loss,
             data=self.data_summary,
             scale=self.store.scale,
-            versions=versions(),
+            versions=list_versions(),
             network=self.architecture.table.tree(),
             side=self.size.side,
             fitted=self.store.fitted,

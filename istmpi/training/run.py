@@ -10,7 +10,7 @@ from pathlib import Path
 
 from istmpi.checkpoint.folder import (
     NETWORK,
-    newest_valid,
+    find_newest_valid,
     remove_leftovers,
     require_valid,
     set_aside,
@@ -253,7 +253,7 @@ def _find_start(
     elif not communicator.broadcast_from_root(path.is_dir()):
         require_valid(path, communicator)
         return path
-    start = newest_valid(path, communicator, note)
+    start = find_newest_valid(path, communicator, note)
     with communicator.agreed():
         if start is None and resume != "auto":
             raise DataError(f"--resume {resume} has no checkpoint.")

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from istmpi.checkpoint.folder import BEST, NETWORK, listed, require_valid
+from istmpi.checkpoint.folder import BEST, NETWORK, list_checkpoints, require_valid
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import fill
@@ -104,7 +104,7 @@ class RunRecord:
         """Return the path in the folder of the checkpoint ``start``; None if it is elsewhere."""
         inside = None
         if self._first and start:
-            for path in listed(self._folder.path):
+            for path in list_checkpoints(self._folder.path):
                 if path.samefile(start):
                     inside = path
                     break

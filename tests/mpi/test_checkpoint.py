@@ -10,7 +10,7 @@ import pytest
 import torch
 from small import assert_same_bits, on_root, small_run, trained, whole
 
-from istmpi.checkpoint.format import Piece, create, parts_of_checksums, with_checksums
+from istmpi.checkpoint.format import Piece, add_checksums, create, select_checksums
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.state import model_pieces, restore
@@ -151,8 +151,8 @@ def write_alone(path, header, training, tensors, ranks):
         store = ParameterStore(training.store.parameters, training.architecture.lengths, ranks, rank)
         for name, values in tensors.items():
             store.tensors[name] = torch.from_numpy(values[_rows(len(values), ranks, rank)].copy())
-        of_this_rank = with_checksums(model_pieces(store))
-        checksums.append(parts_of_checksums(of_this_rank))
+        of_this_rank = add_checksums(model_pieces(store))
+        checksums.append(select_checksums(of_this_rank))
         for piece in of_this_rank:
             pieces.setdefault(piece.path, []).append(piece)
     with h5py.File(path, "w", **CREATION) as file:

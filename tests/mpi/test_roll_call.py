@@ -9,7 +9,7 @@ import pytest
 from patience import patient
 from small import small_run, trained
 
-from istmpi.checkpoint.format import with_checksums
+from istmpi.checkpoint.format import add_checksums
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.writers import WRITERS
 from istmpi.comm import Communicator, HangWatch
@@ -132,7 +132,7 @@ def test_who_writes_with_others_is_seen_to_wait_for_them(comm, shared_tmp, monke
     monkeypatch.setattr("istmpi.checkpoint.writers.h5py", h5py)
     monkeypatch.setattr("istmpi.checkpoint.writers._write_rows", lambda *_: None)
     before = dict(some.whereabouts.arrivals)
-    WRITERS["mpio"](shared_tmp / "file.h5", header, with_checksums(pieces), some)
+    WRITERS["mpio"](shared_tmp / "file.h5", header, add_checksums(pieces), some)
     (wait,) = seen
     assert (wait.call, wait.ranks, wait.trains) == ("HDF5", some.ranks, True)
     assert wait.number == some.whereabouts.arrivals[wait.group] > before.get(wait.group, 0)

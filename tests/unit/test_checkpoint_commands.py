@@ -6,7 +6,7 @@ import shutil
 import h5py
 import pytest
 
-from istmpi.checkpoint.folder import files
+from istmpi.checkpoint.folder import find_files
 from istmpi.cli import output
 
 
@@ -100,11 +100,11 @@ def test_a_file_that_is_removed_meanwhile_is_passed_over(istmpi_command, run_fol
     """As retention does beside a run: what was listed is gone when it is to be opened."""
 
     def listed(folder):
-        found = files(folder)
+        found = find_files(folder)
         (run_folder / "checkpoints/round-00000003.h5").unlink()
         return found
 
-    monkeypatch.setattr("istmpi.checkpoint.folder.files", listed)
+    monkeypatch.setattr("istmpi.checkpoint.folder.find_files", listed)
     code, out, err = istmpi_command("checkpoint", verb, run_folder)
     assert (code, err) == (0, "") and "round-00000003" not in out and "network.h5" in out
     missing = run_folder / "checkpoints/round-00000003.h5"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from data_files import MAKERS, make_arrays, make_idx, make_images, make_speech, pack
 from disks import small_disk
 
-from istmpi.checkpoint.state import inputs_of
+from istmpi.checkpoint.state import collect_inputs
 from istmpi.cli import output
 from istmpi.cli.commands.prepare import command
 from istmpi.data.archive import Archive
@@ -224,11 +224,11 @@ def test_the_file_and_the_checkpoint_keep_the_conventions(source, tmp_path):
     report = prepare("made", source, tmp_path / "data.h5")
     data = open_prepared(report.target)
     assert report.reading == data.reading == {"columns": ["a", "b"]}
-    assert json.loads(inputs_of(data)["input/reading"].tobytes()) == data.reading
+    assert json.loads(collect_inputs(data)["input/reading"].tobytes()) == data.reading
     assert data.with_normalisation(None).reshape((1, 2)).reading == data.reading
     np.savez(tmp_path / "a.npz", x=np.eye(10, dtype=int), y=["a", "b"] * 5)
     data = open_prepared(prepare("arrays", tmp_path / "a.npz", tmp_path / "plain.h5").target)
-    assert data.reading == {} and "input/reading" not in inputs_of(data), "as it was before there were conventions"
+    assert data.reading == {} and "input/reading" not in collect_inputs(data), "as it was before there were conventions"
 
 
 def test_the_command_says_what_was_assumed_and_left_out(source, tmp_path):

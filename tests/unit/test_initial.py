@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from istmpi.checkpoint.initial import begin_with, fit_of
+from istmpi.checkpoint.initial import begin_with, check_fit
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.cli.plan import show
 from istmpi.config import Run
@@ -256,4 +256,4 @@ def test_names_are_replaced_by_their_beginnings(tmp_path):
     torch.save(state, tmp_path / "theirs.pt")
     assert len(begun(tmp_path / "theirs.pt")[1].missing) > 0
     renamed = {"bert.first": "hidden1.linear"}
-    assert fit_of(tmp_path / "theirs.pt", network(), renamed).missing == ()
+    assert check_fit(tmp_path / "theirs.pt", network(), renamed).missing == ()

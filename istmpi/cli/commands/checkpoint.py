@@ -24,10 +24,10 @@ def command() -> None:
 def ls(folder: str, as_json: bool) -> None:
     """List the checkpoints in FOLDER (of a run, or of its checkpoints): rounds in order, best.h5,
     network.h5."""
-    from istmpi.checkpoint.folder import entry, files
+    from istmpi.checkpoint.folder import describe_file, find_files
 
     # A file that another job has removed meanwhile has no entry.
-    described = (entry(path, Path(folder)) for path in files(Path(folder)))
+    described = (describe_file(path, Path(folder)) for path in find_files(Path(folder)))
     entries = list(filter(None, described))
     if as_json:
         _print_json(entries)
@@ -42,11 +42,11 @@ def ls(folder: str, as_json: bool) -> None:
 @as_json
 def show(path: str, as_json: bool) -> None:
     """Show the header, parameters and optimizer state of CKPT."""
-    from istmpi.checkpoint.folder import contents
+    from istmpi.checkpoint.folder import describe_contents
     from istmpi.checkpoint.reader import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
-        inside = contents(checkpoint)
+        inside = describe_contents(checkpoint)
     if as_json:
         _print_json(inside)
         return
@@ -67,14 +67,14 @@ def show(path: str, as_json: bool) -> None:
 def verify(paths: tuple[str, ...], as_json: bool) -> None:
     """Read every byte of each CKPT, a file or a folder, and report damage. Exit code 2 if a file is
     damaged."""
-    from istmpi.checkpoint.folder import files
+    from istmpi.checkpoint.folder import find_files
     from istmpi.checkpoint.reader import open_checkpoint
 
     checked = []
     listed = set()
     for path in map(Path, paths):
         if path.is_dir():
-            inside = files(path)
+            inside = find_files(path)
             checked += inside
             # The run may remove these files meanwhile; a file that the user named must exist.
             listed.update(inside)
