@@ -213,13 +213,19 @@ def describe_file(path: Path, folder: Path) -> dict[str, Any] | None:
         if not path.exists():  # a run beside has removed it
             return None
         return facts | {"problem": str(error).removeprefix(f"{path}: ")}
+    return facts | _describe_run(header)
+
+
+def _describe_run(header: Header) -> dict[str, Any]:
     method = header.run.method
+    local_steps: int | None = header.round * method.local_steps
     # A file of a newer version may name a method that this version does not know.
-    if method.name not in METHODS or not METHODS[method.name].in_passes:
-        facts["local_steps"] = header.round * method.local_steps
-    return facts | {
+    if method.name in METHODS and METHODS[method.name].in_passes:
+        local_steps = None
+    return {
         "round": header.round,
         "rounds": header.run.train.rounds,
+        "local_steps": local_steps,
         "ranks": header.ranks,
         "method": method.name,
     }

@@ -250,12 +250,16 @@ def _match(
         unused=tuple(name for name in file.shapes if name not in used),
     )
     if not sources:
-        why = " ".join(fit.lines[1:])
-        raise ConfigError(
-            f"train.init = {str(path)!r}: no parameter in it fits the network: {why} "
-            "Give another, or --model."
-        )
+        raise _no_fit(fit)
     return fit, sources
+
+
+def _no_fit(fit: Fit) -> ConfigError:
+    why = " ".join(fit.lines[1:])
+    return ConfigError(
+        f"train.init = {str(fit.path)!r}: no parameter in it fits the network: {why} "
+        "Give another, or --model."
+    )
 
 
 def settable_shapes(network: Architecture) -> dict[str, tuple[int, ...]]:
