@@ -25,7 +25,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dense.split import DenseSplit
-from istmpi.engine.axes import narrowed
+from istmpi.engine.axes import narrow
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.methods.ist import IST
@@ -52,7 +52,7 @@ class Pair:
         self.method = IST(job)
         groups = architecture.default_groups
         partition = Partition.draw(architecture.lengths, groups, self.ranks, seed=0, round=0)
-        lengths = narrowed(architecture.lengths, architecture.parameters, partition.held(0))
+        lengths = narrow(architecture.lengths, architecture.parameters, partition.held(0))
         job.store.scale = {name: lengths[name] / architecture.lengths[name] for name in job.store.scale}
         self.method.subnet.build(lengths)
         self.method.subnet.renew(0)

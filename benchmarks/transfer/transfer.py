@@ -22,7 +22,7 @@ from benchmarks.reporting import network, report
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world
 from istmpi.devices import to_empty
-from istmpi.engine.axes import narrowed
+from istmpi.engine.axes import narrow
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
@@ -45,7 +45,7 @@ class Round:
             tensor.uniform_()
         lengths, groups = self.architecture.lengths, self.architecture.groups
         self.partition = Partition.draw(lengths, groups, ranks, seed=0, round=0)
-        mine = narrowed(lengths, self.architecture.parameters, self.partition.held(communicator.rank))
+        mine = narrow(lengths, self.architecture.parameters, self.partition.held(communicator.rank))
         with torch.device("meta"):
             network = self.architecture.build(mine)
         self._subnet = {name: tensor.detach() for name, tensor in to_empty(network, "cpu").named_parameters()}

@@ -200,9 +200,9 @@ class MethodSpec:
         shared = self.shared(run, architecture)
         if not self.stays or self.outer(run) != (1, 0) or ranks == 1 or not shared:
             return False
-        from istmpi.engine.axes import bytes_of  # help must not wait for NumPy
+        from istmpi.engine.axes import count_bytes  # help must not wait for NumPy
 
-        nbytes = bytes_of(
+        nbytes = count_bytes(
             {name: architecture.parameters[name] for name in shared}, architecture.lengths
         )
         if (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from istmpi.cost.holdings import Part
-from istmpi.engine.axes import bytes_of
+from istmpi.engine.axes import count_bytes
 from istmpi.engine.lengths import Number
 from istmpi.network.architecture import Architecture
 from istmpi.optim.spec import OptimizerSpec
@@ -115,7 +115,7 @@ def count_part(part: Part, architecture: Architecture, step: Step, kept: Kept) -
     """Return the cost of one rank of ``part``."""
     work = count_work(part, architecture, step)
     elements = sum(parameter.size(part.lengths) for parameter in architecture.parameters.values())
-    weights = bytes_of(architecture.parameters, part.lengths)
+    weights = count_bytes(architecture.parameters, part.lengths)
     itemsize = max(parameter.itemsize for parameter in architecture.parameters.values())
     slots = len(step.optimizer.slots)
     activations = KEPT_OUTPUTS * work.outputs * itemsize

@@ -15,7 +15,7 @@ from math import ceil, prod
 
 from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
-from istmpi.engine.axes import Parameter, bytes_of, with_odds
+from istmpi.engine.axes import Parameter, count_bytes, with_odds
 from istmpi.engine.lengths import Number
 from istmpi.engine.partition import blocks, check
 from istmpi.engine.wire import form_of, forms_of, scales_of
@@ -114,7 +114,7 @@ class Holdings:
                 yield range(rank, rank + 1), {name: size[rank] for name, size in sizes.items()}
 
     def bytes(self, part: Part) -> Number:
-        return bytes_of(self.parameters, part.lengths)
+        return count_bytes(self.parameters, part.lengths)
 
     def owner_bytes(self, part: Part) -> Number:
         """Return the expected bytes that each of ``part.ranks`` gets from owners, and later
@@ -214,7 +214,7 @@ class Holdings:
 
     @cached_property
     def network_bytes(self) -> int:
-        return bytes_of(self.parameters, self.lengths)
+        return count_bytes(self.parameters, self.lengths)
 
     @cached_property
     def network_elements(self) -> int:
@@ -272,7 +272,7 @@ class Holdings:
 
     @cached_property
     def shared_bytes(self) -> int:
-        return bytes_of(self.shared, self.lengths)
+        return count_bytes(self.shared, self.lengths)
 
     @property
     def shared(self) -> dict[str, Parameter]:

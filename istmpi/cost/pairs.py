@@ -10,7 +10,7 @@ import numpy as np
 
 from istmpi.comm import ring
 from istmpi.comm.codec import Wire, value_bytes
-from istmpi.engine.axes import Axis, Parameter, Positions, bytes_of
+from istmpi.engine.axes import Axis, Parameter, Positions, count_bytes
 from istmpi.engine.layout import Layout, pieces_to_move
 from istmpi.engine.packed_sizes import Largest, float4_bytes, top_k_bytes
 from istmpi.engine.route import FRAGMENT, GATHER, MEAN, Leg
@@ -80,7 +80,7 @@ def _bytes_once(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> Sequence[in
     if leg.name == FRAGMENT:
         return ring.count_sent(sum(elements.values()), ranks, float4_bytes)
     if leg.name == GATHER:
-        return [(ranks - 1) * bytes_of(leg.parameters, lengths)] * ranks
+        return [(ranks - 1) * count_bytes(leg.parameters, lengths)] * ranks
     if leg.name == MEAN:
         itemsize = next(iter(leg.parameters.values())).itemsize
         return ring.count_sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters))

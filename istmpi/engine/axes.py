@@ -9,7 +9,8 @@ An axis may be a product of factors, outermost first, as in einops:
     hidden1 (channels 49)     a flattened image: 49 columns for every channel
     (3 heads 64) embed        a fused query, key and value
     mid stream 3 3            a convolution
-    (blocks[3] out) in        a parameter of block 3 alone: whole on ranks that hold this block, empty on the others
+    (blocks[3] out) in        a parameter of block 3 alone: whole on ranks that hold this block,
+                              empty on the others
 
 An axis may be a sum of such products, its *segments*, one behind the other, as ``torch.cat`` makes
 them:
@@ -51,7 +52,9 @@ class Factor:
     def __str__(self) -> str:
         if self.name is None:
             return str(self.literal)
-        return self.name if self.unit is None else f"{self.name}[{self.unit}]"
+        if self.unit is None:
+            return self.name
+        return f"{self.name}[{self.unit}]"
 
     def length(self, lengths: Mapping[str, Length]) -> Length:
         if self.name is None:
@@ -59,18 +62,17 @@ class Factor:
         if self.unit is not None:
             return lengths.get(str(self), 1)
         if self.name not in lengths:
-            raise ConfigError(
-                f"axis {self.name} has no length; lengths are given for {', '.join(lengths) or 'none'}."
-            )
+            known = ", ".join(lengths) or "none"
+            raise ConfigError(f"axis {self.name} has no length; lengths are given for {known}.")
         return lengths[self.name]
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
-        held = units.get(self.name) if self.name else None
-        if held is None:
+        if self.name is None or self.name not in units:
             return range(self.length(lengths))
-        if self.unit is not None:
-            return range(1 if np.isin(self.unit, held) else 0)
-        return held
+        held = units[self.name]
+        if self.unit is None:
+            return held
+        return range(int(np.isin(self.unit, held)))
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ class Segment:
 
     def __str__(self) -> str:
         text = " ".join(map(str, self.factors))
-        return text if len(self.factors) == 1 else f"({text})"
+        if len(self.factors) == 1:
+            return text
+        return f"({text})"
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -169,8 +173,9 @@ class Axis:
         parts = []
         for number, place in enumerate(self.places(lengths)):
             if number not in self.omitted:
-                parts.append(_moved(self.segments[number].positions(lengths, units), place.start))
-        return _joined(parts)
+                positions = self.segments[number].positions(lengths, units)
+                parts.append(_shift(positions, place.start))
+        return _join(parts)
 
     def inside(self, positions: range, lengths: Mapping[str, int]) -> Positions:
         """Return those of ``positions`` that count."""
@@ -181,9 +186,9 @@ class Axis:
             if number not in self.omitted:
                 start = max(place.start, positions.start)
                 parts.append(range(start, max(min(place.stop, positions.stop), start)))
-        return _joined(parts)
+        return _join(parts)
 
-    def pieces(self, groups: Mapping[str, object]) -> "list[Axis]":
+    def pieces(self, groups: Collection[str]) -> "list[Axis]":
         """Return the axis in at most two pieces: its segments with a name in ``groups``, and the
         other segments."""
         dealt = frozenset(
@@ -200,13 +205,13 @@ def product(*factors: Factor) -> Axis:
     return Axis((Segment(factors),))
 
 
-def _moved(positions: Positions, offset: int) -> Positions:
+def _shift(positions: Positions, offset: int) -> Positions:
     if isinstance(positions, range):
         return range(positions.start + offset, positions.stop + offset)
     return positions + offset
 
 
-def _joined(parts: list[Positions]) -> Positions:
+def _join(parts: list[Positions]) -> Positions:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
@@ -222,54 +227,10 @@ class Pattern:
     @cache
     def parse(text: str) -> "Pattern":
         """Parse a pattern. Raises ConfigError if ``text`` is malformed."""
-        axes: list[list[Segment]] = []
-        group: list[Factor] | None = None
-        adds = False
-        at = 0
-        text = text.rstrip()
-        while at < len(text):
-            token = _TOKEN.match(text, at)
-            if token is None:
-                unread = text[at:].strip()
-                raise ConfigError(
-                    f"axes {text!r}: cannot read {unread!r}; use names, numbers, ( ), + and [n]."
-                )
-            at = token.end()
-            segment: Segment | None = None
-            if token["sign"] == "+":
-                if group is not None or adds or not axes:
-                    raise ConfigError(
-                        f"axes {text!r}: a + must stand between two names, numbers or brackets."
-                    )
-                adds = True
-            elif token["sign"] == "(" and group is None:
-                group = []
-            elif token["sign"] == ")" and group:
-                segment = Segment(tuple(group))
-                group = None
-            elif token["sign"]:
-                raise ConfigError(
-                    f"axes {text!r}: brackets must match, without nesting or empty pairs."
-                )
-            else:
-                unit = int(token["unit"]) if token["unit"] else None
-                factor = Factor(token["name"], int(token["literal"] or 1), unit)
-                if group is None:
-                    segment = Segment((factor,))
-                else:
-                    group.append(factor)
-            if segment and adds:
-                axes[-1].append(segment)
-                adds = False
-            elif segment:
-                axes.append([segment])
-        if group is not None:
-            raise ConfigError(f"axes {text!r}: a bracket is not closed.")
-        if adds:
-            raise ConfigError(
-                f"axes {text!r}: a + must stand between two names, numbers or brackets."
-            )
-        return Pattern(tuple(Axis(tuple(segments)) for segments in axes))
+        parser = _Parser(text.rstrip())
+        while parser.at < len(parser.text):
+            parser.take(parser.next_token())
+        return parser.finish()
 
     def __str__(self) -> str:
         return " ".join(map(str, self.axes))
@@ -285,7 +246,7 @@ class Pattern:
         """Count the axes that have a name in ``groups``."""
         return sum(not axis.names.isdisjoint(groups) for axis in self.axes)
 
-    def pieces(self, groups: Mapping[str, object]) -> "list[Pattern]":
+    def pieces(self, groups: Collection[str]) -> "list[Pattern]":
         """Cut a tensor into pieces, in each of which an axis has a name in ``groups`` in all
         segments or in none.
 
@@ -297,8 +258,75 @@ class Pattern:
     def terms(self) -> "list[Pattern]":
         """Return the products of segments, one of each axis, whose sizes add up to the size of what
         counts."""
-        segments = itertools.product(*(axis.counted for axis in self.axes))
-        return [Pattern(tuple(Axis((segment,)) for segment in term)) for term in segments]
+        terms = []
+        for segments in itertools.product(*(axis.counted for axis in self.axes)):
+            axes = tuple(Axis((segment,)) for segment in segments)
+            terms.append(Pattern(axes))
+        return terms
+
+
+class _Parser:
+    """The state of `Pattern.parse`."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.at = 0
+        self._axes: list[list[Segment]] = []
+        self._bracket: list[Factor] | None = None
+        """The factors of a bracket that is not closed yet."""
+        self._adds = False
+        """True behind a +: the next segment belongs to the last axis."""
+
+    def next_token(self) -> re.Match[str]:
+        token = _TOKEN.match(self.text, self.at)
+        if token is None:
+            unread = self.text[self.at :].strip()
+            raise self._error(f"cannot read {unread!r}; use names, numbers, ( ), + and [n].")
+        self.at = token.end()
+        return token
+
+    def take(self, token: re.Match[str]) -> None:
+        sign = token["sign"]
+        if sign == "+":
+            if self._bracket is not None or self._adds or not self._axes:
+                raise self._stray_plus()
+            self._adds = True
+        elif sign == "(" and self._bracket is None:
+            self._bracket = []
+        elif sign == ")" and self._bracket:
+            self._add(Segment(tuple(self._bracket)))
+            self._bracket = None
+        elif sign:
+            raise self._error("brackets must match, without nesting or empty pairs.")
+        else:
+            unit = None
+            if token["unit"]:
+                unit = int(token["unit"])
+            factor = Factor(name=token["name"], literal=int(token["literal"] or 1), unit=unit)
+            if self._bracket is None:
+                self._add(Segment((factor,)))
+            else:
+                self._bracket.append(factor)
+
+    def finish(self) -> Pattern:
+        if self._bracket is not None:
+            raise self._error("a bracket is not closed.")
+        if self._adds:
+            raise self._stray_plus()
+        return Pattern(tuple(Axis(tuple(segments)) for segments in self._axes))
+
+    def _add(self, segment: Segment) -> None:
+        if self._adds:
+            self._axes[-1].append(segment)
+            self._adds = False
+        else:
+            self._axes.append([segment])
+
+    def _stray_plus(self) -> ConfigError:
+        return self._error("a + must stand between two names, numbers or brackets.")
+
+    def _error(self, problem: str) -> ConfigError:
+        return ConfigError(f"axes {self.text!r}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -318,28 +346,30 @@ class Parameter:
     def size(self, lengths: Mapping[str, Length]) -> Length:
         return product_of(axis.count(lengths) for axis in self.pattern.axes)
 
-    def pieces(self, groups: Mapping[str, object]) -> "list[Parameter]":
+    def pieces(self, groups: Collection[str]) -> "list[Parameter]":
         """Return the pieces of `Pattern.pieces`, as parameters."""
         pieces = self.pattern.pieces(groups)
-        return [self] if len(pieces) == 1 else [replace(self, pattern=piece) for piece in pieces]
+        if len(pieces) == 1:
+            return [self]
+        return [replace(self, pattern=piece) for piece in pieces]
 
 
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
 
 
-def narrowed(
+def narrow(
     lengths: Mapping[str, int], parameters: Mapping[str, Parameter], units: Mapping[str, Positions]
 ) -> dict[str, int]:
     """Return the axis lengths of a subnet with ``units``; ``name[k]`` has length 1 if the subnet
     has unit k, else 0."""
-    narrow = dict(lengths)
-    narrow.update((name, len(held)) for name, held in units.items())
+    narrowed = dict(lengths)
+    narrowed.update((name, len(held)) for name, held in units.items())
     for parameter in parameters.values():
         for axis in parameter.pattern.axes:
             for factor in axis.factors:
                 if factor.name and factor.unit is not None and factor.name in units:
-                    narrow[str(factor)] = len(factor.positions(lengths, units))
-    return narrow
+                    narrowed[str(factor)] = len(factor.positions(lengths, units))
+    return narrowed
 
 
 def with_odds(
@@ -348,8 +378,8 @@ def with_odds(
     """Return ``dealt``, a subnet's numbers of units, and for each ``name[k]`` the probability that
     it has unit k."""
     odds: dict[str, int | Fraction] = dict(dealt)
-    axes = [axis for pattern in patterns for axis in pattern.axes]
-    for factor in (factor for axis in axes for factor in axis.factors):
+    axes = itertools.chain.from_iterable(pattern.axes for pattern in patterns)
+    for factor in itertools.chain.from_iterable(axis.factors for axis in axes):
         if factor.name and factor.unit is not None and factor.name in dealt:
             odds[str(factor)] = Fraction(dealt[factor.name], lengths[factor.name])
     return odds
@@ -378,7 +408,7 @@ def overlap(positions: Positions, others: Positions) -> tuple[slice | np.ndarray
     return where, len(where)
 
 
-def bytes_of(parameters: Mapping[str, Parameter], lengths: Mapping[str, Length]) -> Length:
+def count_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, Length]) -> Length:
     return total(parameter.size(lengths) * parameter.itemsize for parameter in parameters.values())
 
 
@@ -387,7 +417,6 @@ def with_slots(parameters: Mapping[str, Parameter], slots: tuple[str, ...]) -> d
     zero at first."""
     extended = dict(parameters)
     for name, parameter in parameters.items():
-        extended |= {
-            Slot(name, kind): Parameter(parameter.pattern, parameter.dtype) for kind in slots
-        }
+        for kind in slots:
+            extended[Slot(name, kind)] = Parameter(parameter.pattern, parameter.dtype)
     return extended

@@ -17,7 +17,7 @@ from torch import nn
 
 from istmpi.comm import Communicator
 from istmpi.devices import HOST
-from istmpi.engine.axes import narrowed
+from istmpi.engine.axes import narrow
 from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
@@ -45,7 +45,7 @@ class Blocks(nn.Module):
         self.weights: dict[int, dict[str, nn.Parameter]] = {}
         """The parameters of each subnet, by its number."""
         for number in numbers:
-            lengths = narrowed(deal.lengths, architecture.parameters, deal.held(number))
+            lengths = narrow(deal.lengths, architecture.parameters, deal.held(number))
             subnet = architecture.without_values(None, lengths).eval()
             # Empty parameters, which the caller fills.
             self.weights[number] = prepare(subnet, elsewhere=())

@@ -22,7 +22,7 @@ from istmpi.amounts import Amount
 from istmpi.code import calling
 from istmpi.config.methods import METHODS
 from istmpi.data.batch import Batch
-from istmpi.engine.axes import narrowed, with_slots
+from istmpi.engine.axes import narrow, with_slots
 from istmpi.engine.layout import TrainingLayout, part_shape
 from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
@@ -172,7 +172,7 @@ class Method(ABC):
         """Build this rank's subnet of a round and its optimizer; their values are filled in
         later."""
         store, deal, spec = self.job.store, self.holders(number), self.subnet.spec
-        new = self.subnet.build(narrowed(deal.lengths, store.parameters, deal.held(store.rank)))
+        new = self.subnet.build(narrow(deal.lengths, store.parameters, deal.held(store.rank)))
         kept = bool(self.spec.optimizer_slots(self.job.run))
         if new or not kept or self.subnet.optimizer is None or deal.units:
             self.subnet.renew(

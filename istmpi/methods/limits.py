@@ -111,10 +111,10 @@ def require_read(run: Run, names: Iterable[str], methods: Sequence[str] = ()) ->
 
 
 def require_subnets(network: Architecture, deal: Partition, members: Iterable[int]) -> None:
-    from istmpi.engine.axes import narrowed  # help must not wait for NumPy
+    from istmpi.engine.axes import narrow  # help must not wait for NumPy
 
     for rank in members:
-        network.require_usable(narrowed(network.lengths, network.parameters, deal.held(rank)))
+        network.require_usable(narrow(network.lengths, network.parameters, deal.held(rank)))
 
 
 def require_classes(train: Train, task: str, classes: int, method: str) -> None:

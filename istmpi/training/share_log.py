@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from istmpi.comm import Communicator
-from istmpi.engine.axes import narrowed
+from istmpi.engine.axes import narrow
 from istmpi.engine.shares import AUTO, LEAD, Shares, equal, share_of
 from istmpi.errors import ConfigError
 from istmpi.foreign import is_file
@@ -61,7 +61,7 @@ def _can_be_built(method: Method, round: int, shares: Sequence[float]) -> bool:
     usable = False
     with suppress(ConfigError):
         network.require_usable(
-            narrowed(network.lengths, network.parameters, deal.held(job.communicator.rank))
+            narrow(network.lengths, network.parameters, deal.held(job.communicator.rank))
         )
         usable = True
     return all(job.communicator.allgather(usable))

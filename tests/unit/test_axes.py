@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.engine.axes import Parameter, Pattern, narrowed, overlap
+from istmpi.engine.axes import Parameter, Pattern, narrow, overlap
 from istmpi.engine.slots import Slot, kinds_of, named, parameter_of, weights_among
 from istmpi.errors import ConfigError
 
@@ -69,7 +69,7 @@ def test_positions_are_those_of_brute_force(text, data):
         name: np.array(sorted(data.draw(st.sets(st.integers(0, LENGTHS[name] - 1)))), dtype=np.int64) for name in names
     }
     pattern = Pattern.parse(text)
-    lengths = narrowed(LENGTHS, {"it": Parameter(pattern)}, units)
+    lengths = narrow(LENGTHS, {"it": Parameter(pattern)}, units)
     assert pattern.shape(lengths) == tuple(len(axis.positions(LENGTHS, units)) for axis in pattern.axes)
     for axis in pattern.axes:
         positions = axis.positions(LENGTHS, units)

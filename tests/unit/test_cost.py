@@ -23,7 +23,7 @@ from istmpi.cost.holdings import Holdings
 from istmpi.cost.loads import expected_load, later_legs
 from istmpi.cost.one_round import draw_route
 from istmpi.cost.pairs import leg_bytes
-from istmpi.engine.axes import Parameter, Pattern, narrowed
+from istmpi.engine.axes import Parameter, Pattern, narrow
 from istmpi.engine.layout import Owners
 from istmpi.engine.partition import Partition
 from istmpi.engine.transfer import Transfer
@@ -224,7 +224,7 @@ def test_what_ranks_hold_is_what_their_layouts_say(ranks, shares, groups):
     by_rank = {rank: part for part in held.parts for rank in part.ranks}
     assert sorted(by_rank) == list(range(ranks))
     for rank, part in by_rank.items():
-        assert part.lengths == narrowed(network.lengths, network.parameters, deal.held(rank))
+        assert part.lengths == narrow(network.lengths, network.parameters, deal.held(rank))
     one_way = pair_bytes(network.parameters, owners, deal)
     assert held.held_elements * 4 == one_way.sum()
     assert held.owned_bytes >= max(
@@ -270,7 +270,7 @@ def test_where_an_axis_is_a_sum_bytes_are_the_mean_over_deals(redeal, wire):
         fetched.append(moved.sum() - np.trace(moved))
         moved = pair_bytes(dealt, before, deal, wire=wire, shared=False)
         hopped.append(moved.sum() - np.trace(moved))
-        parts = [narrowed(lengths, parameters, deal.held(rank)) for rank in range(ranks)]
+        parts = [narrow(lengths, parameters, deal.held(rank)) for rank in range(ranks)]
         elements.append(sum(one.size(part) for one in parameters.values() for part in parts))
     assert set(elements) == {held.held_elements}
     assert abs(np.mean(fetched) - float(held.fetched_bytes)) <= 4 * np.std(fetched) / len(fetched) ** 0.5 + 1e-9

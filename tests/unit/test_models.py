@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from istmpi.config import Model
-from istmpi.engine.axes import narrowed
+from istmpi.engine.axes import narrow
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError
 from istmpi.models import architecture, mlp_network
@@ -56,7 +56,7 @@ def test_a_subnet_fits_what_its_rank_was_dealt(settings, ranks):
     deal = Partition.draw(network.lengths, groups, ranks, 0, 0)
     for rank in range(ranks):
         with torch.device("meta"):
-            subnet = network.build(narrowed(network.lengths, network.parameters, deal.held(rank)))
+            subnet = network.build(narrow(network.lengths, network.parameters, deal.held(rank)))
         for name, tensor in subnet.state_dict().items():
             axes = network.parameters[name].pattern.axes
             assert tuple(tensor.shape) == tuple(len(deal.positions(axis, at, rank)) for at, axis in enumerate(axes))
