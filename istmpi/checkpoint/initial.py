@@ -222,41 +222,39 @@ def _match(
         for name, shape in settable_shapes(network).items()
         if name in names or name not in network.frozen
     }
-    sources: dict[str, str] = {}
-    missing: list[str] = []
-    misshapen: list[str] = []
-    used: set[str] = set()
-    for name, shape in shapes.items():
+    candidates = {}
+    for name in shapes:
         source = names.get(name, names.get(plain_name(network, name)))
-        if source is None:
-            missing.append(name)
-            continue
-        used.add(source)
+        if source is not None:
+            candidates[name] = source
+    sources: dict[str, str] = {}
+    misshapen: list[str] = []
+    for name, source in candidates.items():
         stored = file.shapes[source]
-        if stored == shape:
+        if stored == shapes[name]:
             sources[name] = source
         else:
-            misshapen.append(
-                f"{name} ({_format_shape(stored)} in the file, {_format_shape(shape)} here)"
-            )
-    used_weights = sum(prod(shapes[name]) for name in sources)
-    all_weights = sum(map(prod, shapes.values()))
+            expected = _format_shape(shapes[name])
+            misshapen.append(f"{name} ({_format_shape(stored)} in the file, {expected} here)")
+    used = set(candidates.values())
     fit = Fit(
         path=path,
         fitted=tuple(sources),
-        weights=(used_weights, all_weights),
-        missing=tuple(missing),
+        weights=(sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))),
+        missing=tuple(name for name in shapes if name not in candidates),
         misshapen=tuple(misshapen),
         unused=tuple(name for name in file.shapes if name not in used),
     )
-    if not sources:
-        raise _no_fit(fit)
+    _require_one(fit)
     return fit, sources
 
 
-def _no_fit(fit: Fit) -> ConfigError:
+def _require_one(fit: Fit) -> None:
+    """Raise ConfigError if no parameter fits."""
+    if fit.fitted:
+        return
     why = " ".join(fit.lines[1:])
-    return ConfigError(
+    raise ConfigError(
         f"train.init = {str(fit.path)!r}: no parameter in it fits the network: {why} "
         "Give another, or --model."
     )
