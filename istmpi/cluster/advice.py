@@ -10,7 +10,7 @@ from typing import Any
 from istmpi.cluster.survey import Scenario, resized, speed_up
 from istmpi.cluster.time import COMPUTING, epoch_seconds, link_rate, round_time
 from istmpi.config.methods import METHODS
-from istmpi.cost.rivals import counted
+from istmpi.cost.rivals import find_method
 from istmpi.cost.run_cost import Cost
 from istmpi.units import in_seconds, number
 
@@ -80,27 +80,31 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     notes = [f"Times assume {scenario.cluster.name}; measure your cluster with istmpi measure."]
     if chosen is None:
         first = (
-            f"Run one process: {in_seconds(alone)} an epoch. Up to {most_ranks} ranks reach less than half of their "
-            f"speed with each method."
+            f"Run one process: {in_seconds(alone)} an epoch. Up to {most_ranks} ranks reach less "
+            "than half of their speed with each method."
         )
-        return Advice(first, _rows(scenario, 2, scenario.run.method.local_steps, best), notes)
+        rows = _rows(scenario, 2, scenario.run.method.local_steps, best)
+        return Advice(first=first, rows=rows, notes=notes)
     gigabytes = float(chosen.cost.largest.memory.total / 1e9)
     share = float(chosen.cost.held.share_of_a_rank)
     needs = f"A rank needs {gigabytes:.3g} GB. An example trains {share:.0%} of the network."
     notes.insert(0, needs)
     if chosen.method == "ist":
         notes += [
-            "Accuracy: a network 1/P as wide under local-sgd or sparse-loco was usually as good: try it first.",
-            "Exception: on 8 ranks with all the data and 4 to 16 units of a layer, ist never redealt was 2 to 7 points "
-            "ahead. Alone, a rank with twice the units was as good. See docs/results.md, Few units a rank.",
+            "Accuracy: a network 1/P as wide under local-sgd or sparse-loco was usually as good: "
+            "try it first.",
+            "Exception: on 8 ranks with all the data and 4 to 16 units of a layer, ist never "
+            "redealt was 2 to 7 points ahead. Alone, a rank with twice the units was as good. "
+            "See docs/results.md, Few units a rank.",
         ]
-    return Advice(
-        f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local "
-        f"step{'s' * (chosen.local_steps > 1)}: an epoch in "
-        f"{in_seconds(chosen.seconds)}, {speed_up(alone, chosen.seconds):.3g} times as fast as one process.",
-        _rows(scenario, chosen.ranks, chosen.local_steps, best),
-        notes,
+    steps = "step" if chosen.local_steps == 1 else "steps"
+    first = (
+        f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local {steps}: "
+        f"an epoch in {in_seconds(chosen.seconds)}, "
+        f"{speed_up(alone, chosen.seconds):.3g} times as fast as one process."
     )
+    rows = _rows(scenario, chosen.ranks, chosen.local_steps, best)
+    return Advice(first=first, rows=rows, notes=notes)
 
 
 def _best_choices(scenario: Scenario, most_ranks: int) -> dict[str, Choice]:
@@ -119,7 +123,7 @@ def _best_choices(scenario: Scenario, most_ranks: int) -> dict[str, Choice]:
 
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
-    every = (1,) if counted(method).sends_every_step else LOCAL_STEPS
+    every = (1,) if find_method(method).sends_every_step else LOCAL_STEPS
     for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)
         time = round_time(choice.cost, scenario.cluster)
@@ -134,7 +138,7 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
     for words, settings in CHEAPER.items():
         yield f"ist{words}", "ist", replace(scenario, run=scenario.run.override(settings))
     full = scenario.architecture
-    dealt = counted("ist").groups(scenario.run, full)
+    dealt = find_method("ist").groups(scenario.run, full)
     narrow = resized(
         full, full.lengths | {name: max(full.lengths[name] // ranks, 1) for name in dealt}
     )
@@ -158,7 +162,7 @@ def _rows(
             variant, method, ranks, max(local_steps, LEAST_LOCAL_STEPS.get(method, 1))
         )
         link = _bits(link_rate(choice.cost, scenario.cluster))
-        steps = "-" if counted(method).sends_every_step else str(choice.local_steps)
+        steps = "-" if find_method(method).sends_every_step else str(choice.local_steps)
         rows.append((title, str(choice.ranks), steps, in_seconds(choice.seconds), link))
     return rows
 

@@ -31,7 +31,9 @@ class Link:
     @property
     def bandwidth(self) -> float:
         """Bytes a second; infinite if a byte takes no time."""
-        return 1 / self.seconds_per_byte if self.seconds_per_byte else float("inf")
+        if not self.seconds_per_byte:
+            return float("inf")
+        return 1 / self.seconds_per_byte
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,16 @@ class Cluster:
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def speed(self, ranks: range) -> float:
-        return self.flops[0] if len(self.flops) == 1 else min(self.flops[ranks.start : ranks.stop])
+        """Return the FLOP/s of the slowest of some ranks."""
+        if len(self.flops) == 1:
+            return self.flops[0]
+        return min(self.flops[ranks.start : ranks.stop])
 
     def check(self, ranks: int) -> None:
         if len(self.flops) not in (1, ranks):
             raise ConfigError(
-                f"--flops has {len(self.flops)} numbers for {ranks} ranks; give one number, or one for each rank."
+                f"--flops has {len(self.flops)} numbers for {ranks} ranks; "
+                "give one number, or one for each rank."
             )
 
     def save(self, path: Path) -> None:
@@ -80,39 +86,41 @@ class Cluster:
 
 
 def load(path: Path) -> Cluster:
+    """Read a cluster file. Raises ConfigError if a key or a value is wrong."""
     file = Fields.read(path, f"cluster file {path}", "Create it again: mpirun -n P istmpi measure.")
-    if "format" not in file or file.value("format") != FORMAT:
-        raise file.refused(
-            "format", file.value("format") if "format" in file else None, f"must be {FORMAT!r}"
-        )
-    if file.value("version") != VERSION:
-        raise file.refused(
-            "version", file.value("version"), f"must be {VERSION}, the version of this istmpi"
-        )
-    earlier = {"price", "watts"}  # of earlier versions
-    _require_known(
-        file, {"format", "version", *earlier, *(entry.name for entry in fields(Cluster))}
-    )
-    named = {"alltoallv", "allreduce"}
-    links = {
-        name: _link(file.inner("links").inner(name))
-        for name in sorted({*file.inner("links")} | named)
-    }
+    _require_format(file)
+    links = {}
+    for name in sorted({*file.inner("links"), "alltoallv", "allreduce"}):
+        links[name] = _link(file.inner("links").inner(name))
     flops = file.value("flops")
     if not isinstance(flops, list) or not flops or not all(is_figure(speed, 1) for speed in flops):
         raise file.refused("flops", flops, "must be a list of numbers of at least 1")
-    extras = {name: file.figure(name, 0) for name in (*_SECONDS, "beside") if name in file}
+    optional = {name: file.figure(name, 0) for name in (*_SECONDS, "beside") if name in file}
     if "memory" in file and file.value("memory") is not None:
-        extras["memory"] = file.figure("memory", LEAST)
-    measured = file.value("measured") if "measured" in file else {}
+        optional["memory"] = file.figure("memory", LEAST)
+    measured: Mapping[str, Any] = {}
+    if "measured" in file:
+        measured = file.value("measured")
     return Cluster(
-        file.text("name"),
-        file.text("source"),
-        links,
-        tuple(map(float, flops)),
-        **extras,
+        name=file.text("name"),
+        source=file.text("source"),
+        links=links,
+        flops=tuple(map(float, flops)),
         measured=measured,
+        **optional,
     )
+
+
+def _require_format(file: Fields) -> None:
+    format = file.value("format") if "format" in file else None
+    if format != FORMAT:
+        raise file.refused("format", format, f"must be {FORMAT!r}")
+    version = file.value("version")
+    if version != VERSION:
+        raise file.refused("version", version, f"must be {VERSION}, the version of this istmpi")
+    of_earlier_versions = {"price", "watts"}
+    known = {entry.name for entry in fields(Cluster)}
+    _require_known(file, {"format", "version", *of_earlier_versions, *known})
 
 
 def _link(file: Fields) -> Link:
@@ -152,30 +160,45 @@ def _preset(
     flops: float,
     memory: float | None = None,
 ) -> Cluster:
-    return Cluster(name, source, network(latency, gigabits * 1e9 / 8), (flops,), memory=memory)
+    return Cluster(
+        name=name,
+        source=source,
+        links=network(latency, gigabits * 1e9 / 8),
+        flops=(flops,),
+        memory=memory,
+    )
 
 
-_AWS, _NOMINAL = (
-    "2.5 Gbit/s baseline, 10 Gbit/s in bursts",
-    "nominal rate; latency and FLOP/s assumed",
-)
+_AWS = "2.5 Gbit/s baseline, 10 Gbit/s in bursts"
+_NOMINAL = "nominal rate; latency and FLOP/s assumed"
 _ALL = (
     _preset(
-        "m5.2xlarge", f"8 vCPU, 32 GiB; {_AWS}; FLOP/s assumed", 2.5, 100e-6, 250e9, 32 * 2**30
+        name="m5.2xlarge",
+        source=f"8 vCPU, 32 GiB; {_AWS}; FLOP/s assumed",
+        gigabits=2.5,
+        latency=100e-6,
+        flops=250e9,
+        memory=32 * 2**30,
     ),
     _preset(
-        "p3.2xlarge",
-        f"one V100 of 16 GB; {_AWS}; 3/4 of 15.7 TFLOP/s assumed",
-        2.5,
-        100e-6,
-        11.8e12,
-        16e9,
+        name="p3.2xlarge",
+        source=f"one V100 of 16 GB; {_AWS}; 3/4 of 15.7 TFLOP/s assumed",
+        gigabits=2.5,
+        latency=100e-6,
+        flops=11.8e12,
+        memory=16e9,
     ),
-    _preset("1gbit", _NOMINAL, 1, 100e-6, 250e9),
-    _preset("10gbit", _NOMINAL, 10, 50e-6, 250e9),
-    _preset("25gbit", _NOMINAL, 25, 20e-6, 250e9),
-    _preset("100gbit", _NOMINAL, 100, 5e-6, 250e9),
-    _preset("home", "40 Mbit/s up, 20 ms, a desktop's FLOP/s: all assumed", 0.04, 20e-3, 200e9),
+    _preset("1gbit", _NOMINAL, gigabits=1, latency=100e-6, flops=250e9),
+    _preset("10gbit", _NOMINAL, gigabits=10, latency=50e-6, flops=250e9),
+    _preset("25gbit", _NOMINAL, gigabits=25, latency=20e-6, flops=250e9),
+    _preset("100gbit", _NOMINAL, gigabits=100, latency=5e-6, flops=250e9),
+    _preset(
+        name="home",
+        source="40 Mbit/s up, 20 ms, a desktop's FLOP/s: all assumed",
+        gigabits=0.04,
+        latency=20e-3,
+        flops=200e9,
+    ),
 )
 PRESETS: dict[str, Cluster] = {cluster.name: cluster for cluster in _ALL}
 
@@ -187,7 +210,8 @@ def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[l
     The fit minimises relative errors. A negative coefficient is set to zero, and the others are
     fitted again.
     """
-    table, measured = np.array(columns, dtype=float).T, np.array(seconds, dtype=float)
+    table = np.array(columns, dtype=float).T
+    measured = np.array(seconds, dtype=float)
     used = list(range(table.shape[1]))
     coefficients = np.zeros(table.shape[1])
     while used:

@@ -7,12 +7,14 @@ Times are the slowest rank's, usually medians, while all ranks work at once as i
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from istmpi.cluster.figures import Cluster, Link, fit
 from istmpi.comm import Communicator, library
@@ -48,7 +50,8 @@ times."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
-STEPS, STEP_ROUNDS = 10, 4
+STEPS = 10
+STEP_ROUNDS = 4
 
 
 def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
@@ -58,18 +61,20 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
         with communicator.agreed():
             device = choose_device(run.train.device, local)
         threads = choose_threads(run.train.threads, local)
-    ranks, links, measured = communicator.size, {}, {}
+    links: dict[str, Link] = {}
+    measured: dict[str, Any] = {}
     for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
-        links[name], measured[name] = _link([*points(communicator)] if ranks > 1 else [])
-    handle, average, measured["transfer"] = _transfers(run, communicator, links["alltoallv"])
+        links[name], measured[name] = _link(list(points(communicator)))
+    handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
     speed, product, measured["products"] = _products(run, architecture, communicator, device)
     touch, measured["steps"] = _touch(run, architecture, communicator, device, speed, product)
     speed, step, transfer, deal = _overheads(run, communicator, speed, product, touch)
+    hosts = len(set(communicator.hosts()))
     return Cluster(
-        name=f"{counted(ranks, 'rank')} on {counted(len(set(communicator.hosts())), 'host')}",
+        name=f"{counted(communicator.size, 'rank')} on {counted(hosts, 'host')}",
         source=f"measured on {device} with {library()}, {counted(threads, 'thread')} a rank",
         links=links,
-        beside=float(len(set(communicator.hosts())) > 1),
+        beside=float(hosts > 1),
         flops=(speed,),
         product_seconds=product,
         step_seconds=step,
@@ -106,45 +111,63 @@ def _slowest(communicator: Communicator, work: Callable[[], object], times: int)
     return max(communicator.allgather((time.perf_counter() - start) / times))
 
 
-Point = tuple[float, float, float]
+@dataclass(frozen=True)
+class Point:
+    """A measured exchange: the messages and bytes of a rank, and the seconds that it took."""
+
+    messages: int
+    nbytes: float
+    seconds: float
 
 
 def _link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
-    if not points:
+    if not points:  # a single rank sends nothing
         return Link(0.0, 0.0), {}
-    messages, sizes, seconds = zip(*points)
-    (latency, each), error = fit([messages, sizes], seconds)
-    rows = [{"bytes": size, "seconds": took} for _, size, took in points]
-    return Link(latency, each), {"points": rows, "median_relative_error": error}
+    (latency, seconds_per_byte), error = fit(
+        [[point.messages for point in points], [point.nbytes for point in points]],
+        [point.seconds for point in points],
+    )
+    rows = [{"bytes": point.nbytes, "seconds": point.seconds} for point in points]
+    return Link(latency, seconds_per_byte), {"points": rows, "median_relative_error": error}
 
 
 def _alltoallv(communicator: Communicator) -> Iterator[Point]:
-    ranks, others = communicator.size, communicator.size - 1
+    ranks = communicator.size
+    others = ranks - 1
+    if not others:
+        return
     for size in MESSAGE_BYTES:
-        each = size // others or 1
-        counts = [each * (peer != communicator.rank) for peer in range(ranks)]
-        starts = [each * peer for peer in range(ranks)]
-        staged = [(np.zeros(each * ranks, dtype=np.uint8), counts, starts) for _ in range(2)]
-        yield others, each * others, timed(communicator, partial(communicator.alltoallv, *staged))
+        nbytes = size // others or 1
+        counts = [nbytes * (peer != communicator.rank) for peer in range(ranks)]
+        starts = [nbytes * peer for peer in range(ranks)]
+        send = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
+        receive = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
+        seconds = timed(communicator, partial(communicator.alltoallv, send, receive))
+        yield Point(messages=others, nbytes=nbytes * others, seconds=seconds)
 
 
 def _allreduce(communicator: Communicator) -> Iterator[Point]:
     messages = 2 * (communicator.size - 1)
+    if not messages:
+        return
     for size in MESSAGE_BYTES:
         values = torch.zeros(size // 4)
         mean = MeanOverRanks({"values": values.nbytes}, communicator)
 
-        def work(mean=mean, values=values):
+        def work(mean: MeanOverRanks = mean, values: torch.Tensor = values) -> None:
             mean.add("values", values)
             mean.finish()
 
-        yield messages, messages / communicator.size * size, timed(communicator, work)
+        seconds = timed(communicator, work)
+        yield Point(messages=messages, nbytes=messages / communicator.size * size, seconds=seconds)
 
 
-def _transfers(
-    run: Run, communicator: Communicator, link: Link
-) -> tuple[float, float, dict[str, Any]]:
-    handled, averaged, beyond = [], [], []
+def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
+    """Measure the seconds that a transfer takes for each byte it handles, and for each that it
+    averages, beyond its messages."""
+    handled: list[float] = []
+    averaged: list[float] = []
+    beyond: list[float] = []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         for groups in (network.groups, ()):
@@ -158,23 +181,24 @@ def _transfers(
             handled.append(float(sum(load.handled for load in loads)))
             averaged.append(float(sum(load.averaged for load in loads)))
             beyond.append(max(seconds - sent, _NOISE * seconds))
-    (_, each, mean), error = fit([[1.0] * len(handled), handled, averaged], beyond)
-    return each, mean, {"median_relative_error": error}
+    (_, handle, average), error = fit([[1.0] * len(handled), handled, averaged], beyond)
+    return handle, average, {"median_relative_error": error}
 
 
 def _pull_and_push(
     communicator: Communicator, network: Architecture, groups: Sequence[str]
 ) -> float:
-    ranks, rank = communicator.size, communicator.rank
-    layouts = Owners(network.lengths, ranks), Partition.draw(network.lengths, groups, ranks, 0, 0)
-    owned, held = (
-        {
-            name: torch.zeros(part_shape(layout, parameter, rank))
-            for name, parameter in network.parameters.items()
-        }
-        for layout in layouts
-    )
-    pull, push = (Transfer(network.parameters, *ends, rank) for ends in (layouts, layouts[::-1]))
+    rank = communicator.rank
+    parameters = network.parameters
+    owners = Owners(network.lengths, communicator.size)
+    deal = Partition.draw(network.lengths, groups, communicator.size, 0, 0)
+    owned: dict[str, torch.Tensor] = {}
+    held: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        owned[name] = torch.zeros(part_shape(owners, parameter, rank))
+        held[name] = torch.zeros(part_shape(deal, parameter, rank))
+    pull = Transfer(parameters, owners, deal, rank)
+    push = Transfer(parameters, deal, owners, rank)
 
     def work() -> None:
         pull.run(owned, held, communicator)
@@ -186,46 +210,46 @@ def _pull_and_push(
 def _products(
     run: Run, architecture: Architecture, communicator: Communicator, device: torch.device
 ) -> tuple[float, float, dict[str, Any]]:
-    rows = []
+    """Measure products forward and backward; return FLOP/s, and the seconds of each product beyond
+    its FLOPs."""
+    rows: list[dict[str, Any]] = []
+    flops: list[float] = []
+    seconds: list[float] = []
     for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
-        shapes = (batch, inputs), (batch, outputs), (outputs, inputs)
-        x, gradient, weight = (torch.ones(shape, device=device) for shape in shapes)
+        x = torch.ones((batch, inputs), device=device)
+        gradient = torch.ones((batch, outputs), device=device)
+        weight = torch.ones((outputs, inputs), device=device)
 
-        def work(x=x, gradient=gradient, weight=weight):
-            x @ weight.T, gradient.T @ x, gradient @ weight  # noqa: B018
+        def work(
+            x: torch.Tensor = x, gradient: torch.Tensor = gradient, weight: torch.Tensor = weight
+        ) -> None:
+            x @ weight.T  # noqa: B018
+            gradient.T @ x  # noqa: B018
+            gradient @ weight  # noqa: B018
             _finish(device)
 
-        rows.append(
-            {
-                "batch": batch,
-                "inputs": inputs,
-                "outputs": outputs,
-                "seconds": timed(communicator, work),
-            }
-        )
-    flops = [6.0 * row["batch"] * row["inputs"] * row["outputs"] for row in rows]
-    seconds = [row["seconds"] for row in rows]
-    (each, product), error = fit([flops, [3.0] * len(rows)], seconds)
-    if each * max(flops) < 0.01 * max(
-        seconds
-    ):  # noise: products so small that their calls seem to take all the time
-        (each,), error = fit([flops], seconds)
+        flops.append(6.0 * batch * inputs * outputs)
+        seconds.append(timed(communicator, work))
+        rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": seconds[-1]})
+    (seconds_per_flop, product), error = fit([flops, [3.0] * len(rows)], seconds)
+    # Noise: products so small that their calls seem to take all the time.
+    if seconds_per_flop * max(flops) < 0.01 * max(seconds):
+        (seconds_per_flop,), error = fit([flops], seconds)
         product = 0.0
-    return 1 / each, product, {"points": rows, "median_relative_error": error}
+    return 1 / seconds_per_flop, product, {"points": rows, "median_relative_error": error}
 
 
 def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
     """Return (rows, inputs, outputs) of the run's products with the most FLOPs; rows are limited by
     MOST_ELEMENTS."""
-    shapes = []
+    shapes: list[tuple[int, int, int]] = []
     for part in _subnets(run, architecture, ranks):
         for operator in architecture.operators:
             rows, inputs, outputs = map(int, operator.shape.shape(part.part.lengths))
             rows *= run.train.batch**operator.examples
             if inputs:  # 0 for a look-up
-                shapes.append(
-                    (min(rows, max(MOST_ELEMENTS // max(inputs, outputs), 1)), inputs, outputs)
-                )
+                most_rows = max(MOST_ELEMENTS // max(inputs, outputs), 1)
+                shapes.append((min(rows, most_rows), inputs, outputs))
     largest = sorted(dict.fromkeys(shapes), key=prod)[-MOST_SHAPES:]
     return [shape for shape in dict.fromkeys(shapes) if shape in largest]
 
@@ -240,8 +264,13 @@ def _subnets(run: Run, architecture: Architecture, ranks: int) -> Iterator[PartC
         if count <= most_ranks:
             part = cost(plain, architecture, count).largest
             with suppress(ConfigError):
-                architecture.require_usable(part.part.lengths)
+                architecture.require_usable(_whole_lengths(part))
                 yield part
+
+
+def _whole_lengths(part: PartCost) -> dict[str, int]:
+    """Return the lengths of a subnet that can be built; expected lengths become integers."""
+    return {name: int(length) for name, length in part.part.lengths.items()}
 
 
 def _finish(device: torch.device) -> None:
@@ -265,46 +294,55 @@ def _touch(
     """
     if architecture.nodes[1] or architecture.code.tokens or architecture.code.sparse:
         return 0.0, {}
-    sizes, beyond = [], []
+    sizes: list[float] = []
+    beyond: list[float] = []
     for part in _subnets(run, architecture, communicator.size):
-        network = architecture.build(
-            {name: int(length) for name, length in part.part.lengths.items()}
-        ).to(device)
-        optimizer = choose_optimizer(run.optimizer).make(network.parameters())
-        shape = run.train.batch, *architecture.example_shape
-        x = torch.ones(shape, device=device, dtype=next(network.parameters()).dtype)
-
-        def work(network=network, optimizer=optimizer, x=x):
-            optimizer.zero_grad(set_to_none=True)
-            network(x).square().mean().backward()
-            optimizer.step()
-            _finish(device)
-
-        seconds = timed(communicator, work)
+        network = architecture.build(_whole_lengths(part)).to(device)
+        seconds = timed(communicator, _step(run, network, architecture.example_shape, device))
         sizes.append(float(part.touched))
         products = float(part.flops.products) / speed + part.flops.product_count * product
         beyond.append(max(seconds - products, _NOISE * seconds))
-    (_, each), error = fit([[1.0] * len(sizes), sizes], beyond)
-    return each, {"median_relative_error": error}
+    (_, seconds_per_byte), error = fit([[1.0] * len(sizes), sizes], beyond)
+    return seconds_per_byte, {"median_relative_error": error}
+
+
+def _step(
+    run: Run, network: nn.Module, example_shape: Sequence[int], device: torch.device
+) -> Callable[[], None]:
+    """Return a function that takes a local step on a batch of ones."""
+    optimizer = choose_optimizer(run.optimizer).make(network.parameters())
+    dtype = next(network.parameters()).dtype
+    x = torch.ones((run.train.batch, *example_shape), device=device, dtype=dtype)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        network(x).square().mean().backward()
+        optimizer.step()
+        _finish(device)
+
+    return step
 
 
 def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
     """Train rounds; return the run's cost, and each phase's median seconds on its slowest rank,
     without round 1."""
     training = Training(run, communicator)
-    clock, spent = training.clock.seconds, []
+    clock = training.clock.seconds
+    spent: list[dict[str, float]] = []
     for number in range(rounds):
         communicator.barrier()
         before = dict(clock)
         training.method.run(number)
-        took = {phase: seconds - before.get(phase, 0.0) for phase, seconds in clock.items()}
-        spent.append(
-            {phase: max(communicator.allgather(seconds)) for phase, seconds in sorted(took.items())}
-        )
-    median = {
-        phase: float(np.median([phases[phase] for phases in spent[1:]])) for phase in spent[-1]
-    }
-    return cost(run, training.architecture, communicator.size), median
+        slowest = {}
+        # Sorted, because all ranks take part in each exchange of a phase.
+        for phase in sorted(clock):
+            seconds = clock[phase] - before.get(phase, 0.0)
+            slowest[phase] = max(communicator.allgather(seconds))
+        spent.append(slowest)
+    medians = {}
+    for phase in spent[-1]:
+        medians[phase] = float(np.median([phases[phase] for phases in spent[1:]]))
+    return cost(run, training.architecture, communicator.size), medians
 
 
 def _overheads(
@@ -320,11 +358,10 @@ def _overheads(
             {**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device}
         )
         tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
-    plan, median = _rounds(tiny, communicator, TINY_ROUNDS)
-    transfer = float(
-        np.mean([median[phase] for phase in ("hop", "pull", "push") if phase in median])
-    )
-    a_round = median["deal"] + median["wait"]
+    plan, seconds = _rounds(tiny, communicator, TINY_ROUNDS)
+    transfers = [seconds[phase] for phase in ("hop", "pull", "push") if phase in seconds]
+    transfer = float(np.mean(transfers))
+    deal = seconds["deal"] + seconds["wait"]
     with suppress(IstmpiError):  # on all ranks
         steps = {
             "method.name": "ist",
@@ -332,8 +369,11 @@ def _overheads(
             "method.local_steps": STEPS,
             "train.epochs": None,
         }
-        plan, median = _rounds(run.override(steps), communicator, STEP_ROUNDS)
-    took, part = median["compute"] / plan.local_steps, plan.largest
-    left = took - part.flops.product_count * product - float(part.touched) * touch
-    speed = max(speed, float(part.flops.products) / max(left, _NOISE * took))
-    return speed, max(left - float(part.flops.products) / speed, 0.0), transfer, a_round
+        plan, seconds = _rounds(run.override(steps), communicator, STEP_ROUNDS)
+    step = seconds["compute"] / plan.local_steps
+    part = plan.largest
+    products = float(part.flops.products)
+    left = step - part.flops.product_count * product - float(part.touched) * touch
+    # A step takes no less time than its products: if it seems so, they are faster than measured.
+    speed = max(speed, products / max(left, _NOISE * step))
+    return speed, max(left - products / speed, 0.0), transfer, deal

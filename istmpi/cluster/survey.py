@@ -9,7 +9,7 @@ from typing import Any
 from istmpi.cluster.figures import Cluster
 from istmpi.cluster.time import round_time
 from istmpi.config import Run
-from istmpi.cost.rivals import counted
+from istmpi.cost.rivals import find_method
 from istmpi.cost.run_cost import Cost, cost
 from istmpi.network.architecture import Architecture
 
@@ -49,18 +49,20 @@ class Scenario:
     def can(self, method: str) -> bool:
         """Return False if a method deals out units, but there are none, unless method.partition is
         empty."""
-        spec, partition = counted(method), self.run.method.partition
-        return not spec.deals or partition == () or bool(spec.groups(self.run, self.architecture))
+        spec = find_method(method)
+        if not spec.deals or self.run.method.partition == ():
+            return True
+        return bool(spec.groups(self.run, self.architecture))
 
     def most_ranks(self, method: str) -> int | None:
-        groups = counted(method).groups(self.run, self.architecture)
+        groups = find_method(method).groups(self.run, self.architecture)
         return min((self.architecture.lengths[name] for name in groups), default=None)
 
     def allows(self, method: str, ranks: int) -> bool:
         return ranks <= (self.most_ranks(method) or ranks)
 
     def narrowest(self, method: str) -> str:
-        groups = counted(method).groups(self.run, self.architecture)
+        groups = find_method(method).groups(self.run, self.architecture)
         return min(groups, key=self.architecture.lengths.__getitem__)
 
 

@@ -110,7 +110,9 @@ def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> flo
             or seconds_a_byte <= (following.hidden - following.fixed) / following.nbytes
         ):
             break
-    return 8 / seconds_a_byte if seconds_a_byte > 0 else inf
+    if seconds_a_byte <= 0:
+        return inf
+    return 8 / seconds_a_byte
 
 
 def _deal_seconds(cost: Cost, cluster: Cluster) -> float:

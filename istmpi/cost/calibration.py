@@ -61,8 +61,9 @@ def calibration_examples(
         return SAMPLED
     # decision 37: from FLOPs and never from a clock, so that a run repeats bit for bit.
     allowed = SHARE / (1 - SHARE) * rounds_flops(run, architecture, ranks, trained)
-    each = forward_flops(architecture, ranks)
-    affordable = int(max(allowed - scored * each, FREE) // max(each, 1))
+    example_flops = forward_flops(architecture, ranks)
+    budget: Number = max(allowed - scored * example_flops, Fraction(FREE))
+    affordable = int(budget // max(example_flops, Fraction(1)))
     return min(max(affordable, run.train.batch * ranks, LEAST_SAMPLED), SAMPLED)
 
 

@@ -10,6 +10,9 @@ from istmpi.engine.lengths import Number
 from istmpi.network.architecture import Architecture
 from istmpi.optim.spec import OptimizerSpec
 
+Amount = Number | float
+"""A number that may depend on `Operator.lookups`, a measured mean."""
+
 NORMALISATION_FLOPS = 20
 """FLOPs for each unit and example: 8 forward, about 12 backward."""
 FORWARD_NORMALISATION_FLOPS = 8
@@ -28,9 +31,9 @@ class Flops:
     first_input_gradient: Number
     """The gradient of the network's input, which only the paper counts."""
     normalisation: Number
-    optimizer: Number
+    optimizer: Amount
     product_count: int
-    lookups: Number = 0
+    lookups: Amount = 0
     """Additions of embedding rows in bags, and of their gradients. PyTorch does not count them."""
 
 
@@ -41,7 +44,7 @@ class Memory:
     owned: Number
     """Rows of the rank that owns most, with their optimizer state."""
     network: Number
-    gradients: Number
+    gradients: Amount
     optimizer: Number
     buffers: Number
     """Bytes that a transfer packs and receives."""
@@ -53,7 +56,7 @@ class Memory:
     process: Number = PROCESS
 
     @property
-    def total(self) -> Number:
+    def total(self) -> Amount:
         """The peak of bytes. Training, an evaluation and a transfer follow each other, so only the
         largest counts."""
         at_a_time = max(self.gradients + self.activations, self.evaluation, self.buffers)
@@ -66,7 +69,7 @@ class PartCost:
     elements: Number
     flops: Flops
     memory: Memory
-    touched: Number
+    touched: Amount
     """Bytes that a step reads from memory or writes to it outside the matrix products."""
 
 
@@ -103,9 +106,9 @@ class Work:
     product_count: int = 0
     outputs: Number = 0
     """Outputs that are kept for the backward pass."""
-    added_up: Number = 0
+    added_up: Amount = 0
     """Values of rows that look-ups add up."""
-    untouched: Number = 0
+    untouched: Amount = 0
     """Values of embeddings that a step neither reads nor changes."""
     ungraded: Number = 0
     """Values whose gradients are never in memory at a time."""
@@ -140,7 +143,7 @@ def count_part(part: Part, architecture: Architecture, step: Step, kept: Kept) -
         evaluation=kept.evaluation,
     )
     # A step reads and writes each weight and its optimizer state, and reads its gradient.
-    touched = (3 + 2 * slots + step.others) * (weights - work.untouched * itemsize)
+    touched: Amount = (3 + 2 * slots + step.others) * (weights - work.untouched * itemsize)
     # It writes and reads activations forward, and their gradients backward.
     touched += (4 + step.others) * activations
     touched += (2 + step.others) * work.added_up * itemsize

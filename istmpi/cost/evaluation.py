@@ -1,10 +1,10 @@
 """Plans the evaluation of the full network without torch: the weights that every rank gathers, and
 the bytes sent.
 
-*Gathered* weights are whole on every rank. *Sharded* weights stay with their owners: each rank computes with its rows
-of a leaf (a layer), and the outputs are gathered. A leaf is sharded if this sends fewer bytes, or
-if gathered weights would not fit into the memory that training's gradients and activations leave
-free. If any weight is sharded, all ranks pass the same examples; if that takes longer
+*Gathered* weights are whole on every rank. *Sharded* weights stay with their owners: each rank
+computes with its rows of a leaf (a layer), and the outputs are gathered. A leaf is sharded if this
+sends fewer bytes, or if gathered weights would not fit into the memory that training's gradients
+and activations leave free. If any weight is sharded, all ranks pass the same examples; if that takes longer
 (`FLOPS_A_BYTE`), and memory allows, all weights are gathered. If each rank has its own examples, a
 leaf is sharded only for lack of memory, and its owners in turn send their rows to all ranks.
 """
@@ -16,6 +16,7 @@ from math import prod
 
 from istmpi.config import Run
 from istmpi.cost.calibration import calibration_examples
+from istmpi.cost.counts import Amount
 from istmpi.cost.run_cost import phase_costs
 from istmpi.cost.whole_graph import unitwise, whole_graph_bytes
 from istmpi.engine.lengths import Number
@@ -55,17 +56,19 @@ class EvaluationPlan:
     """True for a graph if each layer's units are spread over the ranks."""
 
 
-def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Number:
+def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Amount:
     """Return the bytes of gradients and activations, which are free on every rank during an
     evaluation.
 
     If each rank has its own graph, only gradients count, because activations depend on the graph.
     """
-    memories = [
-        part.memory for phase, _ in phase_costs(run, architecture, ranks) for part in phase.parts
-    ]
     local_graph = run.data.placement == "local" and architecture.nodes[1] > 0
-    return min(memory.gradients + (0 if local_graph else memory.activations) for memory in memories)
+    sizes: list[Amount] = []
+    for phase, _ in phase_costs(run, architecture, ranks):
+        for part in phase.parts:
+            activations = 0 if local_graph else part.memory.activations
+            sizes.append(part.memory.gradients + activations)
+    return min(sizes)
 
 
 MOST_LOGITS = 2**26
@@ -76,32 +79,33 @@ def windows_together(batch: int, logits: int) -> int:
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
-def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Number:
+def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Amount:
     """Return the least bytes of a pass: examples or graph, and the widest outputs before and after
     a normalisation."""
+    if architecture.nodes[1]:
+        return whole_graph_bytes(architecture, ranks)
     widest = max(
         operator.outputs(architecture.lengths) // operator.calls
         for operator in architecture.operators
     )
-    if architecture.nodes[1]:
-        return whole_graph_bytes(architecture, ranks)
-    batch, code = run.evaluate.batch, architecture.code
+    batch = run.evaluate.batch
+    code = architecture.code
     if code.tokens or code.sparse:
         batch = windows_together(batch, code.numbers)
-    sampled = calibration_examples(run, architecture, ranks) if architecture.batch_norms else 0
+    sampled = 0
+    if architecture.batch_norms:
+        sampled = calibration_examples(run, architecture, ranks)
     examples = max(batch, -(-sampled // ranks))
-    in_a_row = sum(operator.lookups for operator in architecture.operators)
-    return (
-        examples
-        * ((in_a_row or prod(architecture.example_shape)) + 2 * widest)
-        * architecture.itemsize
-    )
+    # An example whose rows are looked up has their numbers, in place of its shape's values.
+    inputs = sum(operator.lookups for operator in architecture.operators)
+    numbers = (inputs or prod(architecture.example_shape)) + 2 * widest
+    return examples * numbers * architecture.itemsize
 
 
 def evaluation_plan(
     architecture: Architecture,
     ranks: int,
-    room: Number,
+    room: Amount,
     passes: Sequence[int],
     local: bool = False,
     spread: bool = False,
@@ -112,88 +116,112 @@ def evaluation_plan(
     ``local``: ranks have their own examples. ``spread``: a sharded head sends only its highest
     outputs, and in the first pass (calibration) nothing.
     """
-    parameters = architecture.parameters.items()
     sizes = {
         name: parameter.size(architecture.lengths) * parameter.itemsize
-        for name, parameter in parameters
+        for name, parameter in architecture.parameters.items()
     }
     if unitwise(architecture) and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
-    choices = list(_choices(architecture, ranks, passes, sizes, spread)) if ranks > 1 else []
-    kept = [
-        weights
-        for weights in choices
-        if weights.sharded < (ranks - 1) * weights.nbytes and not local
-    ]
+    choices: list[Weights] = []
+    if ranks > 1:
+        choices += _choices(architecture, ranks, passes, sizes, spread)
     everything = sum(sizes.values())
+    chosen = [] if local else _choose_by_bytes(choices, ranks)
     # decision 36: a leaf is gathered if its products would take longer than its bytes.
-    if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, kept):
-        kept = []
-    gathered = everything - sum(weights.nbytes for weights in kept)
-
-    def price(weights: Weights) -> tuple[Number, str]:
-        return -weights.nbytes if local else Fraction(
-            weights.sharded, weights.nbytes
-        ), weights.names[0]
-
-    for weights in sorted((weights for weights in choices if weights not in kept), key=price):
-        if gathered <= room:
-            break
-        kept.append(weights)
-        gathered -= weights.nbytes
-    sharded = {name for weights in kept for name in weights.names}
-    whole = sum(nbytes for name, nbytes in sizes.items() if name not in sharded)
-    sent = (ranks - 1) * whole
+    if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, chosen):
+        chosen = []
+    chosen += _choose_by_memory(choices, chosen, everything - room, local)
+    sharded = frozenset(name for weights in chosen for name in weights.names)
+    gathered = sum(nbytes for name, nbytes in sizes.items() if name not in sharded)
+    sent = (ranks - 1) * gathered
     if sharded and not local:
         sent += sum(weights.sharded for weights in choices if sharded.issuperset(weights.names))
     elif not local:
-        sent += ranks * (ranks - 1) * (RANKED if spread else TOTALS)
-        if not architecture.nodes[
-            1
-        ]:  # each rank calibrates on some examples, and sums are added up
-            norms = architecture.batch_norms.values()
-            sent += (
-                ranks
-                * (ranks - 1)
-                * sum(COUNT + 2 * norm.units * architecture.itemsize for norm in norms)
-            )
-    return EvaluationPlan(frozenset(sharded), whole, sent)
+        sent += _totals_bytes(architecture, ranks, spread)
+    return EvaluationPlan(sharded=sharded, gathered_bytes=gathered, sent=sent)
+
+
+def _choose_by_bytes(choices: Sequence[Weights], ranks: int) -> list[Weights]:
+    """Return the weights that send fewer bytes if they are sharded."""
+    return [weights for weights in choices if weights.sharded < (ranks - 1) * weights.nbytes]
+
+
+def _choose_by_memory(
+    choices: Sequence[Weights], chosen: Sequence[Weights], excess: Amount, local: bool
+) -> list[Weights]:
+    """Return further weights to shard, until ``excess`` bytes of all weights are not gathered.
+
+    The weights that send least for each byte of memory come first; with local examples, the
+    largest.
+    """
+
+    def price(weights: Weights) -> tuple[Number, str]:
+        if local:
+            return -weights.nbytes, weights.names[0]
+        return Fraction(weights.sharded, weights.nbytes), weights.names[0]
+
+    further: list[Weights] = []
+    excess -= sum(weights.nbytes for weights in chosen)
+    for weights in sorted((weights for weights in choices if weights not in chosen), key=price):
+        if excess <= 0:
+            break
+        further.append(weights)
+        excess -= weights.nbytes
+    return further
+
+
+def _totals_bytes(architecture: Architecture, ranks: int, spread: bool) -> int:
+    """Return the bytes of the sums that all ranks send each other if each scores some examples."""
+    numbers = RANKED if spread else TOTALS
+    if not architecture.nodes[1]:
+        # Each rank calibrates on some examples, too.
+        for norm in architecture.batch_norms.values():
+            numbers += COUNT + 2 * norm.units * architecture.itemsize
+    return ranks * (ranks - 1) * numbers
 
 
 def _costs_more_than_it_saves(
     architecture: Architecture, ranks: int, passes: Sequence[int], kept: Sequence[Weights]
 ) -> bool:
     sharded = {name for weights in kept for name in weights.names}
-    on_all = [operator for operator in architecture.operators if operator.parameter not in sharded]
-    flops = sum(
-        operator.flops(architecture.lengths, examples)[0]
-        for operator in on_all
-        for examples in passes
-    )
+    flops: Number = 0
+    for operator in architecture.operators:
+        if operator.parameter not in sharded:
+            # All ranks repeat the product for all examples.
+            flops += sum(operator.flops(architecture.lengths, examples)[0] for examples in passes)
     saved = sum((ranks - 1) * weights.nbytes - weights.sharded for weights in kept)
     return flops * (ranks - 1) > FLOPS_A_BYTE * saved
 
 
 def _graph_plan(
-    architecture: Architecture, ranks: int, room: Number, sizes: dict[str, int]
+    architecture: Architecture, ranks: int, room: Amount, sizes: dict[str, int]
 ) -> EvaluationPlan:
-    nodes, everything = architecture.nodes[1], sum(sizes.values())
+    nodes = architecture.nodes[1]
+    everything = sum(sizes.values())
     if everything + whole_graph_bytes(architecture, 1) <= room:
-        return EvaluationPlan(frozenset(), everything, (ranks - 1) * (everything + ranks * TOTALS))
-    names_of_leaves = [name for names in architecture.leaves.values() for name in names]
-    rows_of = {name: architecture.parameters[name].pattern.axes[0] for name in names_of_leaves}
-    last = {name for name, axis in rows_of.items() if not axis.names}  # they make the outputs
-    sharded = frozenset(names_of_leaves) - last
-    whole = sum(size for name, size in sizes.items() if name not in sharded)
-    sent = (ranks - 1) * whole
+        return EvaluationPlan(
+            sharded=frozenset(),
+            gathered_bytes=everything,
+            sent=(ranks - 1) * (everything + ranks * TOTALS),
+        )
+    in_leaves = frozenset().union(*architecture.leaves.values())
+    # Rows without a name are the outputs of the network, which every rank computes.
+    last = {name for name in in_leaves if not architecture.parameters[name].pattern.axes[0].names}
+    sharded = in_leaves - last
+    gathered = sum(size for name, size in sizes.items() if name not in sharded)
+    sent = (ranks - 1) * gathered
     for path, names in architecture.leaves.items():
+        if path not in architecture.sums:
+            continue
         rows, columns = architecture.parameters[names[0]].pattern.shape(architecture.lengths)
-        if path in architecture.sums:
-            numbers = nodes * rows * ranks if names[0] in last else nodes * columns
-            sent += (ranks - 1) * numbers * architecture.itemsize
+        numbers = nodes * columns
+        if names[0] in last:
+            # Each rank adds up the part of its units.
+            numbers = nodes * rows * ranks
+        sent += (ranks - 1) * numbers * architecture.itemsize
     sums = 2 * len(architecture.normalised) * nodes
     sent += ranks * (ranks - 1) * sums * architecture.itemsize
-    return EvaluationPlan(sharded, whole, sent, by_units=True)
+    return EvaluationPlan(sharded=sharded, gathered_bytes=gathered, sent=sent, by_units=True)
 
 
 def _choices(
@@ -203,44 +231,62 @@ def _choices(
     sizes: dict[str, int],
     spread: bool,
 ) -> Iterator[Weights]:
-    for paths in _together(architecture):
+    """Yield the weights of leaves that can be sharded: every rank owns a row of each."""
+    for paths in _group_leaves(architecture):
         names = tuple(dict.fromkeys(name for path in paths for name in architecture.leaves[path]))
         rows = min(
             architecture.parameters[name].pattern.axes[0].length(architecture.lengths)
             for name in names
         )
-        if rows >= ranks:
-            if spread and paths == [architecture.head]:
-                sharded = ranks * (ranks - 1) * sum(passes[1:]) * PART
-            else:
-                sharded = sum(
-                    _pass_bytes(architecture, path, ranks, examples)
-                    for path in paths
-                    for examples in passes
-                )
-            yield Weights(names, sum(sizes[name] for name in names), sharded)
+        if rows < ranks:
+            continue
+        if spread and paths == [architecture.head]:
+            sharded = ranks * (ranks - 1) * sum(passes[1:]) * PART
+        else:
+            sharded = 0
+            for path in paths:
+                for examples in passes:
+                    sharded += _leaf_bytes(architecture, path, ranks, examples)
+        yield Weights(names=names, nbytes=sum(sizes[name] for name in names), sharded=sharded)
 
 
-def _together(architecture: Architecture) -> list[list[str]]:
-    groups: list[tuple[set[str], list[str]]] = []
+@dataclass
+class _Leaves:
+    """Leaves that share weights, and must all be sharded or all be gathered."""
+
+    names: set[str]
+    paths: list[str]
+
+
+def _group_leaves(architecture: Architecture) -> list[list[str]]:
+    """Return the paths of leaves in groups that have no weight in common."""
+    groups: list[_Leaves] = []
     for path, names in architecture.leaves.items():
-        touching = [group for group in groups if not group[0].isdisjoint(names)]
-        groups = [group for group in groups if group not in touching]
-        merged = set(names).union(*(group[0] for group in touching))
-        groups.append((merged, [*(path for group in touching for path in group[1]), path]))
-    return [paths for _, paths in groups]
+        merged = _Leaves(names=set(names), paths=[])
+        others = []
+        for group in groups:
+            if group.names.isdisjoint(names):
+                others.append(group)
+            else:
+                merged.names |= group.names
+                merged.paths += group.paths
+        merged.paths.append(path)
+        groups = [*others, merged]
+    return [group.paths for group in groups]
 
 
-def _pass_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
+def _leaf_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
     total = 0
     for operator in architecture.operators:
         if operator.module != path:
             continue
         parameter = architecture.parameters[operator.parameter]
         outputs = int(operator.outputs(architecture.lengths, examples))
-        if operator.kind == "Embedding":  # only rows that are looked up are sent, each once
+        if operator.kind == "Embedding":
+            # Only rows that are looked up are sent, each once.
             outputs = min(outputs, operator.calls * parameter.size(architecture.lengths))
-        elif operator.kind == "EmbeddingBag":  # every rank has a contribution to each output
+        elif operator.kind == "EmbeddingBag":
+            # Every rank has a contribution to each output.
             outputs *= ranks
         total += (ranks - 1) * outputs * architecture.itemsize
     return total

@@ -7,7 +7,7 @@ fractions.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -82,7 +82,9 @@ class Holdings:
         wire: str = "float32",
     ):
         check(lengths, groups, ranks, shares)
-        self.members = ranks if members is None else members
+        if members is None:
+            members = ranks
+        self.members = members
         self.taking_part = Fraction(self.members, ranks)
         self.redeal = redeal
         self._wire = wire
@@ -93,21 +95,22 @@ class Holdings:
         self.ranks = ranks
         patterns = [parameter.pattern for parameter in parameters.values()]
         # decision 49: neighbouring ranks with equally many units are one span.
-        spans = self._spans(shares)
-        self.parts = [
-            Part(span, {**lengths, **with_odds(lengths, patterns, dealt)}) for span, dealt in spans
-        ]
+        self.parts: list[Part] = []
+        for span, dealt in self._spans(shares):
+            subnet = {**lengths, **with_odds(lengths, patterns, dealt)}
+            self.parts.append(Part(ranks=span, lengths=subnet))
 
     def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
+        """Yield ranges of ranks, and the numbers of units that each of these ranks is dealt."""
         if shares is None:
             # The first L mod P ranks have a unit more.
             parts = {name: divmod(self.lengths[name], self.ranks) for name in self.groups}
             bounds = sorted({0, self.ranks, *(remainder for _, remainder in parts.values())})
             for first, stop in zip(bounds, bounds[1:]):
-                yield (
-                    range(first, stop),
-                    {name: each + (first < more) for name, (each, more) in parts.items()},
-                )
+                dealt = {}
+                for name, (units, remainder) in parts.items():
+                    dealt[name] = units + (first < remainder)
+                yield range(first, stop), dealt
         else:
             sizes = {name: blocks(self.lengths[name], self.ranks, shares) for name in self.groups}
             for rank in range(self.ranks):
@@ -119,22 +122,22 @@ class Holdings:
     def owner_bytes(self, part: Part) -> Number:
         """Return the expected bytes that each of ``part.ranks`` gets from owners, and later
         returns."""
-        return self._arriving(part, "nobody", self.ranks)
+        return self._arriving(part, lambda origin: origin.nobody, self.ranks)
 
     def hop_bytes(self, part: Part) -> Number:
         """Return the expected bytes that each of ``part.ranks`` gets from the former holders."""
-        return self._arriving(part, "others", self.ranks - 1)
+        return self._arriving(part, lambda origin: origin.others, self.ranks - 1)
 
-    def _arriving(self, part: Part, origin: str, messages: int) -> Number:
+    def _arriving(self, part: Part, odds_of: Callable[[Origin], Number], messages: int) -> Number:
         total: Number = 0
         for term in self._travelling:
-            odds = getattr(self.origin(term, part), origin)
-            total += term.parameter.size(
-                part.lengths
-            ) * term.itemsize * odds + term.scales * messages * (odds > 0)
+            odds = odds_of(self.origin(term, part))
+            total += term.parameter.size(part.lengths) * term.itemsize * odds
+            if odds > 0:
+                total += term.scales * messages
         return total
 
-    def origin(self, term: Term, part: Part) -> "Origin":
+    def origin(self, term: Term, part: Part) -> Origin:
         """Return the origin of a term's elements that a rank of ``part`` holds."""
         names = tuple(
             factor.name
@@ -143,23 +146,26 @@ class Holdings:
             if factor.name in self.groups
         )
         if self.redeal is None or not names:
-            return Origin(1, 0)
-        key = names, part.ranks.start
+            return Origin(nobody=1, others=0)
+        key = (names, part.ranks.start)
         if key not in self._origins:
-            stays = prod(
-                1 - self._moving(name) * (self.lengths[name] - part.lengths[name]) for name in names
-            )
-            others = sum(
-                (len(other.ranks) - (other.ranks == part.ranks))
-                * prod(self._moving(name) * other.lengths[name] for name in names)
-                for other in self.parts
-            )
-            self._origins[key] = Origin(1 - stays - others, others)
+            self._origins[key] = self._find_origin(names, part)
         return self._origins[key]
+
+    def _find_origin(self, names: Iterable[str], part: Part) -> Origin:
+        stays: Number = 1
+        for name in names:
+            stays *= 1 - self._moving(name) * (self.lengths[name] - part.lengths[name])
+        others: Number = 0
+        for other in self.parts:
+            ranks = len(other.ranks) - (other.ranks == part.ranks)
+            others += ranks * prod(self._moving(name) * other.lengths[name] for name in names)
+        return Origin(nobody=1 - stays - others, others=others)
 
     @cached_property
     def _travelling(self) -> list[Term]:
         """The terms of all tensors that are sent."""
+        # Equal tensors are one term: a network may have thousands of parameters of one shape.
         equal: Counter[tuple[Parameter, str]] = Counter()
         for name, parameter in self.parameters.items():
             shape = Parameter(parameter.pattern, parameter.dtype)
@@ -186,7 +192,7 @@ class Holdings:
                     parameter=replace(parameter, pattern=pattern),
                     itemsize=tensors * value_bytes(form, parameter.itemsize),
                     # A message has the scales of a piece once.
-                    scales=tensors * scales if number == 0 else 0,
+                    scales=tensors * scales * (number == 0),
                     # Products are in the order of the first axis's segments.
                     start=starts[number * len(starts) // len(products)],
                     rows=rows,
@@ -206,11 +212,14 @@ class Holdings:
         )
 
     def _moving(self, name: str) -> Fraction:
+        """Return the probability that a unit of a group takes one given other place in a deal."""
         if self.redeal is None:
             return Fraction(0)
         length = self.lengths[name]
         redealt = min(ceil(self.redeal * length), length)
-        return Fraction(redealt - 1, length * (length - 1)) if redealt > 1 else Fraction(0)
+        if redealt <= 1:  # a single unit stays where it was
+            return Fraction(0)
+        return Fraction(redealt - 1, length * (length - 1))
 
     @cached_property
     def network_bytes(self) -> int:

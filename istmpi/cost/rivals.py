@@ -1,4 +1,4 @@
-"""Rivals: methods that istmpi does not run. Their costs are counted for comparison only."""
+"""Rivals: methods that istmpi does not run. Their costs are find_method for comparison only."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,20 +36,23 @@ class ThroughRank0(MethodSpec):
 
 _ALL = (
     ThroughRank0(
-        "data-parallel-broadcast",
-        "rank 0 collects all gradients and sends all weights, as the paper counts data parallel",
+        name="data-parallel-broadcast",
+        summary="rank 0 collects all gradients and sends all weights, as the paper counts data parallel",
         sends_every_step=True,
         owned_tensors=0,
     ),
     MethodSpec(
-        "ist-push-pull", "all weights are flushed to their owners in every round", deals=True
+        name="ist-push-pull",
+        summary="all weights are flushed to their owners in every round",
+        deals=True,
     ),
 )
 
 RIVALS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 
 
-def counted(name: str) -> MethodSpec:
+def find_method(name: str) -> MethodSpec:
+    """Return the description of a method or a rival. Raises ConfigError if there is none."""
     methods = METHODS | RIVALS
     if name not in methods:
         raise ConfigError(f"method.name = {name!r} is not known{did_you_mean(name, methods)}")

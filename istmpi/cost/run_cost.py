@@ -10,7 +10,7 @@ from istmpi.cost.counts import Kept, PartCost, Step, count_part
 from istmpi.cost.deal import ExpectedDeal, expect_deal, expect_route
 from istmpi.cost.holdings import Holdings, Part
 from istmpi.cost.loads import Load, count_start_bytes, round_loads
-from istmpi.cost.rivals import counted
+from istmpi.cost.rivals import find_method
 from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.engine.lengths import Number
 from istmpi.engine.route import Route
@@ -130,7 +130,7 @@ def cost(
 def _set_up(
     run: Run, architecture: Architecture, ranks: int, method: str, shared_batch: bool
 ) -> Setup:
-    spec = counted(method)
+    spec = find_method(method)
     run = replace(run, method=replace(run.method, name=method))
     limits.require_room(spec, run, architecture, ranks)
     deal = expect_deal(spec, run, architecture, ranks)

@@ -18,7 +18,7 @@ from istmpi.cluster.figures import LEAST, Cluster, load, network, preset
 from istmpi.cluster.survey import Scenario
 from istmpi.config import Run
 from istmpi.config.methods import METHODS
-from istmpi.cost import RIVALS, counted
+from istmpi.cost import RIVALS, find_method
 from istmpi.errors import ConfigError, OutputError
 from istmpi.foreign import MOST, is_file
 from istmpi.names import is_module
@@ -182,7 +182,7 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
     else:
         named = compare.split(",")
     for method in named:
-        counted(method)  # refuses one that has no cost
+        find_method(method)  # refuses one that has no cost
         if not scenario.can(method):
             scenario.architecture.require_dealable(())
     if compare is None:
@@ -193,7 +193,7 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
 
 
 def _ranks(text: str | None, scenario: Scenario) -> list[int]:
-    shares = counted(scenario.run.method.name).shares(scenario.run)
+    shares = find_method(scenario.run.method.name).shares(scenario.run)
     if text is None:
         # A value for each rank says how many ranks there are.
         for values in (shares, scenario.cluster.flops):
