@@ -18,7 +18,7 @@ from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Parameter, count_bytes, with_odds
 from istmpi.engine.lengths import Number
 from istmpi.engine.partition import blocks, check
-from istmpi.engine.wire import form_of, forms_of, scales_of
+from istmpi.engine.wire import choose_form, choose_forms, count_scales
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Holdings:
         equal: Counter[tuple[Parameter, str]] = Counter()
         for name, parameter in self.parameters.items():
             shape = Parameter(parameter.pattern, parameter.dtype)
-            equal[shape, form_of(self._wire, name, parameter)] += 1
+            equal[shape, choose_form(self._wire, name, parameter)] += 1
         terms: list[Term] = []
         for (parameter, form), tensors in equal.items():
             terms += self._terms(parameter, form, tensors)
@@ -179,7 +179,7 @@ class Holdings:
         groups = dict.fromkeys(self.groups)
         rows = parameter.pattern.axes[0].length(self.lengths)
         for piece in parameter.pieces(groups):
-            scales = scales_of(form, piece, self.lengths, groups, self.ranks)
+            scales = count_scales(form, piece, self.lengths, groups, self.ranks)
             first = piece.pattern.axes[0]
             starts = [
                 place.start
@@ -208,7 +208,7 @@ class Holdings:
         }
         itemsize = next(iter(self.parameters.values())).itemsize
         return ring.once_round(
-            elements, itemsize, self.ranks, forms_of(self._wire, self.parameters)
+            elements, itemsize, self.ranks, choose_forms(self._wire, self.parameters)
         )
 
     def _moving(self, name: str) -> Fraction:

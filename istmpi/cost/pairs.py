@@ -10,11 +10,12 @@ import numpy as np
 
 from istmpi.comm import ring
 from istmpi.comm.codec import Wire, value_bytes
-from istmpi.engine.axes import Axis, Parameter, Positions, count_bytes
+from istmpi.engine.axes import Axis, Parameter, count_bytes
 from istmpi.engine.layout import Layout, pieces_to_move
 from istmpi.engine.packed_sizes import Largest, float4_bytes, top_k_bytes
+from istmpi.engine.positions import Positions
 from istmpi.engine.route import FRAGMENT, GATHER, MEAN, Leg
-from istmpi.engine.wire import form_of, forms_of, scales_of
+from istmpi.engine.wire import choose_form, choose_forms, count_scales
 
 
 def pair_bytes(
@@ -37,8 +38,8 @@ def pair_bytes(
         moved = _common_elements(parameter, source, target)
         if exclude is not None and parameter.pattern.dealt(exclude.units):
             moved -= _excluded_elements(parameter, source, target, exclude)
-        form = form_of(wire, name, parameter)
-        scales = scales_of(form, parameter, source.lengths, groups, source.ranks)
+        form = choose_form(wire, name, parameter)
+        scales = count_scales(form, parameter, source.lengths, groups, source.ranks)
         total += moved * value_bytes(form, parameter.itemsize) + (moved > 0) * scales
     return total
 
@@ -83,7 +84,7 @@ def _bytes_once(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> Sequence[in
         return [(ranks - 1) * count_bytes(leg.parameters, lengths)] * ranks
     if leg.name == MEAN:
         itemsize = next(iter(leg.parameters.values())).itemsize
-        return ring.count_sent_bytes(elements, itemsize, ranks, forms_of(kind, leg.parameters))
+        return ring.count_sent_bytes(elements, itemsize, ranks, choose_forms(kind, leg.parameters))
     if leg.source is None or leg.target is None:
         raise AssertionError(f"the leg {leg.name} has no layouts")
     pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind, leg.shared)

@@ -30,15 +30,13 @@ from math import prod
 import numpy as np
 
 from istmpi.engine.lengths import Length, product_of, total
+from istmpi.engine.positions import Positions, join, shift
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<literal>\d+)|(?P<name>[A-Za-z_]\w*)(?:\[(?P<unit>\d+)\])?|(?P<sign>[()+]))"
 )
-
-Positions = range | np.ndarray
-"""Sorted positions along an axis: a range if they are contiguous, or an int64 array ``[count]``."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +172,8 @@ class Axis:
         for number, place in enumerate(self.places(lengths)):
             if number not in self.omitted:
                 positions = self.segments[number].positions(lengths, units)
-                parts.append(_shift(positions, place.start))
-        return _join(parts)
+                parts.append(shift(positions, place.start))
+        return join(parts)
 
     def inside(self, positions: range, lengths: Mapping[str, int]) -> Positions:
         """Return those of ``positions`` that count."""
@@ -186,7 +184,7 @@ class Axis:
             if number not in self.omitted:
                 start = max(place.start, positions.start)
                 parts.append(range(start, max(min(place.stop, positions.stop), start)))
-        return _join(parts)
+        return join(parts)
 
     def pieces(self, groups: Collection[str]) -> "list[Axis]":
         """Return the axis in at most two pieces: its segments with a name in ``groups``, and the
@@ -203,18 +201,6 @@ class Axis:
 def product(*factors: Factor) -> Axis:
     """Return an axis of one segment."""
     return Axis((Segment(factors),))
-
-
-def _shift(positions: Positions, offset: int) -> Positions:
-    if isinstance(positions, range):
-        return range(positions.start + offset, positions.stop + offset)
-    return positions + offset
-
-
-def _join(parts: list[Positions]) -> Positions:
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -383,29 +369,6 @@ def with_odds(
         if factor.name and factor.unit is not None and factor.name in dealt:
             odds[str(factor)] = Fraction(dealt[factor.name], lengths[factor.name])
     return odds
-
-
-def overlap(positions: Positions, others: Positions) -> tuple[slice | np.ndarray, int]:
-    """Return the places in ``positions`` of the common positions, and the number of places.
-
-    The arguments are sorted, and the places ascend, so sender and receiver list the positions in
-    the same order.
-    """
-    if isinstance(positions, range):
-        if isinstance(others, range):
-            start = max(positions.start, others.start)
-            stop = max(min(positions.stop, others.stop), start)
-            return slice(start - positions.start, stop - positions.start), stop - start
-        first, last = others.searchsorted((positions.start, positions.stop)).tolist()
-        return others[first:last] - positions.start, last - first
-    if isinstance(others, range):
-        first, last = positions.searchsorted((others.start, others.stop)).tolist()
-        return slice(first, last), last - first
-    nearest = others.searchsorted(positions)
-    if not len(others):
-        return nearest[:0], 0
-    where = np.flatnonzero(others.take(nearest, mode="clip") == positions)
-    return where, len(where)
 
 
 def count_bytes(parameters: Mapping[str, Parameter], lengths: Mapping[str, Length]) -> Length:

@@ -85,7 +85,10 @@ class Block:
         inner = prod(self.extent[axis + 1 :])
         if prod(self.extent[:axis]) == 1 and not self.holders:
             return range(start * inner, (start + self.extent[axis]) * inner)
-        at = np.flatnonzero(self.mask) if self.holders else np.arange(prod(self.extent))
+        if self.holders:
+            at = np.flatnonzero(self.mask)
+        else:
+            at = np.arange(prod(self.extent))
         outer, rest = np.divmod(at, self.extent[axis] * inner)
         return outer * (length * inner) + rest + start * inner
 
@@ -104,12 +107,14 @@ class Block:
     def mask(self) -> np.ndarray:
         """A boolean array of shape ``extent``, for a block with ``holders``: True for elements that
         are sent."""
-        axes = [
-            where.reshape([-1 if place == axis else 1 for place in range(len(self.extent))])
-            for axis, where in enumerate(self.holders)
-            if where is not None
-        ]
+        axes = []
+        for axis, ranks in enumerate(self.holders):
+            if ranks is not None:
+                shape = [1] * len(self.extent)
+                shape[axis] = -1
+                axes.append(ranks.reshape(shape))
         first, *others = axes
+        # One rank holds the element in that deal if all axes name the same rank.
         alike = first >= 0
         for other in others:
             alike = alike & (first == other)
@@ -132,11 +137,14 @@ class Block:
         return out
 
     def place(self, tensor: torch.Tensor, values: np.ndarray) -> None:
-        if self.holders:
-            arrived, values = values, np.empty(self.extent, dtype=values.dtype)
-            _gather(bits(tensor), self.index, values)
-            values[self.mask] = arrived
-        _scatter(bits(tensor), self.index, values)
+        """Write the block's values into its place in a tensor."""
+        if not self.holders:
+            _scatter(bits(tensor), self.index, values)
+            return
+        whole = np.empty(self.extent, dtype=values.dtype)
+        _gather(bits(tensor), self.index, whole)
+        whole[self.mask] = values
+        _scatter(bits(tensor), self.index, whole)
 
 
 Message = Sequence[Block]
@@ -145,10 +153,8 @@ Message = Sequence[Block]
 def split(messages: Sequence[Message], capacity: int) -> list[list[Message]]:
     """Cut messages into exchanges, ``[exchange][peer]``; a message has at most ``capacity`` bytes,
     or one slab."""
-    return [
-        list(rounds)
-        for rounds in zip_longest(*(_cut(message, capacity) for message in messages), fillvalue=())
-    ]
+    cuts = [_cut(message, capacity) for message in messages]
+    return [list(exchange) for exchange in zip_longest(*cuts, fillvalue=())]
 
 
 def _cut(message: Message, capacity: int) -> Iterator[Message]:
@@ -164,7 +170,8 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
             count = min(length - start, room // slab)
             if count <= 0 and part:
                 yield part
-                part, room = [], capacity
+                part = []
+                room = capacity
                 continue
             count = max(count, 1)
             part.append(_slab(block, axis, start, start + count))
@@ -175,12 +182,11 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
 
 
 def _cut_axis(block: Block, capacity: int) -> int:
-    small = (
-        axis
-        for axis, length in enumerate(block.extent)
-        if block.dense_nbytes // length <= capacity // 16
-    )
-    return next(small, int(np.argmax(block.extent)))
+    """Return the axis along which a block is cut: the first with small slabs, or the longest."""
+    for axis, length in enumerate(block.extent):
+        if block.dense_nbytes // length <= capacity // 16:
+            return axis
+    return int(np.argmax(block.extent))
 
 
 def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
@@ -197,9 +203,8 @@ def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
         if ranks is not None:
             holders = (*holders[:axis], ranks[start:stop], *holders[axis + 1 :])
     _, begin, length = block.cut or (axis, 0, block.extent[axis])
-    return replace(
-        block, index=index, extent=extent, holders=holders, cut=(axis, begin + start, length)
-    )
+    cut = (axis, begin + start, length)
+    return replace(block, index=index, extent=extent, holders=holders, cut=cut)
 
 
 def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:

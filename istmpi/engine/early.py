@@ -100,7 +100,7 @@ class EarlyExchange:
         self._arriving = receive_buffers(arriving, parameters, self._following, store.rank)
         self._leaving = receive_buffers(leaving, parameters, held.deal, store.rank)
         self._hop: Transfer | None = None
-        # decision 12: on a communicator of its own, because the local steps beside it may send, too.
+        # decision 12: on a communicator of its own, because local steps beside it may send, too.
         self._work = BackgroundRunner("exchange")
         communicator.traffic = Traffic()
         self._work.put(self._pull)

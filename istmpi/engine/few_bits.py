@@ -4,7 +4,8 @@ their places.
 `Float4` codes a value as a sign and three bits of exponent. Two values share a byte.
 
     ceil(n / 1024) float32     the largest magnitude of each block of 1,024 values
-    ceil(n / 2) bytes          codes, the first value in the low half: 0 for zero, or 1 to 7; plus 8 for minus
+    ceil(n / 2) bytes          codes, the first value in the low half: 0 for zero, or 1 to 7;
+                               plus 8 for minus
 
 A code c from 1 to 7 stands for the block's largest magnitude times 2**(c - 7), so the largest
 magnitude is exact. Each value is rounded to the nearest code. If a value is not finite, all values
@@ -133,8 +134,10 @@ class TopK:
                 count = -(-self.top * part.shape[1] // CHUNK)
                 magnitudes = part.abs().nan_to_num_(torch.inf)
                 least = magnitudes.topk(count, dim=1).values[:, -1:]
-                above, tied = magnitudes > least, magnitudes == least
-                order = tied.cumsum(1, dtype=torch.int16)  # of equal magnitudes the first are sent
+                above = magnitudes > least
+                tied = magnitudes == least
+                # The first of equal magnitudes are sent.
+                order = tied.cumsum(1, dtype=torch.int16)
                 tied &= order <= count - above.sum(1, keepdim=True)
                 places = (above | tied).nonzero()[:, 1].view(-1, count)
                 chosen.append((places, part.gather(1, places)))
@@ -145,9 +148,10 @@ def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     magnitudes = values.abs()
     mean = magnitudes.mean(1, keepdim=True)
     above = magnitudes > mean
-    few, many = above.sum(1), (~above).sum(1)
-    low = torch.where(above, 0, magnitudes).sum(1) / many.clamp(min=1)
-    high = torch.where(above, magnitudes, 0).sum(1) / few.clamp(min=1)
+    high_count = above.sum(1).clamp(min=1)
+    low_count = (~above).sum(1).clamp(min=1)
+    low = torch.where(above, 0, magnitudes).sum(1) / low_count
+    high = torch.where(above, magnitudes, 0).sum(1) / high_count
     codes = above.to(torch.uint8) | (values < 0).to(torch.uint8) << 1
     return codes, torch.stack([low, high], 1).to(torch.bfloat16)
 

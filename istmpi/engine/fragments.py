@@ -60,12 +60,9 @@ def departures(
         planned = -(-last * (number + 1) // count)
         if leaves - planned > delay:
             leaves = planned
-        by_step.setdefault(leaves, set()).update(
-            name for layer in every[number::count] for name in layer
-        )
-    return [
-        Departure(
-            leaves, leaves + delay, tuple(name for name in parameters if name in by_step[leaves])
-        )
-        for leaves in sorted(by_step)
-    ]
+        by_step.setdefault(leaves, set()).update(*every[number::count])
+    plan = []
+    for leaves in sorted(by_step):
+        names = tuple(name for name in parameters if name in by_step[leaves])
+        plan.append(Departure(leaves=leaves, arrives=leaves + delay, names=names))
+    return plan

@@ -15,7 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from istmpi.engine.axes import Axis, Parameter, Positions
+from istmpi.engine.axes import Axis, Parameter
+from istmpi.engine.positions import Positions
 
 
 class Layout(Protocol):
@@ -78,7 +79,9 @@ class Owners:
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
         length = axis.length(self.lengths)
-        rows = self.rows(length, rank) if place == 0 else range(length)
+        rows = range(length)
+        if place == 0:
+            rows = self.rows(length, rank)
         return axis.inside(rows, self.lengths)
 
     def largest(self, axis: Axis, place: int) -> int:
@@ -115,15 +118,17 @@ class Replicated:
         return None
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
-        takes_part = self.members is None or rank in self.members
-        length = axis.length(self.lengths) if takes_part else 0
-        return axis.inside(range(length), self.lengths)
+        if self.members is not None and rank not in self.members:
+            return axis.inside(range(0), self.lengths)
+        return axis.inside(range(axis.length(self.lengths)), self.lengths)
 
     def largest(self, axis: Axis, place: int) -> int:
         return axis.count(self.lengths)
 
     def copies(self, names: frozenset[str]) -> int:
-        return self.ranks if self.members is None else len(self.members)
+        if self.members is None:
+            return self.ranks
+        return len(self.members)
 
 
 def pieces_to_move(

@@ -18,16 +18,20 @@ class Outer:
     step is ``idle``."""
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.0):
-        self.lr, self.momentum = lr, momentum
+        self.lr = lr
+        self.momentum = momentum
         self.idle = lr == 1 and momentum == 0
         """True if the outer step leaves the weights unchanged."""
         self.start: dict[str, torch.Tensor] = {}
 
     def begin(self, tensors: Tensors) -> None:
+        """Keep the weights in ``tensors`` as the round's ``start``."""
+        self.start = {}
+        if self.idle:
+            return
         # decision 71: ranks send changes since this start, so that momentum adds up no roundings.
-        self.start = (
-            {} if self.idle else {name: tensors[name].clone() for name in weights_among(tensors)}
-        )
+        for name in weights_among(tensors):
+            self.start[name] = tensors[name].clone()
 
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:
         """Replace a round's resulting weights in ``tensors`` by the next round's start, in place;
@@ -38,13 +42,21 @@ class Outer:
         """
         for name, before in self.start.items():
             weight = tensors[name]
+            mask = None
+            if trained is not None:
+                mask = trained[name]
             after = torch.lerp(before, weight, self.lr)
             if self.momentum:
                 velocity = tensors[Slot(name, VELOCITY)]
                 change = velocity * self.momentum + (weight - before)
-                velocity.copy_(
-                    change if trained is None else torch.where(trained[name], change, velocity)
-                )
+                velocity.copy_(_select(mask, change, velocity))
                 after += velocity * (self.lr * self.momentum)
-            weight.copy_(after if trained is None else torch.where(trained[name], after, before))
+            weight.copy_(_select(mask, after, before))
         self.start = {}
+
+
+def _select(mask: torch.Tensor | None, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return ``values`` where the mask is true or missing, ``others`` elsewhere."""
+    if mask is None:
+        return values
+    return torch.where(mask, values, others)

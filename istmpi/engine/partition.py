@@ -10,7 +10,8 @@ from itertools import accumulate
 import numpy as np
 
 from istmpi import rng
-from istmpi.engine.axes import Axis, Positions
+from istmpi.engine.axes import Axis
+from istmpi.engine.positions import Positions
 from istmpi.errors import ConfigError
 from istmpi.units import counted
 
@@ -27,7 +28,8 @@ def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> li
     spare = length - ranks
     exact = np.asarray(shares, dtype=np.float64) / np.sum(shares) * length
     above = np.maximum(exact - 1, 0)
-    above *= spare / above.sum() if above.sum() else 0
+    if above.sum():
+        above *= spare / above.sum()
     sizes = np.floor(above).astype(np.int64)
     remainders = above - sizes
     for rank in np.argsort(-remainders, kind="stable")[: spare - sizes.sum()]:
@@ -56,17 +58,20 @@ def check(
     for name in groups:
         if name not in lengths:
             raise ConfigError(
-                f"partition names {name}, which is not an axis of this model; axes: {', '.join(lengths)}."
+                f"partition names {name}, which is not an axis of this model; "
+                f"axes: {', '.join(lengths)}."
             )
         if lengths[name] < ranks:
             raise ConfigError(
-                f"{name} has {counted(lengths[name], 'unit')}, but the run has {counted(ranks, 'rank')}; every rank "
-                f"needs at least one. Use fewer ranks or widen {name}."
+                f"{name} has {counted(lengths[name], 'unit')}, but the run has "
+                f"{counted(ranks, 'rank')}; every rank needs at least one. "
+                f"Use fewer ranks or widen {name}."
             )
     if shares is not None:
         if len(shares) != ranks:
             raise ConfigError(
-                f"shares has {len(shares)} numbers, but the run has {ranks} ranks; give one for each rank."
+                f"shares has {len(shares)} numbers, but the run has {ranks} ranks; "
+                "give one for each rank."
             )
         if not all(0 < share < float("inf") for share in shares):
             raise ConfigError(
@@ -109,8 +114,8 @@ class Partition:
         units = {}
         for name in groups:
             order = _order(lengths[name], name, seed, round, redeal)
-            dealt = np.split(order, list(accumulate(blocks(lengths[name], ranks, shares)))[:-1])
-            units[name] = tuple(map(np.sort, dealt))
+            *bounds, _ = accumulate(blocks(lengths[name], ranks, shares))
+            units[name] = tuple(map(np.sort, np.split(order, bounds)))
         return Partition(dict(lengths), units, ranks)
 
     def held(self, rank: int) -> dict[str, Positions]:
@@ -120,12 +125,13 @@ class Partition:
         return axis.positions(self.lengths, self.held(rank))
 
     def largest(self, axis: Axis, place: int) -> int:
-        return axis.count(
-            {**self.lengths, **{name: max(map(len, parts)) for name, parts in self.units.items()}}
-        )
+        most_units = {name: max(map(len, parts)) for name, parts in self.units.items()}
+        return axis.count({**self.lengths, **most_units})
 
     def copies(self, names: frozenset[str]) -> int:
-        return self.ranks if names.isdisjoint(self.units) else 1
+        if names.isdisjoint(self.units):
+            return self.ranks
+        return 1
 
     def holder(self, axis: Axis) -> np.ndarray | None:
         """Return the rank that holds all units of each position along an axis: ``[length]`` int64,
@@ -138,13 +144,15 @@ class Partition:
             return None
         holder = np.full(axis.length(self.lengths), -1, dtype=np.int64)
         for segment, place in zip(axis.segments, axis.places(self.lengths)):
-            if ranks := segment.spread(self.lengths, self._ranks):
+            ranks = segment.spread(self.lengths, self._ranks)
+            if ranks:
                 alike = np.all([holders == ranks[0] for holders in ranks], axis=0)
                 holder[place.start : place.stop] = np.where(alike, ranks[0], -1)
         return holder
 
     @cached_property
     def _ranks(self) -> dict[str, np.ndarray]:
+        """The rank that holds each unit of each dealt group: ``[units]`` int64."""
         holders = {}
         for name, parts in self.units.items():
             holders[name] = np.empty(self.lengths[name], dtype=np.int64)
@@ -154,6 +162,7 @@ class Partition:
 
     @cached_property
     def digest(self) -> int:
+        """A 64-bit digest of the deal, by which ranks compare their deals."""
         state = hashlib.blake2b(digest_size=8)
         for name, parts in self.units.items():
             state.update(name.encode())
@@ -171,7 +180,8 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
     walk = (length, name, seed, redeal)
     start, order = _walked.get(walk, (0, None))
     if order is None or start > round:
-        start, order = 0, rng.permutation(length, rng.key(seed, "deal", name, 0))
+        start = 0
+        order = rng.permutation(length, rng.key(seed, "deal", name, 0))
     changing = int(np.ceil(redeal * length))
     # decision 10: a walk keeps the exact fraction, and any two units can meet.
     for past in range(start + 1, round + 1):

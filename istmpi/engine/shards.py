@@ -21,7 +21,7 @@ from istmpi.engine.slots import Slot, parameter_of, weights_among
 from istmpi.engine.sparse_mean import SparseMean
 from istmpi.engine.store import ParameterStore, Tensors, copy_from_host, empty_on_host, on_host
 from istmpi.engine.transfer import Transfer
-from istmpi.engine.wire import forms_of
+from istmpi.engine.wire import choose_forms
 
 
 class Shards:
@@ -358,7 +358,7 @@ class Shards:
                 tensors[name].sub_(start)
             nbytes = {name: tensors[name].nbytes for name in leg.parameters}
             if leg.wire:
-                forms = forms_of(leg.wire.kind, leg.parameters)
+                forms = choose_forms(leg.wire.kind, leg.parameters)
                 mean = MeanOverRanks(nbytes, self._communicator, forms, leg.wire.key)
             else:
                 mean = MeanOverRanks(nbytes, self._communicator)

@@ -28,7 +28,8 @@ def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float,
     """Return the shares after ``shares``, with which the ranks' local steps took ``seconds``; their
     sum is about 1."""
     next_shares = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
-    total, least = sum(next_shares), LEAST / len(next_shares)
+    total = sum(next_shares)
+    least = LEAST / len(next_shares)
     next_shares = [max(share / total, least) for share in next_shares]
     total = sum(next_shares)
     # Every line of the metrics has the shares, so they have few digits; a reader gets exactly the
@@ -58,16 +59,19 @@ class Shares:
         log: Mapping[int, Sequence[float]] | None = None,
         follows: bool = False,
     ):
-        self.ranks, self.follows, self.changing = ranks, follows, follows or log is not None
+        self.ranks = ranks
+        self.follows = follows
+        self.changing = follows or log is not None
         self._given = given
         self._log = {round: tuple(shares) for round, shares in sorted((log or {}).items())}
         self._seconds: list[Sequence[float]] = []
 
     def of(self, round: int) -> Sequence[float] | None:
         """Return the shares of a round; None for equal shares."""
-        return next(
-            (shares for first, shares in reversed(self._log.items()) if first <= round), self._given
-        )
+        for first, shares in reversed(self._log.items()):
+            if first <= round:
+                return shares
+        return self._given
 
     def known(self, round: int) -> dict[int, Sequence[float]]:
         """Return the log of the rounds ``round - 1`` to ``round + 1``; empty if shares are fixed or
@@ -84,22 +88,21 @@ class Shares:
     def measured(self, round: int, seconds: Sequence[float]) -> tuple[float, ...] | None:
         """Note the ranks' seconds of a round's local steps; return new shares for `change`, or None
         to keep the old."""
-        if (
-            not self.follows
-            or self.ranks == 1
-            or max(self._log, default=0) > round
-            or not all(seconds)
-        ):
+        if not self.follows or self.ranks == 1 or not all(seconds):
+            return None
+        # The ranks have not trained with the newest shares yet.
+        if max(self._log, default=0) > round:
             return None
         self._seconds = [*self._seconds, seconds][-ROUNDS:]
         if len(self._seconds) < ROUNDS:
             return None
         present = self.of(round) or equal(self.ranks)
-        next_shares = following(
-            present, [median(of_rank) for of_rank in zip(*self._seconds, strict=True)]
-        )
+        medians = [median(of_rank) for of_rank in zip(*self._seconds, strict=True)]
+        next_shares = following(present, medians)
         change = max(abs(new / old - 1) for new, old in zip(next_shares, present, strict=True))
-        return next_shares if change > CHANGE else None
+        if change <= CHANGE:
+            return None
+        return next_shares
 
     def restore(self, log: Mapping[int, Sequence[float]], ranks: int) -> None:
         """Continue the log of an earlier job of as many ranks, if shares follow measured times."""

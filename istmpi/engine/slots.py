@@ -18,7 +18,8 @@ class Slot(str):
 
     def __new__(cls, parameter: str, kind: str) -> Slot:
         self = super().__new__(cls, f"{parameter}/{kind}")
-        self.parameter, self.kind = parameter, kind
+        self.parameter = parameter
+        self.kind = kind
         return self
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override] # str has one argument
@@ -28,11 +29,15 @@ class Slot(str):
 def named(text: str) -> str | Slot:
     """Parse a tensor's name from a file: a parameter's name, or a `Slot`."""
     parameter, slash, kind = text.partition("/")
-    return Slot(parameter, kind) if slash else text
+    if not slash:
+        return text
+    return Slot(parameter, kind)
 
 
 def parameter_of(name: str) -> str:
-    return name.parameter if isinstance(name, Slot) else name
+    if isinstance(name, Slot):
+        return name.parameter
+    return name
 
 
 def weights_among(names: Iterable[str]) -> list[str]:

@@ -14,7 +14,8 @@ from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.slots import Slot
 from istmpi.engine.store import Tensors
 
-ERROR, START = "error", "last-mean"
+ERROR = "error"
+START = "last-mean"
 """The kinds of slots for a rank's unsent changes, and for its values at the last mean. Owners have
 neither."""
 
@@ -39,7 +40,10 @@ class SparseMean:
             start = restored.get(Slot(name, START), values)
             self._starts[name] = start.to(targets[name].device, copy=True)
             error = self._errors.get(name, restored.get(Slot(name, ERROR)))
-            self._errors[name] = torch.zeros_like(values) if error is None else error.clone()
+            if error is None:
+                self._errors[name] = torch.zeros_like(values)
+            else:
+                self._errors[name] = error.clone()
 
     def slots(self, with_starts: bool = False) -> dict[str, torch.Tensor]:
         """Return the unsent changes and, ``with_starts``, the values at the last mean, as slots."""
@@ -59,15 +63,13 @@ class SparseMean:
         """Replace each tensor by its start plus the ranks' mean sent change. Collective."""
         starts = self._starts
         for name, start in starts.items():
-            self._errors[name].mul_(self._largest.feedback).add_(
-                (tensors[name].detach() - start).cpu()
-            )
+            change = (tensors[name].detach() - start).cpu()
+            self._errors[name].mul_(self._largest.feedback).add_(change)
         flat = torch.cat([self._errors[name].view(-1) for name in starts])
         sizes = tuple(start.numel() for start in starts.values())
-        parts = zip(starts.items(), flat.split(sizes), strict=True)
-        self._errors = {
-            name: part.view(start.shape) for (name, start), part in parts
-        }  # frees the old ones
+        # Errors become views of the flat tensor, which frees the old ones.
+        for (name, start), part in zip(starts.items(), flat.split(sizes), strict=True):
+            self._errors[name] = part.view(start.shape)
         codec = TopK(self._largest.top, sizes)
         sent = codec.encode(flat.split(sizes))
         gathered = communicator.allgatherv(sent.numpy(), [len(sent)] * communicator.size)

@@ -19,7 +19,9 @@ class Staging:
     message."""
 
     def __init__(self, messages: Sequence[Message], communicator: Communicator, name: str):
-        counts = [sum(block.sent_nbytes for block in message) for message in messages]
+        counts = []
+        for message in messages:
+            counts.append(sum(block.sent_nbytes for block in message))
         *starts, nbytes = accumulate(map(_aligned, counts), initial=0)
         buffer = communicator.scratch(name, nbytes)
         self.layout = (buffer, counts, starts)
@@ -52,17 +54,19 @@ def unpack_blocks(
 ) -> None:
     """Write received blocks into ``target``; several ranks' blocks become their weighted mean, in
     rank order."""
-    shared: dict[int, tuple[Block, list[tuple[np.ndarray, float]]]] = {}
+    blocks: dict[int, Block] = {}
+    copies: dict[int, list[tuple[torch.Tensor, float]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
+        # Blocks of a mean have the same number in each rank's message.
         for number, (block, values) in enumerate(zip(message, received, strict=True)):
             if block.mean:
-                shared.setdefault(number, (block, []))[1].append((values, weight))
+                copy = torch.from_numpy(values).view(target[block.name].dtype)
+                blocks.setdefault(number, block)
+                copies.setdefault(number, []).append((copy, weight))
             else:
                 block.place(target[block.name], values)
-    for block, copies in shared.values():
-        dtype = target[block.name].dtype
-        mean = _mean([(torch.from_numpy(values).view(dtype), weight) for values, weight in copies])
-        block.place(target[block.name], bits(mean))
+    for number, block in blocks.items():
+        block.place(target[block.name], bits(_mean(copies[number])))
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
@@ -72,11 +76,15 @@ def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
     (first, _), *others = copies
     if not others:
         return first
-    exact = first.dtype == torch.float64 or not first.is_floating_point()
-    wide = first.dtype if exact else torch.float32
+    wide = first.dtype
+    rounding: str | None = "floor"
+    if first.is_floating_point():
+        rounding = None
+        if first.dtype != torch.float64:
+            wide = torch.float32
     difference = torch.zeros_like(first, dtype=wide)
     for other, weight in others:
         difference.add_(other.to(wide) - first.to(wide), alpha=weight)
-    rounding = None if first.is_floating_point() else "floor"
     total = sum(weight for _, weight in copies)
-    return (first.to(wide) + torch.div(difference, total, rounding_mode=rounding)).to(first.dtype)
+    mean = first.to(wide) + torch.div(difference, total, rounding_mode=rounding)
+    return mean.to(first.dtype)

@@ -46,13 +46,13 @@ class ParameterStore:
         return {**self.scale, **self.fitted}
 
     def whole(self, name: str, communicator: Communicator) -> torch.Tensor:
-        rows, *rest = shape = self.parameters[name].pattern.shape(self.owners.lengths)
-        counts = [
-            len(self.owners.rows(rows, rank)) * prod(rest) for rank in range(self.owners.ranks)
-        ]
-        return torch.from_numpy(
-            communicator.allgatherv(self.tensors[name].reshape(-1).numpy(), counts)
-        ).view(shape)
+        """Return a whole tensor on every rank. Collective."""
+        shape = self.parameters[name].pattern.shape(self.owners.lengths)
+        counts = []
+        for rank in range(self.owners.ranks):
+            counts.append(len(self.owners.rows(shape[0], rank)) * prod(shape[1:]))
+        values = communicator.allgatherv(self.tensors[name].reshape(-1).numpy(), counts)
+        return torch.from_numpy(values).view(shape)
 
     def initialise(self, seed: int) -> None:
         """Fill the owned rows with initial values: uniform in ``centre ± bound`` of each
@@ -80,28 +80,27 @@ class ParameterStore:
             for start in range(0, len(flat), _CHUNK):
                 values = flat[start : start + _CHUNK].view(torch.uint8).numpy()
                 values = values.reshape(-1, parameter.itemsize).astype(np.uint64)
-                words = (
-                    values << (np.uint64(8) * np.arange(parameter.itemsize, dtype=np.uint64))
-                ).sum(axis=1)
+                shifts = np.uint64(8) * np.arange(parameter.itemsize, dtype=np.uint64)
+                words = (values << shifts).sum(axis=1)
                 weights = rng.bits(rng.key("digest", name), first + start, len(words))
-                total += int(
-                    ((words + np.uint64(1)) * (weights | np.uint64(1))).sum(dtype=np.uint64)
-                )
+                # Odd weights have inverses, so that every changed bit of a word changes the sum.
+                products = (words + np.uint64(1)) * (weights | np.uint64(1))
+                total += int(products.sum(dtype=np.uint64))
         return total % 2**64
 
     def not_finite(self) -> str:
         """Return this rank's first weight that is not finite, as ``name[row, column] is nan``; ""
         if there is none."""
         for name in weights_among(self.parameters):
-            parameter, values = self.parameters[name], self.tensors[name]
+            values = self.tensors[name]
+            # The sum is quicker to check; of finite values it may be infinite.
             if torch.isfinite(values.sum()) or torch.isfinite(values).all():
                 continue
-            row, *place = (~torch.isfinite(values)).nonzero()[0].tolist()
-            row += self.owners.rows(
-                parameter.pattern.shape(self.owners.lengths)[0], self.rank
-            ).start
-            at = ", ".join(map(str, (row, *place)))
-            return f"{name}[{at}] is {values[~torch.isfinite(values)][0].item()}"
+            row, *rest = (~torch.isfinite(values)).nonzero()[0].tolist()
+            length = self.parameters[name].pattern.axes[0].length(self.owners.lengths)
+            row += self.owners.rows(length, self.rank).start
+            place = ", ".join(map(str, (row, *rest)))
+            return f"{name}[{place}] is {values[~torch.isfinite(values)][0].item()}"
         return ""
 
     def keep(self, tensors: Tensors) -> None:

@@ -9,20 +9,20 @@ pure.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 
 import numpy as np
 import torch
 
 from istmpi.comm import STAGING_BYTES, Communicator
 from istmpi.comm.codec import EXACT, Wire
-from istmpi.engine.axes import Axis, Parameter, Positions, overlap
+from istmpi.engine.axes import Axis, Parameter
 from istmpi.engine.blocks import Block, Message, split
 from istmpi.engine.layout import Layout, TrainingLayout, pieces_to_move
 from istmpi.engine.packed_sizes import Largest
+from istmpi.engine.positions import Positions, overlap
 from istmpi.engine.route import Leg
 from istmpi.engine.staging import Staging, unpack_blocks
-from istmpi.engine.wire import BlockCodec, form_of, scales_of
+from istmpi.engine.wire import BlockCodec, choose_form, count_scales
 
 
 class Transfer:
@@ -83,12 +83,10 @@ class Transfer:
     @cached_property
     def bytes_sent(self) -> int:
         """The bytes that this rank hands to MPI, without those that stay on the rank."""
-        return sum(
-            block.sent_nbytes
-            for peer, message in enumerate(self.sends)
-            if peer != self.rank
-            for block in message
-        )
+        total = 0
+        for message in _without(self.sends, self.rank):
+            total += sum(block.sent_nbytes for block in message)
+        return total
 
     def run(
         self,
@@ -215,8 +213,8 @@ class Transfer:
         dealt = {**self._source.units, **self._target.units}
         forms = {}
         for name, number, piece in self._pieces:
-            form = form_of(kind, name, piece)
-            scales = scales_of(form, piece, self._source.lengths, dealt, self.ranks)
+            form = choose_form(kind, name, piece)
+            scales = count_scales(form, piece, self._source.lengths, dealt, self.ranks)
             forms[name, number] = (form, scales)
         return forms
 
@@ -238,21 +236,23 @@ class Transfer:
         receives = split(self.receives, self._capacity)
         nothing: list[Message] = [()] * self.ranks
         rounds = communicator.allreduce_max(max(len(sends), len(receives)))
-        for number in range(rounds):
-            sent = sends[number] if number < len(sends) else nothing
-            received = receives[number] if number < len(receives) else nothing
-            yield sent, received
+        # A rank takes part in each exchange, also where it has nothing left to send or receive.
+        sends += [nothing] * (rounds - len(sends))
+        receives += [nothing] * (rounds - len(receives))
+        yield from zip(sends, receives, strict=True)
 
     @property
     def _largest_message(self) -> int:
-        return sum(
-            piece.itemsize
-            * prod(
-                min(self._source.largest(axis, place), self._target.largest(axis, place))
-                for place, axis in enumerate(piece.pattern.axes)
-            )
-            for _, _, piece in self._pieces
-        )
+        """The most bytes that any rank can send to another: the same number on all ranks."""
+        total = 0
+        for _, _, piece in self._pieces:
+            elements = 1
+            for place, axis in enumerate(piece.pattern.axes):
+                elements *= min(
+                    self._source.largest(axis, place), self._target.largest(axis, place)
+                )
+            total += elements * piece.itemsize
+        return total
 
 
 @dataclass(frozen=True)

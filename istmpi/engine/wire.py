@@ -7,7 +7,7 @@ the whole block. Received values therefore do not depend on the cuts of messages
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ VALUES_A_SCALE = 128
 on average."""
 
 
-def form_of(kind: str, name: str, parameter: Parameter) -> str:
+def choose_form(kind: str, name: str, parameter: Parameter) -> str:
     """Return the form of a tensor if method.wire is ``kind``. Tensors that are not float32 are sent
     unchanged.
 
@@ -41,16 +41,22 @@ def form_of(kind: str, name: str, parameter: Parameter) -> str:
     """
     if kind == "float32" or parameter.dtype != "float32":
         return EXACT
-    fits = CODECS[kind].for_all or (len(parameter.pattern.axes) > 1 and not isinstance(name, Slot))
-    return kind if fits else BFLOAT16
+    is_matrix = len(parameter.pattern.axes) > 1 and not isinstance(name, Slot)
+    if CODECS[kind].for_all or is_matrix:
+        return kind
+    return BFLOAT16
 
 
-def forms_of(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
-    return {name: form_of(kind, name, parameter) for name, parameter in parameters.items()}
+def choose_forms(kind: str, parameters: Mapping[str, Parameter]) -> dict[str, str]:
+    return {name: choose_form(kind, name, parameter) for name, parameter in parameters.items()}
 
 
-def scales_of(
-    form: str, parameter: Parameter, lengths: Mapping[str, int], groups: Mapping, ranks: int
+def count_scales(
+    form: str,
+    parameter: Parameter,
+    lengths: Mapping[str, int],
+    groups: Collection[str],
+    ranks: int,
 ) -> int:
     """Return the number of scales in every message with a part of this tensor; 0 for a form without
     scales.
@@ -61,11 +67,8 @@ def scales_of(
     if form == EXACT or not CODECS[form].scaled:
         return 0
     # decision 18: independent of the deal, so that expected bytes have a closed form.
-    return max(
-        parameter.size(lengths)
-        // (VALUES_A_SCALE * ranks ** (parameter.pattern.dealt(groups) + 1)),
-        1,
-    )
+    messages = ranks ** (parameter.pattern.dealt(groups) + 1)
+    return max(parameter.size(lengths) // (VALUES_A_SCALE * messages), 1)
 
 
 class BlockCodec:
@@ -77,10 +80,13 @@ class BlockCodec:
     """
 
     def __init__(self, key: int, sends: Sequence[Message], tensors: Mapping[str, torch.Tensor]):
-        self._key, self._tensors = key, tensors
-        self._whole = {
-            _key(peer, block): block for peer, message in enumerate(sends) for block in message
-        }
+        self._key = key
+        self._tensors = tensors
+        self._whole: dict[tuple[int, str, int], Block] = {}
+        """This rank's blocks before they are cut, by `_key`."""
+        for peer, message in enumerate(sends):
+            for block in message:
+                self._whole[_key(peer, block)] = block
         self._sent: dict[tuple[int, str, int], np.ndarray] = {}
         """The exponents of a block's scales, by `_key`. The block's first slab carries them."""
         self._received: dict[tuple[int, str, int], np.ndarray] = {}
@@ -89,12 +95,17 @@ class BlockCodec:
         places = block.places()
         values = block.packed(self._tensors[block.name]).reshape(-1).view(np.float32)
         if block.scales and block.is_first:
-            largest = self._largest(peer, block) if block.cut else _largest(values, places, block)
+            if block.cut:
+                # The scales are those of the whole block, of which this is the first slab.
+                largest = self._largest(peer, block)
+            else:
+                largest = _largest(values, places, block)
             self._sent[_key(peer, block)] = exponents(largest)
             out[: block.scales] = self._sent[_key(peer, block)]
         by_run = _scales(self._sent.get(_key(peer, block)), block, places)
-        number = (block.piece,) if block.piece else ()
-        key = rng.key(self._key, rank, block.name, *number)
+        key = rng.key(self._key, rank, block.name)
+        if block.piece:
+            key = rng.key(self._key, rank, block.name, block.piece)
         out[block.scales * block.is_first :] = CODECS[block.form].round(values, key, places, by_run)
 
     def decode(self, block: Block, peer: int, coded: np.ndarray) -> np.ndarray:

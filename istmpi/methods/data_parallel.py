@@ -10,7 +10,7 @@ from torch import nn
 from istmpi import rng
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.data.batch import Batch
-from istmpi.engine.wire import forms_of
+from istmpi.engine.wire import choose_forms
 from istmpi.errors import ConfigError
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
@@ -62,7 +62,7 @@ class DataParallel(ReplicatedMethod):
         network = self.subnet.network
         parameters = dict(network.named_parameters())
         nbytes = {name: values.nbytes for name, values in parameters.items()}
-        kinds = forms_of(
+        kinds = choose_forms(
             self.spec.wire(self.job.run),
             {name: self.job.store.parameters[name] for name in parameters},
         )

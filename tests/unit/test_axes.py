@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.engine.axes import Parameter, Pattern, narrow, overlap
+from istmpi.engine.axes import Parameter, Pattern, narrow
+from istmpi.engine.positions import overlap
 from istmpi.engine.slots import Slot, kinds_of, named, parameter_of, weights_among
 from istmpi.errors import ConfigError
 
