@@ -133,7 +133,7 @@ class Fit:
 
     @property
     def lines(self) -> list[str]:
-        """What a user should know about the fit: its numbers, then names that do not fit."""
+        """Lines for the user: the numbers of the fit, then names that do not fit."""
         total = len(self.fitted) + len(self.missing) + len(self.misshapen)
         lines = [
             f"initial weights from {self.path}: {len(self.fitted)} of {total} parameters fit, "

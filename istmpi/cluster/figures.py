@@ -119,8 +119,8 @@ def _require_format(file: Fields) -> None:
     if version != VERSION:
         raise file.refused("version", version, f"must be {VERSION}, the version of this istmpi")
     of_earlier_versions = {"price", "watts"}
-    known = {entry.name for entry in fields(Cluster)}
-    _require_known(file, {"format", "version", *of_earlier_versions, *known})
+    keys = {entry.name for entry in fields(Cluster)}
+    _require_known(file, {"format", "version", *of_earlier_versions, *keys})
 
 
 def _link(file: Fields) -> Link:

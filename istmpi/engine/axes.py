@@ -60,8 +60,10 @@ class Factor:
         if self.unit is not None:
             return lengths.get(str(self), 1)
         if self.name not in lengths:
-            known = ", ".join(lengths) or "none"
-            raise ConfigError(f"axis {self.name} has no length; lengths are given for {known}.")
+            given_names = ", ".join(lengths) or "none"
+            raise ConfigError(
+                f"axis {self.name} has no length; lengths are given for {given_names}."
+            )
         return lengths[self.name]
 
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
