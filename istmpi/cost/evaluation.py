@@ -4,9 +4,10 @@ the bytes sent.
 *Gathered* weights are whole on every rank. *Sharded* weights stay with their owners: each rank
 computes with its rows of a leaf (a layer), and the outputs are gathered. A leaf is sharded if this
 sends fewer bytes, or if gathered weights would not fit into the memory that training's gradients
-and activations leave free. If any weight is sharded, all ranks pass the same examples; if that takes longer
-(`FLOPS_A_BYTE`), and memory allows, all weights are gathered. If each rank has its own examples, a
-leaf is sharded only for lack of memory, and its owners in turn send their rows to all ranks.
+and activations leave free. If any weight is sharded, all ranks pass the same examples; if that
+takes longer (`FLOPS_A_BYTE`), and memory allows, all weights are gathered. If each rank has its own
+examples, a leaf is sharded only for lack of memory, and its owners in turn send their rows to all
+ranks.
 """
 
 from collections.abc import Iterator, Sequence

@@ -37,7 +37,9 @@ class ThroughRank0(MethodSpec):
 _ALL = (
     ThroughRank0(
         name="data-parallel-broadcast",
-        summary="rank 0 collects all gradients and sends all weights, as the paper counts data parallel",
+        summary=(
+            "rank 0 collects all gradients and sends all weights, as the paper counts data parallel"
+        ),
         sends_every_step=True,
         owned_tensors=0,
     ),
