@@ -28,6 +28,7 @@ from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
 from istmpi.engine.shards import Shards
 from istmpi.errors import ConfigError, DivergedError, IstmpiError
+from istmpi.methods.agreement import Report, StepLosses, exchange, mean_loss, require_finite
 from istmpi.methods.class_loss import class_loss
 from istmpi.methods.job import Job
 from istmpi.methods.logit_adjustment import LogitAdjustment
@@ -36,7 +37,7 @@ from istmpi.names import is_own
 from istmpi.optim.schedules import rate_at
 from istmpi.outputs import LossOfOutputs
 from istmpi.tasks import OwnTask
-from istmpi.trees import all_finite, call, mapped
+from istmpi.trees import call, mapped
 
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
@@ -83,24 +84,22 @@ class Method(ABC):
         self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
         self._deals: dict[int, Partition] = {}
         self._loss = math.nan
-        self._losses: list[torch.Tensor] = []
-        self._weights: list[float | None] = []
-        """The count of each of `_losses`, if a user's function returns sums and counts; otherwise
-        None."""
+        self._losses = StepLosses()
         self._amounts: Mapping[str, Amount] = {}
         """The amounts of a user's loss in the last local step; empty for other losses."""
-        self._finite_outputs: list[torch.Tensor] = []
-        """A tensor for each local step with a user's loss: True if the network's outputs are
-        finite."""
         self._has_gradients = False
         self.seconds_a_step = math.inf
         route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
         route = replace(route, last=job.run.last_rounds(job.course))
-        outer, restored = (
-            Outer(*self.spec.outer(job.run)),
-            {} if self.restores_itself else job.restored,
+        lr, momentum = self.spec.outer(job.run)
+        self.shards = Shards(
+            store=job.store,
+            route=route,
+            communicator=job.communicator,
+            clock=job.clock,
+            outer=Outer(lr, momentum),
+            restored={} if self.restores_itself else job.restored,
         )
-        self.shards = Shards(job.store, route, job.communicator, job.clock, outer, restored)
 
     def run(self, number: int) -> float | None:
         """Run a round; return the mean of the ranks' mean losses (NaN without steps), None if
@@ -132,6 +131,7 @@ class Method(ABC):
         ``subnet``."""
 
     def take(self, number: int, local_step: int) -> None:
+        """Take a local step of a round: forward, backward, and the optimizer's update."""
         step = self.first_step(number) + local_step
         self.job.communicator.whereabouts.step(local_step + 1)
         batch = self.batch(step).to(self.job.device, getattr(torch, self.job.run.model.dtype))
@@ -142,23 +142,24 @@ class Method(ABC):
         self._require_gradients()
         self.before_update()
         self.subnet.end_step(step, self.rate(step))
-        self.taken(loss, batch.examples)
+        self.note_step(loss, batch.examples)
 
-    def taken(self, loss: torch.Tensor, examples: int) -> None:
-        self._losses.append(loss.detach())
+    def note_step(self, loss: torch.Tensor, examples: int) -> None:
+        """Note the loss and the examples of a step that was taken."""
+        self._losses.add(loss)
         self.examples += examples
 
     def _require_gradients(self) -> None:
         """Raise ConfigError if a user's loss gave no parameter a gradient in this job's first local
         step."""
-        if issubclass(self.task, OwnTask) and not self._has_gradients:
-            if all(parameter.grad is None for parameter in self.subnet.network.parameters()):
-                raise ConfigError(
-                    f"{self.job.run.model.name}: the loss does not depend on the network: no "
-                    "parameter has a gradient. "
-                    "Compute the loss from the network's outputs."
-                )
-            self._has_gradients = True
+        if not issubclass(self.task, OwnTask) or self._has_gradients:
+            return
+        if all(parameter.grad is None for parameter in self.subnet.network.parameters()):
+            raise ConfigError(
+                f"{self.job.run.model.name}: the loss does not depend on the network: no "
+                "parameter has a gradient. Compute the loss from the network's outputs."
+            )
+        self._has_gradients = True
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a local step, of those numbered through all rounds."""
@@ -171,19 +172,22 @@ class Method(ABC):
     def build(self, number: int) -> None:
         """Build this rank's subnet of a round and its optimizer; their values are filled in
         later."""
-        store, deal, spec = self.job.store, self.holders(number), self.subnet.spec
-        new = self.subnet.build(narrow(deal.lengths, store.parameters, deal.held(store.rank)))
-        kept = bool(self.spec.optimizer_slots(self.job.run))
-        if new or not kept or self.subnet.optimizer is None or deal.units:
-            self.subnet.renew(
-                self.first_step(number) - self.first_step(self.job.state_since) if kept else 0
-            )
-        for name, parameter in with_slots(self.job.architecture.parameters, spec.slots).items():
-            if name not in self.subnet.tensors:  # of a block that this rank does not have
+        store = self.job.store
+        deal = self.holders(number)
+        subnet = self.subnet
+        is_new = subnet.build(narrow(deal.lengths, store.parameters, deal.held(store.rank)))
+        keeps_state = bool(self.spec.optimizer_slots(self.job.run))
+        if is_new or not keeps_state or subnet.optimizer is None or deal.units:
+            steps = 0
+            if keeps_state:
+                steps = self.first_step(number) - self.first_step(self.job.state_since)
+            subnet.renew(steps)
+        parameters = with_slots(self.job.architecture.parameters, subnet.spec.slots)
+        for name, parameter in parameters.items():
+            if name not in subnet.tensors:
+                # The tensor belongs to a block that this rank does not have: its part is empty.
                 shape = part_shape(deal, parameter, store.rank)
-                self.subnet.tensors[name] = torch.empty(
-                    shape, dtype=getattr(torch, parameter.dtype)
-                )
+                subnet.tensors[name] = torch.empty(shape, dtype=getattr(torch, parameter.dtype))
 
     def local_steps(self, number: int) -> Iterator[int]:
         """Yield this rank's local steps of a round, then agree with all ranks that all steps were
@@ -191,8 +195,10 @@ class Method(ABC):
 
         Raises Dropped or DivergedError on every rank, IstmpiError if ranks drew different deals.
         """
-        steps, began, complete = self.steps(number), time.perf_counter(), True
-        self._losses, self._weights, self._finite_outputs = [], [], []
+        steps = self.steps(number)
+        began = time.perf_counter()
+        complete = True
+        self._losses = StepLosses()
         with self.job.clock("compute"):
             for local_step in range(steps):
                 if self.leaves(local_step, steps):
@@ -207,10 +213,9 @@ class Method(ABC):
     def leaves(self, local_step: int, steps: int) -> bool:
         """Return True if a stop is asked for and steps from ``local_step`` on take over
         `finished_within` seconds."""
-        return (
-            self.job.stop.asked()
-            and (steps - local_step) * self.seconds_a_step > self.finished_within
-        )
+        if not self.job.stop.asked():
+            return False
+        return (steps - local_step) * self.seconds_a_step > self.finished_within
 
     def before_update(self) -> None:
         """Change the gradients before the optimizer's step; does nothing by default."""
@@ -237,31 +242,28 @@ class Method(ABC):
         """Return the number of this rank's first local step in a round; steps are numbered through
         all rounds."""
         settings = self.job.run.method
-        return number * (
-            settings.epochs * self.job.batches.in_a_pass
-            if self.spec.in_passes
-            else settings.local_steps
-        )
+        if self.spec.in_passes:
+            return number * settings.epochs * self.job.batches.in_a_pass
+        return number * settings.local_steps
 
     def steps(self, number: int) -> int:
+        """Return the number of this rank's local steps in a round."""
         return self.first_step(1)
 
     def batch(self, step: int) -> Batch:
         batches = self.job.batches
-        return (
-            batches.read_from_pass(*divmod(step, batches.in_a_pass))
-            if self.spec.in_passes
-            else batches.at(step)
-        )
+        if not self.spec.in_passes:
+            return batches.at(step)
+        completed_passes, number = divmod(step, batches.in_a_pass)
+        return batches.read_from_pass(completed_passes, number)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the value that a local step minimises, and the loss on the batch's targets; equal
         by default."""
         outputs = self._adjustment(self.forward(network, batch))
         if issubclass(self.task, OwnTask):
-            self._finite_outputs.append(all_finite(outputs))
             self._amounts = self.task.losses(outputs, batch)
-            self._weights.append(weight_of(self._amounts))
+            self._losses.add_facts(outputs, self._amounts)
             loss = sum(amount.mean for amount in self._amounts.values())
         else:
             loss = self.loss(outputs, batch.targets)
@@ -274,40 +276,60 @@ class Method(ABC):
                 return call(network, batch.inputs)
             with torch.autocast(self.job.device.type, torch.bfloat16):
                 returned = call(network, batch.inputs)
+            # The loss needs more precision than bfloat16 has.
             return mapped(lambda x: x.float() if x.is_floating_point() else x, returned)
 
     def _calling(self, what: str) -> AbstractContextManager[None]:
         """Open a context for the code of a user's network or loss; ``what`` names its method."""
-        users = issubclass(self.task, OwnTask) or is_own(self.job.run.model.name)
-        return calling(f"{self.job.run.model.name}: {what}") if users else nullcontext()
+        network = self.job.run.model.name
+        if issubclass(self.task, OwnTask) or is_own(network):
+            return calling(f"{network}: {what}")
+        return nullcontext()
 
     def holders(self, number: int) -> TrainingLayout:
         """Return the deal of a round. Raises IstmpiError if ranks drew different deals. Collective
         the first time."""
         if number not in self._deals:
             with self.job.clock("deal"):
-                deal = self._drawn(number)
-                self._keep(
-                    number, deal, self.job.communicator.allgather(deal.digest) if deal.units else ()
-                )
+                deal = self._draw(number)
+                digests: list[int] = []
+                if deal.units:
+                    digests = self.job.communicator.allgather(deal.digest)
+                self._keep(number, deal, digests)
         return self._deals[number]
 
     @property
     def _ahead(self) -> int:
+        """The number of rounds between a round and the last deal that is known at its end."""
+        # What leaves early in the next round goes to the ranks of the round after it.
         return 1 + bool(self.shards.route.early)
 
-    def _drawn(self, number: int) -> Partition:
+    def _draw(self, number: int) -> Partition:
         job = self.job
-        shares = job.shares.of(number) if job.shares else None
+        shares = None
+        if job.shares:
+            shares = job.shares.of(number)
         return self.spec.deal(job.run, job.architecture, job.communicator.size, number, shares)
 
-    def _keep(self, number: int, deal: Partition, digests: Sequence[int]) -> None:
+    def _draw_ahead(self, number: int) -> Partition | None:
+        """Return the deal that the round after ``number`` needs; None if it is known, or if its
+        shares are not."""
+        later = number + self._ahead
+        shares = self.job.shares
+        shares_may_change = self._ahead > 1 and shares is not None and shares.changing
+        if later in self._deals or shares_may_change:
+            return None
+        with self.job.clock("deal"):
+            return self._draw(later)
+
+    def _keep(self, number: int, deal: Partition, digests: Sequence[int | None]) -> None:
+        """Keep a deal, and forget those of rounds long ago. Raises IstmpiError if ``digests``, the
+        ranks' digests of it, differ."""
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
                 error = IstmpiError(
                     f"rank {rank}: the deal of round {number + 1} differs from rank 0's; weights "
-                    "would be scrambled. "
-                    "Run the same versions of istmpi and NumPy on all ranks."
+                    "would be scrambled. Run the same versions of istmpi and NumPy on all ranks."
                 )
                 error.everywhere = True
                 raise error
@@ -319,76 +341,27 @@ class Method(ABC):
     def _agree(self, number: int, complete: bool) -> None:
         """Agree on a round's mean loss and the next deal, in one message. Raises the errors of
         `local_steps`."""
-        losses = torch.stack(self._losses).float().cpu() if self._losses else torch.empty(0)
-        bad = (~torch.isfinite(losses)).nonzero()
-        step = int(bad[0]) + 1 if len(bad) else None
         trained = self.subnet.network.parameters() if self.steps(number) else ()
-        if step is None and not all(
-            torch.isfinite(parameter.detach().sum()) for parameter in trained
-        ):
-            step = len(losses)
+        summary = self._losses.summarise(trained, is_first_round=number == 0)
         self.job.stop.asked()
-        loss, weight = float(losses.mean()) if len(losses) else None, None
-        if self._weights and None not in self._weights:
-            loss, weight = weighted_mean(losses.tolist(), self._weights), sum(self._weights)
-        cause = self._cause(number, step) if len(bad) else ""
-        later, deal = number + self._ahead, None
-        if later not in self._deals and not (
-            self._ahead > 1 and self.job.shares and self.job.shares.changing
-        ):
-            with self.job.clock("deal"):
-                deal = self._drawn(later)
-        digest = deal.digest if deal and deal.units else None
-        with self.job.clock("wait"):
-            report = loss, weight, step, complete, self.job.stop.reason, cause, digest
-            reports = self.job.communicator.allgather(report)
-        means, weights, bad_steps, done, reasons, causes, digests = zip(*reports, strict=True)
+        deal = self._draw_ahead(number)
+        report = Report(
+            loss=summary.loss,
+            weight=summary.weight,
+            bad_step=summary.bad_step,
+            complete=complete,
+            stop_reason=self.job.stop.reason,
+            cause=summary.cause,
+            digest=deal.digest if deal and deal.units else None,
+        )
+        reports = exchange(report, self.job.communicator, self.job.clock)
         if deal:
-            self._keep(later, deal, digests)
-        # The earliest step shows where it began: averaged gradients spread it to all ranks by the
-        # next step.
-        diverged = [(step, rank) for rank, step in enumerate(bad_steps) if step is not None]
-        if diverged:
-            step, rank = min(diverged)
-            setting = f"optimizer.lr ({self.job.run.optimizer.lr})"
-            cure = f"Lower {'the learning rate' if self.job.optimizer else setting}."
-            cure = causes[rank] or max(causes) or cure
-            error = DivergedError(
-                f"rank {rank}: the loss is no longer finite in round {number + 1}, local step "
-                f"{step}; the weights from "
-                f"before that round are kept. {cure}"
-            )
-            error.everywhere = True
-            raise error
-        self.job.stop.settle(reasons)
-        if not all(done):
+            self._keep(number + self._ahead, deal, [report.digest for report in reports])
+        setting = f"optimizer.lr ({self.job.run.optimizer.lr})"
+        if self.job.optimizer:
+            setting = "the learning rate"
+        require_finite(reports, number, f"Lower {setting}.")
+        self.job.stop.settle([report.stop_reason for report in reports])
+        if not all(report.complete for report in reports):
             raise Dropped
-        if None not in weights:
-            self._loss = weighted_mean(means, weights)
-            return
-        means = [mean for mean in means if mean is not None]
-        self._loss = sum(means) / len(means) if means else math.nan
-
-    def _cause(self, number: int, step: int) -> str:
-        """Return a sentence on the cause of a loss that is not finite in a local step; empty for
-        the usual cause."""
-        if self._finite_outputs and bool(self._finite_outputs[step - 1]):
-            return (
-                "The network's outputs are finite: check the loss function, which may divide by 0."
-            )
-        if number == 0 and step == 1:
-            return "The first step failed: check the network's forward and the data."
-        return ""
-
-
-def weight_of(amounts: Mapping[str, Amount]) -> float | None:
-    """Return how much counts in a user's loss: the count of a single pair; None for other forms."""
-    amount = next(iter(amounts.values()))
-    return None if len(amounts) > 1 or amount.is_mean else amount.count
-
-
-def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the mean of values by their weights; NaN if no weight is above 0."""
-    total = sum(weights)
-    counted = [value * weight for value, weight in zip(values, weights, strict=True) if weight]
-    return sum(counted) / total if total else math.nan
+        self._loss = mean_loss(reports)

@@ -22,22 +22,31 @@ def class_loss(task: type[Task], train: Train, batches: Batches) -> Callable[...
     smoothing."""
     if not train.label_smoothing and train.class_weights is None:
         return task.loss
-    weights = train.class_weights
-    if weights == BALANCED:
-        counts = np.bincount(batches.labels)
-        weights = np.where(
-            counts, len(batches.labels) / np.maximum(counts, 1) / np.count_nonzero(counts), 1
-        )
-    given = None if weights is None else torch.as_tensor(weights)
+    weights = _choose_weights(train, batches)
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        its = None
-        if given is not None:
-            its = outputs.new_ones(outputs.shape[1])
-            its[: len(given)] = given.to(outputs)
-        smoothing = train.label_smoothing
+        weights_of_outputs = None
+        if weights is not None:
+            # A rank's data may lack the last classes, which then have the weight 1.
+            weights_of_outputs = outputs.new_ones(outputs.shape[1])
+            weights_of_outputs[: len(weights)] = weights.to(outputs)
         return functional.cross_entropy(
-            outputs, targets, its, reduction=reduction, label_smoothing=smoothing
+            outputs,
+            targets,
+            weights_of_outputs,
+            reduction=reduction,
+            label_smoothing=train.label_smoothing,
         )
 
     return loss
+
+
+def _choose_weights(train: Train, batches: Batches) -> torch.Tensor | None:
+    """Return the weights of the classes, ``[class]``; None if all weights are 1."""
+    if train.class_weights is None:
+        return None
+    if train.class_weights != BALANCED:
+        return torch.as_tensor(train.class_weights)
+    counts = np.bincount(batches.labels)
+    balanced = len(batches.labels) / np.maximum(counts, 1) / np.count_nonzero(counts)
+    return torch.as_tensor(np.where(counts, balanced, 1))

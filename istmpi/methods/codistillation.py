@@ -50,13 +50,17 @@ class Codistillation(ReplicatedMethod):
         loss = self.loss(outputs, batch.targets)
         if not self._others:
             return loss, loss
-        network.eval()  # without dropout; normalisation has no running statistics to use
+        # Without dropout; normalisation has no running statistics to use.
+        network.eval()
         with torch.no_grad():
-            predictions = [self.forward(_with(network, other), batch) for other in self._others]
             predict = self.task.probabilities
             assert predict is not None, "`methods/limits.py` refuses other tasks"
-            total = sum(predict(take_last(outputs)) for outputs in predictions)
-            mean = total / len(predictions)
+            probabilities = []
+            for other in self._others:
+                outputs_of_other = self.forward(_with(network, other), batch)
+                probabilities.append(predict(take_last(outputs_of_other)))
+            first, *rest = probabilities
+            mean = sum(rest, start=first) / len(probabilities)
         network.train()
         return loss + self.loss(outputs, mean), loss
 
@@ -65,12 +69,10 @@ class Codistillation(ReplicatedMethod):
         everyone: list[dict[str, torch.Tensor]] = [{} for _ in range(communicator.size)]
         with self.job.clock("pull"):
             for name, values in weights.items():
-                gathered = communicator.allgatherv(
-                    values.view(-1).numpy(), [values.numel()] * communicator.size
-                )
-                for other, flat in zip(
-                    everyone, np.split(gathered, communicator.size), strict=True
-                ):
+                counts = [values.numel()] * communicator.size
+                gathered = communicator.allgatherv(values.view(-1).numpy(), counts)
+                parts = np.split(gathered, communicator.size)
+                for other, flat in zip(everyone, parts, strict=True):
                     other[name] = torch.from_numpy(flat).view(values.shape).to(self.job.device)
         del everyone[communicator.rank]
         self._others = everyone

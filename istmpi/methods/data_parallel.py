@@ -2,6 +2,7 @@
 gradients."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +24,9 @@ class DataParallel(ReplicatedMethod):
 
     def __init__(self, job: Job):
         super().__init__(job)
-        self._mean: MeanOverRanks | None = None
+        self._gradients: MeanOverRanks | None = None
+        self._first = 0
+        """The number of this round's first local step."""
         self._vote: Callable[[], int] | None = None
         self._counted: bool | None = None
         """True if a user's loss returns sums and counts; None before the first step."""
@@ -31,8 +34,14 @@ class DataParallel(ReplicatedMethod):
     def begin(self, number: int) -> None:
         super().begin(number)
         self._first = self.first_step(number)
-        if self._mean is None:
-            self._mean = self._hand_over_gradients()
+        if self._gradients is None:
+            self._gradients = self._hand_over_gradients()
+
+    @property
+    def _mean(self) -> MeanOverRanks:
+        if self._gradients is None:
+            raise AssertionError("a step needs the mean of gradients, which `begin` makes")
+        return self._gradients
 
     def each_rank(self) -> dict[str, torch.Tensor]:
         return {}  # all ranks have the same values
@@ -41,45 +50,44 @@ class DataParallel(ReplicatedMethod):
         self.shards.keep(self.subnet.tensors)
 
     def rollback(self) -> None:
-        self.subnet.release()  # the next round fetches the values from before this one from their owners
+        # The next round fetches the values from before this one, which the owners still have.
+        self.subnet.release()
 
     def leaves(self, local_step: int, steps: int) -> bool:
         """Return True if all ranks stop before this local step; the ranks voted during the previous
         step."""
         stop = self._vote is not None and bool(self._vote())
-        last = local_step + 1 == steps
-        self._vote = (
-            None
-            if stop or last
-            else self.job.communicator.start_allreduce_max(self.job.stop.asked())
-        )
-        self._mean.key = rng.key(
-            self.job.run.train.seed, "wire", "gradient", self._first + local_step
-        )
+        is_last = local_step + 1 == steps
+        self._vote = None
+        if not stop and not is_last:
+            # The vote is under way during this step, so that no step waits for it.
+            self._vote = self.job.communicator.start_allreduce_max(self.job.stop.asked())
+        step = self._first + local_step
+        self._mean.key = rng.key(self.job.run.train.seed, "wire", "gradient", step)
         return stop
 
     def _hand_over_gradients(self) -> MeanOverRanks:
         network = self.subnet.network
         parameters = dict(network.named_parameters())
         nbytes = {name: values.nbytes for name, values in parameters.items()}
-        kinds = choose_forms(
-            self.spec.wire(self.job.run),
-            {name: self.job.store.parameters[name] for name in parameters},
-        )
-        mean = MeanOverRanks(nbytes, self.job.communicator, kinds)
+        described = {name: self.job.store.parameters[name] for name in parameters}
+        forms = choose_forms(self.spec.wire(self.job.run), described)
+        mean = MeanOverRanks(nbytes, self.job.communicator, forms)
         for name, parameter in parameters.items():
-            parameter.register_post_accumulate_grad_hook(
-                lambda values, name=name: self._add(name, values.grad)
-            )
+            parameter.register_post_accumulate_grad_hook(partial(self._add_gradient, name))
         for name, layer in linear_layers(network):
-            layer.made = lambda made, name=f"{name}.weight", weight=layer.weight: self._add(
-                name, weight.grad, made
-            )
+            # Such a layer computes its gradient in blocks, each of which may leave at once.
+            layer.made = partial(self._add_rows, f"{name}.weight", layer.weight)
         return mean
 
-    def _add(self, name: str, gradient: torch.Tensor, made: int | None = None) -> None:
-        if self.hands_over:
-            self._mean.add(name, gradient, made)
+    def _add_gradient(self, name: str, parameter: torch.Tensor) -> None:
+        if self.hands_over and parameter.grad is not None:
+            self._mean.add(name, parameter.grad)
+
+    def _add_rows(self, name: str, weight: torch.Tensor, count: int) -> None:
+        """Add the first ``count`` elements of a gradient, which are computed."""
+        if self.hands_over and weight.grad is not None:
+            self._mean.add(name, weight.grad, count)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the values of `Method.objective`. A user's pairs (sum, count) are weighed by all
@@ -94,12 +102,7 @@ class DataParallel(ReplicatedMethod):
         counts = [amount.count for amount in self._amounts.values() if not amount.is_mean]
         communicator = self.job.communicator
         if self._counted is None:
-            with communicator.agreed():
-                lengths = communicator.allgather(len(counts))
-                if len(set(lengths)) > 1:
-                    raise ConfigError(
-                        "the loss returns pairs (sum, count) on some ranks only. Return one form."
-                    )
+            self._require_one_form(len(counts))
             self._counted = bool(counts)
         if not counts:
             return minimised, loss
@@ -107,13 +110,28 @@ class DataParallel(ReplicatedMethod):
             totals = np.sum(communicator.allgather(counts), axis=0).tolist()
         terms = []
         for amount in self._amounts.values():
-            total = 0.0 if amount.is_mean else totals.pop(0)
-            terms.append(amount.value * (communicator.size / total) if total else amount.mean)
+            total = 0.0
+            if not amount.is_mean:
+                total = totals.pop(0)
+            if total:
+                terms.append(amount.value * (communicator.size / total))
+            else:
+                terms.append(amount.mean)
         return sum(terms), loss
+
+    def _require_one_form(self, pairs: int) -> None:
+        """Raise ConfigError if ranks have different numbers of ``pairs``. Collective."""
+        communicator = self.job.communicator
+        with communicator.agreed():
+            if len(set(communicator.allgather(pairs))) > 1:
+                raise ConfigError(
+                    "the loss returns pairs (sum, count) on some ranks only. Return one form."
+                )
 
     def before_update(self) -> None:
         for name, parameter in self.subnet.network.named_parameters():
-            if parameter.grad is None:  # a user's network may not use it in every step
+            if parameter.grad is None:
+                # A user's network may not use it in every step, but all ranks send the same.
                 parameter.grad = torch.zeros_like(parameter)
             if not self._mean.has(name):
                 self._mean.add(name, parameter.grad)

@@ -33,8 +33,10 @@ class DynamicAveraging(ReplicatedMethod):
 
     def fetched(self) -> None:
         for name in weights_among(self.job.store.parameters):
-            kept = self.shards.alike.get(Slot(name, REFERENCE))
-            self._reference[name] = self.subnet.tensors[name].clone() if kept is None else kept
+            stored = self.shards.alike.get(Slot(name, REFERENCE))
+            if stored is None:
+                stored = self.subnet.tensors[name].clone()
+            self._reference[name] = stored
 
     def fill_store(self) -> None:
         self.give_mean()
@@ -44,7 +46,8 @@ class DynamicAveraging(ReplicatedMethod):
         )
 
     def exchange(self, number: int) -> None:
-        communicator, clock = self.job.communicator, self.job.clock
+        communicator = self.job.communicator
+        clock = self.job.clock
         # Rank 0 decides: a sum's last bit depends on processor and threads, and all must see the
         # same members.
         limit = communicator.broadcast_from_root(
@@ -54,9 +57,8 @@ class DynamicAveraging(ReplicatedMethod):
         with clock("wait"):
             drifts = communicator.allgather(distance)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
-        order = rng.permutation(
-            communicator.size, rng.key(self.job.run.train.seed, "averaging", number)
-        ).tolist()
+        stream = rng.key(self.job.run.train.seed, "averaging", number)
+        order = rng.permutation(communicator.size, stream).tolist()
         near = not members
         while not near:
             if 2 * len(members) >= communicator.size:
@@ -69,7 +71,8 @@ class DynamicAveraging(ReplicatedMethod):
     def _average(self, members: Sequence[int], limit: float) -> bool:
         """Give members their mean if it is near the reference or if all are members; return True
         then. Collective."""
-        communicator, tensors = self.job.communicator, dict(self.of_this_rank())
+        communicator = self.job.communicator
+        tensors = dict(self.of_this_rank())
         moved = {name: self.job.store.parameters[name] for name in tensors}
         everybody = len(members) == communicator.size
         with communicator.among(members) as some:
@@ -77,11 +80,12 @@ class DynamicAveraging(ReplicatedMethod):
             distance = 0.0
             if some:
                 lengths = self.job.architecture.lengths
-                owners, whole = Owners(lengths, some.size), Replicated(lengths, some.size)
+                # The members alone own the mean, until it is known to be near.
+                owners = Owners(lengths, some.size)
+                whole = Replicated(lengths, some.size)
                 for name, parameter in moved.items():
-                    mean[name] = torch.empty(
-                        part_shape(owners, parameter, some.rank), dtype=tensors[name].dtype
-                    )
+                    shape = part_shape(owners, parameter, some.rank)
+                    mean[name] = torch.empty(shape, dtype=tensors[name].dtype)
                 Transfer(moved, whole, owners, some.rank).run(tensors, mean, some)
                 if not everybody:
                     distance = self._distance(mean, owners, some.rank)
@@ -104,6 +108,8 @@ class DynamicAveraging(ReplicatedMethod):
 def _squared(tensors: Tensors, others: Tensors | None = None) -> float:
     total = 0.0
     for name, values in tensors.items():
-        difference = values if others is None else others[name] - values
+        difference = values
+        if others is not None:
+            difference = others[name] - values
         total += float(torch.linalg.vector_norm(difference, dtype=torch.float64) ** 2)
     return total

@@ -4,8 +4,10 @@ round.
 Each rank has its own weights x_i, which are drawn to a center. The owners have the center, which is
 evaluated. With a = moving_rate / number of ranks:
 
-    together       x_i <- x_i - a (x_i - center)      center <- center + a * sum over ranks of (x_i - center)
-    round-robin    the same, one rank after the other; a rank meets the center that the previous rank moved
+    together       x_i    <- x_i - a (x_i - center)
+                   center <- center + a * sum over ranks of (x_i - center)
+    round-robin    the same, one rank after the other; a rank meets the center that the previous
+                   rank moved
 """
 
 import torch

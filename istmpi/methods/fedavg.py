@@ -26,11 +26,13 @@ class FedAvg(IST):
 
     def holders(self, number: int) -> Replicated:
         return Replicated(
-            self.job.architecture.lengths,
-            self.job.communicator.size,
-            self.drawn(number),
-            self._examples,
+            lengths=self.job.architecture.lengths,
+            ranks=self.job.communicator.size,
+            members=self.drawn(number),
+            weights=self._examples,
         )
 
     def steps(self, number: int) -> int:
-        return super().steps(number) if self.job.communicator.rank in self.drawn(number) else 0
+        if self.job.communicator.rank not in self.drawn(number):
+            return 0
+        return super().steps(number)

@@ -45,7 +45,8 @@ def require_usable(
     learning rate's schedule; by default the run's.
     """
     name = phase.method.name
-    spec = spec_of(name, "method.name =" if name == run.method.name else "method.finish =")
+    is_first = name == run.method.name
+    spec = spec_of(name, "method.name =" if is_first else "method.finish =")
     require_weights(run.train, len(network.table.output_names), run.model.name)
     require_wire(spec, phase)
     require_state(spec, phase)
@@ -53,29 +54,33 @@ def require_usable(
     require_classes(run.train, data.task, data.outputs, name)
     if spec.learns_from_others and TASKS[data.task].probabilities is None:
         raise ConfigError(
-            f"method.name = {name!r} needs predictions of classes, but this is {data.task}. Use another method."
+            f"method.name = {name!r} needs predictions of classes, but this is {data.task}. "
+            "Use another method."
         )
-    batch = run.train.batch
     for count in examples:
-        if spec.in_passes and network.batch_norms and (count - 1) % batch == 0:
-            normalisation = run.model.batch_statistics or "batch normalisation"
-            raise ConfigError(
-                f"train.batch = {batch} leaves {name} a last batch of one example (of {count}), too few for "
-                f"{normalisation}. Use another train.batch or normalisation."
-            )
+        if spec.in_passes and network.batch_norms:
+            _require_last_batch(run, name, count)
         steps = (rounds or run.train.rounds) * spec.steps(phase, 1, count)
         schedules.require_usable(run.optimizer, steps)
     require_room(spec, phase, network, ranks)
-    if (
-        run.method.shares is not None
-        and name == run.method.name
-        and not spec.groups(phase, network)
-    ):
+    if run.method.shares is not None and is_first and not spec.groups(phase, network):
         raise ConfigError(
-            f"method.shares = {shown(run.method.shares)} with {name}, which deals out no units here. Leave shares out, "
-            "or use ist."
+            f"method.shares = {shown(run.method.shares)} with {name}, which deals out no units "
+            "here. Leave shares out, or use ist."
         )
     require_subnets(network, spec.deal(phase, network, ranks, 0, shares), members)
+
+
+def _require_last_batch(run: Run, method: str, examples: int) -> None:
+    """Raise ConfigError if a pass over a rank's examples ends with a batch of one, of which batch
+    normalisation has no variance."""
+    batch = run.train.batch
+    if (examples - 1) % batch == 0:
+        normalisation = run.model.batch_statistics or "batch normalisation"
+        raise ConfigError(
+            f"train.batch = {batch} leaves {method} a last batch of one example (of {examples}), "
+            f"too few for {normalisation}. Use another train.batch or normalisation."
+        )
 
 
 def with_method(run: Run, name: str) -> Run:
@@ -95,22 +100,32 @@ def require_read(run: Run, names: Iterable[str], methods: Sequence[str] = ()) ->
     ``names``: the settings to look at, without their section. ``methods``: by default those of the
     run's phases.
     """
-    given, default = run.method, type(run.method)()
+    default = type(run.method)()
     using = list(methods) or [name for name, _ in run.phases()]
     specs = [METHODS[name] for name in using if name in METHODS]
+    # An unknown method may read every setting.
+    if not specs:
+        return
     for name in sorted(names):
-        value = getattr(given, name)
-        unread = not any(name in spec.reads for spec in specs)
-        if specs and unread and value != getattr(default, name):
-            *others, last = [other.name for other in METHODS.values() if name in other.reads]
-            readers = f"{', '.join(others)} or {last}" if others else last
+        value = getattr(run.method, name)
+        is_read = any(name in spec.reads for spec in specs)
+        if not is_read and value != getattr(default, name):
             raise ConfigError(
-                f"method.{name} = {shown(value)} has no effect with {' and '.join(using)}. Leave it out, or use "
-                f"{readers}."
+                f"method.{name} = {shown(value)} has no effect with {' and '.join(using)}. "
+                f"Leave it out, or use {_list_readers(name)}."
             )
 
 
+def _list_readers(setting: str) -> str:
+    """Return the methods that read a setting, as part of a sentence."""
+    *others, last = [spec.name for spec in METHODS.values() if setting in spec.reads]
+    if not others:
+        return last
+    return f"{', '.join(others)} or {last}"
+
+
 def require_subnets(network: Architecture, deal: Partition, members: Iterable[int]) -> None:
+    """Raise ConfigError if the subnet of one of the ranks ``members`` cannot be used."""
     from istmpi.engine.axes import narrow  # help must not wait for NumPy
 
     for rank in members:
@@ -118,44 +133,46 @@ def require_subnets(network: Architecture, deal: Partition, members: Iterable[in
 
 
 def require_classes(train: Train, task: str, classes: int, method: str) -> None:
-    weights, strength, one_class = (
-        train.class_weights,
-        train.logit_adjustment,
-        TASKS[task].one_class,
-    )
+    """Raise ConfigError if settings of losses of classes do not fit the data or the method."""
     for name in ("label_smoothing", "class_weights", "logit_adjustment"):
-        if (value := getattr(train, name)) and not one_class:
+        value = getattr(train, name)
+        if value and not TASKS[task].one_class:
             raise ConfigError(
-                f"train.{name} = {shown(value)} is for classes, and these data have none. Leave it out."
+                f"train.{name} = {shown(value)} is for classes, and these data have none. "
+                "Leave it out."
             )
-    if weights not in (None, BALANCED) and (
-        isinstance(weights, str) or len(weights) != classes or not any(weights)
-    ):
+    weights = train.class_weights
+    if weights is not None and weights != BALANCED:
+        is_list = not isinstance(weights, str)
+        if not is_list or len(weights) != classes or not any(weights):
+            raise ConfigError(
+                f"train.class_weights = {shown(weights)} must be {BALANCED!r} or a list of "
+                f"{classes} numbers, not all 0."
+            )
+    if train.logit_adjustment and method == "codistillation":
         raise ConfigError(
-            f"train.class_weights = {shown(weights)} must be {BALANCED!r} or a list of {classes} numbers, not all 0."
-        )
-    if strength and method == "codistillation":
-        raise ConfigError(
-            f"train.logit_adjustment = {strength:g} does not go with codistillation, whose ranks also learn from each "
-            f"other's predictions. Leave it out, or use another method."
+            f"train.logit_adjustment = {train.logit_adjustment:g} does not go with codistillation, "
+            "whose ranks also learn from each other's predictions. Leave it out, or use another "
+            "method."
         )
 
 
 def require_wire(spec: MethodSpec, run: Run) -> None:
     if spec.stays and spec.sends_largest(run) and spec.outer(run) != (1, 0):
         raise ConfigError(
-            "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, outer_momentum), "
-            "which needs all values. Leave one out."
+            "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, "
+            "outer_momentum), which needs all values. Leave one out."
         )
     wire = run.method.wire
     if wire != "float32" and not spec.encodes:
         raise ConfigError(
-            f"method.wire = {wire!r} does not go with {spec.name}, which sends exact values. Leave it "
-            "out, or use another method."
+            f"method.wire = {wire!r} does not go with {spec.name}, which sends exact values. "
+            "Leave it out, or use another method."
         )
     if wire != "float32" and run.model.dtype != "float32":
         raise ConfigError(
-            f"method.wire = {wire!r} needs float32 values, but model.dtype = {run.model.dtype!r}. Leave one out."
+            f"method.wire = {wire!r} needs float32 values, but model.dtype = "
+            f"{run.model.dtype!r}. Leave one out."
         )
 
 
@@ -164,8 +181,8 @@ def require_state(spec: MethodSpec, run: Run) -> None:
     if state == KEEP and not spec.always_carries and KEEP not in spec.states:
         keeping = " and ".join(name for name, other in METHODS.items() if KEEP in other.states)
         raise ConfigError(
-            f"method.optimizer_state = {state!r} goes with {keeping}, not with {spec.name}. Use reset or carry, or "
-            "leave it out."
+            f"method.optimizer_state = {state!r} goes with {keeping}, not with {spec.name}. "
+            "Use reset or carry, or leave it out."
         )
 
 
@@ -175,35 +192,26 @@ def require_dealable(spec: MethodSpec, run: Run, architecture: Architecture) -> 
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
+    """Raise ConfigError if a round has no room for a delay, fragments, or rounds without a mean."""
     settings = run.method
-    steps, delay, fragments = settings.local_steps, settings.delay, settings.fragments
+    steps = settings.local_steps
+    delay = settings.delay
     if delay is not None and delay >= steps and (spec.stays or spec.delay_by_default):
         raise ConfigError(
             f"method.delay = {delay} of {spec.name} must be below method.local_steps = {steps}. "
             f"Give at most {steps - 1}, or more local steps."
         )
-    if fragments is not None and "fragments" in spec.settings:
-        room = min(fragments, len(architecture.parameters))
-        while len(departures(architecture.parameters, room, steps, spec.delay(run))) < room:
-            room -= 1
-        if room < fragments:
-            raise ConfigError(
-                f"method.fragments = {fragments} is more than this network, method.local_steps = {steps} and "
-                f"method.delay = {spec.delay(run)} allow. Give at most {room}."
-            )
+    if settings.fragments is not None and "fragments" in spec.settings:
+        _require_fragments(spec, run, architecture, settings.fragments)
     if spec.share_every(run) > 1 and ranks > 1 and spec.outer(run) != (1, 0):
         raise ConfigError(
-            f"method.share_every = {settings.share_every} does not go with an outer step (outer_lr, "
-            "outer_momentum), which needs all weights in every round. Leave one out."
+            f"method.share_every = {settings.share_every} does not go with an outer step "
+            "(outer_lr, outer_momentum), which needs all weights in every round. Leave one out."
         )
     if spec.leaves_early(run, architecture, ranks):
         _require_undivided(spec.groups(run, architecture), architecture)
-    if (
-        spec.stays
-        and spec.delay(run)
-        and ranks > 1
-        and not spec.stays_with_holders(run, architecture, ranks)
-    ):
+    elif spec.stays and spec.delay(run) and ranks > 1:
+        # Nothing stays with its holders, so nothing can leave them early.
         why = "a network without dealt units (method.partition)"
         if spec.outer(run) != (1, 0):
             why = (
@@ -214,6 +222,22 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
         )
 
 
+def _require_fragments(
+    spec: MethodSpec, run: Run, architecture: Architecture, fragments: int
+) -> None:
+    """Raise ConfigError if the network and a round's steps do not allow so many fragments."""
+    steps = run.method.local_steps
+    delay = spec.delay(run)
+    most = min(fragments, len(architecture.parameters))
+    while len(departures(architecture.parameters, most, steps, delay)) < most:
+        most -= 1
+    if most < fragments:
+        raise ConfigError(
+            f"method.fragments = {fragments} is more than this network, method.local_steps = "
+            f"{steps} and method.delay = {delay} allow. Give at most {most}."
+        )
+
+
 def _require_undivided(groups: Sequence[str], architecture: Architecture) -> None:
     """Raise ConfigError if all ranks have elements of a parameter that is dealt out, which
     method.delay cannot send."""
@@ -221,6 +245,6 @@ def _require_undivided(groups: Sequence[str], architecture: Architecture) -> Non
         pieces = parameter.pieces(dict.fromkeys(groups))
         if len(pieces) > 1 and not pieces[-1].pattern.dealt(groups):
             raise ConfigError(
-                f"method.delay does not go with {name} ({parameter.pattern}), which is dealt out in part. "
-                "Leave method.delay out."
+                f"method.delay does not go with {name} ({parameter.pattern}), which is dealt out "
+                "in part. Leave method.delay out."
             )

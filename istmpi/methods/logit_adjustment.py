@@ -25,7 +25,8 @@ losses."""
 
 class LogitAdjustment:
     def __init__(self, batches: Batches, strength: float):
-        self._batches, self._strength = batches, strength
+        self._batches = batches
+        self._strength = strength
         self._added: torch.Tensor | None = None
 
     def __call__(self, outputs: Outputs) -> Outputs:

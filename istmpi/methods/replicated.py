@@ -38,12 +38,14 @@ class ReplicatedMethod(Method):
     def begin(self, number: int) -> None:
         """Build this rank's network and its optimizer; fetch their values in the first round of a
         job. Collective."""
-        first, self._published = not self.subnet.tensors, False
+        is_first = not self.subnet.tensors
+        self._published = False
         self.build(number)
-        if first:
+        if is_first:
             self.shards.fetch(number, self.subnet.tensors)
             self.fetched()
-            tensors, restored = self.each_rank(), self.job.restored
+            tensors = self.each_rank()
+            restored = self.job.restored
             copy_from_host(restored, {name: tensors[name] for name in restored if name in tensors})
 
     def fetched(self) -> None:
@@ -73,12 +75,12 @@ class ReplicatedMethod(Method):
     def give_mean(self, members: tuple[int, ...] | None = None) -> None:
         """Give the owners the mean of the tensors of the ranks ``members``, by default of all.
         Collective."""
-        store, tensors = self.job.store, self.of_this_rank()
+        store = self.job.store
+        tensors = self.of_this_rank()
         moved = {name: store.parameters[name] for name in tensors}
         holders = Replicated(store.owners.lengths, store.owners.ranks, members)
-        Transfer(moved, holders, store.owners, store.rank).run(
-            tensors, store.tensors, self.job.communicator
-        )
+        push = Transfer(moved, holders, store.owners, store.rank)
+        push.run(tensors, store.tensors, self.job.communicator)
 
     def rollback(self) -> None:
         tensors = self.each_rank()
@@ -86,7 +88,9 @@ class ReplicatedMethod(Method):
             tensors[name].copy_(values)
 
     def of_this_rank(self) -> Tensors:
-        return on_host(self.each_rank()) if self.subnet.tensors else self.job.restored
+        if not self.subnet.tensors:
+            return self.job.restored
+        return on_host(self.each_rank())
 
     def publish(self) -> None:
         if self.subnet.tensors:

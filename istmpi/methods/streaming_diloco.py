@@ -47,15 +47,13 @@ class StreamingDiLoCo(ReplicatedMethod):
     def __init__(self, job: Job):
         super().__init__(job)
         settings = job.run.method
-        self._departures = {
-            departure.leaves: departure
-            for departure in departures(
-                job.architecture.parameters,
-                settings.fragments,
-                settings.local_steps,
-                self.spec.delay(job.run),
-            )
-        }
+        planned = departures(
+            job.architecture.parameters,
+            settings.fragments,
+            settings.local_steps,
+            self.spec.delay(job.run),
+        )
+        self._departures = {departure.leaves: departure for departure in planned}
         self._common: dict[str, torch.Tensor] = {}
         """The common weights and velocities. Tensors are replaced, never changed in place."""
         self._common_before: dict[str, torch.Tensor] = {}
@@ -111,7 +109,8 @@ class StreamingDiLoCo(ReplicatedMethod):
             self._leaving = bool(arrived.vote())
         self._under_way = None
         self.subnet.settle()
-        step = Outer(*self.spec.outer(self.job.run))
+        lr, momentum = self.spec.outer(self.job.run)
+        step = Outer(lr, momentum)
         starts = {name: self._common[name] for name in arrived.departure.names}
         parts = change.split([start.numel() for start in starts.values()])
         for (name, start), part in zip(starts.items(), parts, strict=True):

@@ -34,15 +34,15 @@ class Subnet:
     optimizer: torch.optim.Optimizer | None = None
 
     def __init__(self, job: Job, averages_gradients: bool):
-        self._job, self._lengths = job, None
+        self._job = job
+        self._lengths: dict[str, int] | None = None
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = choose_optimizer(job.run.optimizer)
         self.clip = _clip(job)
         self._sparse = self.spec.name == "sgd" and not self.clip and not averages_gradients
         self._sparse_rows: SparseRows | None = None
-        if (
-            not job.optimizer
-        ):  # one that only a program can make is refused here, and not in the first round
+        # An optimizer that only a program can make is refused here, and not in the first round.
+        if not job.optimizer:
             self.spec.make([nn.Parameter(torch.zeros(1))])
 
     def build(self, lengths: Mapping[str, int]) -> bool:
@@ -53,11 +53,15 @@ class Subnet:
         """
         if self._lengths == lengths:
             return False
-        job, self._lengths = self._job, None
-        scale = job.store.scale if lengths != job.architecture.lengths else job.store.full_scale
+        job = self._job
+        self._lengths = None
+        scale = job.store.scale
+        if lengths == job.architecture.lengths:
+            scale = job.store.full_scale
         network = job.architecture.without_values(scale, lengths)
         # decision 27: kept while lengths stay, because fresh pages cost more than values.
-        self.network, self._lengths = to_empty(network, job.device).train(), dict(lengths)
+        self.network = to_empty(network, job.device).train()
+        self._lengths = dict(lengths)
         if issubclass(job.task, MultiLabel):
             defer(self.network)
         if self._sparse:
@@ -70,19 +74,29 @@ class Subnet:
         """Make a new optimizer with zero state. ``steps``: the number of steps that its state
         begins with."""
         if self._job.optimizer:
-            self.optimizer = self._job.optimizer.make(self.network)
+            optimizer = self._job.optimizer.make(self.network)
         else:
-            self.optimizer = self.spec.make(self.network.parameters())
-        self._move = self.optimizer.step
+            optimizer = self.spec.make(self.network.parameters())
+        self.optimizer = optimizer
+        # A user's program replaces the method, to take this step itself.
+        self._update = optimizer.step
         self.tensors = {}
         for name, parameter in self.network.named_parameters():
             self.tensors[name] = parameter.detach()
-            state = {slot: torch.zeros_like(parameter.detach()) for slot in self.spec.slots}
-            self.tensors |= {Slot(name, slot): values for slot, values in state.items()}
+            state = {}
+            for slot in self.spec.slots:
+                state[slot] = torch.zeros_like(parameter.detach())
+                self.tensors[Slot(name, slot)] = state[slot]
             if state:
-                self.optimizer.state[parameter] = self.spec.state(state, steps)
+                optimizer.state[parameter] = self.spec.state(state, steps)
         if self._sparse:
-            self._sparse_rows = SparseRows(self.network, self.optimizer, self._job.run.optimizer)
+            self._sparse_rows = SparseRows(self.network, optimizer, self._job.run.optimizer)
+
+    @property
+    def _present_optimizer(self) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            raise AssertionError("a step needs an optimizer, which `renew` makes")
+        return self.optimizer
 
     def begin_step(self, number: int, rate: float, stochastic: bool) -> None:
         """Begin a local step: delete all gradients. ``rate``: learning rate of label layers that
@@ -101,27 +115,32 @@ class Subnet:
                 torch.cuda.manual_seed(key)
         if self._sparse and not job.run.optimizer.momentum:
             for layer in label_layers(self.network):
-                layer.rate, layer.decay = rate, job.run.optimizer.weight_decay
+                layer.rate = rate
+                layer.decay = job.run.optimizer.weight_decay
         with self._calling("zero_grad"):
-            self.optimizer.zero_grad(set_to_none=True)
+            self._present_optimizer.zero_grad(set_to_none=True)
 
     def end_step(self, number: int, rate: float) -> None:
+        """Update the weights by their gradients, with the learning rate ``rate``."""
+        optimizer = self._present_optimizer
         if self.clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         if self._job.optimizer:
-            self._job.optimizer.schedule(self.optimizer, number)
+            self._job.optimizer.schedule(optimizer, number)
         else:
-            for group in self.optimizer.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = rate
         if self._sparse_rows:
             self._sparse_rows.step(rate)
         with self._calling("step"):
-            self._move()
+            self._update()
 
     def _calling(self, method: str) -> AbstractContextManager[None]:
         """Return a context in which a method of a user's optimizer runs: its errors name it."""
         is_own = bool(self._job.optimizer) or ":" in self.spec.name
-        return calling(f"{self.spec.name}: {method}") if is_own else nullcontext()
+        if not is_own:
+            return nullcontext()
+        return calling(f"{self.spec.name}: {method}")
 
     def settle(self) -> None:
         """Apply the postponed updates of embeddings' rows that the last steps did not read."""
@@ -132,15 +151,21 @@ class Subnet:
         release_gradients(self.network)
 
     def release(self) -> None:
-        self.optimizer, self.tensors = None, {}
+        """Forget the optimizer and the tensors; the network's memory is used again."""
+        self.optimizer = None
+        self.tensors = {}
 
     def _about_to_read(
         self, bag: nn.EmbeddingBag, inputs: tuple[Any, ...], named: Mapping[str, Any]
     ) -> None:
-        self._sparse_rows.settle_rows(bag.weight, inputs[0] if inputs else named["input"])
+        if self._sparse_rows:
+            rows = inputs[0] if inputs else named["input"]
+            self._sparse_rows.settle_rows(bag.weight, rows)
 
 
 def _clip(job: Job) -> float:
     if job.run.optimizer.clip is not None:
         return job.run.optimizer.clip
-    return CLIP_OF_REGRESSION if job.task.standardises and job.run.data.standardise else 0.0
+    if job.task.standardises and job.run.data.standardise:
+        return CLIP_OF_REGRESSION
+    return 0.0

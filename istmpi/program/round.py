@@ -201,7 +201,7 @@ class Round:
         round.optimizer.step()."""
         self._noted = True
         # `take` has counted the examples already.
-        self._method.taken(torch.as_tensor(loss), 0)
+        self._method.note_step(torch.as_tensor(loss), 0)
 
     def average_gradients(self) -> None:
         """Average gradients over ranks, if the method does, before clipping. Raises ConfigError if
