@@ -21,7 +21,7 @@ class Report(NamedTuple):
     loss: float | None
     """The mean loss of the rank's steps; None without steps."""
     weight: float | None
-    """How much counts in this mean; None for a loss that is no pair (sum, count)."""
+    """The count behind this mean; None for a loss that is no pair (sum, count)."""
     bad_step: int | None
     """The first local step, from 1, with a loss or a weight that is not finite."""
     complete: bool

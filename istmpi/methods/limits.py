@@ -228,13 +228,13 @@ def _require_fragments(
     """Raise ConfigError if the network and a round's steps do not allow so many fragments."""
     steps = run.method.local_steps
     delay = spec.delay(run)
-    most = min(fragments, len(architecture.parameters))
-    while len(departures(architecture.parameters, most, steps, delay)) < most:
-        most -= 1
-    if most < fragments:
+    allowed = min(fragments, len(architecture.parameters))
+    while len(departures(architecture.parameters, allowed, steps, delay)) < allowed:
+        allowed -= 1
+    if allowed < fragments:
         raise ConfigError(
             f"method.fragments = {fragments} is more than this network, method.local_steps = "
-            f"{steps} and method.delay = {delay} allow. Give at most {most}."
+            f"{steps} and method.delay = {delay} allow. Give at most {allowed}."
         )
 
 
