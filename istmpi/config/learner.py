@@ -20,14 +20,15 @@ DType = Annotated[Literal["float32", "float64"], "Type of weights and computatio
 
 Scale = Annotated[
     Literal["share", "fitted", "none"],
-    "Factor of the full network's sums over dealt units without a batch normalisation after them: a subnet's share "
-    "of these units, fitted on training examples (results/decoder.md), or none.",
+    "Factor of the full network's sums over dealt units without a batch normalisation after them: "
+    "a subnet's share of these units, fitted on training examples (results/decoder.md), or none.",
 ]
 
 
 Init = Annotated[
     Literal["fan-in", "constructor"],
-    "Initial values: uniform by fan-in, or those of the full network's constructor, which then runs on every rank.",
+    "Initial values: uniform by fan-in, or those of the full network's constructor, which then "
+    "runs on every rank.",
 ]
 
 

@@ -4,7 +4,7 @@ this package."""
 from fractions import Fraction
 
 from istmpi.config import legs
-from istmpi.config.spec import CARRY, KEEP, RESET, MethodSpec, gathered, reduced
+from istmpi.config.spec import CARRY, KEEP, RESET, MethodSpec, count_gathered, count_reduced
 from istmpi.errors import ConfigError, did_you_mean
 
 __all__ = ["METHODS", "MethodSpec", "spec_of"]
@@ -15,7 +15,7 @@ def _outer_copies(run, ranks, slots):
     return (lr != 1 or momentum != 0) + (momentum != 0)
 
 
-def _drawn(run, ranks):
+def _count_members(run, ranks):
     from istmpi.engine.partition import drawn_count  # help must not wait for NumPy
 
     return drawn_count(ranks, run.method.fraction)
@@ -48,7 +48,7 @@ _ALL = (
         "data_parallel.DataParallel",
         sends_every_step=True,
         replicated=True,
-        received=reduced,
+        received=count_reduced,
         always_carries=True,
         encodes=True,
     ),
@@ -73,7 +73,7 @@ _ALL = (
         legs=legs.fragments,
         settings=("fragments", "mix"),
         replicated=True,
-        received=reduced,
+        received=count_reduced,
         outer_step=(0.7, 0.9),
         always_carries=True,
         delay_by_default=1,
@@ -91,7 +91,7 @@ _ALL = (
         settings=("top", "feedback"),
         largest=True,
         replicated=True,
-        received=lambda run, held: Fraction(run.method.top, 4096) * gathered(run, held),
+        received=lambda run, held: Fraction(run.method.top, 4096) * count_gathered(run, held),
         outer_step=(1.0, 0.0),
         always_carries=True,
         # Start, error, mean; the optimizer's start; the outer step's.
@@ -102,7 +102,7 @@ _ALL = (
         "some ranks train for epochs on their own examples; then weights are averaged by examples",
         "fedavg.FedAvg",
         settings=("fraction", "epochs"),
-        members=_drawn,
+        members=_count_members,
         in_passes=True,
         outer_step=(1.0, 0.0),
         encodes=True,
@@ -127,7 +127,7 @@ _ALL = (
         settings=("burn_in",),
         sends_since=lambda run: run.method.burn_in,
         replicated=True,
-        received=gathered,
+        received=count_gathered,
         always_carries=True,
         copies=lambda run, ranks, slots: ranks + slots,  # the others'; all of a round's start
     ),

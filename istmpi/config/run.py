@@ -165,13 +165,13 @@ class Run:
         self.sides()
         if self.train.resolution and not isinstance(self.model, OwnModel):
             raise ConfigError(
-                f"train.resolution with model.name = {self.model.name!r}: its first layer depends on the "
-                "image size. Use resnet, vgg or a network of yours, or leave it out."
+                f"train.resolution with model.name = {self.model.name!r}: its first layer depends "
+                "on the image size. Use resnet, vgg or a network of yours, or leave it out."
             )
         if own_files and self.evaluate.form not in (None, "merged"):
             raise ConfigError(
-                f"evaluate.form = {self.evaluate.form!r} needs a data.placement other than 'local', because it scores "
-                "all subnets on the same examples. Leave form out."
+                f"evaluate.form = {self.evaluate.form!r} needs a data.placement other than "
+                "'local', because it scores all subnets on the same examples. Leave form out."
             )
 
     def course(self, most_examples: Mapping[int, int]) -> Course:
@@ -213,7 +213,8 @@ class Run:
         for side, first, end in zip(sides, [0, *ends], ends):
             if first == end:
                 raise ConfigError(
-                    f"{setting} leaves no round of {rounds} for side {side}. Train more rounds, or leave the side out."
+                    f"{setting} leaves no round of {rounds} for side {side}. Train more rounds, or "
+                    "leave the side out."
                 )
         return [(course.find_round(end), side) for end, side in zip(ends, sides)]
 
@@ -237,13 +238,14 @@ class Run:
             percent = 0
         if not (share.endswith("%") and 0 < percent < 100):
             raise ConfigError(
-                f"method.finish = {finish!r} must be a method and its share of the rounds, such as 'local-sgd:10%'."
+                f"method.finish = {finish!r} must be a method and its share of the rounds, such as "
+                "'local-sgd:10%'."
             )
         for other in (first, name):
             if other in METHODS and METHODS[other].in_passes:
                 raise ConfigError(
-                    f"method.finish = {finish!r} does not go with {other}, whose rounds are epochs. Leave it "
-                    "out, or use local-sgd."
+                    f"method.finish = {finish!r} does not go with {other}, whose rounds are "
+                    "epochs. Leave it out, or use local-sgd."
                 )
         # At least one round of each method, as far as there are two rounds.
         last = min(math.ceil(rounds * percent / 100), rounds - 1)

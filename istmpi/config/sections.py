@@ -39,12 +39,14 @@ class Train:
     ] = None
     max_minutes: Annotated[
         NotNegative,
-        "Time limit in minutes, without evaluations; the round in progress is finished. 0: no limit.",
+        "Time limit in minutes, without evaluations; the round in progress is finished. 0: no "
+        "limit.",
     ] = 0.0
     init: Annotated[
         str,
-        "Initial weights where names and shapes fit: network.h5, .safetensors or a folder of them, a torch "
-        "state dict, or FILE.py:function that yields (name, tensor) pairs on rank 0. Ignored when resuming.",
+        "Initial weights where names and shapes fit: network.h5, .safetensors or a folder of them, "
+        "a torch state dict, or FILE.py:function that yields (name, tensor) pairs on rank 0. "
+        "Ignored when resuming.",
     ] = ""
     init_names: Annotated[
         dict | None,
@@ -52,7 +54,8 @@ class Train:
     ] = None
     patience: Annotated[
         Natural,
-        "Early stopping: evaluations in a row without a better validation score that end training. 0: off.",
+        "Early stopping: evaluations in a row without a better validation score that end training. "
+        "0: off.",
     ] = 0
     batch: Annotated[Count, "Examples in a local step of one rank."] = 128
     resolution: Annotated[
@@ -60,8 +63,8 @@ class Train:
         also(
             must="be pairs of a fraction of the rounds and a side in pixels, such as [[0.4, 8], [0.6, 16]]"
         ),
-        "Images: pairs [fraction of the rounds, side in pixels], smaller sides first, the full side last: "
-        "[[0.4, 8], [0.6, 16]] (results/growing.md).",
+        "Images: pairs [fraction of the rounds, side in pixels], smaller sides first, the full "
+        "side last: [[0.4, 8], [0.6, 16]] (results/growing.md).",
     ] = ()
     exit_weights: Annotated[
         tuple[NotNegative, ...],
@@ -70,22 +73,24 @@ class Train:
     ] = ()
     logit_adjustment: Annotated[
         NotNegative,
-        "Ranks with different classes: add this factor times the log of each class's share of the rank's "
-        "examples to the logits in training; 1 corrects fully.",
+        "Ranks with different classes: add this factor times the log of each class's share of the "
+        "rank's examples to the logits in training; 1 corrects fully.",
     ] = 0.0
     label_smoothing: Annotated[
         Fraction,
-        "Classes: share of each label that training spreads evenly over all classes; test losses are plain.",
+        "Classes: share of each label that training spreads evenly over all classes; test losses "
+        "are plain.",
     ] = 0.0
     class_weights: Annotated[
         tuple[NotNegative, ...] | str | None,
         also(**{"or": "balanced"}),
-        "Classes: weight of each in training, as in nn.CrossEntropyLoss; balanced: inverse to its examples on a rank.",
+        "Classes: weight of each in training, as in nn.CrossEntropyLoss; balanced: inverse to its "
+        "examples on a rank.",
     ] = None
     multi_label_loss: Annotated[
         Literal["softmax", "binary"],
-        "Sparse rows with several labels: softmax is the mean cross-entropy over a row's labels, binary the "
-        "sum of binary cross-entropies over all labels.",
+        "Sparse rows with several labels: softmax is the mean cross-entropy over a row's labels, "
+        "binary the sum of binary cross-entropies over all labels.",
     ] = "softmax"
     seed: Annotated[Natural, also(at_most=MOST - 1), "Seed of all random numbers."] = 0
     autocast: Annotated[bool, "Compute matrix products in bfloat16."] = False
@@ -107,8 +112,8 @@ class Evaluate:
 
     every: Annotated[
         Natural,
-        "Rounds between evaluations, on the validation split or otherwise the test split; 0: ten evaluations "
-        "in a run. The last round is always evaluated.",
+        "Rounds between evaluations, on the validation split or otherwise the test split; 0: ten "
+        "evaluations in a run. The last round is always evaluated.",
     ] = 0
     batch: Annotated[Count, "Examples in a batch of an evaluation."] = 1024
     examples: Annotated[
@@ -117,19 +122,20 @@ class Evaluate:
     propensity: Annotated[
         tuple[NotNegative, NotNegative],
         also(must="be two numbers of at least 0, such as [0.55, 1.5]"),
-        "Sparse rows with several labels: propensity parameters A and B of PSP@k (Jain et al. 2016; results/xc.md).",
+        "Sparse rows with several labels: propensity parameters A and B of PSP@k (Jain et al. "
+        "2016; results/xc.md).",
     ] = (0.55, 1.5)
     calibration_examples: Annotated[
         Annotated[int, Meta(ge=2)] | None,
-        "Training examples to calibrate the full network's batch normalisation; by default 1024, or fewer to "
-        "keep evaluation below a tenth of the run's FLOPs.",
+        "Training examples to calibrate the full network's batch normalisation; by default 1024, "
+        "or fewer to keep evaluation below a tenth of the run's FLOPs.",
     ] = None
 
     form: Annotated[
         Literal["merged", "blocks", "best"] | None,
-        "The network to score and save: merged (the full network), blocks (averaged outputs of the subnets), "
-        "or best (the better on validation or sampled training data). The default is best with method.redeal "
-        "= 0, otherwise merged.",
+        "The network to score and save: merged (the full network), blocks (averaged outputs of the "
+        "subnets), or best (the better on validation or sampled training data). The default is "
+        "best with method.redeal = 0, otherwise merged.",
     ] = None
 
     def rounds_between(self, rounds: int) -> int:
@@ -147,7 +153,8 @@ class Checkpoint:
     ] = False
     writer: Annotated[
         Literal["auto", "mpio", "direct"],
-        "Writer: mpio (parallel HDF5), direct (each rank writes its rows), or auto: mpio if h5py has MPI.",
+        "Writer: mpio (parallel HDF5), direct (each rank writes its rows), or auto: mpio if h5py "
+        "has MPI.",
     ] = "auto"
     wait: Annotated[
         bool, "Wait until a checkpoint is on disk instead of writing it in the background."
@@ -164,13 +171,13 @@ class Comm:
 
     exchange: Annotated[
         Literal["alltoallv", "pieces"],
-        "Exchange of weights: one MPI_Alltoallv, or pieces of 256 KiB to each rank in turn, for slow links "
-        "between hosts (docs/running.md).",
+        "Exchange of weights: one MPI_Alltoallv, or pieces of 256 KiB to each rank in turn, for "
+        "slow links between hosts (docs/running.md).",
     ] = "alltoallv"
     patience: Annotated[
         NotNegative,
-        "Seconds until ranks that do not respond are reported; after twice that, a stuck job ends with exit "
-        "code 76. It is at least 3 times the slowest round. 0: no limit.",
+        "Seconds until ranks that do not respond are reported; after twice that, a stuck job ends "
+        "with exit code 76. It is at least 3 times the slowest round. 0: no limit.",
     ] = 30.0
 
 
@@ -187,7 +194,8 @@ class Optimizer:
     name: Annotated[
         str,
         also(known=tuple(OPTIMIZERS), **{"or": "package.module:Class"}),
-        "The optimizer of local steps: one of these, or an optimizer class such as torch.optim:RMSprop.",
+        "The optimizer of local steps: one of these, or an optimizer class such as "
+        "torch.optim:RMSprop.",
     ] = "sgd"
     lr: Annotated[Positive, "Learning rate."] = 0.01
     momentum: Annotated[Fraction, "Momentum of sgd."] = 0.0
@@ -220,7 +228,8 @@ class Optimizer:
     betas: Annotated[
         tuple[Fraction, Fraction] | None,
         also(must="be two numbers from 0 to below 1, as [0.9, 0.95]"),
-        "adam, adamw: decay of the means of gradients and of their squares; by default 0.9 and 0.999.",
+        "adam, adamw: decay of the means of gradients and of their squares; by default 0.9 and "
+        "0.999.",
     ] = None
     eps: Annotated[
         Positive | None, "adam, adamw: added to the root of the mean of squares; by default 1e-8."

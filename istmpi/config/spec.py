@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from istmpi.config.sections import Optimizer, Train
     from istmpi.data.settings import Data
     from istmpi.engine.layout import TrainingLayout
+    from istmpi.engine.packed_sizes import Largest
     from istmpi.engine.partition import Partition
     from istmpi.engine.route import Leg, Parameters, Route
     from istmpi.network.architecture import Architecture
 
-RESET, KEEP, CARRY = "reset", "keep", "carry"
-"""The values of method.optimizer_state: at a round's end the state is deleted, stays on its rank,
-or moves."""
+RESET = "reset"
+"""The value of method.optimizer_state with which a round's end deletes the state."""
+KEEP = "keep"
+"""The value with which the state stays on its rank."""
+CARRY = "carry"
+"""The value with which the state moves with its weights."""
 RING_BYTES = 2**20
 """The least bytes of all undealt parameters for a ring all-reduce, if no outer step follows. A ring
 is nearer to the line's rate than all-to-all, but each rank sends 2(P-1) more messages."""
@@ -63,21 +67,26 @@ class HeldCounts(Protocol):
     def network_elements(self) -> int: ...
 
 
-def trained(run: RunSettings, held: HeldCounts) -> int | Fraction:
+def count_trained(run: RunSettings, held: HeldCounts) -> int | Fraction:
+    """Return the elements that all ranks together hold while they train."""
     return held.held_elements
 
 
-def reduced(run: RunSettings, held: HeldCounts) -> int:
+def count_reduced(run: RunSettings, held: HeldCounts) -> int:
+    """Return the elements that all ranks together receive in an all-reduce by a ring."""
     return 2 * (held.ranks - 1) * held.network_elements
 
 
-def gathered(run: RunSettings, held: HeldCounts) -> int:
+def count_gathered(run: RunSettings, held: HeldCounts) -> int:
+    """Return the elements that all ranks together receive if each gets all others' networks."""
     return held.ranks * (held.ranks - 1) * held.network_elements
 
 
-def asked(run: RunSettings, architecture: Architecture) -> tuple[str, ...]:
+def choose_groups(run: RunSettings, architecture: Architecture) -> tuple[str, ...]:
     """Return the names of the groups that a run wants dealt out; the network may lack some."""
-    return architecture.default_groups if run.method.partition is None else run.method.partition
+    if run.method.partition is None:
+        return architecture.default_groups
+    return run.method.partition
 
 
 @dataclass(frozen=True)
@@ -103,9 +112,9 @@ class MethodSpec:
     replicated: bool = False
     """True if ranks keep the whole network. In the first round they pull it from the owners, with
     its slots."""
-    received: Callable[[RunSettings, HeldCounts], int | Fraction] = trained
-    """The elements that all ranks together receive in an exchange; `trained` adds a rank's own, as
-    papers do."""
+    received: Callable[[RunSettings, HeldCounts], int | Fraction] = count_trained
+    """The elements that all ranks together receive in an exchange; `count_trained` adds a rank's
+    own, as papers do."""
     makes_communicators: bool = False
     """True if rounds create further MPI communicators."""
     deals: bool = False
@@ -159,7 +168,10 @@ class MethodSpec:
         return {"name", "finish", *self.settings, *read}
 
     def wire(self, run: RunSettings) -> str:
-        return run.method.wire if self.encodes else "float32"
+        """Return the form in which values are sent."""
+        if not self.encodes:
+            return "float32"
+        return run.method.wire
 
     def sends_changes(self, run: RunSettings, ranks: int) -> bool:
         """Return True if rounded messages have the changes of weights in a round, and not the
@@ -181,7 +193,7 @@ class MethodSpec:
                     f"method.partition: {name} is not a unit group of this "
                     f"model{did_you_mean(name, architecture.groups)}"
                 )
-        return asked(run, architecture)
+        return choose_groups(run, architecture)
 
     def shared(self, run: RunSettings, architecture: Architecture) -> list[str]:
         groups = self.groups(run, architecture)
@@ -200,19 +212,16 @@ class MethodSpec:
         shared = self.shared(run, architecture)
         if not self.stays or self.outer(run) != (1, 0) or ranks == 1 or not shared:
             return False
+        if not self.groups(run, architecture) or self.sends_largest(run):
+            return True
+        # Owners have no values between two means, and none while weights are under way.
+        if run.method.share_every > 1 or self.leaves_early(run, architecture, ranks):
+            return True
         from istmpi.engine.axes import count_bytes  # help must not wait for NumPy
 
-        nbytes = count_bytes(
-            {name: architecture.parameters[name] for name in shared}, architecture.lengths
-        )
-        if (
-            not self.groups(run, architecture)
-            or run.method.share_every > 1
-            or self.sends_largest(run)
-        ):
-            return True
+        parameters = {name: architecture.parameters[name] for name in shared}
         tensors = 1 + len(self.moved_slots(run))
-        return nbytes * tensors >= RING_BYTES or bool(self.leaves_early(run, architecture, ranks))
+        return count_bytes(parameters, architecture.lengths) * tensors >= RING_BYTES
 
     def kept_by_all(self, run: RunSettings, architecture: Architecture, ranks: int) -> list[str]:
         """Return the names of the parameters that all ranks keep from round to round."""
@@ -232,15 +241,11 @@ class MethodSpec:
         """Return the route of the weights through a run's rounds; ``deal`` returns the layout of a
         round's training."""
         from istmpi.engine.layout import Owners  # help must not wait for NumPy
-        from istmpi.engine.packed_sizes import Largest
         from istmpi.engine.route import Route
 
         exchange = None
         if self.legs:
             exchange = partial(self.legs, self, run)
-        largest = None
-        if self.sends_largest(run):
-            largest = Largest(run.method.top, run.method.feedback)
         return Route(
             owners=Owners(architecture.lengths, ranks),
             deal=deal,
@@ -253,7 +258,7 @@ class MethodSpec:
             last=run.last_rounds(),
             wire=self.wire(run),
             seed=run.train.seed,
-            largest=largest,
+            largest=self._choose_largest(run),
             own_slots=bool(self.own_slots(run)),
             sends_changes=self.sends_changes(run, ranks),
             slots=self.moved_slots(run),
@@ -262,6 +267,14 @@ class MethodSpec:
             since=self.sends_since(run),
             means=self.sends_in_a_round(run),
         )
+
+    def _choose_largest(self, run: RunSettings) -> Largest | None:
+        """Return how many of the largest changes ranks send; None if they send all."""
+        from istmpi.engine.packed_sizes import Largest  # help must not wait for NumPy
+
+        if not self.sends_largest(run):
+            return None
+        return Largest(run.method.top, run.method.feedback)
 
     def deal(
         self,
@@ -275,14 +288,21 @@ class MethodSpec:
         is impossible."""
         from istmpi.engine.partition import Partition  # help must not wait for NumPy
 
-        groups, shares = self.groups(run, architecture), shares or self.shares(run)
         return Partition.draw(
-            architecture.lengths, groups, ranks, run.train.seed, round, shares, run.method.redeal
+            lengths=architecture.lengths,
+            groups=self.groups(run, architecture),
+            ranks=ranks,
+            seed=run.train.seed,
+            round=round,
+            shares=shares or self.shares(run),
+            redeal=run.method.redeal,
         )
 
     def shares(self, run: RunSettings) -> tuple[float, ...] | None:
         """Return the fixed shares of a run; None for equal or changing shares."""
-        return None if isinstance(run.method.shares, str) else run.method.shares
+        if isinstance(run.method.shares, str):
+            return None
+        return run.method.shares
 
     def outer(self, run: RunSettings) -> tuple[float, float]:
         """Return the learning rate and momentum of a run's outer step; (1, 0) without one."""
@@ -307,12 +327,16 @@ class MethodSpec:
     def optimizer_slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of optimizer slots kept between rounds. Raises ConfigError if they
         cannot be kept."""
-        return choose_optimizer(run.optimizer).keep_slots() if self.keeps_optimizer(run) else ()
+        if not self.keeps_optimizer(run):
+            return ()
+        return choose_optimizer(run.optimizer).keep_slots()
 
     def own_slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of optimizer slots that only the ranks have: no owner stores them, and
         none is sent."""
-        return () if self.always_carries or self.state(run) != KEEP else self.optimizer_slots(run)
+        if self.always_carries or self.state(run) != KEEP:
+            return ()
+        return self.optimizer_slots(run)
 
     def slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of slots that owners store."""
@@ -326,37 +350,49 @@ class MethodSpec:
 
     def moved_slots(self, run: RunSettings) -> tuple[str, ...]:
         """Return the kinds of slots that are sent with their parameters."""
-        return self.optimizer_slots(run) if self.state(run) == CARRY else ()
+        if self.state(run) != CARRY:
+            return ()
+        return self.optimizer_slots(run)
 
     def share_every(self, run: RunSettings) -> int:
         """Return the number of rounds between means of parameters that all ranks keep."""
-        return run.method.share_every if self.stays else 1
+        if not self.stays:
+            return 1
+        return run.method.share_every
 
     def sends_in_a_round(self, run: RunSettings) -> int:
-        return run.method.local_steps if self.sends_every_step else 1
+        """Return how many times the legs of a round are sent."""
+        if not self.sends_every_step:
+            return 1
+        return run.method.local_steps
 
     def stays_with_holders(self, run: RunSettings, architecture: Architecture, ranks: int) -> bool:
         """Return True if dealt parameters stay with their holders between rounds, as far as the
         next deal allows."""
-        return (
-            bool(self.groups(run, architecture))
-            and ranks > 1
-            and self.stays
-            and self.outer(run) == (1, 0)
-        )
+        if not self.stays or ranks == 1 or self.outer(run) != (1, 0):
+            return False
+        return bool(self.groups(run, architecture))
 
     def delay(self, run: RunSettings) -> int:
         """Return the number of local steps between departure and arrival of weights."""
-        delay = self.delay_by_default if run.method.delay is None else run.method.delay
+        delay = run.method.delay
+        if delay is None:
+            delay = self.delay_by_default
         return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: RunSettings, architecture: Architecture, ranks: int) -> int:
         """Return the number of local steps before a round's end at which weights leave; 0 if none
         leaves early."""
-        return self.delay(run) if self.stays_with_holders(run, architecture, ranks) else 0
+        if not self.stays_with_holders(run, architecture, ranks):
+            return 0
+        return self.delay(run)
 
     def steps(self, run: RunSettings, ranks: int, examples: int) -> int:
+        """Return a rank's local steps of a round. ``examples``: the number of training examples."""
         if not self.in_passes:
             return run.method.local_steps
-        per_rank = examples if run.data.placement == "shared" else -(-examples // ranks)
-        return run.method.epochs * -(-per_rank // run.train.batch)  # the last batch may be smaller
+        examples_of_a_rank = examples
+        if run.data.placement != "shared":
+            examples_of_a_rank = -(-examples // ranks)
+        # The last batch of a pass may be smaller.
+        return run.method.epochs * -(-examples_of_a_rank // run.train.batch)

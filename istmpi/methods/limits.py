@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from istmpi.config.methods import METHODS, spec_of
-from istmpi.config.spec import KEEP, asked
+from istmpi.config.spec import KEEP, choose_groups
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
 from istmpi.optim import schedules
@@ -188,7 +188,7 @@ def require_state(spec: MethodSpec, run: Run) -> None:
 
 def require_dealable(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
     if spec.deals and run.method.partition != ():
-        architecture.require_dealable(asked(run, architecture), run.model.scale != "none")
+        architecture.require_dealable(choose_groups(run, architecture), run.model.scale != "none")
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
