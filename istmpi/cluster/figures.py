@@ -216,6 +216,7 @@ def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[l
     coefficients = np.zeros(table.shape[1])
     while used:
         weighted = table[:, used] / measured[:, None]
+        # Columns of bytes and of messages differ by many powers of ten.
         scale = np.abs(weighted).max(axis=0)
         scale[scale == 0] = 1
         solution = np.linalg.lstsq(weighted / scale, np.ones(len(measured)), rcond=None)[0] / scale

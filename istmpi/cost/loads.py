@@ -82,6 +82,7 @@ def first_legs(route: Route, parameters: Parameters) -> list[Leg]:
 
 
 def _steady(route: Route) -> Route:
+    # One round then has the legs of all rounds, whatever is sent in some of them only.
     return replace(route, every=1, since=0, last=())
 
 
@@ -140,6 +141,7 @@ def _limit(nbytes: Number, limit: int) -> Number:
 
 
 def pull(held: Holdings) -> Load:
+    # One P-th of what a rank fetches or serves is its own, and is not sent.
     elsewhere = 1 - Fraction(1, held.ranks)
     fetched: Number = max(held.owner_bytes(part) for part in held.parts)
     inward = fetched * elsewhere

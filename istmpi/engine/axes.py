@@ -102,6 +102,7 @@ class Segment:
         if len(self.factors) == 1:
             return self.factors[0].positions(lengths, units)
         combined = np.zeros(1, dtype=np.int64)
+        # Outermost first: each further factor divides the positions so far into its own length.
         for factor in self.factors:
             inner = np.asarray(factor.positions(lengths, units), dtype=np.int64)
             combined = (combined[:, None] * factor.length(lengths) + inner).ravel()
@@ -168,6 +169,7 @@ class Axis:
     def positions(self, lengths: Mapping[str, int], units: Mapping[str, Positions]) -> Positions:
         """Return the sorted positions of a rank that holds ``units`` of dealt names, and all units
         of other names."""
+        # A range costs no memory, and copies of it are slices.
         if not self.omitted and self.names.isdisjoint(units):
             return range(self.length(lengths))
         parts = []
@@ -212,7 +214,7 @@ class Pattern:
     axes: tuple[Axis, ...]
 
     @staticmethod
-    @cache
+    @cache  # a network has many parameters of few patterns
     def parse(text: str) -> "Pattern":
         """Parse a pattern. Raises ConfigError if ``text`` is malformed."""
         parser = _Parser(text.rstrip())

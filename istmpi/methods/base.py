@@ -88,6 +88,7 @@ class Method(ABC):
         self._amounts: Mapping[str, Amount] = {}
         """The amounts of a user's loss in the last local step; empty for other losses."""
         self._has_gradients = False
+        # A stop before the first step of a job waits for no step.
         self.seconds_a_step = math.inf
         route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
         route = replace(route, last=job.run.last_rounds(job.course))
@@ -122,6 +123,7 @@ class Method(ABC):
         except DivergedError:
             self.rollback()
             raise
+        # The round's values replace those of the checkpoint; a dropped round still needs them.
         self.job.restored = {}
         return self._loss
 
