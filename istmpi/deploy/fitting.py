@@ -158,9 +158,9 @@ def _find_difference(data: Dataset, checkpoint: Checkpoint) -> str:
     """Return in words how data differ from the training data; empty if they fit."""
     trained = checkpoint.header.data
     if not have_same_form(data.shape, trained.shape):
-        given = " x ".join(map(str, data.shape)) or "several"
+        shape = " x ".join(map(str, data.shape)) or "several"
         taken = " x ".join(map(str, trained.shape)) or "several"
-        return f"has examples of {given} numbers; the network takes {taken}"
+        return f"has examples of {shape} numbers; the network takes {taken}"
     if data.task != trained.task or data.outputs != trained.outputs:
         return (
             f"is {data.task} with {data.outputs} outputs; the network was trained for "

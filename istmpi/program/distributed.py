@@ -249,7 +249,7 @@ class Distributed:
         """Discard the round in which the program left the loop, if any. Collective.
 
         When the loop is left, other ranks may be elsewhere, so a wait could hang. In the next call
-        all ranks are here (decision 76).
+        all ranks are here (decision 77).
         """
         if self._left:
             self._note_if_left()

@@ -31,8 +31,8 @@ def sort_phases(phases: Iterable[str]) -> list[str]:
     """Return phases without repeats: those of a round, then others, then those off the clock."""
     names = list(dict.fromkeys(phases))
     on_the_clock = [name for name in PHASES if name in names]
-    others = [name for name in names if name not in PHASES]
-    in_order = [*on_the_clock, *others]
+    unlisted = [name for name in names if name not in PHASES]
+    in_order = [*on_the_clock, *unlisted]
     return sorted(in_order, key=lambda name: name in OFF_THE_CLOCK)  # the sort is stable
 
 

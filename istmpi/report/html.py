@@ -62,11 +62,11 @@ def page(
 
 
 def _body(comparison: Comparison, pictures: Mapping[str, str] | None) -> str:
-    first, *others = map(_table, sheets(comparison))
+    first, *following = map(_table, sheets(comparison))
     lines = "".join(f"<li>{escape(line)}</li>" for line in notes(comparison))
     return (
         f'<p class="verdict">{escape(verdict(comparison))}</p>\n'
-        f"{first}{_pictures(pictures)}{''.join(others)}"
+        f"{first}{_pictures(pictures)}{''.join(following)}"
         f"<h3>How to read this</h3>\n<ul>{lines}</ul>\n"
         f"<details><summary>The runs</summary>\n{_runs(comparison)}</details>\n"
     )

@@ -252,9 +252,9 @@ def _draw_phases(axis: Axes, comparison: Comparison) -> None:
     for spent in by_group:
         longest = max(longest, sum(spent.get(phase, 0.0) for phase in phases))
     unit, factor = axis_unit(longest, SECONDS)
-    others = [phase for phase in phases if phase not in PHASES]
+    unlisted = [phase for phase in phases if phase not in PHASES]
     colours = dict(PHASES)
-    for number, phase in enumerate(others):
+    for number, phase in enumerate(unlisted):
         colours[phase] = REST[number % len(REST)]
     places = range(len(by_group))
     starts = [0.0] * len(by_group)

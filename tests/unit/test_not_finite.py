@@ -12,8 +12,8 @@ from istmpi.comm import world
 from istmpi.deploy.scoring import evaluate
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
-from istmpi.methods.base import Method
 from istmpi.models import mlp_network
+from istmpi.outputs import LossOfOutputs
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
@@ -126,7 +126,7 @@ def test_a_network_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_before_any_step_is_not_of_the_learning_rate(monkeypatch):
-    monkeypatch.setattr(Method, "loss", lambda method, outputs, targets: outputs[-1].sum() * np.inf)
+    monkeypatch.setattr(LossOfOutputs, "__call__", lambda loss, outputs, targets: outputs[-1].sum() * np.inf)
     with pytest.raises(DivergedError) as diverged:
         list(Training(small_run(**OVERFLOWING), world()).rounds())
     assert "in round 1, local step 1; " in str(diverged.value) and "lr" not in str(diverged.value)

@@ -47,10 +47,10 @@ def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool)
     The command starts mpirun itself: istmpi compare trains, istmpi measure measures this machine,
     and the model of istmpi costmodel predicts the seconds over links of each RATE.
     """
-    rank, others = read_launcher()
+    rank, ranks_of_job = read_launcher()
     if rank > 0:
         sys.exit(ConfigError.exit_code)
-    if others > 1:
+    if ranks_of_job > 1:
         raise ConfigError("istmpi demo starts its ranks itself: run it without mpirun.")
     if shutil.which("mpirun") is None:
         raise ConfigError(
