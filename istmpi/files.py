@@ -58,7 +58,7 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"{path}: cannot be written ({cause}).") from error
 
 
-def named_at_last(beside: Path, path: Path) -> None:
+def name_at_last(beside: Path, path: Path) -> None:
     """Sync the written file ``beside`` to disk, and rename it to ``path``."""
     # The content before the name: after a crash, a name without content would look complete.
     sync(beside)
@@ -143,7 +143,7 @@ def appearing(path: Path, follow: bool = True) -> Iterator[BinaryIO]:
         with writing(path):
             with beside.open("xb") as file:
                 yield file
-            named_at_last(beside, place)
+            name_at_last(beside, place)
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)

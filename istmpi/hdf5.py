@@ -81,7 +81,7 @@ def damage_named(path: Path, cure: str = "") -> Iterator[None]:
         raise DataError(f"{path} is {damage}{cure}.") from error
 
 
-def version_of(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
+def read_version(file: h5py.File, path: Path, format: str, what: str, cure: str) -> int:
     """Return a file's format version.
 
     Raises DataError if format, version or attribute ``checksum`` is wrong.
@@ -159,11 +159,11 @@ def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
     file.attrs[CHECKSUM] = np.uint32(_crc_of_description(file, checksums))
 
 
-def sealed(file: h5py.File) -> bool:
+def is_sealed(file: h5py.File) -> bool:
     guards = {
         path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)
     }
-    if any(misplaced(dataset, file.id.get_filesize()) for dataset in guards.values()):
+    if any(find_misplaced(dataset, file.id.get_filesize()) for dataset in guards.values()):
         return False  # and perhaps of a size that nobody can read
     checksums = {path: dataset[...] for path, dataset in guards.items()}
     return file.attrs.get(CHECKSUM) == _crc_of_description(file, checksums)
@@ -281,7 +281,7 @@ def _target(value: Any) -> str:
     return " in ".join(part.decode(errors="replace") for part in reversed(parts))
 
 
-def misplaced(dataset: h5py.Dataset, size: int) -> str | None:
+def find_misplaced(dataset: h5py.Dataset, size: int) -> str | None:
     """Return why a dataset's rows are not one block in a file of ``size`` bytes.
 
     Return None if they are.
@@ -310,7 +310,7 @@ def structure_errors(file: h5py.File) -> Iterator[str]:
     yield from (f"{path} is missing" for path in guarded if path not in contents)
     yield from (f"{path} has no checksums" for path in contents if path not in guarded)
     for path, dataset in stored.items():
-        problem = misplaced(dataset, size)
+        problem = find_misplaced(dataset, size)
         if problem:
             yield f"{path} {problem}"
 
@@ -357,7 +357,7 @@ def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
     if guard is None:
         return None
     well_formed = guard.dtype == np.uint32 and guard.ndim == 1 and guard.size > 0
-    if not well_formed or misplaced(guard, file.id.get_filesize()):
+    if not well_formed or find_misplaced(guard, file.id.get_filesize()):
         raise ValueError(f"{CHECKSUMS}{path} lacks checksums")
     return guard[...]
 

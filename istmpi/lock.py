@@ -70,7 +70,7 @@ class FolderLock:
         Raises ConfigError if a run uses the folder.
         """
         text = _read(self.path)
-        touched = _touched(self.path)
+        touched = _read_touch(self.path)
         began = time.monotonic()
         holder = _parse(text)
         noted = False
@@ -84,7 +84,7 @@ class FolderLock:
                 break
             # A touch since the first look means that the run on another host is alive.
             outlived = alive and waited > SECONDS_TO_END
-            if outlived or _touched(self.path) not in (touched, None):
+            if outlived or _read_touch(self.path) not in (touched, None):
                 raise ConfigError(_refusal(self.path, holder))
             if alive is None and max(waited, _age(self.path)) > SECONDS_UNTIL_LEFT:
                 break
@@ -145,7 +145,7 @@ def holder(folder: Path) -> str:
     path = folder / FILE
     facts = _parse(_read(path))
     alive = _alive(facts)
-    if alive is None and _touched(path):
+    if alive is None and _read_touch(path):
         alive = _age(path) < SECONDS_UNTIL_LEFT
     if not alive:
         return ""
@@ -157,7 +157,7 @@ def _this_process() -> dict[str, Any]:
         "host": socket.gethostname(),
         "system": _system(),
         "process": os.getpid(),
-        "started": _started(os.getpid()),
+        "started": _find_start(os.getpid()),
         "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "job": os.environ.get("SLURM_JOB_ID", ""),
         "restarts": _restarts(),
@@ -175,7 +175,7 @@ def _system() -> str:
     return ""
 
 
-def _started(process: int) -> str | None:
+def _find_start(process: int) -> str | None:
     """Return a process's start time in clock ticks; None if it has ended."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
@@ -203,7 +203,7 @@ def _alive(holder: dict[str, Any]) -> bool | None:
         return None
     # Numbers of processes are reused, so the start time decides (decision 43).
     started = holder.get("started")
-    return started is not None and _started(holder.get("process", 0)) == started
+    return started is not None and _find_start(holder.get("process", 0)) == started
 
 
 def _continued_by_this_job(holder: dict[str, Any]) -> bool:
@@ -244,7 +244,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _touched(path: Path) -> int | None:
+def _read_touch(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -259,8 +259,8 @@ def _age(path: Path) -> float:
     beside = temporary(path.with_name(FILE))
     try:
         beside.touch()
-        now = _touched(beside)
-        touched = _touched(path)
+        now = _read_touch(beside)
+        touched = _read_touch(path)
         if now is None or touched is None:
             return 0.0
         return (now - touched) / 1e9

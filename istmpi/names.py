@@ -50,16 +50,16 @@ def has_table(name: str) -> bool:
     return name in WRITTEN_TABLES
 
 
-def place_of(name: str) -> str:
+def find_place(name: str) -> str:
     return SHIPPED.get(name, name)
 
 
-def class_of(name: Any) -> str:
+def find_class_name(name: Any) -> str:
     """Return the class in a network's name, without the file or package.
 
     It is empty unless the network `is_module`.
     """
     if not is_module(name):
         return ""
-    _, _, class_name = place_of(name).rpartition(":")
+    _, _, class_name = find_place(name).rpartition(":")
     return class_name

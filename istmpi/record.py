@@ -42,7 +42,7 @@ class RunFolder:
         """Lines that could not be written yet."""
 
     @staticmethod
-    def of(given: str, name: str, resume: str = "") -> "RunFolder":
+    def choose(given: str, name: str, resume: str = "") -> "RunFolder":
         """Return a run's folder without creating it.
 
         It is ``given``, or the first free of runs/NAME, runs/NAME-2, ... With ``resume`` the folder
@@ -55,7 +55,7 @@ class RunFolder:
         if given or resume == "auto":
             path = home(given, name)
         elif resume:
-            path = run_of(Path(resume))
+            path = find_run(Path(resume))
         else:
             path = _find_free(home(given, name))
         folder = RunFolder(path)
@@ -75,7 +75,9 @@ class RunFolder:
         path = self.path
         with preparing(path):
             require_files(path)
-            used = path.exists() and any(not _expected(entry.name) for entry in path.iterdir())
+            used = path.exists() and any(
+                not _belongs_to_a_run(entry.name) for entry in path.iterdir()
+            )
             if used and not (resume and self._holds_a_run()):
                 what = " and not a run's folder" if resume else ""
                 cure = ""
@@ -185,7 +187,7 @@ def home(given: str, name: str) -> Path:
     return Path(read("ISTMPI_RUNS")) / name
 
 
-def run_of(path: Path) -> Path:
+def find_run(path: Path) -> Path:
     """Return the run's folder of a file in it or in its checkpoints, or of a folder."""
     if not path.is_dir():
         path = path.parent
@@ -194,7 +196,7 @@ def run_of(path: Path) -> Path:
     return path
 
 
-def _expected(name: str) -> bool:
+def _belongs_to_a_run(name: str) -> bool:
     return name in (JOB, lock.FILE) or name.startswith(f".{lock.FILE}.")
 
 

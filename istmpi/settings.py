@@ -51,11 +51,11 @@ def also(**limits: Any) -> Meta:
 
 # Cached: every command asks for the types of 150 settings, some of them many times.
 @cache
-def types_of(section: type) -> dict[str, Any]:
+def find_types(section: type) -> dict[str, Any]:
     return get_type_hints(section, include_extras=True)
 
 
-def help_of(hint: Any) -> str:
+def find_help(hint: Any) -> str:
     return _bare(hint)[2]
 
 
@@ -64,7 +64,7 @@ def holds_text(hint: Any) -> bool:
     return kind is str or get_origin(kind) is Literal
 
 
-def choices_of(hint: Any) -> tuple[str, ...]:
+def list_choices(hint: Any) -> tuple[str, ...]:
     kind, limits, _ = _bare(hint)
     if kind is bool:
         return "true", "false"
@@ -73,28 +73,28 @@ def choices_of(hint: Any) -> tuple[str, ...]:
     return tuple(limits.get("known", ()))
 
 
-def kind_of_value(hint: Any, several: bool = False) -> str:
+def describe_kind(hint: Any, several: bool = False) -> str:
     """Return the kind of a setting's value in words; in the plural for ``several``."""
     kind, limits, _ = _bare(hint)
     plural = "s" if several else ""
     if get_origin(kind) is tuple:
         first, *others = get_args(kind)
         if others == [...]:
-            return _or(f"list{plural} of {kind_of_value(first, several=True)}", limits)
-        return f"[{', '.join(map(kind_of_value, (first, *others)))}]"
+            return _or(f"list{plural} of {describe_kind(first, several=True)}", limits)
+        return f"[{', '.join(map(describe_kind, (first, *others)))}]"
     if kind is bool:
         return "true or false"
     return _KINDS.get(kind, "text") + plural
 
 
-def range_of(hint: Any) -> str:
+def describe_range(hint: Any) -> str:
     """Return the values that a setting may have in words; empty if it may have any."""
     kind, limits, _ = _bare(hint)
-    choices = choices_of(hint)
+    choices = list_choices(hint)
     if choices:
         return " | ".join(filter(None, [*choices, limits.get("or")]))
     if get_origin(kind) is tuple:
-        return range_of(get_args(kind)[0])
+        return describe_range(get_args(kind)[0])
     low, high = _ends(limits)
     if high == math.inf and "gt" in limits:
         return f"above {low}"
@@ -107,12 +107,12 @@ def range_of(hint: Any) -> str:
     return ""
 
 
-def schema_of(hint: Any, default: Any = None) -> dict[str, Any]:
+def write_schema(hint: Any, default: Any = None) -> dict[str, Any]:
     """Return the JSON Schema (draft 7, as editors of TOML read it) of a setting's values."""
     # msgspec makes a schema of a later draft, which editors of TOML do not read.
-    schema = {"description": help_of(hint), **_draft_7(msgspec.json.schema(hint))}
+    schema = {"description": find_help(hint), **_draft_7(msgspec.json.schema(hint))}
     _, limits, _ = _bare(hint)
-    names = choices_of(hint)
+    names = list_choices(hint)
     if names and schema.get("type") != "boolean":
         schema["examples" if "or" in limits else "enum"] = [*names]
     if "at_most" in limits:
@@ -142,7 +142,7 @@ def _draft_7(node: Any) -> Any:
     return node
 
 
-def checked(value: Any, hint: Any, name: str, source: str) -> Any:
+def check_value(value: Any, hint: Any, name: str, source: str) -> Any:
     """Return a setting's value as its type ``hint``.
 
     A whole number may stand for a float, and a list for a tuple. Raises ConfigError for another
@@ -161,7 +161,7 @@ def checked(value: Any, hint: Any, name: str, source: str) -> Any:
         raise ConfigError(f"{where} {_demand(value, hint)}") from None
     # NaN and infinity pass limits in msgspec.
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)):
-        interval = range_of(hint)
+        interval = describe_range(hint)
         constraint = f"lie {interval}" if interval.startswith("in ") else "be finite"
         raise ConfigError(f"{where} must {constraint}.")
     _require_own_limits(converted, hint, where)
@@ -181,7 +181,7 @@ def _require_own_limits(value: Any, hint: Any, where: str) -> None:
         raise ConfigError(f"{where} must {limits['must']}.")
 
 
-def converted(value: Any, hint: Any, name: str) -> Any:
+def convert_value(value: Any, hint: Any, name: str) -> Any:
     """Convert a file's value to type ``hint``.
 
     Raises a one-line ConfigError, also for NaN if ``hint`` has limits.
@@ -237,7 +237,7 @@ def _demand(value: Any, hint: Any) -> str:
         return f"must be {_ENGLISH[kind]}."
     if "must" in limits:
         return f"must {limits['must']}."
-    interval = range_of(hint)
+    interval = describe_range(hint)
     if kind is int:
         low, high = _ends(limits)
         interval = f"at least {low}" if value < low else f"at most {high}"
@@ -262,7 +262,7 @@ def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
             if isinstance(note, str):
                 help = note
             else:
-                limits |= _limits_of(note)
+                limits |= _find_limits(note)
         return kind, limits, help
     # TYPE | None: None stands for a setting that is not given.
     if get_origin(hint) in (Union, types.UnionType):
@@ -270,7 +270,7 @@ def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
     return hint, {}, ""
 
 
-def _limits_of(note: Meta) -> dict[str, Any]:
+def _find_limits(note: Meta) -> dict[str, Any]:
     limits = {"gt": note.gt, "ge": note.ge, "lt": note.lt, "le": note.le, **(note.extra or {})}
     return {name: limit for name, limit in limits.items() if limit is not None}
 

@@ -23,7 +23,7 @@ def inputs_to(
             return x.to(device, dtype)
         return x.to(device)
 
-    return mapped(move, inputs)
+    return map_tensors(move, inputs)
 
 
 def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
@@ -32,19 +32,19 @@ def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     return network(*inputs)
 
 
-def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     """Return a tree of the same form with ``function`` of each tensor."""
     import torch
 
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
-        branches = {key: mapped(function, value) for key, value in tree.items()}
+        branches = {key: map_tensors(function, value) for key, value in tree.items()}
         if isinstance(tree, Named):
             return Named(branches)
         return branches  # other mappings may not be made from a dict
     if isinstance(tree, list | tuple):
-        items = [mapped(function, value) for value in tree]
+        items = [map_tensors(function, value) for value in tree]
         kind: Any = type(tree)
         if hasattr(tree, "_fields"):  # a named tuple
             return kind(*items)
@@ -52,17 +52,17 @@ def mapped(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return tree
 
 
-def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+def list_tensors(tree: Any) -> Iterator[torch.Tensor]:
     import torch
 
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, Mapping):
         for value in tree.values():
-            yield from tensors_of(value)
+            yield from list_tensors(value)
     elif isinstance(tree, list | tuple):
         for value in tree:
-            yield from tensors_of(value)
+            yield from list_tensors(value)
 
 
 def all_finite(tree: Any) -> torch.Tensor:
@@ -70,7 +70,7 @@ def all_finite(tree: Any) -> torch.Tensor:
     import torch
 
     checks = [
-        x.detach().isfinite().all().reshape(()) for x in tensors_of(tree) if x.is_floating_point()
+        x.detach().isfinite().all().reshape(()) for x in list_tensors(tree) if x.is_floating_point()
     ]
     if not checks:
         return torch.tensor(True)

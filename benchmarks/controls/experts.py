@@ -33,7 +33,7 @@ from istmpi.errors import StoppedError
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 from istmpi.training.run import open_run
-from istmpi.trees import mapped
+from istmpi.trees import map_tensors
 
 NAME, RANKS, LOCAL_STEPS = "experts-long", 4, 20
 STEPS = {4: 5000, 8: 2500}
@@ -101,7 +101,7 @@ class Ensemble:
 
     @torch.no_grad()
     def __call__(self, *inputs: Any) -> Any:
-        return mapped(self._mean, self._network(inputs))
+        return map_tensors(self._mean, self._network(inputs))
 
     def _mean(self, outputs: torch.Tensor) -> torch.Tensor:
         summed = self._communicator.allreduce_sum(outputs.reshape(-1).numpy())

@@ -23,7 +23,7 @@ from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError, DataError
 from istmpi.hdf5 import CHECKSUMS, CREATION, hdf5_type, plain, seal, set_attribute, shown
 from istmpi.optim.course import Course
-from istmpi.settings import Count, Meta, Natural, Positive, converted, types_of
+from istmpi.settings import Count, Meta, Natural, Positive, convert_value, find_types
 
 FORMAT = "istmpi-checkpoint"
 VERSION = 2
@@ -298,9 +298,9 @@ def read_header(file: h5py.File, path: Path) -> Header:
     for name in ("shares", "most_examples"):
         if name in values:
             values[name] = {int(number): value for number, value in values[name].items()}
-    for name, hint in types_of(Header).items():
+    for name, hint in find_types(Header).items():
         if name in values and name != "run":
-            values[name] = converted(values[name], hint, f"its attribute {name}")
+            values[name] = convert_value(values[name], hint, f"its attribute {name}")
     if 0 not in values.get("most_examples", {0: 1}):
         raise DataError(
             f"{path} is damaged: its attribute most_examples does not begin at round 0."

@@ -26,11 +26,11 @@ from istmpi.hdf5 import (
     dataset_at,
     datasets,
     dtype_name,
+    is_sealed,
     opened,
     read_rows,
-    sealed,
+    read_version,
     structure_errors,
-    version_of,
 )
 from istmpi.models import architecture
 from istmpi.network.architecture import Architecture
@@ -73,7 +73,7 @@ class Checkpoint:
         self.path = path
         self.file = file
         cure = "Use the version of istmpi that wrote it, or a newer one"
-        self.version = version_of(file, path, FORMAT, "a checkpoint of istmpi", cure)
+        self.version = read_version(file, path, FORMAT, "a checkpoint of istmpi", cure)
         self.header: Header = read_header(file, path)
         self._datasets = datasets(file)
         self.architecture = self._read_network()
@@ -83,7 +83,7 @@ class Checkpoint:
             self._require_fit(name, parameter)
         self.tensors |= self._below("optim/")
         # Misfits first, because they say more than that a checksum differs.
-        if self.version > 1 and not sealed(file):
+        if self.version > 1 and not is_sealed(file):
             raise DataError(f"{path} is damaged: {next(self._misfits(), CHANGED)}.")
 
     def _require_fit(self, name: str, parameter: Parameter) -> None:

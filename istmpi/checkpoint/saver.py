@@ -16,7 +16,7 @@ from istmpi.checkpoint.writers import WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
 from istmpi.config import Checkpoint as Settings
 from istmpi.errors import OutputError
-from istmpi.files import named_at_last, temporary, writing
+from istmpi.files import name_at_last, temporary, writing
 
 _CALL = "checkpoint"
 
@@ -38,7 +38,7 @@ def commit(
         with communicator.agreed():
             if communicator.rank == 0:
                 with writing(path):
-                    named_at_last(beside, path)
+                    name_at_last(beside, path)
     finally:
         if communicator.rank == 0:
             with contextlib.suppress(OSError):

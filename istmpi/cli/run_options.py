@@ -23,8 +23,8 @@ from istmpi.loggers import LOGGERS, open_loggers, require_installed
 from istmpi.methods import limits
 from istmpi.names import is_module
 from istmpi.optim import schedules
-from istmpi.record import SETTINGS, run_of
-from istmpi.settings import choices_of, help_of, holds_text, range_of
+from istmpi.record import SETTINGS, find_run
+from istmpi.settings import describe_range, find_help, holds_text, list_choices
 from istmpi.units import counted
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
 def _help(setting: str) -> str:
     hint = type_of(setting)
     default = _defaults()[setting]
-    text = help_of(hint)
-    if choices_of(hint):
-        text += f"  [{range_of(hint)}]"
+    text = find_help(hint)
+    if list_choices(hint):
+        text += f"  [{describe_range(hint)}]"
     if default in (None, "", ()) or "by default" in text:
         return text
     if isinstance(default, tuple | list):
@@ -168,7 +168,7 @@ def run_and_folder(run: str | None, resume: str) -> tuple[str | None, str, str |
     if run and is_file(Path(run) / SETTINGS):
         return run, resume or "auto", run
     if not run and resume not in ("", "auto"):
-        folder = run_of(Path(resume))
+        folder = find_run(Path(resume))
         if is_file(folder / SETTINGS):
             return str(folder), resume, str(folder)
     return run, resume, None

@@ -10,7 +10,7 @@ from istmpi.config.methods import METHODS
 from istmpi.config.run import Run
 from istmpi.names import NETWORKS
 from istmpi.network.arguments import read_arguments
-from istmpi.settings import help_of, kind_of_value, range_of, types_of
+from istmpi.settings import describe_kind, describe_range, find_help, find_types
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,17 @@ class Setting:
 
     @property
     def help(self) -> str:
-        return help_of(self.hint)
+        return find_help(self.hint)
 
     @property
     def kind(self) -> str:
-        return kind_of_value(self.hint)
+        return describe_kind(self.hint)
 
     @property
     def range(self) -> str:
         if self.kind == "true or false":
             return ""
-        return range_of(self.hint)
+        return describe_range(self.hint)
 
 
 def every_setting() -> Iterator[Setting]:
@@ -45,12 +45,12 @@ def every_setting() -> Iterator[Setting]:
     for section, value in vars(Run()).items():
         kind: type = type(value)
         if not dataclasses.is_dataclass(kind):
-            yield Setting(section, types_of(Run)[section], value)
+            yield Setting(section, find_types(Run)[section], value)
             continue
-        names = {name: f"{section}.{name}" for name in types_of(kind)}
+        names = {name: f"{section}.{name}" for name in find_types(kind)}
         # Settings of all runs come first.
         for name in sorted(names, key=lambda name: names[name] in owners):
-            hint = types_of(kind)[name]
+            hint = find_types(kind)[name]
             yield Setting(names[name], hint, getattr(value, name), owners.get(names[name], ""))
         # The section of mlp has its settings as fields; other networks' are found from their code.
         if section == "model":
@@ -65,7 +65,7 @@ def _find_owners() -> dict[str, str]:
     for spec in METHODS.values():
         for setting in spec.settings:
             owners[f"method.{setting}"] = spec.name
-    for name in types_of(Model):
+    for name in find_types(Model):
         if name not in OWN_SETTINGS:
             owners[f"model.{name}"] = "mlp"
     return owners

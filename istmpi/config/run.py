@@ -25,12 +25,12 @@ from istmpi.data.settings import Data
 from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
 from istmpi.foreign import exists, is_file, read_toml
 from istmpi.gone import drop_gone, is_gone
-from istmpi.names import class_of, is_module, is_own
+from istmpi.names import find_class_name, is_module, is_own
 from istmpi.network.arguments import usable
 from istmpi.optim.course import Course
 from istmpi.record import METRICS
 from istmpi.record import SETTINGS as SAVED_AS
-from istmpi.settings import MOST, Meta, also, checked, numbers_in, shown, types_of
+from istmpi.settings import MOST, Meta, also, check_value, find_types, numbers_in, shown
 
 SHIPPED = Path(__file__).parents[1] / "runs"
 
@@ -103,7 +103,7 @@ class Run:
         """
         tree = self.tree()
         name = settings.get("model.name", self.model.name)
-        if class_of(name) != class_of(self.model.name):
+        if find_class_name(name) != find_class_name(self.model.name):
             # The other settings are those of another network.
             tree["model"] = {"dtype": self.model.dtype}
         _require_one_length(settings, source)
@@ -320,15 +320,15 @@ def shipped() -> list[str]:
 def type_of(setting: str, model: str = "mlp") -> Any:
     """Return the type of a setting, a dotted name, for the network ``model``; None if unknown."""
     section, _, key = setting.rpartition(".")
-    sections = {"": Run, **types_of(Run), "model": _model_type(model)}
+    sections = {"": Run, **find_types(Run), "model": _model_type(model)}
     kind = sections.get(section)
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return None
-    return types_of(kind).get(key)
+    return find_types(kind).get(key)
 
 
 def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any:
-    types = types_of(kind)
+    types = find_types(kind)
     values = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -350,7 +350,7 @@ def _build(kind: type, tree: Mapping[str, Any], prefix: str, source: str) -> Any
         elif name == "model.arguments":  # the last key of its section, so the name is known
             values[key] = _usable_arguments(value, source, values["name"])
         else:
-            values[key] = checked(value, section, name, source)
+            values[key] = check_value(value, section, name, source)
     return kind(**values)
 
 
@@ -379,7 +379,7 @@ def _model_type(network: Any) -> type[Model] | type[OwnModel]:
 
 def _find_in_sections(name: str) -> str:
     """Return the full name of a setting that is given without its section; empty if unknown."""
-    for section in [*types_of(Run), "model"]:
+    for section in [*find_types(Run), "model"]:
         if type_of(f"{section}.{name}") is not None:
             return f"{section}.{name}"
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from istmpi.trees import inputs_to, mapped
+from istmpi.trees import inputs_to, map_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -26,5 +26,5 @@ class Batch:
         # Targets keep their type: classes are integers whatever a network computes in.
         if hasattr(self.targets, "to"):
             return Batch(inputs, self.targets.to(device), self.examples)
-        targets = mapped(lambda tensor: tensor.to(device), self.targets)
+        targets = map_tensors(lambda tensor: tensor.to(device), self.targets)
         return Batch(inputs, targets, self.examples)

@@ -31,13 +31,13 @@ from istmpi.hdf5 import (
     datasets,
     differs,
     expected_checksums,
-    misplaced,
+    find_misplaced,
+    is_sealed,
     opened,
     plain,
-    sealed,
+    read_version,
     shown,
     structure_errors,
-    version_of,
 )
 from istmpi.tasks import TASKS
 
@@ -70,10 +70,10 @@ class PreparedFile:
         self._path = path
         self._file = file
         self._size = path.stat().st_size
-        self.version = version_of(file, path, FORMAT, "prepared data", "Prepare it again")
+        self.version = read_version(file, path, FORMAT, "prepared data", "Prepare it again")
         self.dataset = self._read()
         # Version 1 had no checksum of its attributes.
-        if self.version > 1 and not sealed(file):
+        if self.version > 1 and not is_sealed(file):
             raise self.error(f"is damaged: {next(structure_errors(file), CHANGED)}{CURE}")
 
     @property
@@ -139,7 +139,7 @@ class PreparedFile:
         dataset = dataset_at(self._file, name)
         if dataset is None:
             raise self.error(f"has no dataset {name}; prepare it again")
-        problem = misplaced(dataset, self._size)
+        problem = find_misplaced(dataset, self._size)
         if problem:
             raise self.error(f"has {name}, which {problem}{CURE}")
         return dataset

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from istmpi.errors import ConfigError, OutputError
-from istmpi.files import named_at_last, temporary, writing
+from istmpi.files import name_at_last, temporary, writing
 from istmpi.foreign import printable
 from istmpi.hdf5 import CHECKSUMS, File, new_file, seal, set_attribute
 
@@ -112,7 +112,7 @@ def write(
             seal(file, checksums)
         with writing(target):
             # A failure before this line leaves the old file.
-            named_at_last(beside, target)
+            name_at_last(beside, target)
     finally:
         beside.unlink(missing_ok=True)
 

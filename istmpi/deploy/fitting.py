@@ -18,7 +18,7 @@ from istmpi.data.moments import list_features
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
-from istmpi.names import class_of, is_own
+from istmpi.names import find_class_name, is_own
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import OWN
 
@@ -54,7 +54,7 @@ def attach_code(
     try:
         code = user_network(name, header.shape, data.outputs, arguments, data.task, example)
     except ConfigError as error:
-        if class_of(name) == class_of(network.name):
+        if find_class_name(name) == find_class_name(network.name):
             raise
         raise ConfigError(
             f"{checkpoint.path} has the weights of {network.name}. {error}"
@@ -112,7 +112,7 @@ def note_changed_source(network: Architecture) -> str:
     code = network.code
     if not source:
         return ""
-    if code.source.hash == source and class_of(code.name) == class_of(network.name):
+    if code.source.hash == source and find_class_name(code.name) == find_class_name(network.name):
         return ""
     return f"the source of {network.name} has changed since training; its parameters have not"
 

@@ -25,7 +25,7 @@ from istmpi.engine.transfer import Transfer
 from istmpi.network.architecture import Architecture
 from istmpi.network.leaves import prepare
 from istmpi.network.norms import Calibrated, Moments, calibrate
-from istmpi.trees import call, mapped, tensors_of
+from istmpi.trees import call, list_tensors, map_tensors
 
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
@@ -64,10 +64,10 @@ class Blocks(nn.Module):
         """Return the sum of these subnets' outputs ``[b, ...]``, over the number of all subnets."""
         returned = [subnet(*inputs, **named) for subnet in self.subnets.values()]
         sums = []
-        for tensors in zip(*map(tensors_of, returned), strict=True):
+        for tensors in zip(*map(list_tensors, returned), strict=True):
             sums.append(torch.stack(tensors).sum(0) / self._deal.ranks)
         in_order = iter(sums)
-        return mapped(lambda _: next(in_order), returned[0])
+        return map_tensors(lambda _: next(in_order), returned[0])
 
 
 class SharedBlocks:
@@ -112,17 +112,17 @@ class SharedBlocks:
         calibrate(self.module, layers, inputs)
         moments_here = {name: layer.moments for name, layer in layers.items()}
         for moments in self._communicator.allgather(moments_here):
-            self.moments |= mapped(torch.Tensor.cpu, moments)
+            self.moments |= map_tensors(torch.Tensor.cpu, moments)
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
         self._take_weights()
         self.moments = dict(moments)
         for name, layer in self.module.layers.items():
-            layer.moments = mapped(lambda values: values.to(self.device), moments[name])
+            layer.moments = map_tensors(lambda values: values.to(self.device), moments[name])
 
     @torch.no_grad()
     def __call__(self, *inputs: Any) -> Outputs:
-        return mapped(self._add_up, call(self.module, inputs))
+        return map_tensors(self._add_up, call(self.module, inputs))
 
     def finish(self) -> None:
         """Do nothing: no rank needs anything of other ranks between two passes."""

@@ -45,7 +45,7 @@ from istmpi.names import is_own
 from istmpi.network.architecture import Architecture
 from istmpi.outputs import LossOfOutputs, take_last
 from istmpi.tasks import MultiLabel, OwnTask, choose_task
-from istmpi.trees import tensors_of
+from istmpi.trees import list_tensors
 
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
@@ -276,7 +276,7 @@ class Evaluator:
         for batch in self._own_batches(split, rows):
             outputs = self._outputs(batch)
             sums += totals.add_up(outputs, batch)
-            if whole and not all(output.isfinite().all() for output in tensors_of(outputs)):
+            if whole and not all(output.isfinite().all() for output in list_tensors(outputs)):
                 sums[:] = np.nan  # so that all ranks see it
         self.network.finish()
         sums = self._sum_over_ranks(sums)

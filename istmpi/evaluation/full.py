@@ -24,7 +24,7 @@ from istmpi.network.leaves import Leaf, find_leaves, prepare
 from istmpi.network.norms import Calibrated, average, calibrating, compute_moments
 from istmpi.network.norms import Moments as UnitMoments
 from istmpi.network.trials import seeded
-from istmpi.trees import call, mapped
+from istmpi.trees import call, map_tensors
 
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
@@ -159,13 +159,13 @@ class FullNetwork:
             for name, moments in built.exchange.moments.items():
                 layers[name].moments = average(moments)
         self.moments = {
-            name: mapped(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()
+            name: map_tensors(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()
         }
 
     def load_moments(self, moments: Moments) -> None:
         """Load the stores' weights, and set these moments in place of a calibration. Collective."""
         for name, layer in self.load_weights().items():
-            layer.moments = mapped(self._here, moments[name])
+            layer.moments = map_tensors(self._here, moments[name])
         self.moments = moments
 
     @torch.no_grad()

@@ -37,7 +37,7 @@ from istmpi.names import is_own
 from istmpi.optim.schedules import rate_at
 from istmpi.outputs import LossOfOutputs
 from istmpi.tasks import OwnTask
-from istmpi.trees import call, mapped
+from istmpi.trees import call, map_tensors
 
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
@@ -279,7 +279,7 @@ class Method(ABC):
             with torch.autocast(self.job.device.type, torch.bfloat16):
                 returned = call(network, batch.inputs)
             # The loss needs more precision than bfloat16 has.
-            return mapped(lambda x: x.float() if x.is_floating_point() else x, returned)
+            return map_tensors(lambda x: x.float() if x.is_floating_point() else x, returned)
 
     def _calling(self, what: str) -> AbstractContextManager[None]:
         """Open a context for the code of a user's network or loss; ``what`` names its method."""

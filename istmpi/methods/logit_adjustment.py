@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from istmpi.data.batches import Batches
-from istmpi.trees import mapped
+from istmpi.trees import map_tensors
 
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
@@ -32,7 +32,7 @@ class LogitAdjustment:
     def __call__(self, outputs: Outputs) -> Outputs:
         if not self._strength:
             return outputs
-        return mapped(lambda logits: logits + self._added_to(logits), outputs)
+        return map_tensors(lambda logits: logits + self._added_to(logits), outputs)
 
     def _added_to(self, logits: torch.Tensor) -> torch.Tensor:
         if self._added is None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from istmpi.trees import mapped
+from istmpi.trees import map_tensors
 
 
 class Absent(nn.Module):
@@ -42,4 +42,4 @@ def put(network: nn.Module, path: str, module: nn.Module) -> None:
 
 def copied(value: Any) -> Any:
     """Copy all tensors of a tree."""
-    return mapped(torch.Tensor.clone, value)
+    return map_tensors(torch.Tensor.clone, value)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from istmpi.errors import ConfigError, did_you_mean
-from istmpi.names import SHIPPED, has_table, place_of
+from istmpi.names import SHIPPED, find_place, has_table
 from istmpi.network.source import Source, find_source, load, load_class
 from istmpi.network.user import UserNetwork
-from istmpi.settings import Field, Meta, checked
+from istmpi.settings import Field, Meta, check_value
 from istmpi.tasks import CLASSIFICATION, GRAPH, OWN, SPARSE_ROWS, TASKS, TEXT
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
         if name == "hidden" and type(value) is int:
             value = [value]
         if name in hints:
-            arguments[name] = checked(value, hints[name], f"model.{name}", source)
+            arguments[name] = check_value(value, hints[name], f"model.{name}", source)
     return arguments
 
 
@@ -288,7 +288,7 @@ def _require_complete(
 
 @cache
 def _load_shipped(name: str) -> tuple[type[nn.Module], Source]:
-    place = place_of(name)
+    place = find_place(name)
     # Reading the source of all its imports takes 0.1 s; a written table needs none.
     if has_table(name):
         network_class, _ = load_class(place)

@@ -12,7 +12,7 @@ from istmpi.code import calling, gradients_kept, short
 from istmpi.errors import ConfigError
 from istmpi.network.source import Source
 from istmpi.outputs import join_outputs, list_outputs
-from istmpi.trees import call, inputs_to, mapped, tensors_of
+from istmpi.trees import call, inputs_to, list_tensors, map_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -207,12 +207,12 @@ class UserNetwork:
         import torch
 
         if self.example is not None:
-            rows, *others = {len(x) if x.ndim else 0 for x in tensors_of(self.example)}
+            rows, *others = {len(x) if x.ndim else 0 for x in list_tensors(self.example)}
             chosen: Any = ...
             if rows and not others:
                 # A batch with fewer rows is repeated.
                 chosen = torch.arange(count) % rows
-            examples = mapped(lambda x: x.detach()[chosen].clone(), self.example)
+            examples = map_tensors(lambda x: x.detach()[chosen].clone(), self.example)
             return inputs_to(examples, "cpu", dtype)
         generator = torch.Generator().manual_seed(count)
 
@@ -256,7 +256,7 @@ class UserNetwork:
 
     def _forward_failed(self, inputs: Sequence[torch.Tensor], error: BaseException) -> ConfigError:
         if self.example is not None:
-            shapes = ", ".join(str(tuple(x.shape)) for x in tensors_of(inputs))
+            shapes = ", ".join(str(tuple(x.shape)) for x in list_tensors(inputs))
             return self.refused(f"its forward fails on tensors of {shapes}: {short(error)}.")
         subject = f"on examples of shape {' x '.join(map(str, inputs[0].shape))}"
         cure = (
@@ -282,7 +282,7 @@ class UserNetwork:
         import torch
 
         with calling(f"{self.name}: forward's result"):
-            tensors = [x for x in tensors_of(returned) if x.is_floating_point()]
+            tensors = [x for x in list_tensors(returned) if x.is_floating_point()]
             if any(x.is_meta or x.layout != torch.strided for x in tensors):
                 raise self.refused(
                     "its forward returns a tensor without values. Return plain tensors."

@@ -20,9 +20,9 @@ from istmpi.network.source import class_name
 from istmpi.optim.optimizers import PROGRAM
 from istmpi.optim.own_optimizer import Make, OwnOptimizer
 from istmpi.program.streams import Rows
-from istmpi.settings import types_of
+from istmpi.settings import find_types
 from istmpi.tasks import OWN
-from istmpi.trees import Named, tensors_of
+from istmpi.trees import Named, list_tensors
 
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
 PARTS = {
@@ -86,15 +86,15 @@ def _sections_with(name: str) -> list[str]:
     """Return the sections of a run that have a setting ``name``, in the order of `Run`."""
     return [
         section
-        for section, hint in types_of(Run).items()
-        if isinstance(hint, type) and is_dataclass(hint) and name in types_of(hint)
+        for section, hint in find_types(Run).items()
+        if isinstance(hint, type) and is_dataclass(hint) and name in find_types(hint)
     ]
 
 
 def _pair_keywords() -> Iterator[tuple[str, str]]:
     """Yield (argument, setting)."""
     for section in reversed(SECTIONS):
-        for name in PARTS.get(section) or types_of(types_of(Run)[section]):
+        for name in PARTS.get(section) or find_types(find_types(Run)[section]):
             if name in ("name", "state"):
                 continue
             if len(_sections_with(name)) < 2:
@@ -110,11 +110,11 @@ def read_inputs(example: Any) -> tuple[Any, ...]:
         inputs = (Named(example),)
     elif type(example) is tuple:
         inputs = example
-    if any(tensor.is_meta for tensor in tensors_of(inputs)):
+    if any(tensor.is_meta for tensor in list_tensors(inputs)):
         raise ConfigError(
             "example has a tensor on the device meta, without values. Give tensors with values."
         )
-    if next(tensors_of(inputs), None) is None:
+    if next(list_tensors(inputs), None) is None:
         raise ConfigError(
             f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of "
             "them."
@@ -260,7 +260,7 @@ def describe_data(
     return Dataset(
         splits={"train": rows, "test": rows},
         task=OWN,
-        shape=tuple(next(tensors_of(inputs)).shape[1:]),
+        shape=tuple(next(list_tensors(inputs)).shape[1:]),
         outputs=0,
         classes=None,
         source=name,

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from istmpi.errors import ConfigError
-from istmpi.trees import tensors_of
+from istmpi.trees import list_tensors
 
 WATCHED = 2**24
 """Buffers of fewer bytes, and frozen parameters, are checked: a loop that changes them gets a
@@ -23,7 +23,7 @@ def require_on(
     the error."""
     if not named and all(type(x) is torch.Tensor and x.device == device for x in inputs):
         return  # the usual case; every pass comes here
-    for x in tensors_of((inputs, named)):
+    for x in list_tensors((inputs, named)):
         if x.device != device:
             raise ConfigError(
                 f"{network} on {device} and its input on {x.device}. Use batch.to({str(device)!r})."

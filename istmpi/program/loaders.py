@@ -20,7 +20,7 @@ from istmpi.code import calling
 from istmpi.data.batch import Batch
 from istmpi.data.callable.split import OwnSplit, control_random_numbers
 from istmpi.errors import ConfigError, DataError
-from istmpi.trees import tensors_of
+from istmpi.trees import list_tensors
 
 
 @runtime_checkable
@@ -79,7 +79,7 @@ def name_iteration(loader: Iterable[Any]) -> str:
 def count_examples(batch: Any) -> int:
     """Return the number of examples of a batch: the rows of its first tensor; 1 without a tensor,
     or for a scalar."""
-    first = next(tensors_of(batch), None)
+    first = next(list_tensors(batch), None)
     if first is None or not first.ndim:
         return 1
     return len(first)

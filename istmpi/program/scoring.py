@@ -19,7 +19,7 @@ from istmpi.foreign import MOST
 from istmpi.program.guard import Guard, require_on
 from istmpi.program.loaders import count_examples, share_batches
 from istmpi.training.loop import Training
-from istmpi.trees import mapped, tensors_of
+from istmpi.trees import list_tensors, map_tensors
 
 ScoreOf = Callable[[nn.Module, Any], Any]
 Sums = dict[str, np.ndarray]
@@ -111,10 +111,10 @@ class Scoring:
         is_tree = type(batch) in (dict, list, tuple) or isinstance(batch, torch.Tensor)
         if not is_tree and hasattr(batch, "to"):
             return batch.to(device)
-        return mapped(lambda x: x.to(device) if x.device == HOST else x, batch)
+        return map_tensors(lambda x: x.to(device) if x.device == HOST else x, batch)
 
     def _note_unequal_rows(self, batch: Any) -> None:
-        rows = {len(tensor) for tensor in tensors_of(batch) if tensor.ndim}
+        rows = {len(tensor) for tensor in list_tensors(batch) if tensor.ndim}
         if len(rows) > 1 and not self._noted:
             self._noted = True
             self._note(

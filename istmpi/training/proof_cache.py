@@ -23,7 +23,7 @@ from istmpi.files import temporary
 from istmpi.foreign import JSON_BYTES, content
 from istmpi.network.table import Table, plain
 from istmpi.network.user import UserNetwork
-from istmpi.trees import mapped
+from istmpi.trees import map_tensors
 
 KEPT = 200
 
@@ -89,7 +89,7 @@ def _describe(network: UserNetwork) -> dict[str, Any] | None:
         "arguments": json.loads(json.dumps(arguments, default=plain, skipkeys=True)),
         **{name: getattr(network, name) for name in ("outputs", "tokens", "sparse", "graph")},
         "inputs": list(network.inputs),
-        "example": str(mapped(lambda x: (tuple(x.shape), x.dtype), network.example)),
+        "example": str(map_tensors(lambda x: (tuple(x.shape), x.dtype), network.example)),
         "dtype": str(torch.get_default_dtype()),
         "istmpi": f"{__version__} {code.hexdigest()}",
         "torch": torch.__version__,

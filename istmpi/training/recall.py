@@ -9,7 +9,7 @@ from typing import Any
 from istmpi.checkpoint.folder import BEST, require_valid
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.errors import UserError
-from istmpi.record import METRICS, RunFolder, run_of
+from istmpi.record import METRICS, RunFolder, find_run
 from istmpi.training.loop import Training
 from istmpi.training.progress import Counts
 
@@ -83,7 +83,7 @@ def _as_recorded(loss: float) -> float | None:
 
 def _read(folder: RunFolder, start: Path, rounds: int) -> list[Line]:
     # A run that resumes into a new folder goes on with the lines of the run before.
-    for place in (folder, RunFolder(run_of(start))):
+    for place in (folder, RunFolder(find_run(start))):
         if not (place.path / METRICS).is_file():
             continue
         lines = place.metrics()

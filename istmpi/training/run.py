@@ -157,7 +157,7 @@ def _find_folder(run: Run, resume: str, communicator: Communicator) -> RunFolder
     folder = RunFolder(Path())
     with communicator.agreed():
         if communicator.rank == 0:
-            folder = RunFolder.of(run.output.folder, run.name, resume)
+            folder = RunFolder.choose(run.output.folder, run.name, resume)
     return communicator.broadcast_from_root(folder)
 
 

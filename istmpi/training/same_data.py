@@ -15,7 +15,7 @@ from istmpi.config import Run
 from istmpi.config.methods import spec_of
 from istmpi.data.dataset import SPLITS, Dataset, Split, describe_difference
 from istmpi.errors import ConfigError, DataError
-from istmpi.names import class_of
+from istmpi.names import find_class_name
 from istmpi.tasks import OWN
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _is_moved(checkpoint: Checkpoint, prepared: PreparedRun) -> bool:
     """Return True if the network's class is the same in another file."""
     saved = checkpoint.architecture
     current = prepared.architecture
-    same_class = class_of(saved.name) == class_of(current.name)
+    same_class = find_class_name(saved.name) == find_class_name(current.name)
     return same_class and saved.table.source == current.table.source
 
 

@@ -229,7 +229,7 @@ def test_the_table_in_full():
 
 def leave_run(folder, method="ist", scores=FAST, rounds=4, finished=True):
     """A run's folder as training leaves it, evaluated in every second round."""
-    made = RunFolder.of(str(folder), "x")
+    made = RunFolder.choose(str(folder), "x")
     made.make()
     settings = {"method.name": method, "train.rounds": rounds, "output.folder": str(folder), "train.seed": 7}
     made.write("run.toml", Run().override(settings).toml())

@@ -14,7 +14,7 @@ from istmpi.config.method_settings import SpecificSettings
 from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 from istmpi.names import NETWORKS
-from istmpi.settings import Meta, checked, shown, types_of
+from istmpi.settings import Meta, check_value, find_types, shown
 
 
 def load(tmp_path, text):
@@ -250,13 +250,13 @@ def test_every_setting_has_a_sentence_of_help_and_a_default_within_its_range():
     assert len([*every_setting()]) > 80
     for one in every_setting():
         assert one.help.endswith("."), one.name
-        assert checked(one.default, one.hint, one.name, "default") == one.default
+        assert check_value(one.default, one.hint, one.name, "default") == one.default
         assert one.owner in NETWORKS or type_of(one.name) == one.hint
 
 
 def test_a_methods_own_settings_are_those_of_its_spec():
     names = [name for spec in METHODS.values() for name in spec.settings]
-    assert sorted(names) == sorted(types_of(SpecificSettings))
+    assert sorted(names) == sorted(find_types(SpecificSettings))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_methods_own_settings_are_those_of_its_spec():
 )
 def test_a_value_that_a_type_refuses_is_told_what_it_must_be(hint, value, says):
     with pytest.raises(ConfigError) as refused:
-        checked(value, hint, "a.x", "here")
+        check_value(value, hint, "a.x", "here")
     assert str(refused.value) == f"here: a.x = {shown(value)} {says}"
 
 

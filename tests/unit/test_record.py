@@ -55,19 +55,19 @@ def test_a_folder_of_ones_own_is_the_first_that_is_free(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = []
     for _ in range(3):
-        folder = RunFolder.of("", "digits")
+        folder = RunFolder.choose("", "digits")
         folder.make()
         paths.append(str(folder.path))
     assert paths == ["runs/digits", "runs/digits-2", "runs/digits-3"]
 
 
 def test_a_wanted_folder_is_made_with_its_parents(tmp_path):
-    folder = RunFolder.of(str(tmp_path / "a" / "b"), "digits")
+    folder = RunFolder.choose(str(tmp_path / "a" / "b"), "digits")
     assert not (tmp_path / "a").exists(), "nothing is made before the run has been checked"
     folder.make()
     assert folder.path.is_dir() and folder.path.name == "b"
     (tmp_path / "empty").mkdir()
-    RunFolder.of(str(tmp_path / "empty"), "digits")
+    RunFolder.choose(str(tmp_path / "empty"), "digits")
 
 
 @pytest.mark.parametrize("left", ["job/7.json", "metrics.jsonl wandb/x", "run.toml checkpoints/x"])
@@ -76,16 +76,16 @@ def test_a_run_resumes_beside_what_a_job_or_another_program_left(tmp_path, left)
     for name in left.split():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert RunFolder.of(str(tmp_path), "digits", "auto").path == tmp_path
+    assert RunFolder.choose(str(tmp_path), "digits", "auto").path == tmp_path
     assert all((tmp_path / name).exists() for name in left.split())
 
 
 def test_nothing_is_ever_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=rf"--out {tmp_path}: the folder is not empty"):
-        RunFolder.of(str(tmp_path), "digits")
+        RunFolder.choose(str(tmp_path), "digits")
     with pytest.raises(ConfigError, match="the folder is not empty and not a run's folder"):
-        RunFolder.of(str(tmp_path), "digits", "auto")
+        RunFolder.choose(str(tmp_path), "digits", "auto")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -93,17 +93,17 @@ def test_a_folder_in_which_a_run_is_at_work_is_not_to_be_removed(tmp_path):
     held = FolderLock(tmp_path)
     RunFolder(tmp_path).make()
     with pytest.raises(ConfigError, match=f"is used by another run, process {os.getpid()}"):
-        RunFolder.of(str(tmp_path), "digits")
+        RunFolder.choose(str(tmp_path), "digits")
     held.release()
     with pytest.raises(ConfigError, match="the folder is not empty. .*, or --resume auto to continue it"):
-        RunFolder.of(str(tmp_path), "digits")
+        RunFolder.choose(str(tmp_path), "digits")
 
 
 def test_a_folder_that_cannot_be_made_or_vanished_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for wanted in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(ConfigError, match=f"--out {wanted}: cannot be written .* Give another folder"):
-            RunFolder.of(str(wanted), "digits").make()
+            RunFolder.choose(str(wanted), "digits").make()
     gone = RunFolder(tmp_path / "gone")
     for write in (lambda: gone.append({"round": 1}), lambda: gone.write("summary.json", "{}")):
         with pytest.raises(OutputError, match="cannot be written"):
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_made_or_vanished_is_refused(tmp_path):
 
 
 def test_metrics_read_back_as_they_were_written(tmp_path):
-    folder = RunFolder.of(str(tmp_path / "run"), "digits")
+    folder = RunFolder.choose(str(tmp_path / "run"), "digits")
     folder.make()
     assert folder.metrics() == []
     lines = [{"round": 1, "loss": 0.1 + 0.2}, {"round": 2, "loss": 1e-300, "score": 1.0}]
@@ -122,7 +122,7 @@ def test_metrics_read_back_as_they_were_written(tmp_path):
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write('{"rou')  # of a run that was killed: half a line does not count
     assert RunFolder(folder.path).metrics() == lines
-    again = RunFolder.of(str(folder.path), "digits", "auto")
+    again = RunFolder.choose(str(folder.path), "digits", "auto")
     again.keep_metrics(1)
     assert again.metrics() == lines[:1], "a resumed run forgets the rounds that it runs again"
 
@@ -155,12 +155,12 @@ def test_a_run_goes_on_in_the_folder_that_its_checkpoint_lies_in(tmp_path, monke
     (run / "metrics.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     for resume in (run, run / "checkpoints", run / "checkpoints" / "round-00000001.h5"):
-        assert RunFolder.of("", "digits", str(resume)).path == run
-    assert RunFolder.of("runs/one", "digits", "auto").path.resolve() == run
-    assert RunFolder.of("", "one", "auto").path.resolve() == run
-    assert RunFolder.of("new", "digits", str(run)).path.name == "new"
+        assert RunFolder.choose("", "digits", str(resume)).path == run
+    assert RunFolder.choose("runs/one", "digits", "auto").path.resolve() == run
+    assert RunFolder.choose("", "one", "auto").path.resolve() == run
+    assert RunFolder.choose("new", "digits", str(run)).path.name == "new"
     with pytest.raises(DataError, match="--resume nowhere does not exist"):
-        RunFolder.of("", "digits", "nowhere")
+        RunFolder.choose("", "digits", "nowhere")
     assert not (tmp_path / "runs" / "digits").exists()
 
 
@@ -184,7 +184,7 @@ def test_what_is_no_file_in_a_run_s_folder_is_named_before_anybody_opens_it(tmp_
     (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)
     with pytest.raises(ConfigError, match=f"{name} is {kind}; it must be a file. Remove it."):
-        RunFolder.of(str(tmp_path), "digits", resume)
+        RunFolder.choose(str(tmp_path), "digits", resume)
 
 
 # ---- `istmpi runs` and environment variables
@@ -212,7 +212,7 @@ def call(*words):
 
 
 def test_du_counts_what_is_allotted(runs, monkeypatch):
-    assert RunFolder.of("", "done").path == runs / "done-2"
+    assert RunFolder.choose("", "done").path == runs / "done-2"
     facts = {Path(run["folder"]).name: run for run in json.loads(call("du", "--json"))}
     assert {name: (run["state"], run["files"]) for name, run in facts.items()} == {
         "begun": ("unfinished", 2), "both": ("comparison", 6), "done": ("finished", 5),

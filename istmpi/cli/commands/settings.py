@@ -14,7 +14,7 @@ from istmpi.config import Setting, every_setting
 from istmpi.environment import VARIABLES
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.foreign import one_line
-from istmpi.settings import schema_of
+from istmpi.settings import write_schema
 
 SCHEMA = "http://json-schema.org/draft-07/schema#"
 
@@ -182,12 +182,12 @@ def schema() -> dict[str, Any]:
     for section, group in groupby(every_setting(), key=_section):
         settings = list(group)
         if not section:
-            properties |= {setting.name: schema_of(setting.hint) for setting in settings}
+            properties |= {setting.name: write_schema(setting.hint) for setting in settings}
             continue
         keys = {}
         for setting in settings:
             if section != "model" or not setting.owner:
-                keys[_key(setting)] = schema_of(setting.hint, setting.default)
+                keys[_key(setting)] = write_schema(setting.hint, setting.default)
         properties[section] = _close_object(keys)
         if section == "model":
             # Each network has settings of its own.

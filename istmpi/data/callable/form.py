@@ -11,7 +11,7 @@ import torch
 
 from istmpi.code import shown
 from istmpi.errors import DataError
-from istmpi.trees import tensors_of
+from istmpi.trees import list_tensors
 from istmpi.units import counted
 
 
@@ -99,7 +99,7 @@ def require_tensors(inputs: tuple[Any, ...], batch: Any, name: str) -> None:
     """Raise DataError if a batch has tensors that cannot be sent to a network, or inputs that are
     no tensors."""
     # Such tensors would fail later, with an error of torch that names no data set.
-    for tensor in tensors_of((inputs, batch)):
+    for tensor in list_tensors((inputs, batch)):
         fault = _find_fault(tensor)
         if fault:
             raise DataError(
@@ -114,7 +114,7 @@ def require_tensors(inputs: tuple[Any, ...], batch: Any, name: str) -> None:
                     f"{name} has inputs with the key {shown(key)}. Keys must be names of arguments "
                     "of forward."
                 )
-    tensors = [*tensors_of(inputs)]
+    tensors = [*list_tensors(inputs)]
     if not tensors:
         raise DataError(
             f"{name} has inputs without tensors. Turn texts, arrays and other objects into tensors."

@@ -25,7 +25,7 @@ from istmpi.data.batch import Batch
 from istmpi.data.callable.form import Form, require_tensors
 from istmpi.data.dataset import Split, add_to_checksum
 from istmpi.errors import DataError
-from istmpi.trees import Named, tensors_of
+from istmpi.trees import Named, list_tensors
 
 SAMPLED = 16
 """The number of examples from which a split's checksums are computed."""
@@ -204,7 +204,7 @@ class OwnSplit(Split):
 
 def checksum_tensors(tree: Any) -> int:
     checksum = 0
-    for tensor in tensors_of(tree):
+    for tensor in list_tensors(tree):
         if not tensor.is_meta:
             values = tensor.detach().cpu().contiguous().reshape(-1)
             # NumPy lacks some types of torch, such as bfloat16; all have bytes.

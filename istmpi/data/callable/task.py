@@ -25,7 +25,7 @@ from istmpi.data.dataset import have_same_form, without_ones
 from istmpi.errors import ConfigError
 from istmpi.foreign import printable
 from istmpi.tasks import LOWER, Classification, OwnTask, Regression, higher_is_better
-from istmpi.trees import tensors_of
+from istmpi.trees import list_tensors
 
 Function = Callable[[Any, Any], Any]
 Amounts = Callable[[Any, Batch], dict[str, Amount]]
@@ -215,7 +215,7 @@ def _has_gradient(value: Any) -> bool:
 def _require_rows(subject: str, batch: Batch) -> None:
     """Raise ConfigError if a collate function made another number of rows: a mean over them cannot
     be weighed."""
-    shapes = [tensor.shape for tensor in tensors_of(batch.targets) if tensor.ndim]
+    shapes = [tensor.shape for tensor in list_tensors(batch.targets) if tensor.ndim]
     firsts = {shape[0] for shape in shapes}
     if len(firsts) == 1 and not any(batch.examples in shape[:2] for shape in shapes):
         raise ConfigError(
@@ -233,7 +233,7 @@ def averages_halves(count: Amounts, outputs: Any, batch: Batch) -> bool:
     """
     halves = split_rows(outputs, batch)
     if not halves or any(
-        x.is_floating_point() and x.element_size() < 4 for x in tensors_of(outputs)
+        x.is_floating_point() and x.element_size() < 4 for x in list_tensors(outputs)
     ):
         return True
     with control_random_numbers(), suppress(ConfigError):
