@@ -52,8 +52,8 @@ def layout(kind: str, ranks: int, lengths=LENGTHS) -> Layout:
     return Partition.draw(lengths, groups, ranks, 1, int(round or 0), shares)
 
 
-def of_one_run(*layouts: Layout) -> bool:
-    """Whether layouts deal out the same groups, or none: a transfer of a run has no others."""
+def belong_together(*layouts: Layout) -> bool:
+    """Return whether layouts deal out the same groups, or none: a transfer of a run has no others."""
     return len({frozenset(layout.units) for layout in layouts if layout.units}) <= 1
 
 

@@ -16,13 +16,13 @@ from transfers import (
     all_parts,
     any_values,
     assert_same_bits,
+    belong_together,
     bits,
     blanks,
     index,
     layout,
     move,
     normal,
-    of_one_run,
     parameters,
 )
 
@@ -123,7 +123,7 @@ def beside_dealt(deal, parameter):
 def test_only_what_no_rank_has_in_a_third_layout_is_moved(ranks, kinds, texts, staging_bytes):
     names = parameters(texts, ("float32",))
     source, target, third = (layout(kind, ranks) for kind in kinds)
-    assume(of_one_run(source, target, third))
+    assume(belong_together(source, target, third))
     whole, other = any_values(names, LENGTHS, 1), any_values(names, LENGTHS, 2)
     values, before = all_parts(whole, names, source), all_parts(other, names, target)
     moved = move(names, source, target, values, before, staging_bytes, third)
@@ -189,7 +189,7 @@ def test_weights_that_stay_with_their_holders_are_where_a_push_and_a_pull_would_
 def test_every_element_becomes_the_mean_over_its_holders(ranks, kinds, texts, dtypes, staging_bytes, seed):
     names = parameters(texts, dtypes)
     source, target = (layout(kind, ranks) for kind in kinds)
-    assume(of_one_run(source, target))
+    assume(belong_together(source, target))
     random = torch.Generator().manual_seed(seed)
     values, before = normal(names, source, random), normal(names, target, random)
     moved = move(names, source, target, values, before, staging_bytes)
