@@ -22,6 +22,9 @@ os.environ.setdefault("MPLCONFIGDIR", os.path.join(_HOME, "matplotlib"))
 if not _STARTED:
     os.environ["XDG_CACHE_HOME"] = _CACHE
 
+# Programs that tests start find istmpi where its environment is not active, too.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+
 # Each process has its own root for `tmp_path`: pytest removes old folders of a shared root, and two ranks that remove
 # the same one both fail.
 os.environ["PYTEST_DEBUG_TEMPROOT"] = _CACHE
