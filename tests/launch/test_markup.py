@@ -19,29 +19,30 @@ def test_consoles_read_no_names_as_markup():
         assert "fromrich.markup" not in text, f"{file} escapes markup, which istmpi's console does not read"
 
 
-def shown(series, folder, commands):
-    """Run commands and check what each prints, given as (words of the command, words that it prints)."""
+def test_every_command_shows_names_as_they_are(series, tmp_path):
+    """Commands are given as (words of the command, words that it prints)."""
+    commands = commands_on_a_table(tmp_path) + commands_on_own_code(tmp_path)
     steps = {str(number): words for number, (words, _) in enumerate(commands)}
-    said = series(1, folder, steps).end(200)
+    said = series(1, tmp_path, steps).end(300)
     for result, (words, expected) in zip(said.values(), commands, strict=True):
         assert result.returncode == 0 and "Traceback" not in result.stderr, (words, result)
         assert "\x1b" not in result.stdout + result.stderr, (words, result)
         assert [text for text in expected if text not in result.stdout] == [], (words, result)
 
 
-def test_names_in_data_and_runs_are_shown_as_they_are(series, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def commands_on_a_table(folder):
+    """Labels, columns, a run, files and folders have names that rich would read as markup."""
     rows = [f"{n % 7},{n % 5},{LABELS[n % len(LABELS)]}" for n in range(100)]
-    Path("[red] a.csv").write_text("\n".join(["[b],[/b],label", *rows]) + "\n")
-    data, network, saved = f"{tmp_path}/[red] a.h5", f"{tmp_path}/[net].py:Net", "runs/[a]/network.h5"
-    Path("[net].py").write_text(
+    (folder / "[red] a.csv").write_text("\n".join(["[b],[/b],label", *rows]) + "\n")
+    data, network, saved = f"{folder}/[red] a.h5", f"{folder}/[net].py:Net", "runs/[a]/network.h5"
+    (folder / "[net].py").write_text(
         "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self, features, outputs, hidden=8):\n"
         "        super().__init__(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))\n"
     )
-    Path("run.toml").write_text(f'name = "{RUN}"\n[method]\nname = "local-sgd"\n')
+    (folder / "run.toml").write_text(f'name = "{RUN}"\n[method]\nname = "local-sgd"\n')
     run = ["run.toml", "--data", data, "--model", network]
     compare = ["compare", *run, "--methods", "local-sgd,data-parallel", "--rounds", "1", "--out", "runs/[c]"]
-    commands = [
+    return [
         (["prepare", "csv", "[red] a.csv", data], [*LABELS, "[red] a.h5"]),
         (["train", *run, "--rounds", "2", "--out", "runs/[a]"], ["runs/[a]", RUN, "[red] a.h5", "[net].py:Net"]),
         (["train", *run, "--dry-run"], [RUN]),
@@ -54,7 +55,6 @@ def test_names_in_data_and_runs_are_shown_as_they_are(series, tmp_path, monkeypa
         (["model", network, "--data", data, "--json"], ["[net].py:Net"]),
         (compare, []),
     ]
-    shown(series, tmp_path, commands)
 
 
 SPLITS = f"""
@@ -84,13 +84,13 @@ class Net(nn.Module):
 """
 
 
-def test_what_a_terminal_obeys_is_shown_by_its_name(series, tmp_path):
-    """A score, a folder, a file, a class and a cluster with a tag that closes nothing, and with ESC."""
-    (tmp_path / "own.py").write_text(SPLITS)
+def commands_on_own_code(folder):
+    """A score, a folder, a file, a class and a cluster have a tag that closes nothing, and ESC, in their names."""
+    (folder / "own.py").write_text(SPLITS)
     place, seen = f"runs/{ODD.replace('/', '')}", f"runs/{SEEN.replace('/', '')}"
     run = ["--data", "own.py:splits", "--model", "own.py:Net", "--rounds", "2"]
     score, saved = f"acc {SEEN}", f"{place}/network.h5"
-    commands = [
+    return [
         (["train", *run, "--out", "runs/a"], [score]),
         (["train", *run, "--out", "runs/a", "--resume", "auto"], ["nothing left to train"]),
         (["train", *run, "--dry-run"], []),
@@ -113,4 +113,3 @@ def test_what_a_terminal_obeys_is_shown_by_its_name(series, tmp_path):
         (["settings", "train.rounds"], []),
         (["runs"], []),
     ]
-    shown(series, tmp_path, commands)

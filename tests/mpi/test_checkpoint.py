@@ -49,7 +49,8 @@ def test_the_file_has_the_whole_network_of_all_ranks(comm, shared_tmp, monkeypat
         assert Run.from_tree(json.loads(file.attrs["run"]), "file") == training.run
         assert json.loads(file.attrs["versions"]).keys() >= {"istmpi", "torch", "numpy", "HDF5", "MPI"}
     with open_checkpoint(path) as checkpoint:
-        assert list(checkpoint.errors()) == []
+        assert list(checkpoint.errors()) == [] and checkpoint.tokenizer is None
+        assert (checkpoint.header.temperature != 1) and training.state()[0].temperature == 1, "fitted to predict alone"
     assert sorted(entry.name for entry in shared_tmp.glob("*network*")) == ["network.h5"]
 
 

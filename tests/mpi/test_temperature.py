@@ -47,9 +47,3 @@ def test_it_is_fitted_stored_and_applied(comm, shared_tmp, settings):
     assert abs(odds.max(axis=1).mean() - accuracy) < 0.06
     again = evaluate(path, comm).score  # losses are of the logits that were trained, whatever the temperature
     assert (again.score, again.loss) == (progress[-1].score.score, pytest.approx(progress[-1].score.loss, rel=1e-5))
-
-
-def test_what_is_not_saved_to_predict_has_none(comm):
-    training, _ = trained(comm, train__rounds=1)
-    header, _ = training.state()
-    assert header.temperature == 1

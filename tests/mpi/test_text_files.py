@@ -1,7 +1,7 @@
 """What a network that was trained on text knows of its tokens, and which other text it takes."""
 
 import pytest
-from small import own_run, trained
+from small import own_run
 from tokenizing import make_tokenizer
 
 from istmpi.checkpoint.reader import open_checkpoint
@@ -64,13 +64,6 @@ def test_text_in_other_tokens_is_refused(comm, files):
     ) as refused:
         evaluate(path, comm, str(files / "1.h5"))
     assert "\n" not in str(refused.value)
-
-
-def test_other_data_have_no_tokenizer(comm, shared_tmp):
-    training, _ = trained(comm, train__rounds=1)
-    commit(shared_tmp / "network.h5", *training.state(True), "direct", comm)
-    with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
-        assert checkpoint.tokenizer is None
 
 
 @pytest.mark.ranks(min=2)
