@@ -172,25 +172,6 @@ class Rotary(Heads):
         return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
 
 
-class RotaryDim(nn.Module):
-    """Queries and keys that are turned by pairs: the numbers of a head are not alike."""
-
-    def __init__(self, shape, outputs, dim=16):
-        super().__init__()
-        self.query, self.key = nn.Linear(shape[-1], dim), nn.Linear(shape[-1], dim)
-        self.last = nn.Linear(shape[-1], outputs)
-
-    def turned(self, x):
-        angles = torch.arange(x.shape[1])[:, None] / 10.0 ** (torch.arange(x.shape[2] // 2) / x.shape[2])
-        first, second = x.chunk(2, -1)
-        cosine, sine = torch.cos(angles).to(x.dtype), torch.sin(angles).to(x.dtype)
-        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
-
-    def forward(self, x):
-        scores = self.turned(self.query(x)) @ self.turned(self.key(x)).transpose(1, 2)
-        return self.last((torch.softmax(scores, -1) @ x).mean(1))
-
-
 class Windows(nn.Module):
     """Attention before and behind pairs of places become one: axes of five kinds, with thousands of readings."""
 

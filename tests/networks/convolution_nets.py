@@ -104,19 +104,6 @@ class PixelShuffled(nn.Module):
         return self.last(functional.pixel_shuffle(torch.relu(self.first(x)), 2)).mean((2, 3))
 
 
-class ChannelsShuffled(nn.Module):
-    """Channels of two groups that take turns: a unit's place decides where it goes."""
-
-    def __init__(self, shape, outputs, channels=16):
-        super().__init__()
-        self.first = nn.Conv2d(shape[0], channels, 3)
-        self.second, self.last = nn.Conv2d(channels, channels, 1, groups=2), nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        x = functional.channel_shuffle(torch.relu(self.first(x)), 2)
-        return self.last(torch.relu(self.second(x)).mean((2, 3)))
-
-
 class Inverted(nn.Module):
     """A block whose inner width is a multiple of its outer one: two widths on one axis."""
 

@@ -18,18 +18,6 @@ class GroupsOfNorm(nn.Module):
         return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
 
 
-class OneGroup(nn.Module):
-    """All channels and pixels in one group."""
-
-    def __init__(self, shape, outputs, channels=12):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(shape[0], channels, 3), nn.GroupNorm(1, channels)
-        self.last = nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
-
-
 class InstanceNormed(nn.Module):
     """Each channel is normalised over its pixels."""
 
@@ -122,18 +110,6 @@ class AndElsewhere(nn.Module):
     def forward(self, x):
         x = self.second(torch.relu(self.first(x)))
         return self.last(torch.relu(self.norm(x)) + torch.tanh(x))
-
-
-class ResponseNormed(nn.Module):
-    """Each channel is divided by what its neighbours say: channels have an order."""
-
-    def __init__(self, shape, outputs, channels=12):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(shape[0], channels, 3), nn.LocalResponseNorm(3, alpha=1.0)
-        self.last = nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        return self.last(self.norm(torch.relu(self.first(x))).mean((2, 3)))
 
 
 class OnSphere(nn.Module):

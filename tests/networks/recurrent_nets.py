@@ -86,20 +86,6 @@ class Irnn(nn.Module):
         return self.last(self.cell(x)[0][:, -1])
 
 
-class LstmCells(nn.Module):
-    """A cell that is called place by place."""
-
-    def __init__(self, shape, outputs, hidden=12):
-        super().__init__()
-        self.cell, self.last = nn.LSTMCell(shape[-1], hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        state = None
-        for step in x.unbind(1):
-            state = self.cell(step, state)
-        return self.last(state[0])
-
-
 class GruCells(nn.Module):
     """A cell that is called place by place from a learnt start."""
 

@@ -134,9 +134,7 @@ CONVOLUTIONS = (
     Row("convolution_nets.Lenet", IMAGE, "channels1: second.weight, channels2: dense.weight, hidden: last.weight"),
     Row("convolution_nets.Separable", IMAGE, "channels, wide: last.weight"),
     Row("convolution_nets.GroupsCounted", IMAGE, "groups: last.weight"),
-    *rows(
-        "convolution_nets", "GroupsFixed ChannelsShuffled", IMAGE, undealt={"channels": ORDER_OR_JOINED}, trains=False
-    ),
+    Row("convolution_nets.GroupsFixed", IMAGE, undealt={"channels": ORDER_OR_JOINED}, trains=False),
     Row("convolution_nets.Residual", IMAGE, "stream: last.weight, inner: second.weight", default="inner"),
     Row("convolution_nets.Upsampling", IMAGE, "channels: up.weight, wide: last.weight"),
     Row("convolution_nets.PixelShuffled", IMAGE, "channels: last.weight"),
@@ -146,12 +144,10 @@ CONVOLUTIONS = (
 )
 NORMS = (
     Row("norm_nets.GroupsOfNorm", IMAGE, "groups: last.weight"),
-    Row("norm_nets.OneGroup", IMAGE, "channels: last.weight"),
     *rows("norm_nets", "InstanceNormed InstanceTracked", IMAGE, "channels1: second.weight, channels2: last.weight"),
     Row("norm_nets.OfSubclass", IMAGE, "channels1, channels2: last.weight"),
     Row("norm_nets.NormTwice", FLAT, "hidden: second.weight last.weight"),
     Row("norm_nets.AndElsewhere", FLAT, "hidden: second.weight, wide: last.weight"),
-    Row("norm_nets.ResponseNormed", IMAGE, undealt={"channels": ORDER}, trains=False),
     Row("norm_nets.OnSphere", FLAT, "hidden: last.weight +length"),
     *rows("norm_nets", "WeightNormed WeightNormedOld", FLAT, "hidden1: +product +length-of-rows, hidden2: last.weight"),
     Row("norm_nets.SpectralNormed", FLAT, trains=False, refused=BUFFER),
@@ -220,7 +216,6 @@ ATTENTION = (
     ),
     *rows("attention_nets", "Heads RelativeTable SlopesLearnt Rotary MultiQuery", SEQUENCE, "heads: out.weight"),
     Row("attention_nets.Alibi", SEQUENCE, undealt={"heads": ORDER}, trains=False),
-    Row("attention_nets.RotaryDim", SEQUENCE, undealt={"dim": ORDER}, trains=False),
     Row("attention_nets.Windows", SEQUENCE, "heads: qkv.0.weight up.weight down.weight qkv.1.weight last.weight"),
     Row("attention_nets.Latents", SEQUENCE, "latents"),
     Row(
@@ -270,7 +265,7 @@ RECURRENT = (
         settings=CONSTRUCTOR,
         kept=("cell.weight_hh_l0",),
     ),
-    *rows("recurrent_nets", "LstmCells GruCells", SEQUENCE, "hidden: cell.weight_hh last.weight"),
+    Row("recurrent_nets.GruCells", SEQUENCE, "hidden: cell.weight_hh last.weight"),
     Row(
         "recurrent_nets.Mamba",
         SEQUENCE,
