@@ -85,7 +85,7 @@ WIDTHS = {
 }
 
 
-def of_method(method, case, **more):
+def combine(method, case, **more):
     return {"method__name": method, **IST[case], **SPECIAL.get(method, {}), **more}
 
 
@@ -95,17 +95,17 @@ def cases():
     yield from OWN.items()
     for method, spec in METHODS.items():
         for case in ("plain", "adam carried, float32"):
-            yield f"{method}, {case}", of_method(method, case)
+            yield f"{method}, {case}", combine(method, case)
             if spec.encodes:
-                yield f"{method}, {case}, int8", of_method(method, case, method__wire="int8", model__dtype="float32")
+                yield f"{method}, {case}, int8", combine(method, case, method__wire="int8", model__dtype="float32")
         if spec.encodes:
-            yield f"{method}, bfloat16", of_method(method, "adam carried, float32", method__wire="bfloat16")
+            yield f"{method}, bfloat16", combine(method, "adam carried, float32", method__wire="bfloat16")
     for method in ("local-sgd", "diloco", "streaming-diloco", "sparse-loco"):
-        yield f"{method}, outer", of_method(method, "outer momentum, adam carried")
+        yield f"{method}, outer", combine(method, "outer momentum, adam carried")
     for method in ("local-sgd", "diloco"):
-        yield f"{method}, adam kept", of_method(method, "plain", **ADAM | {"method__optimizer_state": "keep"})
+        yield f"{method}, adam kept", combine(method, "plain", **ADAM | {"method__optimizer_state": "keep"})
     for method in ("ist", "local-sgd", "diloco"):
-        yield f"{method}, outer, int8", of_method(method, "plain", method__outer_momentum=0.5, method__wire="int8")
+        yield f"{method}, outer, int8", combine(method, "plain", method__outer_momentum=0.5, method__wire="int8")
     for name, widths in WIDTHS.items():
         for case, settings in JOINED.items():
             yield f"{name}, {case}", {"model__name": f"{joined_nets.__file__}:{name}", **widths, **settings}
@@ -146,7 +146,7 @@ def quick(monkeypatch):
     return monkeypatch
 
 
-def shapes_of(measured):
+def find_shapes(measured):
     return {(row["batch"], row["inputs"], row["outputs"]) for row in measured.measured["products"]["points"]}
 
 
@@ -160,7 +160,7 @@ def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, q
     assert time.compute > 0 and time.transfer > 0
     assert set(measured.links) == {"alltoallv", "allreduce"}
     assert len(measured.measured["alltoallv"].get("points", [])) == (2 if comm.size > 1 else 0)
-    assert {(8, 64, 32), (8, -(-32 // comm.size), 10)} <= shapes_of(measured)
+    assert {(8, 64, 32), (8, -(-32 // comm.size), 10)} <= find_shapes(measured)
 
 
 def test_the_cluster_is_measured_at_the_shapes_of_a_users_network(comm, quick):
@@ -168,7 +168,7 @@ def test_the_cluster_is_measured_at_the_shapes_of_a_users_network(comm, quick):
     quick.setattr(measure, "MOST_ELEMENTS", 8 * 256 * 9)
     run = own_run(model__name=f"{networks.__file__}:Convolutional", model__channels=[16, 8], model__hidden=6)
     measured = measure.measure(run, build_network(run, open_dataset("digits"), comm), comm)
-    assert {(8 * 64, 9, 16), (128, 144, 8), (8, 32, 6)} <= shapes_of(measured)
+    assert {(8 * 64, 9, 16), (128, 144, 8), (8, 32, 6)} <= find_shapes(measured)
     assert all(other == measured for other in comm.allgather(measured))
 
 

@@ -41,7 +41,7 @@ def scored(forward, x, y):
     return float(losses.mean()), float((outputs.argmax(dim=1).numpy() == y).mean())
 
 
-def all_of(split):
+def read_all(split):
     return examples_of(split, np.arange(len(split)))
 
 
@@ -64,7 +64,7 @@ def test_the_score_is_that_of_the_whole_network(comm, settings):
     training, progress = trained(comm, **settings)
     score = progress[-1].score
     forward = plain(training, calibration_sample(training, 1024))
-    loss, accuracy = scored(forward, *all_of(training.dataset.test))
+    loss, accuracy = scored(forward, *read_all(training.dataset.test))
     assert score.examples == len(training.dataset.test) == 360
     assert score.loss == pytest.approx(loss, abs=1e-10)
     assert score.score == accuracy
@@ -98,7 +98,7 @@ def test_more_ranks_than_labels(comm, shared_tmp):
     training, progress = trained(comm, data__source=str(shared_tmp / "two.npz"))
     forward = plain(training, calibration_sample(training, 1024))
     assert (progress[-1].score.loss, progress[-1].score.score) == pytest.approx(
-        scored(forward, *all_of(training.dataset.test)), abs=1e-10
+        scored(forward, *read_all(training.dataset.test)), abs=1e-10
     )
     comm.barrier()
 
@@ -108,7 +108,7 @@ def test_regression(comm, shared_tmp):
     training, progress = trained(comm, data__source=str(shared_tmp / "numbers.npz"), optimizer__lr=0.01)
     object.__setattr__(training.run.model, "output_norm", False)  # its default for regression, spelt out for `plain`
     forward = plain(training, calibration_sample(training, 1024))
-    x, y = all_of(training.dataset.test)
+    x, y = read_all(training.dataset.test)
     errors = forward(torch.from_numpy(x).double()).numpy() - y
     assert progress[-1].score.loss == pytest.approx((errors**2).mean(), abs=1e-10)
     _, std = training.dataset.targets

@@ -111,7 +111,7 @@ def cases():
 CASES = dict(cases())
 
 
-def rounds_of_a_stop(settings):
+def allow_rounds(settings):
     """How many rounds more may be done when a run ends that was stopped inside one."""
     last = settings.get("method__finish", settings.get("method__name", "ist")).partition(":")[0]
     if last in ("data-parallel", "streaming-diloco"):
@@ -149,7 +149,7 @@ def test_a_run_that_is_saved_and_stopped_again_and_again_goes_on_bit_for_bit(com
             stop_at(training, round, step)
         seen += list(training.rounds())
         assert training.stop.reason == "a test"
-        assert training.rounds_done - round in rounds_of_a_stop(settings)
+        assert training.rounds_done - round in allow_rounds(settings)
         path = save(training, shared_tmp / f"{round}.h5")
         with open_checkpoint(path) as checkpoint:
             assert comm.rank or list(checkpoint.errors()) == []

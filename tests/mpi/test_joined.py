@@ -5,7 +5,7 @@ import torch
 from batches import plain
 from small import assert_same_bits, own_run, whole
 from torch.nn import functional
-from uses import check_uses, everything
+from uses import check_uses, read_all
 
 from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
@@ -46,7 +46,7 @@ def test_every_use_of_a_network_agrees_with_the_plain_class(comm, shared_tmp, na
     network = scaled(name, {key: values.copy() for key, values in whole(training).items()}, comm.size)
     if name == "Nerf":
         network.norm.running_mean, network.norm.running_var = training.evaluator.network.moments["norm"]
-    x, _ = everything(training.dataset.test)
+    x, _ = read_all(training.dataset.test)
     with torch.no_grad():
         logits = network(x.double())
     plain = scaled(name, {key: values.copy() for key, values in whole_of(network).items()}, 1)

@@ -9,7 +9,7 @@ from networks_oracle import ORACLES, train
 from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET, own_trained
 from small import assert_trained, initial_weights, own_run, trained, whole
 from torch.nn import functional
-from uses import check_uses, everything
+from uses import check_uses, read_all
 
 from istmpi.checkpoint.saver import commit
 from istmpi.config.methods import METHODS
@@ -109,7 +109,7 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     torch.testing.assert_close(moments[0], first.mean((0, 2, 3)))
     torch.testing.assert_close(moments[1], first.var((0, 2, 3), correction=0))
 
-    x, y = everything(test)
+    x, y = read_all(test)
     with torch.no_grad():
         logits = plain(training, weights, moments)(x.double().view(-1, 1, 8, 8))
     assert progress[-1].score.score == float((logits.argmax(1) == y).double().mean())

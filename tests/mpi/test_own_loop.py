@@ -33,7 +33,7 @@ METHODS = [
 ]
 
 
-def name_of(settings):
+def join_settings(settings):
     return "-".join(map(str, settings.values())) if isinstance(settings, dict) else "by hand" * settings
 
 
@@ -48,13 +48,13 @@ def looks_often(monkeypatch):
 @pytest.mark.parametrize(
     "settings, by_hand",
     [(settings, False) for settings in METHODS] + [(settings, True) for settings in METHODS[1:4]],
-    ids=name_of,
+    ids=join_settings,
 )
 def test_it_trains_to_the_bits_of_the_command(comm, shared_tmp, settings, by_hand):
-    training = loops.trained_alike(comm, **settings)
+    training = loops.make_training(comm, **settings)
     progress = list(training.rounds())
-    job = loops.distributed(comm, lr=0.1, **settings)
-    loops.loop(job, training.batches, 4, shared_tmp / "run", by_hand)
+    job = loops.make_job(comm, lr=0.1, **settings)
+    loops.train(job, training.batches, 4, shared_tmp / "run", by_hand)
     assert_same_bits(whole(job.training), whole(training))
     assert job.training.tally.counts.bytes == progress[-1].bytes
     if not by_hand:
@@ -81,13 +81,13 @@ def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_
     def note(round):
         rates.append([group["lr"] for group in round.optimizer.param_groups] if with_groups else round.rate)
 
-    uninterrupted, batches = loops.distributed(comm, **settings), loops.batches_of(comm, method=settings["method"])
-    loops.loop(uninterrupted, batches, 4, shared_tmp / "whole", behind=note)
+    uninterrupted, batches = loops.make_job(comm, **settings), loops.make_batches(comm, method=settings["method"])
+    loops.train(uninterrupted, batches, 4, shared_tmp / "whole", behind=note)
     folder = shared_tmp / "halves"
-    message = loops.loop_until_stopped(loops.distributed(comm, **settings), batches, folder, 2)
+    message = loops.train_until_stopped(loops.make_job(comm, **settings), batches, folder, 2)
     assert f"stopped by the file {folder / 'STOP'}, after " in message and " of 4 rounds; saved in" in message
-    resumed = loops.distributed(comm, **settings)
-    assert loops.loop(resumed, batches, 4, folder, resume="auto") in (3, 4)
+    resumed = loops.make_job(comm, **settings)
+    assert loops.train(resumed, batches, 4, folder, resume="auto") in (3, 4)
     assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
     if with_groups:
         cosine = [0.01 * (1 + math.cos(math.pi * step / 12)) / 2 for step in (2, 5, 8, 11)]
@@ -99,39 +99,39 @@ def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_
 )
 def test_a_stop_file_that_only_rank_0_sees_stops_all_ranks(comm, shared_tmp, method, looks_often):
     """Both where the ranks are about to compare a new loader, and where the file was there before the run."""
-    batches, folder = loops.batches_of(comm), shared_tmp / "run"
+    batches, folder = loops.make_batches(comm), shared_tmp / "run"
     for _ in range(2):
-        job = loops.distributed(comm, method=method)
+        job = loops.make_job(comm, method=method)
         with pytest.raises(StoppedError, match="STOP, after [12] of 4 rounds; saved in"):
-            loops.loop(job, batches, 4, folder, resume="auto", behind=lambda _: comm.rank or (folder / "STOP").touch())
+            loops.train(job, batches, 4, folder, resume="auto", behind=lambda _: comm.rank or (folder / "STOP").touch())
 
 
 @pytest.mark.ranks(only=[3])
 def test_a_program_that_ends_in_a_dropped_round_decides_again(comm, shared_tmp, looks_often):
     """A patience that counts the score of a dropped round would end the run a round early."""
-    batches, folder, job = loops.batches_of(comm), shared_tmp / "run", loops.distributed(comm)
+    batches, folder, job = loops.make_batches(comm), shared_tmp / "run", loops.make_job(comm)
 
     def end(round):
         comm.barrier()
         if round.number == 2:
             job.end()
 
-    assert "STOP, after 1 of 4 rounds; saved in" in loops.loop_until_stopped(job, batches, folder, 1, end)
-    resumed = loops.distributed(comm)
-    assert loops.loop(resumed, batches, 4, folder, resume="auto") == 2
+    assert "STOP, after 1 of 4 rounds; saved in" in loops.train_until_stopped(job, batches, folder, 1, end)
+    resumed = loops.make_job(comm)
+    assert loops.train(resumed, batches, 4, folder, resume="auto") == 2
     assert resumed.summary.ended == "all 4 rounds are done"
 
 
 @pytest.mark.ranks(only=[3])
 def test_a_program_ends_its_rounds_early(comm, shared_tmp):
-    job, batches = loops.distributed(comm, lr=0.1), loops.batches_of(comm)
-    loops.loop(job, batches, 4, shared_tmp / "run", behind=lambda round: round.number == 2 and job.end())
+    job, batches = loops.make_job(comm, lr=0.1), loops.make_batches(comm)
+    loops.train(job, batches, 4, shared_tmp / "run", behind=lambda round: round.number == 2 and job.end())
     assert (job.summary.last.round, job.summary.ended) == (2, "ended by the program")
-    more, uninterrupted = loops.distributed(comm, lr=0.1), loops.distributed(comm, lr=0.1)
-    assert loops.loop(more, batches, 4, shared_tmp / "run", resume="auto") == 3
+    more, uninterrupted = loops.make_job(comm, lr=0.1), loops.make_job(comm, lr=0.1)
+    assert loops.train(more, batches, 4, shared_tmp / "run", resume="auto") == 3
     assert [line["round"] for line in more.metrics()] == [1, 2, 3, 4]
     planned = uninterrupted.cost()["round_bytes"]
-    loops.loop(uninterrupted, batches, 4, shared_tmp / "whole")
+    loops.train(uninterrupted, batches, 4, shared_tmp / "whole")
     assert_same_bits(whole(more.training), whole(uninterrupted.training))
     assert planned == pytest.approx(uninterrupted.training.tally.counts.bytes / 4, rel=0.3)
 
@@ -140,14 +140,14 @@ def test_a_program_ends_its_rounds_early(comm, shared_tmp):
 @pytest.mark.parametrize("place", ["before", "inside", "last", "after", "error", "error inside"])
 def test_the_next_call_discards_a_round_left_before_its_end_and_reports_it_once(comm, shared_tmp, method, place):
     """The job has the weights from before a round that a break or an error leaves; after the last step, the round's."""
-    job, watch, ends = loops.distributed(comm, lr=0.1, method=method), Listening(), []
+    job, watch, ends = loops.make_job(comm, lr=0.1, method=method), Listening(), []
 
     def train():
-        for round in loops.rounds_of(job, 5, shared_tmp / "run", watch):
+        for round in loops.begin_rounds(job, 5, shared_tmp / "run", watch):
             if round.number == 2 and place == "before":
                 break
             for step in round.steps():
-                round.step(loops.loss_of(round.module, (loops.EXAMPLE, loops.ZEROS)))
+                round.step(loops.compute_loss(round.module, (loops.EXAMPLE, loops.ZEROS)))
                 if round.number == 2 and place == ("last" if step + 1 == round.local_steps else "inside"):
                     break
                 if round.number == 2 and place == "error inside":
@@ -178,12 +178,12 @@ def test_the_next_call_discards_a_round_left_before_its_end_and_reports_it_once(
 @pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
 def test_a_module_can_be_copied_and_averaged_in_its_round(comm, shared_tmp, method):
     """copy.deepcopy and AveragedModel make a module that computes the same, also after the round."""
-    job, copies = loops.distributed(comm, lr=0.1, method=method), []
-    for round in loops.rounds_of(job, 2, shared_tmp / "run"):
+    job, copies = loops.make_job(comm, lr=0.1, method=method), []
+    for round in loops.begin_rounds(job, 2, shared_tmp / "run"):
         average = torch.optim.swa_utils.AveragedModel(round.module)
         for _ in round.steps():
             copies.append((copy.deepcopy(round.module), round.module(loops.EXAMPLE.double()).detach()))
-            round.step(loops.loss_of(round.module, (loops.EXAMPLE, loops.ZEROS)))
+            round.step(loops.compute_loss(round.module, (loops.EXAMPLE, loops.ZEROS)))
         average.update_parameters(round.module)
     for module, outputs in copies:
         assert torch.equal(module(loops.EXAMPLE.double()), outputs)
@@ -191,10 +191,10 @@ def test_a_module_can_be_copied_and_averaged_in_its_round(comm, shared_tmp, meth
 
 def test_steps_without_a_note_have_no_loss_and_one_note(comm, shared_tmp):
     """A loop that calls round.optimizer.step() alone is told once to call round.note(loss)."""
-    job, watch = loops.distributed(comm, lr=0.1, method="local-sgd"), Listening()
-    for round in loops.rounds_of(job, 2, shared_tmp / "run", watch):
+    job, watch = loops.make_job(comm, lr=0.1, method="local-sgd"), Listening()
+    for round in loops.begin_rounds(job, 2, shared_tmp / "run", watch):
         for _ in round.steps():
-            loops.loss_of(round.module, (loops.EXAMPLE, loops.ZEROS)).backward()
+            loops.compute_loss(round.module, (loops.EXAMPLE, loops.ZEROS)).backward()
             round.optimizer.step()
     assert [line["loss"] for line in job.metrics()] == [None, None]
     expected = ["no loss is recorded: call round.note(loss) after each round.optimizer.step()."]
@@ -210,8 +210,8 @@ def given(comm, shared_tmp):
 
 
 def test_it_begins_with_given_weights(comm, shared_tmp, given):
-    job = loops.towers(comm, init=str(shared_tmp / "weights.pt"), lr=1e-12, scale="none")
-    for round in loops.rounds_of(job, 1, shared_tmp / "run"):
+    job = loops.make_towers(comm, init=str(shared_tmp / "weights.pt"), lr=1e-12, scale="none")
+    for round in loops.begin_rounds(job, 1, shared_tmp / "run"):
         loops.take_steps(round)
     state = job.state_dict()
     for name, values in given.state_dict().items() if comm.rank == 0 else ():
@@ -220,9 +220,9 @@ def test_it_begins_with_given_weights(comm, shared_tmp, given):
 
 def test_a_second_loop_goes_on_from_the_first(comm, shared_tmp, given):
     """Not from the weights that the first one began with."""
-    job, seen = loops.towers(comm, init=str(shared_tmp / "weights.pt"), lr=0.01), []
+    job, seen = loops.make_towers(comm, init=str(shared_tmp / "weights.pt"), lr=0.01), []
     for rounds in (1, 2):
-        for round in loops.rounds_of(job, rounds, shared_tmp / f"{rounds}"):
+        for round in loops.begin_rounds(job, rounds, shared_tmp / f"{rounds}"):
             seen.append(round.module.state_dict()["tower.0.bias"].sum().item() if comm.size == 1 else round.number)
             loops.take_steps(round)
     assert len(set(seen)) == 2
@@ -230,10 +230,10 @@ def test_a_second_loop_goes_on_from_the_first(comm, shared_tmp, given):
 
 def test_a_network_of_two_inputs_and_a_contrastive_loss_learns(comm, shared_tmp):
     generator = loops.seeded(comm.rank)
-    job = loops.towers(comm, hidden=12, example=dict(zip(("left", "right"), loops.pair(6))), lr=0.5)
+    job = loops.make_towers(comm, hidden=12, example=dict(zip(("left", "right"), loops.pair(6))), lr=0.5)
     assert job.training.architecture.default_groups == ("hidden",)
     losses = []
-    for round in loops.rounds_of(job, 20, shared_tmp / "run"):
+    for round in loops.begin_rounds(job, 20, shared_tmp / "run"):
         for _ in round.steps():
             x = torch.randn(16, 5, generator=generator, dtype=torch.float64)
             logits = round.module(left=x, right=x + 0.1)
@@ -246,22 +246,22 @@ def test_a_network_of_two_inputs_and_a_contrastive_loss_learns(comm, shared_tmp)
 @pytest.mark.ranks(only=[3])
 def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp):
     """The rates are those of a scheduler in one process that is given the same scores."""
-    method, examples = loops.method_for(comm), [loops.EXAMPLE] * comm.size
+    method, examples = loops.choose_method(comm), [loops.EXAMPLE] * comm.size
     scores = [0.5, 0.6, 0.6, 0.6, 0.55, 0.7, 0.7]
 
     def plateau(optimizer):
         return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", factor=0.5, patience=0)
 
     def train(rounds, folder, resume=None):
-        job, rates = loops.distributed(comm, method=method, optimizer=loops.rmsprop, schedule=plateau), {}
+        job, rates = loops.make_job(comm, method=method, optimizer=loops.rmsprop, schedule=plateau), {}
 
         def behind(round):
             rates[round.number] = round.rate
             job.evaluate(lambda module, x: 0 * module(x.double()).mean(), examples, calibrate=examples)
             job.evaluate(lambda module, x: scores[round.number - 1], examples)
 
-        loops.loop(
-            job, loops.batches_of(comm, method=method), rounds, shared_tmp / folder, resume=resume, behind=behind
+        loops.train(
+            job, loops.make_batches(comm, method=method), rounds, shared_tmp / folder, resume=resume, behind=behind
         )
         return job, rates
 
@@ -288,8 +288,8 @@ def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
     """Two halves of a batch make the step of the whole one; by hand, too, with a backward pass for each."""
     trained = []
     for parts in (1, 2):
-        job = loops.towers(comm, hidden=8, method=method)
-        for round in loops.rounds_of(job, 2, shared_tmp / f"{parts}"):
+        job = loops.make_towers(comm, hidden=8, method=method)
+        for round in loops.begin_rounds(job, 2, shared_tmp / f"{parts}"):
             batches = (torch.randn(8, 5, generator=loops.seeded(comm.rank + 10 * step)) for step in range(100))
             halves = (half.double() for batch in batches for half in batch.chunk(parts))
             if by_hand:
@@ -308,8 +308,8 @@ def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
 @pytest.mark.parametrize("method", ["local-sgd", "data-parallel"])
 def test_a_scaler_and_autocast_train(comm, shared_tmp, method):
     """A gradient that is not finite on one rank is a step that no rank takes, where gradients are averaged."""
-    job, scaler = loops.towers(comm, dtype="float32", method=method), torch.amp.GradScaler("cpu")
-    for round in loops.rounds_of(job, 2, shared_tmp / "run"):
+    job, scaler = loops.make_towers(comm, dtype="float32", method=method), torch.amp.GradScaler("cpu")
+    for round in loops.begin_rounds(job, 2, shared_tmp / "run"):
         for step in round.steps():
             with torch.autocast("cpu", torch.bfloat16):
                 loss = round.module(*loops.pair(8)).float().square().mean()
@@ -322,12 +322,12 @@ def test_a_scaler_and_autocast_train(comm, shared_tmp, method):
 
 def train_towers(comm, folder, around=lambda module: module, rounds=3):
     """Train two towers whose module is used through ``around``; return the job."""
-    job = loops.towers(comm, hidden=8, lr=0.1, method=loops.method_for(comm))
-    for round in loops.rounds_of(job, rounds, folder):
+    job = loops.make_towers(comm, hidden=8, lr=0.1, method=loops.choose_method(comm))
+    for round in loops.begin_rounds(job, rounds, folder):
         module = around(round.module)
         for step in round.steps():
             x = torch.randn(8, 5, generator=loops.seeded(10 * round.number + step), dtype=torch.float64)
-            round.step(loops.towers_loss(module, x))
+            round.step(loops.square_loss(module, x))
         for hook in getattr(module, "hooks", ()):
             hook.remove()
     return job

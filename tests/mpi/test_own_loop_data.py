@@ -7,7 +7,7 @@ import networks
 import numpy as np
 import pytest
 import torch
-from loops import EXAMPLE, Digits, accuracy, distributed, loss_of, rounds_of, towers, towers_loss
+from loops import EXAMPLE, Digits, accuracy, begin_rounds, compute_loss, make_job, make_towers, square_loss
 from own_runs import FILE
 from small import Listening
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
@@ -85,9 +85,9 @@ def test_a_loader_that_gives_all_ranks_the_same_batches_is_noticed(comm, shared_
         Listening(),
         [torch.full((4, 5), float(step + (not alike) * comm.rank)).double() for step in range(9)],
     )
-    for round in rounds_of(towers(comm), 2, shared_tmp / "run", watch):
+    for round in begin_rounds(make_towers(comm), 2, shared_tmp / "run", watch):
         for x in round.take(loader, local=local):
-            round.step(towers_loss(round.module, x) * 1e-6)
+            round.step(square_loss(round.module, x) * 1e-6)
     if comm.rank == 0:
         warning = "list gives all ranks the same first batch. Make it depend on"
         assert sum(note.startswith(warning) for note in watch.said) == warned
@@ -116,12 +116,12 @@ def test_a_loader_with_a_state_resumes_where_it_was(comm, shared_tmp, elsewhere)
     """Its state is found in the folder of the run that is resumed, too."""
     seen, first, second = [], shared_tmp / "run", shared_tmp / ("other" if elsewhere else "run")
     for rounds, folder in ((3, first), (4, second)):  # the second one resumes after round 2, the last checkpoint
-        job, loader = towers(comm, checkpoint_every=1), Counting()
+        job, loader = make_towers(comm, checkpoint_every=1), Counting()
         resume = first if folder != first else "auto"
-        for round in rounds_of(job, rounds, folder, resume=resume, network=False):
+        for round in begin_rounds(job, rounds, folder, resume=resume, network=False):
             for x in round.take(loader):
                 seen.append(round_to(x))
-                round.step(towers_loss(round.module, x))
+                round.step(square_loss(round.module, x))
         comm.barrier()
     assert seen == [*range(1, 10), *range(7, 13)]
 
@@ -134,13 +134,13 @@ def round_to(x):
 @pytest.mark.parametrize("more, shift", [(1, 0), (0, 1)])
 def test_data_sets_that_differ_are_refused_unless_they_are_local(comm, shared_tmp, more, shift):
     data = TensorDataset(torch.arange(20 + more * comm.rank)[:, None].expand(-1, 5).double() + 100 * shift * comm.rank)
-    round = next(iter(rounds_of(towers(comm), 1, shared_tmp / "run")))
+    round = next(iter(begin_rounds(make_towers(comm), 1, shared_tmp / "run")))
     loader, seen = DataLoader(data, batch_size=7, shuffle=True), []
     with pytest.raises(DataError, match=r"differs from that on rank 0.*write round.take\(loader, local=True\)"):
         next(iter(round.take(loader)))
     for (x,) in round.take(loader, local=True):
         seen += x[:, 0].tolist()
-        round.step(towers_loss(round.module, x) * 1e-6)
+        round.step(square_loss(round.module, x) * 1e-6)
     assert len({*seen}) == min(21, 20 + more * comm.rank)
 
 
@@ -150,9 +150,9 @@ def test_changed_data_are_refused_when_resuming(comm, shared_tmp, local):
 
     def train(rounds, value, folder="run", resume="auto"):
         data = TensorDataset(torch.full((12, 5), value).double())
-        for round in rounds_of(towers(comm), rounds, shared_tmp / folder, resume=resume):
+        for round in begin_rounds(make_towers(comm), rounds, shared_tmp / folder, resume=resume):
             for (x,) in round.take(DataLoader(data, batch_size=2, shuffle=True), local=local):
-                round.step(towers_loss(round.module, x))
+                round.step(square_loss(round.module, x))
 
     train(1, 0.0)
     train(2, 0.0)
@@ -167,10 +167,10 @@ def test_changed_data_are_refused_when_resuming(comm, shared_tmp, local):
 
 def test_a_loader_that_is_made_anew_in_each_round_goes_on(comm, shared_tmp):
     data, seen = TensorDataset(torch.arange(60.0).view(12, 5).double()), []
-    for round in rounds_of(towers(comm), 2, shared_tmp / "run"):
+    for round in begin_rounds(make_towers(comm), 2, shared_tmp / "run"):
         for (x,) in round.take(DataLoader(data, batch_size=1, shuffle=True)):
             seen.append(float(x[0, 0]))
-            round.step(towers_loss(round.module, x))
+            round.step(square_loss(round.module, x))
     assert len(set(seen)) == min(6, 12 // comm.size)
 
 
@@ -193,7 +193,7 @@ def test_an_evaluation_scores_each_example_once(comm, kind):
     }[kind]
     loader = DataLoader(Shuffled() if kind == "iterable" else data, **how)
     torch.manual_seed(comm.rank)  # as ranks may differ that drew other numbers before
-    assert towers(comm).evaluate(lambda module, batch: batch[0].mean(), loader) == pytest.approx(11.0)
+    assert make_towers(comm).evaluate(lambda module, batch: batch[0].mean(), loader) == pytest.approx(11.0)
 
 
 def test_random_numbers_of_a_loader_are_the_same_in_every_evaluation(comm):
@@ -209,7 +209,7 @@ def test_random_numbers_of_a_loader_are_the_same_in_every_evaluation(comm):
         x, y = default_collate(examples)
         return x + torch.rand_like(x), y
 
-    job = distributed(comm, lr=0.1)
+    job = make_job(comm, lr=0.1)
     loader = DataLoader(Digits("test"), batch_size=50, shuffle=True, collate_fn=noisy)
     calibrate = DataLoader(Digits(), batch_size=8, shuffle=True)
     first, second = (job.evaluate(noted, loader, calibrate=calibrate)["mean"] for _ in range(2))
@@ -222,12 +222,12 @@ def test_random_numbers_of_a_loader_are_the_same_in_every_evaluation(comm):
 
 def test_evaluation_is_that_of_the_command(comm, shared_tmp):
     """The same weights and calibration batch; each rank scores some of the batches."""
-    job = distributed(comm, lr=0.1)
+    job = make_job(comm, lr=0.1)
     loader = DataLoader(Digits(), batch_size=8, shuffle=True)
     test = DataLoader(Digits("test"), batch_size=50)
-    for round in rounds_of(job, 3, shared_tmp / "run"):
+    for round in begin_rounds(job, 3, shared_tmp / "run"):
         for batch in round.take(loader):
-            round.step(loss_of(round.module, batch))
+            round.step(compute_loss(round.module, batch))
         scored = job.evaluate(accuracy, test, calibrate=loader, name="accuracy")
     moments = job.training.evaluator.network.moments
     network = networks.Convolutional(**loops.ARGUMENTS).double()
@@ -248,9 +248,9 @@ def test_evaluation_is_that_of_the_command(comm, shared_tmp):
 @pytest.mark.ranks(only=[3])
 def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_evaluated(comm, shared_tmp):
     """It is saved, exported and scored with moments of the weights that it has; without a loader it is refused."""
-    loader, batches, saved = DataLoader(Digits(), batch_size=8, shuffle=True), loops.batches_of(comm), []
+    loader, batches, saved = DataLoader(Digits(), batch_size=8, shuffle=True), loops.make_batches(comm), []
     for calibrates in (0, 1, 3):
-        job, folder = distributed(comm, lr=0.1), shared_tmp / f"{calibrates}"
+        job, folder = make_job(comm, lr=0.1), shared_tmp / f"{calibrates}"
         if calibrates < 3:
             with pytest.raises(ConfigError, match="moments are unknown after this round. Call evaluate"):
                 job.save(shared_tmp / "network.h5")
@@ -259,7 +259,7 @@ def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_ev
             if round.number <= last:
                 job.evaluate(accuracy, DataLoader(Digits("test"), batch_size=50), calibrate=loader)
 
-        loops.loop(job, batches, 3, folder, behind=evaluate)
+        loops.train(job, batches, 3, folder, behind=evaluate)
         if calibrates:
             job.save(folder / "other.h5")
             with open_checkpoint(folder / "network.h5") as end, open_checkpoint(folder / "other.h5") as other:
@@ -274,10 +274,10 @@ def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_ev
 
 
 def test_a_record_is_json_without_the_loss_that_a_score_has_not(comm, shared_tmp):
-    job, batches = distributed(comm, lr=0.1), loops.batches_of(comm)
-    for round in rounds_of(job, 1, shared_tmp / "run"):
-        for batch in round.take(loops.steps_from(batches, 0)):
-            round.step(loss_of(round.module, batch))
+    job, batches = make_job(comm, lr=0.1), loops.make_batches(comm)
+    for round in begin_rounds(job, 1, shared_tmp / "run"):
+        for batch in round.take(loops.yield_steps(batches, 0)):
+            round.step(compute_loss(round.module, batch))
         job.evaluate(accuracy, DataLoader(Digits("test"), batch_size=50), calibrate=[(EXAMPLE, loops.ZEROS)])
     if comm.rank == 0:
         for name in ("metrics.jsonl", "summary.json"):
@@ -302,16 +302,18 @@ def test_a_record_is_json_without_the_loss_that_a_score_has_not(comm, shared_tmp
 )
 def test_a_score_that_is_no_number_is_refused(comm, score, what):
     with pytest.raises(ConfigError, match=re.escape(f"the score{what}")):
-        towers(comm).evaluate(lambda module, batch: score, [EXAMPLE] * 9)
+        make_towers(comm).evaluate(lambda module, batch: score, [EXAMPLE] * 9)
 
 
 def test_a_score_is_a_number_or_a_pair_or_several_of_them(comm):
-    pairs = towers(comm).evaluate(lambda module, batch: {"f1": (0 * batch.sum() + 1, 4), "one": 1.0}, [EXAMPLE] * 9)
+    pairs = make_towers(comm).evaluate(
+        lambda module, batch: {"f1": (0 * batch.sum() + 1, 4), "one": 1.0}, [EXAMPLE] * 9
+    )
     assert pairs == {"f1": 0.25, "one": 1.0}
 
 
 def test_a_calibration_that_misses_the_network_is_none(comm, shared_tmp):
-    job = distributed(comm)
+    job = make_job(comm)
     job.evaluate(lambda module, batch: 0.0, [EXAMPLE] * comm.size, calibrate=[EXAMPLE] * comm.size)
     with pytest.raises(ConfigError, match="calibrate=, a loader of training data, and a score that passes its batches"):
         job.save(shared_tmp / "network.h5")
@@ -319,7 +321,7 @@ def test_a_calibration_that_misses_the_network_is_none(comm, shared_tmp):
 
 @pytest.mark.ranks(min=2)
 def test_scores_of_other_names_on_a_rank_are_refused(comm):
-    job = towers(comm)
+    job = make_towers(comm)
     assert job.evaluate(lambda module, batch: {"a": 1.0}, [EXAMPLE]) == {"a": 1.0}
     with pytest.raises(ConfigError, match="the score has ..a.. on a rank and ..acc.. on another"):
         job.evaluate(lambda module, batch: {"acc" if comm.rank == 1 else "a": 1.0}, [EXAMPLE] * 9)
@@ -330,7 +332,7 @@ def test_the_record_keeps_a_scores_name_and_direction_and_other_examples_resume(
     for rounds in (1, 2):
         size, settings = {"in_features": 5, "out_features": 3}, loops.SETTINGS | {"method": "local-sgd"}
         job = istmpi.Distributed(torch.nn.Linear, size, comm, example=torch.randn(6, rounds, 5), **settings)
-        for round in rounds_of(job, rounds, shared_tmp / "run", watch, resume="auto"):
+        for round in begin_rounds(job, rounds, shared_tmp / "run", watch, resume="auto"):
             for _ in round.steps():
                 round.step(round.module(loops.pair(4)[0].double()).square().mean())
         if rounds == 1:
@@ -343,8 +345,8 @@ def test_the_record_keeps_a_scores_name_and_direction_and_other_examples_resume(
 
 
 def test_the_record_has_all_scores_of_a_round_also_one_behind_the_last(comm, shared_tmp):
-    job = towers(comm)
-    for round in rounds_of(job, 2, shared_tmp / "run"):
+    job = make_towers(comm)
+    for round in begin_rounds(job, 2, shared_tmp / "run"):
         loops.take_steps(round)
         job.evaluate(lambda module, batch: 1.0, [EXAMPLE] * 9)
         job.evaluate(lambda module, batch: 2.0, [EXAMPLE] * 9, name="two", higher_is_better=False)
@@ -358,7 +360,7 @@ def test_the_record_has_all_scores_of_a_round_also_one_behind_the_last(comm, sha
     assert job.summary.last.score.score == 0.5
     if comm.rank == 0:
         assert RunFolder(shared_tmp / "run").summary().tree["last"]["score"]["score"] == 0.5
-    finished = towers(comm)
+    finished = make_towers(comm)
     assert not finished.metrics()
-    assert not [*rounds_of(finished, 2, shared_tmp / "run", resume="auto")]
+    assert not [*begin_rounds(finished, 2, shared_tmp / "run", resume="auto")]
     assert finished.metrics() == lines

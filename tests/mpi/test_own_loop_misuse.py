@@ -7,7 +7,7 @@ import loops
 import networks
 import pytest
 import torch
-from loops import EXAMPLE, accuracy, distributed, loss_of, rmsprop, rounds_of, towers
+from loops import EXAMPLE, accuracy, begin_rounds, compute_loss, make_job, make_towers, rmsprop
 
 import istmpi
 from istmpi.errors import ConfigError, DataError, DivergedError
@@ -45,12 +45,12 @@ CALLS = {
 def test_an_object_that_fails_in_a_program_is_named(comm, shared_tmp, case):
     """Whatever a loader, a schedule or a score does when istmpi calls it, one line names it and its method."""
     settings, given, message = CALLS[case]
-    job = towers(comm, dtype="float32", **({"optimizer": rmsprop, **settings} if settings else {}))
+    job = make_towers(comm, dtype="float32", **({"optimizer": rmsprop, **settings} if settings else {}))
     take = {name: given[name] for name in ("accumulate", "ahead") if name in given}
     evaluate = {name: given[name] for name in ("name", "higher_is_better") if name in given}
 
     def train():
-        for round in rounds_of(job, 2, shared_tmp / "run"):
+        for round in begin_rounds(job, 2, shared_tmp / "run"):
             for _ in round.take(given.get("loader", LOADER), **take):
                 round.step(round.module(*loops.pair(6)).square().mean())
             job.evaluate(given.get("score", lambda *_: 0.5), given.get("evaluated", LOADER), **evaluate)
@@ -62,33 +62,33 @@ def test_an_object_that_fails_in_a_program_is_named(comm, shared_tmp, case):
 
 def run(comm, folder, body, **settings):
     """Take two rounds whose loop is ``body(round, batches, job)``."""
-    job, batches = distributed(comm, **settings), loops.batches_of(comm, method="local-sgd")
-    for round in rounds_of(job, 2, folder):
-        body(round, loops.steps_from(batches, 0), job)
+    job, batches = make_job(comm, **settings), loops.make_batches(comm, method="local-sgd")
+    for round in begin_rounds(job, 2, folder):
+        body(round, loops.yield_steps(batches, 0), job)
 
 
 def take(round, batches):
     for batch in round.take(batches):
-        round.step(loss_of(round.module, batch))
+        round.step(compute_loss(round.module, batch))
 
 
 def take_twice(round, batch, job):
-    round.step(loss_of(round.module, batch))
-    round.step(loss_of(round.module, batch))
+    round.step(compute_loss(round.module, batch))
+    round.step(compute_loss(round.module, batch))
 
 
 def step_twice(round, batch, job):
-    for loss in [loss_of(round.module, batch)] * 2:
+    for loss in [compute_loss(round.module, batch)] * 2:
         round.step(loss)
 
 
 def replace_a_weight(round, batch, job):
-    round.step(loss_of(round.module, batch))
+    round.step(compute_loss(round.module, batch))
     round.module.last.weight = torch.nn.Parameter(round.module.last.weight.detach().clone())
 
 
 def step_outside(round, batch, job):
-    round.step(loss_of(networks.Convolutional(**loops.ARGUMENTS).double(), batch))
+    round.step(compute_loss(networks.Convolutional(**loops.ARGUMENTS).double(), batch))
 
 
 def take_inside(round, batch, job):
@@ -101,7 +101,7 @@ IN_A_STEP = [
     (step_twice, "round 1: local step 1 was taken twice; take the next batch first."),
     (lambda round, batch, job: round.step(round.module(batch[0].double())), r"round 1: the loss is \(8, 10\); it must"),
     (
-        lambda round, batch, job: round.step(loss_of(round.module, batch).detach()),
+        lambda round, batch, job: round.step(compute_loss(round.module, batch).detach()),
         "round 1: the loss has no gradient",
     ),
     (step_outside, "round 1: no parameter of round.module got a gradient. Compute the"),
@@ -126,7 +126,7 @@ def test_a_local_step_that_goes_wrong_is_told_so(comm, shared_tmp, step, message
 
 def leave(round, batches, job):
     for batch in round.take(batches):
-        round.step(loss_of(round.module, batch))
+        round.step(compute_loss(round.module, batch))
         break
 
 
@@ -142,7 +142,7 @@ def evaluate_uncalibrated(round, batches, job):
 def keep_the_module(round, batches, job):
     for batch in round.take(batches):
         module = round.module
-        round.step(loss_of(module, batch))
+        round.step(compute_loss(module, batch))
     module(torch.zeros(2, 1, 8, 8, dtype=torch.float64))
 
 
@@ -170,7 +170,7 @@ def test_a_loss_of_one_rank_that_is_not_finite_names_no_setting_of_a_programs_op
     def body(round, batches, job):
         for number, batch in enumerate(round.take(batches)):
             nan = number and comm.rank == comm.size - 1
-            round.step(loss_of(round.module, batch) * (math.nan if nan else 1))
+            round.step(compute_loss(round.module, batch) * (math.nan if nan else 1))
 
     with pytest.raises(DivergedError, match=f"the loss is no longer finite in round 1, local step 2.*{cure}"):
         run(comm, shared_tmp / "run", body, **settings)
@@ -178,7 +178,7 @@ def test_a_loss_of_one_rank_that_is_not_finite_names_no_setting_of_a_programs_op
 
 def test_a_buffer_that_the_loop_changes_is_refused(comm, shared_tmp):
     job = istmpi.Distributed(networks.FrozenTrunk, {}, comm, example=torch.randn(6, 5), **loops.SETTINGS)
-    round = next(iter(rounds_of(job, 1, shared_tmp / "run")))
+    round = next(iter(begin_rounds(job, 1, shared_tmp / "run")))
 
     def take():
         for _ in round.steps():
@@ -204,9 +204,9 @@ def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp, every):
 def test_errors_name_arguments_of_python(comm, shared_tmp):
     (shared_tmp / "run").mkdir(exist_ok=True)
     (shared_tmp / "run" / "file").touch()
-    job = distributed(comm)
+    job = make_job(comm)
     with pytest.raises(ConfigError, match="^(rank 0: )?folder = .*: the folder is not empty"):
-        next(iter(rounds_of(job, 1, shared_tmp / "run")))
+        next(iter(begin_rounds(job, 1, shared_tmp / "run")))
     with pytest.raises(ConfigError, match='another method, such as method="local-sgd"'):
         istmpi.Distributed(torch.nn.Linear, {"in_features": 5, "out_features": 3}, comm, example=loops.pair(6)[0])
 
@@ -257,15 +257,15 @@ def test_errors_name_arguments_of_python(comm, shared_tmp):
 )
 def test_arguments_that_cannot_be_are_refused(comm, settings, message):
     with pytest.raises(ConfigError, match=message):
-        distributed(comm, **settings)
+        make_job(comm, **settings)
 
 
 def test_batches_on_another_device_are_refused(comm, shared_tmp):
-    job = towers(comm, method=loops.method_for(comm))
+    job = make_towers(comm, method=loops.choose_method(comm))
     batches = [torch.zeros(4, 5, device="meta", dtype=torch.float64)]
     with pytest.raises(ConfigError, match="the network to evaluate is on cpu and its input on meta. Use batch.to"):
         job.evaluate(lambda module, x: module(x, x).mean(), batches * comm.size)
-    round = next(iter(rounds_of(job, 1, shared_tmp / "run")))
+    round = next(iter(begin_rounds(job, 1, shared_tmp / "run")))
     x = next(iter(round.take(batches)))
     for inputs, named in [((x, x), {}), ((), {"left": x, "right": x})]:
         with pytest.raises(ConfigError, match="round 1: round.module is on cpu and its input on meta. Use batch.to"):

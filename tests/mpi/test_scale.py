@@ -5,7 +5,7 @@ import pytest
 import torch
 from batches import examples_of
 from small import small_run, trained, whole
-from uses import check_uses, everything
+from uses import check_uses, read_all
 
 from istmpi.checkpoint.saver import commit
 from istmpi.comm import Communicator
@@ -80,7 +80,7 @@ def test_every_use_of_a_network_agrees_on_the_scale(comm, shared_tmp, partition,
     """Training, its file, evaluation on any number of ranks and prediction: the formula with 1/P where it was dealt."""
     settings = numbers(comm, shared_tmp) | {"model__bias": True, "train__rounds": 3, "method__partition": partition}
     training, progress = trained(comm, **settings, model__scale=scale)
-    x, _ = everything(training.dataset.test)
+    x, _ = read_all(training.dataset.test)
     factors = dict.fromkeys(partition, 1.0 if scale == "none" else 1 / comm.size)
     if scale == "fitted":
         factors = dict(training.store.fitted)

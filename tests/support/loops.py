@@ -29,19 +29,19 @@ AS_TRAIN = {
 }
 
 
-def distributed(comm, network=networks.Convolutional, **settings):
-    """A job of a convolutional network."""
+def make_job(comm, network=networks.Convolutional, **settings):
+    """Make a job of a convolutional network."""
     return istmpi.Distributed(network, ARGUMENTS, comm, **{"example": EXAMPLE} | SETTINGS | settings)
 
 
-def towers(comm, hidden=16, **settings):
-    """A job of two towers, which take five features each."""
+def make_towers(comm, hidden=16, **settings):
+    """Make a job of two towers, which take five features each."""
     arguments, settings = {"features": 5, "hidden": hidden}, {"example": pair(6)} | SETTINGS | settings
     return istmpi.Distributed(networks.TwoTowers, arguments, comm, **settings)
 
 
-def rounds_of(job, rounds, folder, watch=None, **more):
-    """The rounds of a job that neither prints nor waits for signals."""
+def begin_rounds(job, rounds, folder, watch=None, **more):
+    """Begin the rounds of a job that neither prints nor waits for signals."""
     return job.rounds(rounds, folder=folder, watch=watch or Watch(), signals=False, **more)
 
 
@@ -53,7 +53,7 @@ def pair(rows):
     return torch.randn(rows, 5), torch.randn(rows, 5)
 
 
-def towers_loss(module, x):
+def square_loss(module, x):
     return module(x, x).square().mean()
 
 
@@ -63,7 +63,7 @@ def take_steps(round):
         round.step(round.module(*(x.double() for x in pair(4))).square().mean())
 
 
-def loss_of(module, batch):
+def compute_loss(module, batch):
     x, y = batch
     return functional.cross_entropy(module(x.double()), y)
 
@@ -78,27 +78,27 @@ def rmsprop(parameters):
     return torch.optim.RMSprop(parameters, lr=0.01)
 
 
-def method_for(comm):
-    """IST, which needs several ranks, where there are several."""
+def choose_method(comm):
+    """Choose IST, which needs several ranks, where there are several."""
     return "ist" if comm.size > 1 else "local-sgd"
 
 
-def as_run(settings):
+def translate(settings):
     known = {"method": "method.name", "optimizer": "optimizer.name", "lr": "optimizer.lr"}
     return {known.get(key, f"method.{key}"): value for key, value in settings.items()}
 
 
-def trained_alike(comm, rounds=4, **settings):
-    """The training of the command that does what a loop with these settings does."""
-    return Training(own_run(**AS_TRAIN).override(as_run(settings) | {"train.rounds": rounds}), comm)
+def make_training(comm, rounds=4, **settings):
+    """Make the training of the command that does what a loop with these settings does."""
+    return Training(own_run(**AS_TRAIN).override(translate(settings) | {"train.rounds": rounds}), comm)
 
 
-def batches_of(comm, **settings):
-    """The batches that the command takes."""
-    return trained_alike(comm, **settings).batches
+def make_batches(comm, **settings):
+    """Make the batches that the command takes."""
+    return make_training(comm, **settings).batches
 
 
-def steps_from(batches, first):
+def yield_steps(batches, first):
     step = first
     while True:
         batch = batches.at(step)
@@ -106,13 +106,13 @@ def steps_from(batches, first):
         step += 1
 
 
-def loop(job, batches, rounds, folder, by_hand=False, behind=lambda round: None, **more):
+def train(job, batches, rounds, folder, by_hand=False, behind=lambda round: None, **more):
     """Train with the batches that the command takes in the same steps; return the number of the first round."""
     first = None
-    for round in rounds_of(job, rounds, folder, **more):
+    for round in begin_rounds(job, rounds, folder, **more):
         first = first or round.number
-        for batch in round.take(steps_from(batches, 3 * (round.number - 1))):
-            loss = loss_of(round.module, batch)
+        for batch in round.take(yield_steps(batches, 3 * (round.number - 1))):
+            loss = compute_loss(round.module, batch)
             if by_hand:
                 loss.backward()
                 round.optimizer.step()
@@ -122,7 +122,7 @@ def loop(job, batches, rounds, folder, by_hand=False, behind=lambda round: None,
     return first
 
 
-def loop_until_stopped(job, batches, folder, number, behind=lambda round: None):
+def train_until_stopped(job, batches, folder, number, behind=lambda round: None):
     """Train four rounds, of which a file stops one; the file is gone behind it. Return the message."""
     comm = job.communicator
 
@@ -132,7 +132,7 @@ def loop_until_stopped(job, batches, folder, number, behind=lambda round: None):
         behind(round)
 
     with pytest.raises(StoppedError) as stopped:
-        loop(job, batches, 4, folder, behind=stop)
+        train(job, batches, 4, folder, behind=stop)
     on_root(comm, (folder / "STOP").unlink)
     return str(stopped.value)
 

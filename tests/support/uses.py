@@ -15,7 +15,7 @@ from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 
 
-def everything(split):
+def read_all(split):
     """The examples and the targets of a split, as tensors."""
     return map(torch.from_numpy, examples_of(split, np.arange(len(split))))
 
@@ -26,7 +26,7 @@ def check_uses(comm, path, training, score, logits, plain=None, shape=(-1,)):
     The logits are those of the test split, in float64. ``plain``: a module that the state dict of an export fits, which
     takes examples of a shape.
     """
-    x, y = everything(training.dataset.test)
+    x, y = read_all(training.dataset.test)
     regression = y.is_floating_point()
     loss = float((functional.mse_loss if regression else functional.cross_entropy)(logits, y))
     assert (score.loss, score.examples) == (pytest.approx(loss, rel=1e-9), len(y))
