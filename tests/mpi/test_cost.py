@@ -112,11 +112,11 @@ def cases():
 
 
 CASES = dict(cases())
+WARNED = pytest.mark.filterwarnings("default")  # other packages warn
 
 
 @pytest.mark.ranks(only=[3])
-@pytest.mark.filterwarnings("default")  # what others' packages warn of
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=WARNED if case in PACKAGES else ()) for case in CASES])
 def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
     if case in PACKAGES:
         pytest.importorskip(PACKAGES[case])
