@@ -54,16 +54,16 @@ def opened(path: Path, kind: Callable[[Path, h5py.File], Kind], cure: str = "") 
 
     Raises a one-line DataError, with ``cure``, if the file is damaged or missing.
     """
-    with damage_named(path, cure):
+    with name_damage(path, cure):
         file = h5py.File(path, "r", locking=LOCKING)
     with file:
-        with damage_named(path, cure):
+        with name_damage(path, cure):
             structure = kind(path, file)
         yield structure
 
 
 @contextmanager
-def damage_named(path: Path, cure: str = "") -> Iterator[None]:
+def name_damage(path: Path, cure: str = "") -> Iterator[None]:
     """A context that reads a file.
 
     ConfigError, and other packages' errors except MemoryError, become DataError.
@@ -331,7 +331,7 @@ def checksum_errors(
     for path, dataset in datasets(file).items():
         if paths is not None and path not in paths:
             continue
-        expected = expected_checksums(file, path)
+        expected = read_checksums(file, path)
         if expected is None:
             continue
         rows = dataset.shape[0]
@@ -348,7 +348,7 @@ def differs(path: str, first: int, last: int) -> str:
     return f"{path}, rows {first} to {last - 1}: the checksum differs"
 
 
-def expected_checksums(file: h5py.File, path: str) -> np.ndarray | None:
+def read_checksums(file: h5py.File, path: str) -> np.ndarray | None:
     """Read the checksums of a dataset's blocks; None if it has none.
 
     Raises ValueError if they are malformed.

@@ -28,7 +28,7 @@ from benchmarks.reporting import keep_cell, report, restore_cells, store_cells
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.devices import HOST
-from istmpi.engine.slots import weights_among
+from istmpi.engine.slots import select_weights
 from istmpi.errors import StoppedError
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
@@ -87,7 +87,7 @@ class Ensemble:
 
     def __init__(self, training: Training):
         tensors = training.method.of_this_rank()
-        weights = {name: tensors[name] for name in weights_among(tensors)}
+        weights = {name: tensors[name] for name in select_weights(tensors)}
         self._network = partial(functional_call, training.architecture.without_values(None).eval(), weights)
         self._communicator = training.communicator
 

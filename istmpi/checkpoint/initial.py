@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
-from istmpi.engine.slots import weights_among
+from istmpi.engine.slots import select_weights
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.foreign import printable, reading
@@ -47,7 +47,7 @@ class _File:
 
 
 def _from_checkpoint(checkpoint: Checkpoint) -> _File:
-    tensors = {name: checkpoint.tensors[name] for name in weights_among(checkpoint.tensors)}
+    tensors = {name: checkpoint.tensors[name] for name in select_weights(checkpoint.tensors)}
     tensors |= checkpoint.frozen
     network = checkpoint.architecture
     scale = checkpoint.header.full_scale
@@ -264,7 +264,7 @@ def settable_shapes(network: Architecture) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors that a file can set: parameters, and frozen float tensors
     with an axis."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in weights_among(network.parameters):
+    for name in select_weights(network.parameters):
         shapes[name] = network.parameters[name].pattern.shape(network.lengths)
     for name, values in network.frozen.items():
         if values.ndim and values.is_floating_point():

@@ -16,17 +16,17 @@ from istmpi.checkpoint.format import FORMAT, Header, place, read_header
 from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.engine.axes import Parameter, Pattern
-from istmpi.engine.slots import Slot, kinds_of, named
+from istmpi.engine.slots import Slot, list_kinds, named
 from istmpi.errors import DataError, did_you_mean
 from istmpi.hdf5 import (
     CHANGED,
     Read,
     checksum_errors,
-    damage_named,
     dataset_at,
     datasets,
     dtype_name,
     is_sealed,
+    name_damage,
     opened,
     read_rows,
     read_version,
@@ -58,11 +58,11 @@ class Tensor:
 
     def rows(self, first: int = 0, last: int | None = None) -> np.ndarray:
         """Read rows ``[last - first, ...]``, bfloat16 as float32. Raises DataError for damage."""
-        with damage_named(self.path):
+        with name_damage(self.path):
             return self.dataset[first:last]
 
     def read_bytes(self, first: int, last: int, out: np.ndarray) -> None:
-        with damage_named(self.path):
+        with name_damage(self.path):
             read_rows(self.dataset, first, last, out)
 
 
@@ -192,7 +192,7 @@ class Checkpoint:
         description = self._read_optional("input/tokenizer")
         if description is None:
             return Bytes()
-        with damage_named(self.path):
+        with name_damage(self.path):
             text = description.tobytes().decode("utf-8")
             return TokenizerFile(text, f"the tokenizer in {self.path}")
 
@@ -201,7 +201,7 @@ class Checkpoint:
         text = self._read_optional("input/reading")
         if text is None:
             return {}
-        with damage_named(self.path):
+        with name_damage(self.path):
             return json.loads(text.tobytes())
 
     def own_data(self, rank: int) -> tuple[int, ...] | None:
@@ -223,7 +223,7 @@ class Checkpoint:
         return self._below("frozen/")
 
     def array(self, path: str) -> np.ndarray:
-        with damage_named(self.path):
+        with name_damage(self.path):
             return self._dataset(path)[:]
 
     def _read_optional(self, path: str) -> np.ndarray | None:
@@ -250,7 +250,7 @@ class Checkpoint:
         ``read`` is called with the number of bytes of each read; the sum over all parts is
         `nbytes`.
         """
-        with damage_named(self.path):
+        with name_damage(self.path):
             yield from self._misfits()
             yield from checksum_errors(self.file, part, parts, read)
 
@@ -281,7 +281,7 @@ class Checkpoint:
         inputs = (prod(self.header.data.shape),)
         outputs = (self.header.data.outputs,)
         slots: dict[str, tuple[int, ...]] = {}
-        for kind in kinds_of(self.tensors):
+        for kind in list_kinds(self.tensors):
             for name, parameter in network.parameters.items():
                 slots[place(Slot(name, kind))] = parameter.pattern.shape(network.lengths)
         norms: dict[str, tuple[int, ...]] = {}
@@ -332,7 +332,7 @@ def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
     """Open a checkpoint and check its structure. Raises DataError if the file is missing, damaged
     or no checkpoint."""
     path = Path(path)
-    with damage_named(path):
+    with name_damage(path):
         if not path.is_file():
             raise DataError(f"{path} {_explain_no_file(path)}")
         if not h5py.is_hdf5(path):

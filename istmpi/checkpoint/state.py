@@ -16,7 +16,7 @@ from istmpi.checkpoint.format import Piece, place
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import library
 from istmpi.data.dataset import Dataset
-from istmpi.engine.slots import Slot, parameter_of
+from istmpi.engine.slots import Slot, strip_slot
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
 from istmpi.network.architecture import Architecture
@@ -148,7 +148,7 @@ def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> It
     has a block of it."""
     for name, values in tensors.items():
         rows, *rest = values.shape
-        parameter = store.parameters[parameter_of(name)]
+        parameter = store.parameters[strip_slot(name)]
         first, *others = parameter.pattern.axes
         # The pattern language has no product of ranks and a sum of segments.
         within = str(rows) if len(first.segments) > 1 else str(first).strip("()")
@@ -220,7 +220,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
     tensors = {}
     for name, tensor in checkpoint.own.items():
         rows = tensor.shape[0] // header.ranks
-        dtype = store.tensors[parameter_of(name)].dtype
+        dtype = store.tensors[strip_slot(name)].dtype
         values = torch.empty((rows, *tensor.shape[1:]), dtype=dtype)
         first = rows * store.rank
         tensor.read_bytes(first, first + rows, _bytes(values).reshape(-1))

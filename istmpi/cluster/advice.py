@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from istmpi.cluster.survey import Scenario, resized, speed_up
+from istmpi.cluster.survey import Scenario, speed_up, with_lengths
 from istmpi.cluster.time import COMPUTING, epoch_seconds, link_rate, round_time
 from istmpi.config.methods import METHODS
 from istmpi.cost.rivals import find_method
@@ -139,7 +139,7 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
         yield f"ist{words}", "ist", replace(scenario, run=scenario.run.override(settings))
     full = scenario.architecture
     dealt = find_method("ist").groups(scenario.run, full)
-    narrow = resized(
+    narrow = with_lengths(
         full, full.lengths | {name: max(full.lengths[name] // ranks, 1) for name in dealt}
     )
     for method in ("local-sgd", "sparse-loco"):

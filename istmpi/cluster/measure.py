@@ -87,7 +87,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     )
 
 
-def timed(communicator: Communicator, work: Callable[[], object]) -> float:
+def time_slowest(communicator: Communicator, work: Callable[[], object]) -> float:
     """Return the seconds of ``work()`` on the slowest rank. Collective.
 
     They are those of the first call if it takes over `SECONDS`, otherwise a median over
@@ -142,7 +142,7 @@ def _alltoallv(communicator: Communicator) -> Iterator[Point]:
         starts = [nbytes * peer for peer in range(ranks)]
         send = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
         receive = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
-        seconds = timed(communicator, partial(communicator.alltoallv, send, receive))
+        seconds = time_slowest(communicator, partial(communicator.alltoallv, send, receive))
         yield Point(messages=others, nbytes=nbytes * others, seconds=seconds)
 
 
@@ -158,7 +158,7 @@ def _allreduce(communicator: Communicator) -> Iterator[Point]:
             mean.add("values", values)
             mean.finish()
 
-        seconds = timed(communicator, work)
+        seconds = time_slowest(communicator, work)
         yield Point(messages=messages, nbytes=messages / communicator.size * size, seconds=seconds)
 
 
@@ -204,7 +204,7 @@ def _pull_and_push(
         pull.run(owned, held, communicator)
         push.run(held, owned, communicator)
 
-    return timed(communicator, work)
+    return time_slowest(communicator, work)
 
 
 def _products(
@@ -229,7 +229,7 @@ def _products(
             _finish(device)
 
         flops.append(6.0 * batch * inputs * outputs)
-        seconds.append(timed(communicator, work))
+        seconds.append(time_slowest(communicator, work))
         rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": seconds[-1]})
     (seconds_per_flop, product), error = fit([flops, [3.0] * len(rows)], seconds)
     # Noise: products so small that their calls seem to take all the time.
@@ -298,7 +298,9 @@ def _touch(
     beyond: list[float] = []
     for part in _subnets(run, architecture, communicator.size):
         network = architecture.build(_whole_lengths(part)).to(device)
-        seconds = timed(communicator, _step(run, network, architecture.example_shape, device))
+        seconds = time_slowest(
+            communicator, _step(run, network, architecture.example_shape, device)
+        )
         sizes.append(float(part.touched))
         products = float(part.flops.products) / speed + part.flops.product_count * product
         beyond.append(max(seconds - products, _NOISE * seconds))

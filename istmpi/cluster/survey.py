@@ -82,7 +82,7 @@ def speed_up(alone: float, together: float) -> float:
     return alone / together if together else 1.0
 
 
-def resized(architecture: Architecture, lengths: dict[str, int]) -> Architecture:
+def with_lengths(architecture: Architecture, lengths: dict[str, int]) -> Architecture:
     other = copy(architecture)
     other.lengths = lengths
     return other

@@ -7,7 +7,7 @@ from istmpi.config import legs
 from istmpi.config.spec import CARRY, KEEP, RESET, MethodSpec, count_gathered, count_reduced
 from istmpi.errors import ConfigError, did_you_mean
 
-__all__ = ["METHODS", "MethodSpec", "spec_of"]
+__all__ = ["METHODS", "MethodSpec", "find_method_spec"]
 
 
 def _outer_copies(run, ranks, slots):
@@ -16,9 +16,9 @@ def _outer_copies(run, ranks, slots):
 
 
 def _count_members(run, ranks):
-    from istmpi.engine.partition import drawn_count  # help must not wait for NumPy
+    from istmpi.engine.partition import count_drawn  # help must not wait for NumPy
 
-    return drawn_count(ranks, run.method.fraction)
+    return count_drawn(ranks, run.method.fraction)
 
 
 _ALL = (
@@ -172,7 +172,7 @@ METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 """The methods by their names in a run file."""
 
 
-def spec_of(name: str, where: str = "method.name =") -> MethodSpec:
+def find_method_spec(name: str, where: str = "method.name =") -> MethodSpec:
     """Return the description of a method. Raises ConfigError for an unknown name; ``where`` begins
     the message."""
     if name not in METHODS:

@@ -94,7 +94,7 @@ def round_loads(route: Route, parameters: Parameters, deal: ExpectedDeal) -> lis
     waited: list[Load] = []
     hidden: dict[range, Load] = {}
     for leg in later_legs(route, parameters):
-        load = expected_load(leg, deal)
+        load = expect_load(leg, deal)
         if leg.name == MEAN:
             load = load.once_in(route.every)
         if not leg.during:
@@ -108,11 +108,11 @@ def round_loads(route: Route, parameters: Parameters, deal: ExpectedDeal) -> lis
 
 def count_start_bytes(route: Route, parameters: Parameters, deal: ExpectedDeal) -> Number:
     """Return the expected bytes of the first round of a run minus those of a later round."""
-    first = sum(expected_load(leg, deal).sent for leg in first_legs(route, parameters))
-    return first - sum(expected_load(leg, deal).sent for leg in later_legs(route, parameters))
+    first = sum(expect_load(leg, deal).sent for leg in first_legs(route, parameters))
+    return first - sum(expect_load(leg, deal).sent for leg in later_legs(route, parameters))
 
 
-def expected_load(leg: Leg, deal: ExpectedDeal) -> Load:
+def expect_load(leg: Leg, deal: ExpectedDeal) -> Load:
     """Return the expected load of sending a leg once."""
     # decision 74: the legs are those of training; `leg_bytes` counts them for a drawn deal.
     exact = _load(leg, deal, "float32")

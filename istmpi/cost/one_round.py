@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from istmpi.config import Run
-from istmpi.config.methods import spec_of
+from istmpi.config.methods import find_method_spec
 from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import with_slots
 from istmpi.engine.layout import Replicated, TrainingLayout
@@ -76,7 +76,7 @@ def draw_route(
 
     ``shares`` replace those of the settings.
     """
-    spec = spec_of(run.method.name)
+    spec = find_method_spec(run.method.name)
 
     # Legs use the deals of three rounds. A partly redealt one is computed from round 0 on.
     @lru_cache(maxsize=4)

@@ -94,11 +94,11 @@ def _bytes_once(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> Sequence[in
 def _marks(layout: Layout, axis: Axis, place: int) -> np.ndarray:
     length = axis.length(layout.lengths)
     return np.stack(
-        [_marked(layout.positions(axis, place, rank), length) for rank in range(layout.ranks)]
+        [_mark(layout.positions(axis, place, rank), length) for rank in range(layout.ranks)]
     )
 
 
-def _marked(positions: Positions, length: int) -> np.ndarray:
+def _mark(positions: Positions, length: int) -> np.ndarray:
     marks = np.zeros(length)
     marks[np.asarray(positions, dtype=np.int64)] = 1
     return marks

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from istmpi.config import Run
-from istmpi.config.methods import MethodSpec, spec_of
+from istmpi.config.methods import MethodSpec, find_method_spec
 from istmpi.cost.counts import Kept, PartCost, Step, count_part
 from istmpi.cost.deal import ExpectedDeal, expect_deal, expect_route
 from istmpi.cost.holdings import Holdings, Part
@@ -218,7 +218,7 @@ def phase_costs(
     """
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="
-        limits.require_wire(spec_of(name, where), run)
+        limits.require_wire(find_method_spec(name, where), run)
     costs = []
     for name, side, rounds in run.stretches():
         of_side = cost(run, (smaller or {}).get(side, architecture), ranks, name, examples=examples)

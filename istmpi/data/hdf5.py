@@ -26,15 +26,15 @@ from istmpi.hdf5 import (
     CHANGED,
     Read,
     checksum_errors,
-    damage_named,
     dataset_at,
     datasets,
     differs,
-    expected_checksums,
     find_misplaced,
     is_sealed,
+    name_damage,
     opened,
     plain,
+    read_checksums,
     read_version,
     shown,
     structure_errors,
@@ -58,7 +58,7 @@ def open_prepared(path: str | os.PathLike) -> Dataset:
 @contextmanager
 def prepared_file(path: str | os.PathLike) -> Iterator["PreparedFile"]:
     path = Path(path)
-    with damage_named(path, CURE):
+    with name_damage(path, CURE):
         if not path.is_file() or not h5py.is_hdf5(path):
             raise DataError(f"{path} is not an HDF5 file. Make it with `istmpi prepare`.")
     with opened(path, PreparedFile, CURE) as file:
@@ -81,7 +81,7 @@ class PreparedFile:
         return sum(dataset.id.get_storage_size() for dataset in datasets(self._file).values())
 
     def errors(self, read: Read = lambda nbytes: None) -> Iterator[str]:
-        with damage_named(self._path, CURE):
+        with name_damage(self._path, CURE):
             yield from checksum_errors(self._file, read=read)
 
     def _read(self) -> Dataset:
@@ -151,7 +151,7 @@ class PreparedFile:
 
     def map_guarded(self, name: str) -> tuple[np.memmap, Guard | None]:
         x = self.map(name)
-        expected = expected_checksums(self._file, name)
+        expected = read_checksums(self._file, name)
         guard: Guard | None = None
         if expected is not None:
             guard = FirstRead(x, expected, self._path, name)

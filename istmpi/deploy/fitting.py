@@ -10,7 +10,7 @@ import numpy as np
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import restore_frozen
-from istmpi.config.methods import spec_of
+from istmpi.config.methods import find_method_spec
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset, describe_difference, have_same_form
 from istmpi.data.holdout import TestSplit
@@ -102,7 +102,7 @@ def find_last_deal(header: Header, architecture: Architecture) -> Partition:
     for since in sorted(header.shares):
         if since <= last:
             shares = header.shares[since]
-    spec = spec_of(phase.method.name)
+    spec = find_method_spec(phase.method.name)
     return spec.deal(phase, architecture, header.blocks, last, shares)
 
 

@@ -9,7 +9,7 @@ With lr 1 and no momentum the outer step leaves the weights unchanged, bit for b
 
 import torch
 
-from istmpi.engine.slots import VELOCITY, Slot, weights_among
+from istmpi.engine.slots import VELOCITY, Slot, select_weights
 from istmpi.engine.store import Tensors
 
 
@@ -30,7 +30,7 @@ class Outer:
         if self.idle:
             return
         # decision 71: ranks send changes since this start, so that momentum adds up no roundings.
-        for name in weights_among(tensors):
+        for name in select_weights(tensors):
             self.start[name] = tensors[name].clone()
 
     def step(self, tensors: Tensors, trained: Tensors | None = None) -> None:

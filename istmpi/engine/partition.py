@@ -41,10 +41,10 @@ def draw_ranks(ranks: int, fraction: float, seed: int, round: int) -> tuple[int,
     """Draw the ranks that take part in a round: a ``fraction`` of all, at least one; return them in
     ascending order."""
     order = rng.permutation(ranks, rng.key(seed, "drawn", round))
-    return tuple(sorted(order[: drawn_count(ranks, fraction)].tolist()))
+    return tuple(sorted(order[: count_drawn(ranks, fraction)].tolist()))
 
 
-def drawn_count(ranks: int, fraction: float) -> int:
+def count_drawn(ranks: int, fraction: float) -> int:
     return max(int(fraction * ranks), 1)
 
 

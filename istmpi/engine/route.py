@@ -3,7 +3,7 @@ Pure.
 
 Training executes the legs (`istmpi.engine.shards`). The cost model counts each leg in two ways:
 exactly for a drawn deal (`istmpi.cost.pairs.leg_bytes`), and as an expectation over deals
-(`istmpi.cost.loads.expected_load`).
+(`istmpi.cost.loads.expect_load`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from istmpi.comm.codec import Wire
 from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import Layout, Owners, TrainingLayout
 from istmpi.engine.packed_sizes import Largest
-from istmpi.engine.slots import parameter_of, weights_among
+from istmpi.engine.slots import select_weights, strip_slot
 
 PULL = "pull"
 """A leg from owners to the ranks that train."""
@@ -156,7 +156,7 @@ class Route:
         dealt = {name: parameter for name, parameter in parameters.items() if name not in common}
         if common and self.mean_is_due(round):
             if self.largest:
-                common = {name: common[name] for name in weights_among(common)}
+                common = {name: common[name] for name in select_weights(common)}
             wire = self.largest or self._wire(round, MEAN)
             yield Leg(MEAN, common, wire=wire, times=self.means)
         if dealt:
@@ -185,7 +185,7 @@ class Route:
     def mean_is_due(self, round: int) -> bool:
         return (round + 1) % self.every == 0
 
-    def recovered(self, round: int) -> TrainingLayout | None:
+    def find_recovered(self, round: int) -> TrainingLayout | None:
         """Return the deal whose parts ranks pull from the owners before a job's first round; None
         if they pull nothing.
 
@@ -234,7 +234,7 @@ class Route:
             yield from self.into(with_slots(parameters, self.stored), round, None)
             return
         moved = with_slots(parameters, self.slots)
-        before = self.recovered(round)
+        before = self.find_recovered(round)
         if before is None:
             yield from self.into(moved, round, None)
             return
@@ -246,7 +246,7 @@ class Route:
             yield from self.into(moved, round, before)
 
     def is_common(self, name: str) -> bool:
-        return parameter_of(name) in self.common
+        return strip_slot(name) in self.common
 
     def _wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:
         if self.wire == "float32":

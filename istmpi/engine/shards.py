@@ -17,7 +17,7 @@ from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.outer import Outer
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.route import HOP, MEAN, PULL, PUSH, Leg, Route
-from istmpi.engine.slots import Slot, parameter_of, weights_among
+from istmpi.engine.slots import Slot, select_weights, strip_slot
 from istmpi.engine.sparse_mean import SparseMean
 from istmpi.engine.store import ParameterStore, Tensors, copy_from_host, empty_on_host, on_host
 from istmpi.engine.transfer import Transfer
@@ -96,7 +96,7 @@ class Shards:
             self._early = self._begin_early_exchange(round)
 
     def _recover_held(self, round: int) -> None:
-        before = self.route.recovered(round)
+        before = self.route.find_recovered(round)
         if self._held is None and before:
             self._held = self._pull_parts(before)
 
@@ -107,7 +107,7 @@ class Shards:
         empty = {}
         for name in self.store.parameters:
             if name not in tensors:
-                empty[name] = torch.empty_like(tensors[parameter_of(name)])
+                empty[name] = torch.empty_like(tensors[strip_slot(name)])
         return empty
 
     def _present(self, deal: TrainingLayout) -> dict[str, torch.Tensor]:
@@ -147,7 +147,7 @@ class Shards:
         """Copy what arrived, or the restored value in its place, to this rank's device."""
         if self._sparse and not self._common:
             weights = {}
-            for name in weights_among(arriving):
+            for name in select_weights(arriving):
                 if self.route.is_common(name):
                     weights[name] = arriving[name]
             self._sparse.begin(weights, self._restored, targets)
@@ -158,7 +158,7 @@ class Shards:
         self._slots = _slots_among(tensors)
         restored = {name: self._slots[name] for name in self._restored if name in self._slots}
         copy_from_host(self._restored, restored)
-        self._own = _cloned(self._slots)
+        self._own = _clone(self._slots)
 
     def _note_start(self, targets: Tensors, arriving: Tensors) -> None:
         """Keep the values of the round's start that the outer step, a change or a rollback
@@ -167,14 +167,14 @@ class Shards:
             name: targets[name] for name in self._names(targets) if self.route.is_common(name)
         }
         if self._sparse and self.route.every == 1:
-            self._own = _cloned(_slots_among(common))
+            self._own = _clone(_slots_among(common))
         self.outer.begin(common or self.store.tensors)
         if not self.route.sends_changes:
             return
         if common:
             self._starts = self.outer.start
         else:
-            self._starts = {name: targets[name].clone() for name in weights_among(arriving)}
+            self._starts = {name: targets[name].clone() for name in select_weights(arriving)}
 
     def _begin_early_exchange(self, round: int) -> EarlyExchange:
         if self._held is None or self._beside is None:
@@ -225,7 +225,7 @@ class Shards:
         if route.every > 1:
             # Owners do not have these values before the next mean, so a copy is kept in case the
             # next round is dropped.
-            self._common = _cloned(self._common)
+            self._common = _clone(self._common)
 
     def outer_step(self) -> None:
         """Take the outer step on a round's change, and write common parameters to their owners.
@@ -249,7 +249,7 @@ class Shards:
         if self._held and not self._held.flushed:
             self._flush_held(self._held)
         if not self._mean_taken and self._common:
-            mean = _cloned(self._common)
+            mean = _clone(self._common)
             self.average(mean)
             self.store.keep(on_host(mean))
 
@@ -387,5 +387,5 @@ def _slots_among(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: values for name, values in tensors.items() if isinstance(name, Slot)}
 
 
-def _cloned(tensors: Tensors) -> dict[str, torch.Tensor]:
+def _clone(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: values.clone() for name, values in tensors.items()}

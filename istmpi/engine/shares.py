@@ -24,7 +24,7 @@ LEAD = 2
 already."""
 
 
-def following(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
+def balance_shares(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
     """Return the shares after ``shares``, with which the ranks' local steps took ``seconds``; their
     sum is about 1."""
     next_shares = [share / sqrt(took) for share, took in zip(shares, seconds, strict=True)]
@@ -41,7 +41,7 @@ def equal(ranks: int) -> tuple[float, ...]:
     return (1 / ranks,) * ranks
 
 
-def share_of(rank: int) -> str:
+def name_share(rank: int) -> str:
     return f"rank{rank}_share"
 
 
@@ -98,7 +98,7 @@ class Shares:
             return None
         present = self.of(round) or equal(self.ranks)
         medians = [median(of_rank) for of_rank in zip(*self._seconds, strict=True)]
-        next_shares = following(present, medians)
+        next_shares = balance_shares(present, medians)
         change = max(abs(new / old - 1) for new, old in zip(next_shares, present, strict=True))
         if change <= CHANGE:
             return None

@@ -34,15 +34,15 @@ def named(text: str) -> str | Slot:
     return Slot(parameter, kind)
 
 
-def parameter_of(name: str) -> str:
+def strip_slot(name: str) -> str:
     if isinstance(name, Slot):
         return name.parameter
     return name
 
 
-def weights_among(names: Iterable[str]) -> list[str]:
+def select_weights(names: Iterable[str]) -> list[str]:
     return [name for name in names if not isinstance(name, Slot)]
 
 
-def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
+def list_kinds(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.kind for name in names if isinstance(name, Slot)))

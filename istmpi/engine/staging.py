@@ -22,7 +22,7 @@ class Staging:
         counts = []
         for message in messages:
             counts.append(sum(block.sent_nbytes for block in message))
-        *starts, nbytes = accumulate(map(_aligned, counts), initial=0)
+        *starts, nbytes = accumulate(map(_align, counts), initial=0)
         buffer = communicator.scratch(name, nbytes)
         self.layout = (buffer, counts, starts)
         self.parts: list[list[tuple[Block, np.ndarray]]] = []
@@ -42,7 +42,7 @@ def _part(block: Block, memory: np.ndarray) -> np.ndarray:
     return memory
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 

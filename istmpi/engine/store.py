@@ -15,7 +15,7 @@ from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import Owners, part_shape
-from istmpi.engine.slots import Slot, weights_among
+from istmpi.engine.slots import Slot, select_weights
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -91,7 +91,7 @@ class ParameterStore:
     def not_finite(self) -> str:
         """Return this rank's first weight that is not finite, as ``name[row, column] is nan``; ""
         if there is none."""
-        for name in weights_among(self.parameters):
+        for name in select_weights(self.parameters):
             values = self.tensors[name]
             # The sum is quicker to check; of finite values it may be infinite.
             if torch.isfinite(values.sum()) or torch.isfinite(values).all():
@@ -117,7 +117,7 @@ class ParameterStore:
         An entry of ``slots`` is a `Slot`, or a kind for all parameters. Existing slots stay
         unchanged.
         """
-        weights = {name: self.parameters[name] for name in weights_among(self.parameters)}
+        weights = {name: self.parameters[name] for name in select_weights(self.parameters)}
         kinds = dict.fromkeys(slot.kind if isinstance(slot, Slot) else slot for slot in slots)
         requested = {*slots}
         parameters = {}

@@ -112,17 +112,17 @@ class BlockCodec:
         """Return the values of a block that ``peer`` sent, as int32 with the bits of float32."""
         if block.scales and block.is_first:
             self._received[_key(peer, block)] = coded[: block.scales].copy()
-        return self._decoded(block, coded, self._received.get(_key(peer, block)))
+        return self._decode(block, coded, self._received.get(_key(peer, block)))
 
     def settle(self, block: Block, peer: int, coded: np.ndarray) -> None:
         """Replace a block's values in this rank's tensor by the rounded values that ``peer``
         gets."""
         block.place(
             self._tensors[block.name],
-            self._decoded(block, coded, self._sent.get(_key(peer, block))),
+            self._decode(block, coded, self._sent.get(_key(peer, block))),
         )
 
-    def _decoded(self, block: Block, coded: np.ndarray, exponents: np.ndarray | None) -> np.ndarray:
+    def _decode(self, block: Block, coded: np.ndarray, exponents: np.ndarray | None) -> np.ndarray:
         by_run = _scales(exponents, block, block.places())
         values = CODECS[block.form].values(coded[block.scales * block.is_first :], by_run)
         return values.view(np.int32).reshape(block.shape)

@@ -7,16 +7,16 @@ u_i <- u_i + x_i - z                                      the rank's own scaled 
 
 import torch
 
-from istmpi.engine.slots import Slot, weights_among
+from istmpi.engine.slots import Slot, select_weights
 from istmpi.methods.replicated import ReplicatedMethod
 
 
 class ADMM(ReplicatedMethod):
     """A method in which every rank has its own weights and dual; `publish` stores the consensus."""
 
-    def fetched(self) -> None:
+    def after_fetch(self) -> None:
         tensors = self.subnet.tensors
-        self._consensus = {name: tensors[name].clone() for name in weights_among(tensors)}
+        self._consensus = {name: tensors[name].clone() for name in select_weights(tensors)}
         self._duals = {name: torch.zeros_like(values) for name, values in self._consensus.items()}
 
     def each_rank(self) -> dict[str, torch.Tensor]:

@@ -62,7 +62,7 @@ class StepLosses:
     def add_facts(self, outputs: Any, amounts: Mapping[str, Amount]) -> None:
         """Note the outputs (any tree of tensors) and the amounts of a user's loss."""
         self._finite_outputs.append(all_finite(outputs))
-        self._weights.append(count_of_pair(amounts))
+        self._weights.append(find_count(amounts))
 
     def summarise(self, trained: Iterable[torch.Tensor], is_first_round: bool) -> Summary:
         """Return the mean loss, and the first step that is not finite. ``trained``: the weights
@@ -128,7 +128,7 @@ def require_finite(reports: Sequence[Report], number: int, cure: str) -> None:
     raise error
 
 
-def count_of_pair(amounts: Mapping[str, Amount]) -> float | None:
+def find_count(amounts: Mapping[str, Amount]) -> float | None:
     """Return how much counts in a user's loss: the count of a single pair; None for other forms."""
     amount = next(iter(amounts.values()))
     if len(amounts) > 1 or amount.is_mean:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from istmpi.data.batch import Batch
-from istmpi.engine.slots import weights_among
+from istmpi.engine.slots import select_weights
 from istmpi.engine.store import Tensors
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
@@ -33,7 +33,7 @@ class Codistillation(ReplicatedMethod):
         super().begin(number)
         if number >= self.job.run.method.burn_in:
             tensors = self.of_this_rank()
-            self._fetch_others({name: tensors[name] for name in weights_among(tensors)})
+            self._fetch_others({name: tensors[name] for name in select_weights(tensors)})
 
     def exchange(self, number: int) -> None:
         self._others = []

@@ -14,16 +14,16 @@ Every rank has the server's values.
 import torch
 
 from istmpi.comm.allreduce import MeanOverRanks
-from istmpi.engine.slots import Slot, weights_among
+from istmpi.engine.slots import Slot, select_weights
 from istmpi.methods.replicated import ReplicatedMethod
 
 
 class Downpour(ReplicatedMethod):
     """A method in which every rank has its own network; `publish` stores the server's values."""
 
-    def fetched(self) -> None:
+    def after_fetch(self) -> None:
         tensors = self.subnet.tensors
-        self._server = {name: tensors[name].clone() for name in weights_among(tensors)}
+        self._server = {name: tensors[name].clone() for name in select_weights(tensors)}
         self._changed = {name: torch.zeros_like(values) for name, values in self._server.items()}
 
     def each_rank(self) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 
 from istmpi import rng
 from istmpi.engine.layout import Owners, Replicated, part_shape
-from istmpi.engine.slots import Slot, weights_among
+from istmpi.engine.slots import Slot, select_weights
 from istmpi.engine.store import Tensors, copy_from_host, on_host
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.job import Job
@@ -31,8 +31,8 @@ class DynamicAveraging(ReplicatedMethod):
         super().__init__(job)
         self._reference: dict[str, torch.Tensor] = {}
 
-    def fetched(self) -> None:
-        for name in weights_among(self.job.store.parameters):
+    def after_fetch(self) -> None:
+        for name in select_weights(self.job.store.parameters):
             stored = self.shards.alike.get(Slot(name, REFERENCE))
             if stored is None:
                 stored = self.subnet.tensors[name].clone()
@@ -51,9 +51,9 @@ class DynamicAveraging(ReplicatedMethod):
         # Rank 0 decides: a sum's last bit depends on processor and threads, and all must see the
         # same members.
         limit = communicator.broadcast_from_root(
-            self.job.run.method.threshold * _squared(self._reference)
+            self.job.run.method.threshold * _square_norm(self._reference)
         )
-        distance = _squared(self._reference, self.subnet.tensors)
+        distance = _square_norm(self._reference, self.subnet.tensors)
         with clock("wait"):
             drifts = communicator.allgather(distance)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
@@ -102,10 +102,10 @@ class DynamicAveraging(ReplicatedMethod):
         for name, values in on_host(self._reference).items():
             rows = owners.rows(len(values), rank)
             reference[name] = values[rows.start : rows.stop]
-        return _squared(reference, mean)
+        return _square_norm(reference, mean)
 
 
-def _squared(tensors: Tensors, others: Tensors | None = None) -> float:
+def _square_norm(tensors: Tensors, others: Tensors | None = None) -> float:
     total = 0.0
     for name, values in tensors.items():
         difference = values

@@ -13,7 +13,7 @@ evaluated. With a = moving_rate / number of ranks:
 import torch
 
 from istmpi.engine.ask_owners import ask_owners
-from istmpi.engine.slots import weights_among
+from istmpi.engine.slots import select_weights
 from istmpi.methods.replicated import ReplicatedMethod
 
 
@@ -41,7 +41,7 @@ class EASGD(ReplicatedMethod):
                 center += rate * (rows - met).sum(dim=0)
             return met
 
-        tensors = {name: self.subnet.tensors[name] for name in weights_among(store.parameters)}
+        tensors = {name: self.subnet.tensors[name] for name in select_weights(store.parameters)}
         replies = ask_owners(tensors, serve, store.owners, self.job.communicator, self.job.clock)
         for name, center in replies.items():
             tensors[name] -= rate * (tensors[name] - center)

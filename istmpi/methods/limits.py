@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from istmpi.config.methods import METHODS, spec_of
+from istmpi.config.methods import METHODS, find_method_spec
 from istmpi.config.spec import KEEP, choose_groups
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
@@ -46,7 +46,7 @@ def require_usable(
     """
     name = phase.method.name
     is_first = name == run.method.name
-    spec = spec_of(name, "method.name =" if is_first else "method.finish =")
+    spec = find_method_spec(name, "method.name =" if is_first else "method.finish =")
     require_weights(run.train, len(network.table.output_names), run.model.name)
     require_wire(spec, phase)
     require_state(spec, phase)

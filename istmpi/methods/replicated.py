@@ -43,12 +43,12 @@ class ReplicatedMethod(Method):
         self.build(number)
         if is_first:
             self.shards.fetch(number, self.subnet.tensors)
-            self.fetched()
+            self.after_fetch()
             tensors = self.each_rank()
             restored = self.job.restored
             copy_from_host(restored, {name: tensors[name] for name in restored if name in tensors})
 
-    def fetched(self) -> None:
+    def after_fetch(self) -> None:
         """Make the method's own tensors after the network has come from its owners; nothing by
         default."""
         return

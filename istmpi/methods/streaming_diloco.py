@@ -20,7 +20,7 @@ from istmpi.comm.allreduce import EncodedMean
 from istmpi.engine.few_bits import Float4
 from istmpi.engine.fragments import Departure, departures
 from istmpi.engine.outer import Outer
-from istmpi.engine.slots import VELOCITY, Slot, weights_among
+from istmpi.engine.slots import VELOCITY, Slot, select_weights
 from istmpi.engine.store import on_host
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
@@ -65,10 +65,10 @@ class StreamingDiLoCo(ReplicatedMethod):
         self._common_before = dict(self._common)
         self._asked = self._leaving = False
 
-    def fetched(self) -> None:
+    def after_fetch(self) -> None:
         tensors = self.subnet.tensors
         self._common = self.shards.alike | {
-            name: tensors[name].clone() for name in weights_among(tensors)
+            name: tensors[name].clone() for name in select_weights(tensors)
         }
 
     def rollback(self) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from istmpi.code import shown
 from istmpi.config import Run
-from istmpi.config.methods import spec_of
+from istmpi.config.methods import find_method_spec
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, IstmpiError, did_you_mean
@@ -149,7 +149,7 @@ def build_run(
     # A setting that the method does not read would change nothing, without a word.
     require_read(run, [key.partition(".")[2] for key in chosen if key.startswith("method.")])
     if isinstance(optimizer, OwnOptimizer):
-        if spec_of(run.method.name, "method.name =").keeps_optimizer(run):
+        if find_method_spec(run.method.name, "method.name =").keeps_optimizer(run):
             optimizer.spec.keep_slots()
     if run.model.scale == "fitted":
         raise ConfigError(

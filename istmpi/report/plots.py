@@ -14,7 +14,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from istmpi.config import Run
-from istmpi.config.methods import spec_of
+from istmpi.config.methods import find_method_spec
 from istmpi.foreign import Fields
 from istmpi.record import SETTINGS, SUMMARY, RunFolder
 from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group, sort_phases
@@ -126,7 +126,7 @@ def _progress_of_scores(
     label = "training"
     if method:
         colour = styles([method])[method].colour
-        if spec_of(method).deals:
+        if find_method_spec(method).deals:
             label = "training, subnets"
     axes[0].plot(times_of_scores, scores, "o-", color=colour)
     axes[0].set_ylabel(plain(f"{split} {score_name}"))

@@ -19,7 +19,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
-from istmpi.config.methods import spec_of
+from istmpi.config.methods import find_method_spec
 from istmpi.errors import (
     ConfigError,
     DataError,
@@ -103,7 +103,7 @@ class Comparison:
         self._communicator = communicator
         with communicator.agreed():
             for name in methods:
-                spec_of(name, "--methods:")
+                find_method_spec(name, "--methods:")
             folder = Path()
             if communicator.rank == 0:
                 folder = _choose_folder(run, methods, repeats, communicator.size)

@@ -19,9 +19,9 @@ from istmpi.checkpoint.state import (
     restore,
     restore_frozen,
 )
-from istmpi.config.methods import spec_of
+from istmpi.config.methods import find_method_spec
 from istmpi.engine.partition import Partition
-from istmpi.engine.slots import kinds_of
+from istmpi.engine.slots import list_kinds
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.evaluator import Score
 from istmpi.foreign import forbid_exit
@@ -314,8 +314,8 @@ class Training(Prepared):
         # decision 70: a mean of the ranks' states would be the state of none.
         self.state_since = header.state_since
         run, since = self._find_phase()
-        keeps_states = bool(spec_of(run.method.name).own_slots(run))
-        if not keeps_states or since >= header.round or kinds_of(restored):
+        keeps_states = bool(find_method_spec(run.method.name).own_slots(run))
+        if not keeps_states or since >= header.round or list_kinds(restored):
             return []
         self.state_since = header.round
         why = "the checkpoint has no such states"

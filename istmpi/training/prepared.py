@@ -19,13 +19,13 @@ from istmpi.comm import Communicator
 from istmpi.comm.clock import Clock
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
-from istmpi.config.methods import spec_of
+from istmpi.config.methods import find_method_spec
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.data.moments import Moments
 from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
-from istmpi.engine.slots import parameter_of
+from istmpi.engine.slots import strip_slot
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.evaluator import Evaluator
 from istmpi.methods import limits, load_class
@@ -298,7 +298,7 @@ class Prepared:
         new = find_new_parameters(store.parameters, store.owners.lengths, size.architecture)
         tensors = {}
         for name, values in self.method.of_this_rank().items():
-            if parameter_of(name) not in new:
+            if strip_slot(name) not in new:
                 tensors[name] = values.clone()
         self._take_size(size, tensors)
 
@@ -316,14 +316,14 @@ class Prepared:
             if not kept:
                 since = begin
             run = phase
-            spec = spec_of(run.method.name)
+            spec = find_method_spec(run.method.name)
             of_ranks = spec.own_state or spec.own_slots(run)
             kept = bool(spec.optimizer_slots(run)) and not of_ranks
             begin += rounds
         return run, max(since, self.state_since)
 
     def _keep_slots(self, run: Run) -> None:
-        kept = spec_of(run.method.name).slots(run)
+        kept = find_method_spec(run.method.name).slots(run)
         self.store.drop_slots(except_for=kept)
         self.store.add_slots(kept)
 
@@ -357,16 +357,18 @@ class Prepared:
             optimizer=self.optimizer,
             restored=restored or {},
         )
-        method = load_class(spec_of(run.method.name))
+        method = load_class(find_method_spec(run.method.name))
         return method(job)
 
     @property
     def makes_communicators(self) -> bool:
-        return any(spec_of(phase.method.name).makes_communicators for phase, _ in self.phases)
+        return any(
+            find_method_spec(phase.method.name).makes_communicators for phase, _ in self.phases
+        )
 
 
 def _scale_first(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
-    spec = spec_of(run.method.name)
+    spec = find_method_spec(run.method.name)
     dealt = [group for group in spec.groups(run, network) if group in network.summed]
     return dict.fromkeys(dealt, 1 / ranks)
 

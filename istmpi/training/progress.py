@@ -10,7 +10,7 @@ from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING
 
-from istmpi.engine.shares import share_of
+from istmpi.engine.shares import name_share
 
 if TYPE_CHECKING:
     from istmpi.checkpoint.format import Header
@@ -311,5 +311,5 @@ def _record_round(last: LastRound) -> dict[str, float]:
     for name, value in line.items():
         line[name] = round(value, 6)
     for rank, share in enumerate(last.shares):
-        line[share_of(rank)] = share
+        line[name_share(rank)] = share
     return line

@@ -12,7 +12,7 @@ from istmpi.checkpoint.format import DataSummary
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.config.methods import spec_of
+from istmpi.config.methods import find_method_spec
 from istmpi.data.dataset import SPLITS, Dataset, Split, describe_difference
 from istmpi.errors import ConfigError, DataError
 from istmpi.names import find_class_name
@@ -315,4 +315,4 @@ def _compare_own_data(
 
 def _describe_states(run: Run) -> str:
     """Return what becomes of the optimizer state in each of the run's methods, as text."""
-    return ", ".join(dict.fromkeys(spec_of(name).state(run) for name, _ in run.phases()))
+    return ", ".join(dict.fromkeys(find_method_spec(name).state(run) for name, _ in run.phases()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from istmpi.comm import Communicator
 from istmpi.engine.axes import narrow
-from istmpi.engine.shares import AUTO, LEAD, Shares, equal, share_of
+from istmpi.engine.shares import AUTO, LEAD, Shares, equal, name_share
 from istmpi.errors import ConfigError
 from istmpi.foreign import is_file
 from istmpi.methods.base import Method
@@ -76,7 +76,7 @@ def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
         )
     log: dict[int, tuple[float, ...]] = {}
     for line in RunFolder(path.parent).lines(path.name):
-        if share_of(0) not in line:
+        if name_share(0) not in line:
             continue
         if line.whole("ranks", 1) != ranks:
             raise ConfigError(
@@ -84,7 +84,7 @@ def _read(path: Path, ranks: int) -> dict[int, tuple[float, ...]]:
                 f"{line.whole('ranks')} ranks; this run has {ranks}. Use as many, or auto."
             )
         log[line.whole("round", 1) - 1] = tuple(
-            line.figure(share_of(rank), 1e-12) for rank in range(ranks)
+            line.figure(name_share(rank), 1e-12) for rank in range(ranks)
         )
     if not log:
         raise ConfigError(

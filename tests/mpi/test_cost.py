@@ -14,7 +14,7 @@ from istmpi.cluster.time import round_time
 from istmpi.config.methods import METHODS
 from istmpi.cost import cost, round_bytes
 from istmpi.data.sources import open_dataset
-from istmpi.engine.slots import kinds_of
+from istmpi.engine.slots import list_kinds
 from istmpi.models import mlp_network
 from istmpi.training.loop import Training
 from istmpi.training.network import build_network
@@ -131,7 +131,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
         training.method.run(number)
         counted = comm.allgather(comm.traffic.bytes - before)
         assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"
-        assert kinds_of(training.store.tensors) == training.method.spec.slots(training.run)
+        assert list_kinds(training.store.tensors) == training.method.spec.slots(training.run)
         total += sum(counted)
     if settings.get("method__name") in ("local-sgd", "data-parallel"):
         assert cost(training.run, training.architecture, comm.size).sent_bytes(0, 3) == total

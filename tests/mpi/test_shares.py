@@ -9,7 +9,7 @@ from resuming import save, stop_at
 from small import assert_same_bits, small_run, whole
 
 from istmpi.cost import round_bytes
-from istmpi.engine.shares import following
+from istmpi.engine.shares import balance_shares
 from istmpi.training.loop import Training
 from istmpi.training.progress import LastRound
 
@@ -63,7 +63,7 @@ def test_bytes_weights_and_the_same_run_once_more(comm, shared_tmp, measured, mo
     done = list(training.rounds())
     used = [one.last_round.shares for one in done]
     assert [number for number in range(1, ROUNDS) if used[number] != used[number - 1]] == [4, 8]
-    assert used[0] == (1 / comm.size,) * comm.size and used[4] == following(used[0], [4.0, 1.0, 1.2])
+    assert used[0] == (1 / comm.size,) * comm.size and used[4] == balance_shares(used[0], [4.0, 1.0, 1.2])
     assert used[-1][0] < min(used[-1][1:]), "rank 0 is the slow one"
     assert comm.allgather(used) == [used] * comm.size
     for number, one in enumerate(done):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from istmpi.engine.axes import Parameter, Pattern, narrow
 from istmpi.engine.positions import overlap
-from istmpi.engine.slots import Slot, kinds_of, named, parameter_of, weights_among
+from istmpi.engine.slots import Slot, list_kinds, named, select_weights, strip_slot
 from istmpi.errors import ConfigError
 
 LENGTHS = {"hidden": 6, "features": 5, "heads": 4, "channels": 3, "blocks": 4, "out": 3, "mid": 4}
@@ -139,11 +139,11 @@ def test_a_slot_is_the_text_that_names_it():
 @pytest.mark.parametrize("way", [lambda name: named(str.__str__(name)), lambda name: pickle.loads(pickle.dumps(name))])
 def test_a_name_comes_back_as_what_it_was(name, way):
     again = way(name)
-    assert (again, type(again), parameter_of(again)) == (name, type(name), parameter_of(name))
+    assert (again, type(again), strip_slot(again)) == (name, type(name), strip_slot(name))
     assert getattr(again, "kind", None) == getattr(name, "kind", None)
 
 
 def test_names_are_told_apart():
-    assert weights_among(NAMES) == ["w", "hidden1.bias"]
-    assert kinds_of(NAMES) == ("velocity", "start")
-    assert {parameter_of(name) for name in NAMES} == {"w", "hidden1.bias"}
+    assert select_weights(NAMES) == ["w", "hidden1.bias"]
+    assert list_kinds(NAMES) == ("velocity", "start")
+    assert {strip_slot(name) for name in NAMES} == {"w", "hidden1.bias"}

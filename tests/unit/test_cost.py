@@ -20,7 +20,7 @@ from istmpi.config.methods import METHODS
 from istmpi.cost import RIVALS, cost, pair_bytes, phase_costs, round_bytes, run_bytes
 from istmpi.cost.deal import expect_deal, expect_route
 from istmpi.cost.holdings import Holdings
-from istmpi.cost.loads import expected_load, later_legs
+from istmpi.cost.loads import expect_load, later_legs
 from istmpi.cost.one_round import draw_route
 from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import Parameter, Pattern, narrow
@@ -139,7 +139,7 @@ def test_each_leg_is_expected_to_send_the_mean_over_its_draws(settings, wire):
         for leg in legs:
             totals[leg.name].append(leg_bytes(leg, ranks, network.lengths).sum())
     for leg in expected:
-        error = abs(np.mean(totals[leg.name]) - float(expected_load(leg, deal).sent))
+        error = abs(np.mean(totals[leg.name]) - float(expect_load(leg, deal).sent))
         assert error <= 4 * np.std(totals[leg.name]) / len(totals[leg.name]) ** 0.5, leg.name
 
 

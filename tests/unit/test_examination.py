@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from istmpi.config import Run
-from istmpi.config.methods import spec_of
+from istmpi.config.methods import find_method_spec
 from istmpi.config.sections import Train
 from istmpi.deploy.fitting import note_changed_source
 from istmpi.errors import ConfigError
@@ -175,8 +175,8 @@ def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widt
     network = ready("Attention", (5, 6), embed=8, heads=3, head_dim=4, hidden=6, depth=1)
     assert network.groups == ("heads", "head_dim", "embed", "hidden")
     assert network.default_groups == ("heads", "hidden")
-    assert spec_of("ist").groups(Run(), network) == network.default_groups
-    assert spec_of("ist").groups(Run().override({"method.partition": ["embed"]}), network) == ("embed",)
+    assert find_method_spec("ist").groups(Run(), network) == network.default_groups
+    assert find_method_spec("ist").groups(Run().override({"method.partition": ["embed"]}), network) == ("embed",)
     other = replace(network.table, residual={})
     difference = 'dealt: ["heads", "embed", "hidden"] or ["heads", "hidden"]'
     assert other.difference(network.table) == difference

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from istmpi.cli.run_options import changes
 from istmpi.config import Run
 from istmpi.engine.partition import Partition
-from istmpi.engine.shares import CHANGE, LEAD, LEAST, ROUNDS, Shares, equal, following
+from istmpi.engine.shares import CHANGE, LEAD, LEAST, ROUNDS, Shares, balance_shares, equal
 from istmpi.errors import ConfigError, DataError
 from istmpi.training.comparison import list_turns
 from istmpi.training.share_log import choose_shares
@@ -21,7 +21,7 @@ from istmpi.training.share_log import choose_shares
 def test_the_law_is_adaptrains():
     shares, seconds = (0.5, 0.3, 0.2), (4.0, 1.0, 2.0)
     wanted = [0.5 / 2, 0.3, 0.2 / sqrt(2)]
-    assert following(shares, seconds) == pytest.approx([one / sum(wanted) for one in wanted], rel=1e-5)
+    assert balance_shares(shares, seconds) == pytest.approx([one / sum(wanted) for one in wanted], rel=1e-5)
 
 
 def carried_out(speeds, cost, rounds=120):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from istmpi.cluster.survey import resized
+from istmpi.cluster.survey import with_lengths
 from istmpi.config import Run
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.errors import ConfigError
@@ -107,7 +107,7 @@ def test_an_evaluation_moves_weights_and_no_activations_of_convolutions(network,
     found, _ = network(name)
     widths = dict(zip(["channels1", "channels2", "channels3", "channels4"], [64, 128, 256, 512]))
     widths |= {"channels5": 512, "inner1": 64, "inner2": 128, "dense1": 4096, "dense2": 4096}
-    full = resized(found, {group: widths.get(group, length) for group, length in found.lengths.items()})
+    full = with_lengths(found, {group: widths.get(group, length) for group, length in found.lengths.items()})
     sizes = {key: 4 * parameter.size(full.lengths) for key, parameter in full.parameters.items()}
     passes = [1024] * 10 + [784]
     outputs = {one.module: 4 * one.outputs(full.lengths, sum(passes)) for one in full.operators}

@@ -333,7 +333,7 @@ def check(
     ``runs_code``: build users' networks.
     """
     from istmpi.cli.networks import describe_run
-    from istmpi.config.methods import spec_of
+    from istmpi.config.methods import find_method_spec
 
     parameters = _parse(verb, arguments)
     stop = parameters["stop_before_walltime"]
@@ -354,7 +354,7 @@ def check(
         planned.require_trainable(planned.run, ranks)
         return planned.run
     for name in compared:
-        spec_of(name, "--methods:")
+        find_method_spec(name, "--methods:")
         planned.require_trainable(planned.run.override({"method.name": name}), ranks)
     return planned.run
 

@@ -60,10 +60,10 @@ def command(
 
 def _require_subnet(run: Run, network: Architecture, communicator: Communicator) -> None:
     """Raise ConfigError if the first deal leaves this rank without units."""
-    from istmpi.config.methods import spec_of
+    from istmpi.config.methods import find_method_spec
     from istmpi.methods import limits
 
-    spec = spec_of(run.method.name)
+    spec = find_method_spec(run.method.name)
     limits.require_dealable(spec, run, network)
     deal = spec.deal(run, network, communicator.size, 0)
     limits.require_subnets(network, deal, [communicator.rank])
