@@ -164,7 +164,7 @@ def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, q
 
 
 def test_the_cluster_is_measured_at_the_shapes_of_a_users_network(comm, quick):
-    quick.setattr(measure, "timed", lambda communicator, work: work() or 1e-4)
+    quick.setattr(measure, "time_slowest", lambda communicator, work: work() or 1e-4)
     quick.setattr(measure, "MOST_ELEMENTS", 8 * 256 * 9)
     run = own_run(model__name=f"{networks.__file__}:Convolutional", model__channels=[16, 8], model__hidden=6)
     measured = measure.measure(run, build_network(run, open_dataset("digits"), comm), comm)
@@ -173,6 +173,6 @@ def test_the_cluster_is_measured_at_the_shapes_of_a_users_network(comm, quick):
 
 
 def test_products_that_seem_to_take_no_longer_when_they_are_larger_still_have_a_rate(comm, monkeypatch):
-    monkeypatch.setattr(measure, "timed", lambda communicator, work: 1e-5)
+    monkeypatch.setattr(measure, "time_slowest", lambda communicator, work: 1e-5)
     measured = measure.measure(small_run(model__hidden=[32, 32]), mlp_network(64, (32, 32), 10), comm)
     assert all(0 < rate < float("inf") for rate in measured.flops) and measured.product_seconds == 0
