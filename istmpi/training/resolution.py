@@ -4,10 +4,12 @@ Parameters whose shapes do not depend on the size keep their values and optimize
 size. Other parameters are initialised again.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from istmpi.checkpoint.initial import begin_as_constructed
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.batches import Batches, place
@@ -15,12 +17,14 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.images.split import require_sides, resize_images
 from istmpi.engine.axes import Parameter, Pattern
 from istmpi.engine.slots import Slot
-from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
 from istmpi.optim.course import Course
 from istmpi.training.epochs import list_rows
 from istmpi.training.network import build_network, plan_network
+
+if TYPE_CHECKING:
+    from istmpi.engine.store import ParameterStore
 
 
 @dataclass(frozen=True)
@@ -132,19 +136,18 @@ def carry_store(store: ParameterStore, network: Architecture, seed: int) -> Para
     Other parameters get their initial values. Slots of shared parameters are kept; other slots are
     zero.
     """
+    # Plans read this module, too, and need no torch.
+    from istmpi.engine.store import ParameterStore
+
     owners = store.owners
     new = find_new_parameters(store.parameters, owners.lengths, network)
-    # Their own store, so that `initialise` leaves the carried values alone.
     initial = ParameterStore(
         {name: network.parameters[name] for name in new},
         network.lengths,
         owners.ranks,
         store.rank,
     )
-    initial.initialise(seed)
-    begin_as_constructed(
-        network, initial, seed, [name for name in network.table.computed if name in new]
-    )
+    _initialise(initial, network, seed)
     next_store = ParameterStore({}, network.lengths, owners.ranks, store.rank)
     for name, parameter in network.parameters.items():
         source = store
@@ -162,6 +165,16 @@ def carry_store(store: ParameterStore, network: Architecture, seed: int) -> Para
     next_store.scale = store.scale
     next_store.fitted = store.fitted
     return next_store
+
+
+def _initialise(store: ParameterStore, network: Architecture, seed: int) -> None:
+    """Give the new parameters, which have a store of their own, their values at the start of a
+    run."""
+    from istmpi.checkpoint.initial import begin_as_constructed
+
+    store.initialise(seed)
+    computed = [name for name in network.table.computed if name in store.parameters]
+    begin_as_constructed(network, store, seed, computed)
 
 
 def find_new_parameters(
