@@ -22,8 +22,8 @@ def test_a_deal_that_differs_is_noticed_before_weights_are_scrambled(comm, monke
     before = whole(training)
     draw = Partition.draw
 
-    def other(lengths, groups, ranks, seed, round, *rest):
-        return draw(lengths, groups, ranks, seed + (comm.rank == comm.size - 1), round, *rest)
+    def other(seed, **facts):
+        return draw(seed=seed + (comm.rank == comm.size - 1), **facts)
 
     monkeypatch.setattr(Partition, "draw", staticmethod(other))
     with pytest.raises(IstmpiError, match=f"^rank {comm.size - 1}: the deal of round 1 differs"):
