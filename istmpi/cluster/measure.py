@@ -96,6 +96,7 @@ def time_slowest(communicator: Communicator, work: Callable[[], object]) -> floa
     once = _slowest(communicator, work, 1)
     if once > SECONDS:
         return once
+    # Several calls are timed together, because a barrier and a clock cost time, too.
     inner = min(max(int(TURN_SECONDS / once), 1), MOST_INNER)
     times: list[float] = []
     while sum(times) * inner < SECONDS and len(times) < MOST_REPETITIONS:
@@ -104,6 +105,7 @@ def time_slowest(communicator: Communicator, work: Callable[[], object]) -> floa
 
 
 def _slowest(communicator: Communicator, work: Callable[[], object], times: int) -> float:
+    # All ranks work at once, as in training: they share memory and network.
     communicator.barrier()
     start = time.perf_counter()
     for _ in range(times):
@@ -170,6 +172,7 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
     beyond: list[float] = []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
+        # Dealt units need packing; whole tensors need the mean.
         for groups in (network.groups, ()):
             held = Holdings(network.parameters, network.lengths, groups, communicator.size)
             loads = [pull(held), push(held)]

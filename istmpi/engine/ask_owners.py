@@ -28,6 +28,7 @@ def ask_owners(
     """
     rank = communicator.rank
     replies = {}
+    # One tensor at a time: an owner gets as many copies of its rows as there are ranks.
     for name, whole in on_host(tensors).items():
         parts = []
         for peer in range(communicator.size):

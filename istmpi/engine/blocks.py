@@ -49,7 +49,9 @@ class Block:
         ``holders``."""
         if not self.holders:
             return self.extent
+        # Position -1 is no rank: its count is left out.
         counts = [np.bincount(where + 1)[1:] for where in self.holders if where is not None]
+        # A rank above the last of an axis holds nothing there, hence no element.
         ranks = min(map(len, counts))
         alike = reduce(np.multiply, (count[:ranks] for count in counts)).sum()
         free = prod(
@@ -221,6 +223,7 @@ def _gather(values: np.ndarray, index: Index, out: np.ndarray) -> None:
     rest: list[slice | np.ndarray] = [slice(None)] * len(index)
     for other, positions in fancy[1:]:
         rest[other] = positions
+    # Some rows at a time, so that the temporary copy stays small.
     step = max(_TEMPORARY_BYTES * values.shape[axis] // values.nbytes, 1)
     for start in range(0, len(where), step):
         chunk = (slice(None),) * axis + (slice(start, start + step),)

@@ -44,6 +44,7 @@ def receive_buffers(
     fits."""
     for name, parameter in parameters.items():
         shape = part_shape(deal, parameter, rank)
+        # Parts of later rounds mostly have the same shapes.
         if name not in buffers or buffers[name].shape != shape:
             buffers[name] = torch.empty(shape, dtype=getattr(torch, parameter.dtype))
     return {name: buffers[name] for name in parameters}
@@ -106,6 +107,7 @@ class EarlyExchange:
         self._work.put(self._pull)
 
     def leave(self, trained: Tensors) -> None:
+        """Send the weights as they are now; local steps may change them afterwards."""
         for name, values in self._leaving.items():
             values.copy_(trained[name])
         # The push changes owners' rows: after a rollback a flush must restore them.

@@ -83,44 +83,47 @@ class TopK:
 
     @property
     def kept(self) -> list[int]:
-        return [
-            -(-self.top * min(CHUNK, size - start) // CHUNK)
-            for size in self.sizes
-            for start in range(0, size, CHUNK)
-        ]
+        """The number of sent values of each chunk."""
+        counts = []
+        for size in self.sizes:
+            for start in range(0, size, CHUNK):
+                # A shorter last chunk sends the same fraction of its values, rounded up.
+                counts.append(-(-self.top * min(CHUNK, size - start) // CHUNK))
+        return counts
 
     def encode(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        places, values = zip(*(chosen for tensor in tensors for chosen in self._chosen(tensor)))
-        sent = _pack_places(torch.cat([each.reshape(-1) for each in places]))
-        codes, levels = zip(*map(_in_two_bits, values))
-        packed = _pack_codes(torch.cat([each.reshape(-1) for each in codes]))
-        return torch.cat([sent, packed, torch.cat(levels).view(torch.uint8).view(-1)])
+        """Return a message: places, codes and levels of the sent values."""
+        places: list[torch.Tensor] = []
+        codes: list[torch.Tensor] = []
+        levels: list[torch.Tensor] = []
+        for tensor in tensors:
+            for places_in_chunk, values in self._chosen(tensor):
+                codes_of_values, levels_of_chunk = _in_two_bits(values)
+                places.append(places_in_chunk.reshape(-1))
+                codes.append(codes_of_values.reshape(-1))
+                levels.append(levels_of_chunk)
+        packed_places = _pack_places(torch.cat(places))
+        packed_codes = _pack_codes(torch.cat(codes))
+        packed_levels = torch.cat(levels).view(torch.uint8).view(-1)
+        return torch.cat([packed_places, packed_codes, packed_levels])
 
     def decode(self, packed: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the places of the sent values in the concatenation of all flat tensors, and the
         values."""
         kept = torch.tensor(self.kept)
-        firsts = accumulate(self.sizes, initial=0)
-        starts = [
-            first + start
-            for first, size in zip(firsts, self.sizes)
-            for start in range(0, size, CHUNK)
-        ]
+        starts: list[int] = []
+        for first, size in zip(accumulate(self.sizes, initial=0), self.sizes):
+            starts += range(first, first + size, CHUNK)
         entries = top_k_entries(self.top, self.sizes)
-        split = -(-3 * entries // 2)
-        places = _unpack_places(packed[:split], entries) + torch.tensor(starts).repeat_interleave(
-            kept
-        )
-        middle = split - (-entries // 4)
-        codes = (packed[split:middle, None] >> _BITS & 3).view(-1)[:entries]
-        levels = (
-            packed[middle:]
-            .clone()
-            .view(torch.bfloat16)
-            .view(-1, 2)
-            .to(dtype)
-            .repeat_interleave(kept, 0)
-        )
+        # A place takes 12 bits, a code 2.
+        end_of_places = -(-3 * entries // 2)
+        end_of_codes = end_of_places - (-entries // 4)
+        places = _unpack_places(packed[:end_of_places], entries)
+        places = places + torch.tensor(starts).repeat_interleave(kept)
+        codes = (packed[end_of_places:end_of_codes, None] >> _BITS & 3).view(-1)[:entries]
+        # A copy, because the bytes of bfloat16 must begin at an even address.
+        levels = packed[end_of_codes:].clone().view(torch.bfloat16).view(-1, 2)
+        levels = levels.to(dtype).repeat_interleave(kept, 0)
         magnitudes = torch.where(codes & 1 > 0, levels[:, 1], levels[:, 0])
         return places, torch.where(codes & 2 > 0, -magnitudes, magnitudes)
 

@@ -134,6 +134,7 @@ class Route:
                 shared=False,
             )
         moving = {name: parameter for name, parameter in parameters.items() if name not in present}
+        # Ranks keep what they get in the first round, so its rounding would stay with them.
         exact = self.wire == "float32" or (round == 0 and (self.stays or bool(self.common)))
         plain = {
             name: parameter for name, parameter in moving.items() if exact or self.is_common(name)
@@ -211,6 +212,7 @@ class Route:
         leaving: list[Leg] = []
         if self.leaves_early(round):
             leaving += self.into(moved, round + 1, self.deal(round), common)
+        # Before this round, ranks train alone.
         if round >= self.since:
             exchange = self.exchange or Route.out_of
             leaving += exchange(self, moved, round)
@@ -249,8 +251,10 @@ class Route:
         return strip_slot(name) in self.common
 
     def _wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:
+        """Return the form of a leg's values; None if they are sent unchanged."""
         if self.wire == "float32":
             return None
+        # Each leg of each round rounds with random numbers of its own.
         return Wire(self.wire, rng.key(self.seed, "wire", leg, round), settles)
 
 

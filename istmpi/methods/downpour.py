@@ -34,9 +34,8 @@ class Downpour(ReplicatedMethod):
     def begin(self, number: int) -> None:
         super().begin(number)
         self._arriving = {name: values.clone() for name, values in self._changed.items()}
-        self._mean = MeanOverRanks(
-            {n: v.nbytes for n, v in self._arriving.items()}, self.job.communicator
-        )
+        nbytes = {name: values.nbytes for name, values in self._arriving.items()}
+        self._mean = MeanOverRanks(nbytes, self.job.communicator)
         for name, values in self._arriving.items():
             self._mean.add(name, values)
         self._mean.begin()
@@ -51,6 +50,7 @@ class Downpour(ReplicatedMethod):
             weights.copy_(server + self._changed[name])
 
     def rollback(self) -> None:
+        # It is under way on all ranks, and must end before its buffers are used again.
         self._mean.finish()
         super().rollback()
 

@@ -52,11 +52,7 @@ def require_usable(
     require_state(spec, phase)
     require_dealable(spec, phase, network)
     require_classes(run.train, data.task, data.outputs, name)
-    if spec.learns_from_others and TASKS[data.task].probabilities is None:
-        raise ConfigError(
-            f"method.name = {name!r} needs predictions of classes, but this is {data.task}. "
-            "Use another method."
-        )
+    _require_predictions(spec, data.task)
     for count in examples:
         if spec.in_passes and network.batch_norms:
             _require_last_batch(run, name, count)
@@ -69,6 +65,15 @@ def require_usable(
             "here. Leave shares out, or use ist."
         )
     require_subnets(network, spec.deal(phase, network, ranks, 0, shares), members)
+
+
+def _require_predictions(spec: MethodSpec, task: str) -> None:
+    """Raise ConfigError if ranks learn from each other's predictions, and the task has none."""
+    if spec.learns_from_others and TASKS[task].probabilities is None:
+        raise ConfigError(
+            f"method.name = {spec.name!r} needs predictions of classes, but this is {task}. "
+            "Use another method."
+        )
 
 
 def _require_last_batch(run: Run, method: str, examples: int) -> None:

@@ -92,12 +92,13 @@ class StreamingDiLoCo(ReplicatedMethod):
         communicator = self.job.communicator
         self._asked |= self.job.stop.asked()
         with self.job.clock("all-reduce"):
+            # It travels with the fragment, so that all ranks know the result at the same step.
             vote = communicator.start_allreduce_max(self._asked)
             self.subnet.settle()
-            parts = [
-                (self.subnet.tensors[name] - self._common[name]).float().view(-1)
-                for name in departure.names
-            ]
+            parts = []
+            for name in departure.names:
+                change = self.subnet.tensors[name] - self._common[name]
+                parts.append(change.float().view(-1))
             mean = EncodedMean(torch.cat(parts).cpu(), Float4(), communicator)
             self._under_way = _UnderWay(departure, mean, vote)
 
@@ -121,5 +122,6 @@ class StreamingDiLoCo(ReplicatedMethod):
             if velocity in self._common:
                 stepped[velocity] = self._common[velocity].clone()
             step.step(stepped)
+            # New tensors, because a rollback needs the old ones.
             self._common |= stepped
             self.subnet.tensors[name].copy_(torch.lerp(mean, self.subnet.tensors[name], mix))
