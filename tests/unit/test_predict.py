@@ -20,6 +20,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.cli.main import _command
 from istmpi.comm import world
 from istmpi.data import KINDS
+from istmpi.data.decoder import Block
 from istmpi.data.dense.split import build_material
 from istmpi.data.kind import Kind
 from istmpi.data.prepare import prepare
@@ -189,7 +190,7 @@ def test_a_kind_of_data_is_what_it_declares(tmp_path, istmpi_command, monkeypatc
 
     def examples(path, request):
         x, y = rows_of(path.read_text(), request.reading["key"])
-        yield None, x, [*map(str, y)]
+        yield Block(None, x, [*map(str, y)])
 
     key = "key", "KEY", "key of the numbers."
     made = Kind("made", "lines", read, (key,), (".made",), ("FILE.made", "more lines"), examples)
