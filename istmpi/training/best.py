@@ -10,7 +10,6 @@ from typing import Any
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
-from istmpi.training.resolution import require_one_size_for_best
 
 
 class Best:
@@ -39,7 +38,11 @@ class Best:
                 f"{reason} needs a validation split, and {data.source} has none. "
                 "Hold examples out: --set data.validation=0.1."
             )
-        require_one_size_for_best(run)
+        if run.checkpoint.best:
+            # It imports torch, which a plan on a login node must not need.
+            from istmpi.training.resolution import require_one_size_for_best
+
+            require_one_size_for_best(run)
         if not run.watches_validation:
             return None
         return Best(data.scoring.higher_is_better, run.train.patience)
