@@ -79,8 +79,8 @@ class Distributed:
     _in_rounds = False
     _left: Round | None = None
     """The round in which the program left its loop, until the next call of the job."""
-    _fate = ""
-    """A sentence about this round's weights, until it is reported."""
+    _is_noted = True
+    """True if this round is reported."""
     _record: RunRecord | None = None
     _folder: RunFolder | None = None
 
@@ -236,14 +236,14 @@ class Distributed:
         if self._in_rounds and self._round:
             self._in_rounds = False
             self._left = self._round
-            self._fate = self._round.leave()
+            self._is_noted = False
 
     def _note_if_left(self) -> None:
         """Report once that the program left the loop before its last round."""
         self._leave_loop()  # a loop that the script still holds
-        if self._fate:
-            self.note(f"{self._fate} End a loop early with job.end().")
-        self._fate = ""
+        if self._left and not self._is_noted:
+            self._is_noted = True
+            self.note(f"{self._left.fate} End a loop early with job.end().")
 
     def _discard_left_round(self) -> None:
         """Discard the round in which the program left the loop, if any. Collective.
@@ -294,7 +294,7 @@ class Distributed:
         Raises ConfigError inside a round or for an unusable score, DivergedError if a score is not
         finite.
         """
-        if self._round and self._round.under_way:
+        if self._in_rounds and self._round and self._round.under_way:
             raise ConfigError(
                 "evaluate is called inside a round. Call it after `for batch in round.take(...)`."
             )

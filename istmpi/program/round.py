@@ -39,8 +39,6 @@ class Round:
         self._attempt: Generator[int, None, bool] = training.attempt()
         self._over = False
         self._committed = False
-        self._discarded = False
-        """True if the program left the round, whose weights must still be discarded."""
         self._parts = 1
         """The number of batches of a local step."""
         self._losses: list[torch.Tensor] = []
@@ -230,26 +228,22 @@ class Round:
             )
         return self._committed
 
-    def leave(self) -> str:
-        """End the round because the program left its loop; return a sentence about its weights.
-
-        `discard` restores the weights of a round whose local steps are not all done.
-        """
-        self._discarded = not self._over
-        self._over = True
+    @property
+    def fate(self) -> str:
+        """A sentence about this round if the program has left the loop."""
         place = f"the program left its loop in round {self.number}"
-        if self._discarded:
-            return f"{place}: this round is discarded."
-        return (
-            f"{place}, after its last local step: the job keeps the round's weights, but no file "
-            "has them."
-        )
+        if self._committed:
+            return (
+                f"{place}, after its last local step: the job keeps the round's weights, but no "
+                "file has them."
+            )
+        return f"{place}: this round is discarded."
 
     def discard(self) -> None:
-        """Restore the weights from before the round, if the program left it before its last local
-        step. Collective."""
-        if self._discarded:
-            self._discarded = False
+        """Restore the weights from before the round, unless all its local steps are done.
+        Collective."""
+        if not self._over:
+            self._over = True
             # The attempt holds the clock's phases, which must end before the rollback.
             self._attempt.close()
             self._method.rollback()
