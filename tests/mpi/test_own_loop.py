@@ -202,23 +202,23 @@ def test_steps_without_a_note_have_no_loss_and_one_note(comm, shared_tmp):
 
 
 @pytest.fixture
-def given(comm, shared_tmp):
+def saved_towers(comm, shared_tmp):
     """Two towers whose weights are in weights.pt."""
     module = networks.TwoTowers(5)
     on_root(comm, lambda: torch.save(module.state_dict(), shared_tmp / "weights.pt"))
     return module
 
 
-def test_it_begins_with_given_weights(comm, shared_tmp, given):
+def test_it_begins_with_given_weights(comm, shared_tmp, saved_towers):
     job = loops.make_towers(comm, init=str(shared_tmp / "weights.pt"), lr=1e-12, scale="none")
     for round in loops.begin_rounds(job, 1, shared_tmp / "run"):
         loops.take_steps(round)
     state = job.state_dict()
-    for name, values in given.state_dict().items() if comm.rank == 0 else ():
+    for name, values in saved_towers.state_dict().items() if comm.rank == 0 else ():
         assert torch.allclose(state[name], values.double(), atol=1e-9)
 
 
-def test_a_second_loop_goes_on_from_the_first(comm, shared_tmp, given):
+def test_a_second_loop_goes_on_from_the_first(comm, shared_tmp, saved_towers):
     """Not from the weights that the first one began with."""
     job, seen = loops.make_towers(comm, init=str(shared_tmp / "weights.pt"), lr=0.01), []
     for rounds in (1, 2):
