@@ -22,6 +22,7 @@ def class_list(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     names = tuple(name.strip() for name in text.split(","))
+    # A comma too many gives an empty name, and shifts the numbers of all classes behind it.
     if len(names) < 2 or not all(names) or len({*names}) < len(names):
         raise ConfigError(
             f"--classes {printable(text)[:200]}: give at least two different names, separated by "
@@ -51,11 +52,11 @@ def require_trained(
 ) -> None:
     """Raise DataError if a split has a label that no training example has."""
     unknown = [label for label in labels if label not in trained]
+    # A network cannot predict a class that it never saw, and its score would hide that.
     if unknown:
         names = ", ".join(map(printable, sorted(trained)[:4])) + ", ..." * (len(trained) > 4)
         raise DataError(
             f"{source}: no training example has the {split} label {printable(str(unknown[0]))}; "
-            "training has "
-            f"{names}. Write labels alike in all splits, remove such examples, or list all "
-            "--classes."
+            f"training has {names}. Write labels alike in all splits, remove such examples, or "
+            "list all --classes."
         )
