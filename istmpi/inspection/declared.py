@@ -71,6 +71,7 @@ def _require_growth(
     pattern says."""
     name, number = place
     growing = {width for width, axes in moving.items() if place in axes}
+    # A width is on exactly those axes that grow with it.
     differing = growing ^ axis.names
     if differing:
         width = min(differing)

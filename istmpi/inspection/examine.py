@@ -83,6 +83,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     first = _contents(_tensors(module))
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
     evaluation = _evaluate(network, module, norms)
+    # After the pass in evaluation: one in training may change buffers, which is then refused.
     trained, stochastic = _train(network, module, evaluation.exits)
     _require_equal_buffers(network, module, first, second)
     operators = trace(network, inferred.widths, inferred.blocks, trained)
@@ -253,12 +254,14 @@ def _train(network: UserNetwork, module: nn.Module, exits: int) -> tuple[Recorde
     """
     before = _contents(module.named_buffers())
     recorder, outputs, draws = record(network, module, True)
+    # Training would fail in its first step, with an error of torch that names no cause.
     if not outputs.requires_grad:
         raise network.refused(
             "its outputs have no gradient with respect to any parameter. Remove "
             "torch.no_grad, detach and argmax from its forward."
         )
     in_training = network.count_outputs(outputs)
+    # A loss has a weight for each of these outputs.
     if in_training != exits:
         plural = "s" if in_training > 1 else ""
         raise network.refused(
@@ -358,5 +361,6 @@ def _initial(
     fan = fans.get(name) or fans.get(name.replace("bias", "weight"))
     if fan:
         return fan**-0.5, 0.0
+    # A constructor may draw in its own way, of which mean and deviation are kept.
     values = parameter.detach().double()
     return float(3**0.5 * values.std(correction=0)), float(values.mean())

@@ -171,6 +171,7 @@ def _double(
         wider = _shapes(network, {width.name: 2 * width.length})
     except ConfigError as error:
         return f"its double is refused ({error})"
+    # An integer that counts layers makes new parameters, and moves no axis.
     if wider.keys() != shapes.keys():
         return COUNTS
     growths: dict[Place, Growth] = {}
@@ -278,6 +279,7 @@ def _choose_nesting(
     """Choose a finding for each width so that the widths on every axis nest. Widths that are not
     spanned come first."""
     chosen: dict[str, Finding] = {}
+    # A width that is not spanned is proved more strongly, so it chooses first.
     for name in sorted(candidates, key=lambda name: candidates[name][0].spanned):
         crossed = [_crossing([*chosen.values(), finding], shapes) for finding in candidates[name]]
         if "" in crossed:

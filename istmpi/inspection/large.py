@@ -45,6 +45,7 @@ def _with_few_units(network: UserNetwork) -> Table:
     for name, entry in table.parameters.items():
         shape = Pattern.parse(entry.axes).shape(groups)
         full_shape = tuple(parameters[name].shape) if name in parameters else ()
+        # An effect of a width that few units do not show must not go unnoticed.
         if full_shape != shape:
             raise network.refused(
                 f"LARGE = True, but {name} has the shape {full_shape}, but {shape} is inferred "

@@ -204,6 +204,7 @@ def grow_structures(
                 parts_of[total] = growths
     structures: dict[Structure, None] = {}
     for growths in joined:
+        # A part of a concatenation may itself be one, or be cut anew.
         for depth in (DEEPEST, 0):
             structure = itertools.chain(*(_expand(part, parts_of, depth) for part in growths))
             structures[tuple(structure)] = None
@@ -258,6 +259,7 @@ def find_structures(
             candidates.append(tuple(factor * part for part in structure))
             if 1 < factor <= REPEATED:
                 candidates.append(structure * factor)
+    # Units before or behind all others, as a concatenation that was not seen would lay them.
     if growth.rest and (guess or not candidates):
         candidates += [_parts(growth), _parts(growth)[::-1]]
     return list(dict.fromkeys(candidates))

@@ -81,6 +81,7 @@ class Trial:
         with seeded():  # the answer must not depend on the random numbers of this call
             state = torch.get_rng_state()
             outputs = self._run(self._values)
+            # Without draws one run is enough.
             if torch.equal(state, torch.get_rng_state()):
                 if not alike(outputs, self._expected):
                     raise ConfigError(f"{changes}: it keeps state, or draws random numbers")
@@ -187,6 +188,7 @@ class Trial:
         not count.
         """
         for place, order in reading.items():
+            # An axis of exactly the units has a single order, which needs no proof.
             if self._length(place) > self.units and not self._matters(place, order):
                 if not sure or self._depends_on([place]):
                     return place[0]
@@ -232,6 +234,8 @@ class Trial:
         for name, parameter in narrow.named_parameters():
             if parameter.shape != values[name].shape:
                 return True
+        # The narrow network gets the first units, and the other network zeros in place of the
+        # rest.
         set_values(narrow, values)
         return not alike(self._network.forward(narrow, *self._x), self._run(silent))
 

@@ -115,6 +115,7 @@ class Recorder(Watching):
         self._known.begin(self.network)
         with _unfused(self.network), self._calls.entered(), self:
             yield
+        # A record outlives its pass, and must not keep the memory of activations.
         self._known.clear()
         self._alive.clear()
 
@@ -218,9 +219,11 @@ class Recorder(Watching):
         """Return the axis of the parameter ``name`` that is the axis ``dimension`` of its ``view``,
         or None."""
         parameter = self._parameters.get(name)
+        # Only a view of the whole weight has the weight's axes.
         if parameter is None or view.numel() != parameter.numel():
             return None
         steps = [prod(parameter.shape[axis + 1 :]) for axis in range(parameter.ndim)]
+        # A view keeps the steps of its parameter, also if it is transposed or divided.
         largest = max((step for step in steps if step <= view.stride(dimension)), default=None)
         axes = [axis for axis, step in enumerate(steps) if step == largest]
         # An axis of length 1 has the same step as the next axis.

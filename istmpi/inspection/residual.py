@@ -79,6 +79,7 @@ def _residual(
     blocks = {path: built.get_submodule(path) for path in paths}
     try:
         for path, block in blocks.items():
+            # A block that is called twice, or whose weights others use, cannot be left out alone.
             if len(calls[path]) != 1 or _shares_parameters(built, path):
                 continue
             call = calls[path][0]

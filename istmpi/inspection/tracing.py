@@ -199,6 +199,7 @@ def trace(
         if family.complete:
             sizes = _find_sizes(family, place, recorded.sizes, lengths)
         if sizes is None:
+            # The plan is then exact for the full network alone, and says so.
             inexact.append(recorded.module)
             sizes = _full_sizes(recorded)
         text, examples = sizes
@@ -279,6 +280,7 @@ def _find_sizes(
             size_in_full += number * prod(full[name] for name in names)
         if size_in_full != expected_size:
             return None
+        # All summands of a size grow with the examples, or none does.
         powers = {names.count("") for _, names in terms}
         if len(powers) > 1:
             return None

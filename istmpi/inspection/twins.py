@@ -123,6 +123,7 @@ class Twins:
         full = _built(self._network, lengths).to(self._expected.dtype)
         values = copy_units(table, self._values, widths, self.lengths, copies)
         for name, parameter in full.named_parameters():
+            # An integer may have an effect on shapes at some lengths alone.
             if parameter.shape != values[name].shape:
                 raise ConfigError(f"{name} has another shape with {copies} times the units")
         set_values(full, values)

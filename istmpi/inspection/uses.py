@@ -156,6 +156,7 @@ def _find_groups(network: UserNetwork, family: Family, patterns: Mapping[str, Pa
         means = _find_means(seen, names, groups, declared)
         averaged[number] = means
         groups.append(tuple(name for name in names if name not in means))
+        # No factor can be given for a length that cannot be written down.
         if groups[-1] and not is_known:
             unreadable.add(number)
         if number in joined and joined[number] is None:

@@ -55,6 +55,7 @@ class Edges:
     def convolve(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:
         """Return ``D^-1/2 (A + I) D^-1/2 h``, the convolution of Kipf and Welling. ``spare``: ``h``
         is overwritten."""
+        # Each node is also its own neighbour.
         root = (self.degrees + 1).to(h.dtype).rsqrt()[:, None]
         h = h.mul_(root) if spare else h * root
         return self.total(h).add_(h).mul_(root)

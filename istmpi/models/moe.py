@@ -49,11 +49,7 @@ class MoE(Transformer):
         tied: bool = True,
         dropout: float = 0.0,
     ):
-        if not experts or top < 1:
-            raise ValueError(
-                f"experts = {list(experts)} needs at least one number, and top = {top} must be at "
-                "least 1"
-            )
+        _require_experts(experts, top)
         super().__init__(
             shape,
             outputs,
@@ -72,6 +68,14 @@ class MoE(Transformer):
             layer.feed_forward = Experts(embed, of_layer(experts, number), hidden, top, balance, z)
 
 
+def _require_experts(experts: tuple[int, ...], top: int) -> None:
+    if not experts or top < 1:
+        raise ValueError(
+            f"experts = {list(experts)} needs at least one number, and top = {top} must be at "
+            "least 1"
+        )
+
+
 class Experts(nn.Module):
     """A mean over each token's best ``top`` experts on this rank, weighted by a softmax of their
     scores."""
@@ -87,6 +91,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, hidden, embed))
         for weight in (self.gate, self.up, self.down):
             bound = weight.shape[1] ** -0.5
+            # As nn.Linear draws the weight of one expert.
             nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, x):

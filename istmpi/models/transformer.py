@@ -78,6 +78,7 @@ class Transformer(nn.Module):
         if self.positions is not None:
             x = x + self.positions(places)
         for number, layer in enumerate(self.layers):
+            # The first call makes an entry for each layer.
             if cache is not None and len(cache) == number:
                 cache.append(None)
             x = layer(x, places, cache, number)

@@ -240,6 +240,7 @@ def _facts_by_other_names(
     of_data = {"outputs": outputs, "channels": channels}
     facts = {}
     for argument, fact in ALSO_FILLED_IN.items():
+        # A run may set such an argument itself.
         if argument not in settings and of_data[fact]:
             facts[argument] = of_data[fact]
     return facts
@@ -248,6 +249,7 @@ def _facts_by_other_names(
 def _require_known_settings(
     name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> None:
+    # In a run file both would be model.scale.
     for taken in {"scale", "init"} & defaults.keys():
         raise ConfigError(
             f"{name}: its argument {taken} has the name of istmpi's setting model.{taken}. "

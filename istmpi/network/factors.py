@@ -53,6 +53,7 @@ def multiply(
         if name in layers:
             # Found here, for torch.compile would look at the layer in each pass.
             axis = -1 - len(getattr(module, "kernel_size", ()))
+            # The input, and not the result, because a bias is not multiplied.
             hook = partial(multiply_input, layers[name], axis)
             module.register_forward_pre_hook(hook, with_kwargs=True)
         if name in ends:

@@ -34,6 +34,7 @@ def segment_factors(
 ) -> list[tuple[Any, int]]:
     """Return the factor and the length of each segment; ``factor(groups)`` is that of a product
     over some groups."""
+    # The usual case: one number, without a vector of equal ones.
     if len(axis.segments) == 1:
         return [(factor(tuple(groups)), axis.length(lengths))]
     pairs = []

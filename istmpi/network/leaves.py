@@ -267,6 +267,7 @@ def without_values() -> Iterator[None]:
     # PyTorch's type of the hook has no result, but its documentation does.
     handle = register_module_parameter_registration_hook(register)  # type: ignore[arg-type]
     try:
+        # Constructors fill their parameters, which have no memory here.
         with _Unfilled():
             yield
     finally:

@@ -69,6 +69,7 @@ class Linear(nn.Linear):
         weight = self.weight
         gradient = weight.grad
         begin = gradient is None
+        # zero_grad(set_to_none=True) drops the gradient, but not its memory.
         if gradient is None:
             if self._memory is None:
                 self._memory = torch.empty_like(weight)
@@ -160,6 +161,7 @@ class LabelBlocks(Linear):
 
     def take_step(self, rows: slice, of_products: torch.Tensor, x: torch.Tensor) -> None:
         """Take the step of plain SGD for the rows of a block."""
+        # Without the gradient of all labels, which may be larger than memory.
         block = self.weight.data[rows]
         rate = self.rate or 0.0
         torch.addmm(block, of_products.T, x, beta=1 - rate * self.decay, alpha=-rate, out=block)

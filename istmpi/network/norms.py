@@ -70,6 +70,7 @@ class _OfAnotherClass(Calibrated):
     @moments.setter
     def moments(self, moments: Moments | None) -> None:
         self.running_mean, self.running_var = moments or (None, None)
+        # Without it the layer normalises by the batch also in evaluation.
         self.track_running_stats = moments is not None
 
 

@@ -29,6 +29,7 @@ def run_examples(
         module.to(torch.float64).eval()
         with suppress(ConfigError):
             return run_short(network, network.examples(count, torch.float64), run)
+    # Some networks have constants of one type.
     module.to(torch.get_default_dtype()).eval()
     return run_short(network, network.examples(count, torch.get_default_dtype()), run)
 

@@ -279,10 +279,10 @@ class Scaled(Calls):
         if call.operand == OUTPUT:
             outputs = func(*args, **kwargs)
             if call.function == "logsumexp":
-                return outputs + log(factor)
+                return outputs + log(factor)  # its terms are exponentials
             return outputs * factor**call.power
         scaled = multiply_along(operands[0], factor, call.axis)
-        if call.operand >= len(args):
+        if call.operand >= len(args):  # it was given by its name
             return func(*args, **{**kwargs, "input": scaled})
         changed = [*args]
         if call.function == "einsum" and isinstance(args[1], list | tuple):

@@ -105,6 +105,7 @@ def _read_source(kind: type, module: ModuleType) -> Source:
     if not files:
         return Source()
     first, *others = files
+    # The first file by its content alone, so that a renamed file has the same hash.
     digest = hashlib.sha256(first.read_bytes())
     for name, file in sorted((files[file], file) for file in others):
         digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())

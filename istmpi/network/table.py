@@ -243,6 +243,7 @@ class Table:
         preferred = tuple(group for group in groups if group in self.preferred)
         if preferred:
             return preferred
+        # Blocks are dealt out only if nothing else can be: a rank then lacks whole layers.
         widths = tuple(group for group in groups if group not in self.blocks) or groups
         beside = tuple(group for group in widths if group not in self.residual) or widths
         inner = self._inner_groups(beside)

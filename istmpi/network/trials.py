@@ -41,6 +41,7 @@ def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
     if not expected.numel():
         return True
     largest = float(expected.abs().max())
+    # Relative to the largest output, because single outputs may cancel to nearly 0.
     tolerance = TOLERANCE.get(expected.dtype, COARSE)
     return bool((values - expected).abs().max() <= tolerance * max(largest, 1e-30))
 
