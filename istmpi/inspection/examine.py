@@ -21,7 +21,7 @@ from istmpi.inspection.recording import Recorder
 from istmpi.inspection.tracing import record, trace
 from istmpi.inspection.uses import find_sums
 from istmpi.network.joined import groups_on
-from istmpi.network.norms import Calibrated, built
+from istmpi.network.norms import Calibrated, build_module
 from istmpi.network.running import require_trainable
 from istmpi.network.scaling import identify_storage
 from istmpi.network.table import (
@@ -74,12 +74,12 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
     """Return a network's table, and what was found about its widths. Raises ConfigError if the
     network cannot be trained."""
     # Two builds with other random numbers show which values the constructor draws.
-    again = built(network, seed=1)
+    again = build_module(network, seed=1)
     require_trainable(network, again)
     second = _contents(_tensors(again))
     inferred = infer(network, again)
     del again  # so that both need not fit into memory
-    module = built(network, seed=0)
+    module = build_module(network, seed=0)
     first = _contents(_tensors(module))
     norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, Calibrated)}
     evaluation = _evaluate(network, module, norms)

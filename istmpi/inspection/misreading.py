@@ -8,7 +8,7 @@ import torch
 
 from istmpi.errors import ConfigError
 from istmpi.inspection.proof import Reading, permute_units
-from istmpi.network.norms import built
+from istmpi.network.norms import build_module
 from istmpi.network.running import run_examples, run_short
 from istmpi.network.trials import Watching, alike, random_values, seeded, set_values
 from istmpi.network.user import UserNetwork
@@ -54,7 +54,7 @@ class _FullNetwork:
     """A network with all its units and random values, and a permutation of each width's units."""
 
     def __init__(self, network: UserNetwork, readings: Mapping[str, Reading]):
-        self.module = built(network).float()
+        self.module = build_module(network).float()
         self._network = network
         self._readings = readings
         generator = torch.Generator().manual_seed(0)

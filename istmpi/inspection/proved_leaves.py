@@ -10,7 +10,7 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.inspection.tracing import EXAMPLES
 from istmpi.network.leaves import Elsewhere, find_leaves, list_candidates, prepare, without_values
-from istmpi.network.norms import built
+from istmpi.network.norms import build_module
 from istmpi.network.running import run_short
 from istmpi.network.trials import few, one_thread, seeded
 from istmpi.network.user import UserNetwork
@@ -31,7 +31,7 @@ def prove_leaves(
     """
     for tried in (few(lengths), lengths):
         with suppress(ConfigError), one_thread():
-            module = full if full and tried == lengths else built(network, tried)
+            module = full if full and tried == lengths else build_module(network, tried)
             return _prove(network, tried, module.eval())
     return {}
 
@@ -74,7 +74,7 @@ def _run_with_leaves(
         elsewhere.update(names)
     try:
         with without_values():
-            module = built(network, lengths).eval()
+            module = build_module(network, lengths).eval()
         for name, parameter in prepare(module, elsewhere).items():
             parameter.data = values[name]
         for leaf in find_leaves(module, leaves).values():

@@ -19,7 +19,7 @@ from torch import nn
 from istmpi.engine.axes import Factor, Pattern, product
 from istmpi.errors import ConfigError
 from istmpi.inspection.recording import Record, Recorder
-from istmpi.network.norms import built
+from istmpi.network.norms import build_module
 from istmpi.network.table import Blocks, Operator, find_unit, inside
 from istmpi.network.trials import few, one_thread, seeded
 from istmpi.network.user import UserNetwork
@@ -88,7 +88,7 @@ def _record_as(
     """Return a network's records at some lengths; None if its operations differ from ``full``."""
     try:
         if module is None:
-            module = built(network, lengths)
+            module = build_module(network, lengths)
         recorder, _, _ = record(network, module, full.training, examples)
     except ConfigError:
         return None
@@ -188,7 +188,7 @@ def trace(
     the network cannot be run.
     """
     if full is None:
-        full, _, _ = record(network, built(network), True)
+        full, _, _ = record(network, build_module(network), True)
     family = Family.record(network, lengths, full)
     calls: Counter[Operator] = Counter()
     normalised = []

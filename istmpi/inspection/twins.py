@@ -14,7 +14,7 @@ from torch import nn
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
-from istmpi.network.norms import Calibrated, built
+from istmpi.network.norms import Calibrated, build_module
 from istmpi.network.running import run_examples
 from istmpi.network.table import Table, split_power
 from istmpi.network.trials import Watching, alike, random_values, seeded, set_values
@@ -39,7 +39,7 @@ class Twins:
     def __init__(self, network: UserNetwork, lengths: Mapping[str, int]):
         self.lengths = dict(lengths)
         self._network = network
-        narrow = _built(network, lengths)
+        narrow = _build(network, lengths)
         drawn = random_values(narrow, torch.Generator().manual_seed(0))
         best = _Best()
 
@@ -79,7 +79,7 @@ class Twins:
     def _compute_again(self, seed: int) -> torch.Tensor:
         """Return the outputs of a build with another seed, and with the same parameters and
         buffers."""
-        again = _built(self._network, self.lengths, seed=seed).to(self._expected.dtype)
+        again = _build(self._network, self.lengths, seed=seed).to(self._expected.dtype)
         set_values(again, self._values)
         for name, buffer in again.named_buffers():
             if name in self._buffers and buffer.shape == self._buffers[name].shape:
@@ -120,7 +120,7 @@ class Twins:
         lengths = dict(self.lengths)
         for width in widths:
             lengths[width] *= copies
-        full = _built(self._network, lengths).to(self._expected.dtype)
+        full = _build(self._network, lengths).to(self._expected.dtype)
         values = copy_units(table, self._values, widths, self.lengths, copies)
         for name, parameter in full.named_parameters():
             # An integer may have an effect on shapes at some lengths alone.
@@ -200,8 +200,8 @@ def copy_units(
     return copied
 
 
-def _built(network: UserNetwork, lengths: Mapping[str, int], seed: int = 0) -> nn.Module:
-    module = built(network, lengths, seed=seed).eval()
+def _build(network: UserNetwork, lengths: Mapping[str, int], seed: int = 0) -> nn.Module:
+    module = build_module(network, lengths, seed=seed).eval()
     for layer in module.modules():
         if isinstance(layer, Calibrated):
             # A factor before a batch normalisation shows against its epsilon alone.

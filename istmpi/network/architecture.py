@@ -177,10 +177,10 @@ class Architecture:
         identity.
         """
         from istmpi.network.absent import Absent, put
-        from istmpi.network.norms import built
+        from istmpi.network.norms import build_module
 
         widths = {name: lengths[name] for name in self.groups if name not in self.blocks}
-        network = built(self.code, widths, device=device)
+        network = build_module(self.code, widths, device=device)
         for block in self._absent(lengths):
             module = network.get_submodule(block.path)
             for parameter in module.parameters():
@@ -250,12 +250,10 @@ class Architecture:
         return absent
 
     def _without_absent(self, entries: Mapping[str, Any], lengths: Lengths) -> dict[str, Any]:
-        absent = self._absent(lengths)
-        return {
-            name: entry
-            for name, entry in entries.items()
-            if not any(block.has(name) for block in absent)
-        }
+        left = dict(entries)
+        for block in self._absent(lengths):
+            left = {name: entry for name, entry in left.items() if not block.has(name)}
+        return left
 
     def multiply(
         self, network: nn.Module, lengths: Lengths, factor: Callable[[tuple[str, ...]], Any]

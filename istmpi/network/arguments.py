@@ -216,7 +216,7 @@ def _require_fitting_inputs(name: str, task: str) -> None:
 
 
 def _replace_facts(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of an own task's data, which settings may give; unknown ones are left out."""
+    """Return the facts of an own task's data, which settings may give, without unknown ones."""
     replaced = {}
     for fact, value in facts.items():
         if value or fact in settings:

@@ -106,7 +106,7 @@ def _change_class(module: Any, kind: type[Calibrated]) -> None:
     module.moments = None
 
 
-def built(
+def build_module(
     network: UserNetwork,
     lengths: Mapping[str, int] | None = None,
     seed: int = 0,

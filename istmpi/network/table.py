@@ -127,7 +127,8 @@ class Use:
     """The groups whose units are added up, repeated if they are several factors of the axis. Means
     are left out.
 
-    An entry such as ``hidden^0.5`` has another power of the group's share than 1 (`split_power`)."""
+    An entry such as ``hidden^0.5`` has another power of the group's share than 1 (`split_power`).
+    """
 
     @property
     def place(self) -> tuple[str, str, str, str]:

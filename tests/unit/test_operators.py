@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from istmpi.inspection.inference import infer
 from istmpi.inspection.tracing import trace
 from istmpi.network.arguments import user_network
-from istmpi.network.norms import built
+from istmpi.network.norms import build_module
 from istmpi.network.trials import one_thread
 
 FILE, LAYERED = Path(networks.__file__), Path(layered_networks.__file__)
@@ -76,7 +76,7 @@ def predicted(operators, lengths, batch=BATCH):
 
 def counted(own, lengths, batch=BATCH):
     """The same by torch's counter, which knows no fused attention and no fused recurrent layers of the CPU's."""
-    network = built(own, lengths).train()
+    network = build_module(own, lengths).train()
     (x,) = own.examples(batch, torch.float32)
     torch.backends.mkldnn.enabled = False
     try:

@@ -13,7 +13,7 @@ from istmpi.inspection.tracing import trace
 from istmpi.models import architecture
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
-from istmpi.network.norms import built
+from istmpi.network.norms import build_module
 from istmpi.network.table import flops
 from istmpi.network.trials import one_thread
 from istmpi.outputs import join_outputs
@@ -68,7 +68,7 @@ def test_its_flops_are_those_that_pytorch_counts(network, name):
     found, own = network(name)
     for part in (1, 2):
         lengths = {group: -(-length // part) for group, length in found.lengths.items() if group not in found.blocks}
-        module, (x,) = built(own, lengths).train(), own.examples(4, torch.float32)
+        module, (x,) = build_module(own, lengths).train(), own.examples(4, torch.float32)
         with FlopCounterMode(display=False) as counter:
             join_outputs(module(x)).square().mean().backward()
         assert 4 * flops(found.operators, lengths) <= counter.get_total_flops()
