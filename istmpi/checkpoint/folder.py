@@ -140,6 +140,7 @@ def _find_position(path: Path) -> tuple[float, float]:
 def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
     """Remove all checkpoints except the last ``keep`` of ``valid``; if ``valid`` has fewer, remove
     nothing."""
+    # Files of an earlier job may be the only valid ones.
     if len(valid) < keep:
         return
     for path in list_checkpoints(folder):

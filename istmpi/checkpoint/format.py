@@ -218,6 +218,7 @@ def create(
         dataset = _allocate(file, piece)
         if piece.axes is not None:
             set_attribute(dataset, "axes", piece.axes)
+        # A dataset without values has no place in the file.
         offsets[piece.path] = dataset.id.get_offset() or 0
     if checksums:
         guards = [piece.path for piece in pieces if piece.path.startswith(CHECKSUMS)]
@@ -271,9 +272,11 @@ def require_storable(header: Header, pieces: Iterable[Piece]) -> None:
 
 def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    # Ranks write rows at fixed offsets, without HDF5.
     settings.set_layout(h5py.h5d.CONTIGUOUS)
     settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    # Files of equal contents have equal bytes.
     settings.set_obj_track_times(False)
     group, _, name = piece.path.rpartition("/")
     space = h5py.h5s.create_simple(piece.shape)

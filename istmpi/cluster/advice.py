@@ -124,6 +124,7 @@ def _best_choices(scenario: Scenario, most_ranks: int) -> dict[str, Choice]:
 
 def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
     every = (1,) if find_method(method).sends_every_step else LOCAL_STEPS
+    # The fewest steps at which transfers are cheap: more steps train less like one process.
     for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)
         time = round_time(choice.cost, scenario.cluster)

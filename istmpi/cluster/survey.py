@@ -42,6 +42,7 @@ class Scenario:
         """Return the seconds of an epoch in one process as fast as the fastest rank."""
         plain = self.run.override({"method.name": "local-sgd", "method.shares": None})
         plain_cost = cost(plain, self.architecture, 1)
+        # A speed-up over a slow rank would say too much.
         cluster = replace(self.cluster, flops=(max(self.cluster.flops),))
         examples = float(plain_cost.local_steps * plain_cost.examples_per_step)
         return self.examples / examples * round_time(plain_cost, cluster).compute

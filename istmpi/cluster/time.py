@@ -61,6 +61,7 @@ def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
     for load in cost.loads:
         during_backward = cost.spec.sends_every_step and load.link == ALLREDUCE
         hidden_steps = load.steps_behind + BACKWARD_SHARE * during_backward
+        # On one host, the all-reduce and the backward pass share cores.
         slower = CROWDED if during_backward and not cluster.beside else 1.0
         link = cluster.links[load.link]
         fixed = load.messages * link.latency

@@ -96,6 +96,7 @@ def round_loads(route: Route, parameters: Parameters, deal: ExpectedDeal) -> lis
     for leg in later_legs(route, parameters):
         load = expect_load(leg, deal)
         if leg.name == MEAN:
+            # `later_legs` has a mean in every round.
             load = load.once_in(route.every)
         if not leg.during:
             waited.append(load)
