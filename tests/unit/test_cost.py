@@ -13,7 +13,7 @@ from replaying import RECORD, run_of
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from istmpi.cli.networks import described
+from istmpi.cli.networks import describe_run
 from istmpi.cluster.survey import FIGURE_2
 from istmpi.config import Run
 from istmpi.config.methods import METHODS
@@ -342,12 +342,12 @@ def test_they_are_the_recorded_bytes(case, tmp_path):
     """Those that test_replay.py has counted."""
     run = run_of(MLP[case], 3, tmp_path)
     recorded = json.loads(RECORD.read_text())["runs"]["3 ranks"][case]["bytes"]
-    assert run_bytes(run, described(run, None).architecture, 3) == recorded
+    assert run_bytes(run, describe_run(run, None).architecture, 3) == recorded
 
 
 def test_a_dry_run_says_them(istmpi_command):
     words = ("train", "--dry-run", "--ranks", "3", "--rounds", "7", "--redeal", "0.3")
     planned = json.loads(istmpi_command(*words, "--json")[1])
     run = Run.load("digits").override({"train.rounds": 7, "method.redeal": 0.3})
-    assert planned["sent_bytes"] == run_bytes(run, described(run, None).architecture, 3)
+    assert planned["sent_bytes"] == run_bytes(run, describe_run(run, None).architecture, 3)
     assert f"{planned['sent_bytes']:,} bytes sent by all ranks" in istmpi_command(*words)[1].replace("\n", " ")
