@@ -94,7 +94,7 @@ def test_the_end_of_the_document_ends_it_and_what_is_not_finite_is_refused():
 
 @given(st.one_of(st.binary(), st.text().map(str.encode)))
 def test_bytes_are_told_as_the_text_that_they_are(content):
-    tokens = [byte for byte in content if byte != Bytes.end]
+    tokens = [byte for byte in content if byte != Bytes().end]
     assert "".join(texts(tokens, Bytes())) == bytes(tokens).decode("utf-8", "replace")
     assert list(texts("aé".encode(), Bytes())) == ["a", "", "é", ""], "a character is told once it is complete"
 
@@ -114,7 +114,7 @@ def test_prompts(tmp_path):
     prompt.write_bytes(b"ab\n")
     assert read_prompt(str(prompt), Bytes()) == [97, 98, 10]
     prompt.write_bytes(b"")
-    assert read_prompt(str(prompt), Bytes()) == [Bytes.end]
+    assert read_prompt(str(prompt), Bytes()) == [Bytes().end]
     prompt.write_bytes(b"a\0b")
     with pytest.raises(DataError, match="prompt.txt cannot be continued: it has a byte 0"):
         read_prompt(str(prompt), Bytes())
