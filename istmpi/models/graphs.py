@@ -53,7 +53,9 @@ class GCN(nn.Module):
             else:
                 # Only features may be few enough for a sparse product.
                 h = drop(h, self.dropout) if number == 0 else self.dropout(h)
-                h = edges.convolve(multiply(product, h), spare=True)
+                # Two steps, so that the layer's input is freed before the convolution.
+                h = multiply(product, h)
+                h = edges.convolve(h, spare=True)
             h = self.biases[number](h)
             if number < len(self.norms):
                 h = functional.relu_(self.norms[number](h))
