@@ -73,13 +73,8 @@ class Tokenizer(ABC):
 class Bytes(Tokenizer):
     """A tokenizer of bytes. Byte 0 is the end token, so no document may contain it."""
 
-    @property
-    def vocabulary(self) -> int:
-        return 256
-
-    @property
-    def end(self) -> int:
-        return 0
+    vocabulary = 256
+    end = 0
 
     def read_tokens(self, pieces: Iterable[bytes]) -> Iterator[np.ndarray]:
         for piece in pieces:
