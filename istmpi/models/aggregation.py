@@ -79,8 +79,9 @@ class Edges:
         own_weights = (own_scores - largest).exp()
         weights = (scores - largest[rows]).exp()
         total = own_weights.index_add(0, rows, weights)
-        weighted = weights[:, :, None] * values[columns]
-        summed = (own_weights[:, :, None] * values).index_add(0, rows, weighted)
+        summed = (own_weights[:, :, None] * values).index_add(
+            0, rows, weights[:, :, None] * values[columns]
+        )
         return summed / total[:, :, None]
 
 

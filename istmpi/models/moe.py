@@ -125,8 +125,8 @@ class Experts(nn.Module):
         x = tokens[order // self.top]
         gate = functional.grouped_mm(x, self.gate, offs=ends)
         up = functional.grouped_mm(x, self.up, offs=ends)
-        down = functional.grouped_mm(functional.silu(gate) * up, self.down, offs=ends)
-        outputs = down[order.argsort()].view(*chosen.shape, -1)
+        outputs = functional.grouped_mm(functional.silu(gate) * up, self.down, offs=ends)
+        outputs = outputs[order.argsort()].view(*chosen.shape, -1)
         return (outputs * best.softmax(-1)[..., None]).sum(1)
 
     def _mix_all(self, tokens, scores, best, chosen):
