@@ -41,6 +41,8 @@ CHECKSUMS = "checksums/"
 CHANGED = "its attributes or its list of datasets have changed since saving"
 
 _CHUNK = 2**24
+LONGEST_REASON = 300
+"""The most characters of an error's text in a message."""
 
 File = h5py.File
 Read = Callable[[int], None]
@@ -75,7 +77,8 @@ def name_damage(path: Path, cure: str = "") -> Iterator[None]:
     except (IstmpiError, MemoryError):
         raise
     except Exception as error:
-        damage = f"damaged ({reason(error)})"
+        # The error may name a whole array that is in the place of a word.
+        damage = f"damaged ({reason(error)[:LONGEST_REASON]})"
         if "truncated" in str(error):  # HDF5's word for a file that is too short
             damage = "truncated"
         raise DataError(f"{path} is {damage}{cure}.") from error
