@@ -201,15 +201,15 @@ def _hanging(kind: str, rank: int, round: int) -> None:
     if mine and kind == "loop":
         Method.forward = looping
     if mine and kind == "disk":
-        fill = writers._fill
+        write = writers.direct
 
         def waiting(*arguments):
             steps[0] += 1
             while steps[0] >= CHECKPOINT:
                 time.sleep(SECONDS_TO_START)
-            fill(*arguments)
+            write(*arguments)
 
-        writers._fill = waiting
+        writers.WRITERS["direct"] = waiting
 
 
 if __name__ == "__main__":
