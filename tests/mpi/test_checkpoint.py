@@ -18,7 +18,7 @@ from istmpi.checkpoint.writers import WRITERS
 from istmpi.config import Run
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import OutputError
-from istmpi.hdf5 import CREATION
+from istmpi.hdf5 import CREATION, LOCKING
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
@@ -39,7 +39,7 @@ def test_the_file_has_the_whole_network_of_all_ranks(comm, shared_tmp, monkeypat
     path = shared_tmp / "network.h5"
     save(training, path, writer, calibrated=True)
     expected = whole(training)
-    with h5py.File(path) as file:
+    with h5py.File(path, locking=LOCKING) as file:
         assert file.attrs["format"].decode() == "istmpi-checkpoint" and file.attrs["version"] == 2
         assert file.attrs["ranks"] == comm.size and file.attrs["round"] == training.run.train.rounds
         assert file["model/hidden2.linear.weight"].attrs["axes"].decode() == "hidden2 hidden1"
@@ -76,7 +76,7 @@ def test_every_type_arrives_bit_for_bit_and_reads_as_a_number(comm, shared_tmp, 
     path = shared_tmp / "values.h5"
     header = Training(small_run(), comm).state()[0]
     commit(path, header, [piece], writer, comm)
-    with h5py.File(path) as file:
+    with h5py.File(path, locking=LOCKING) as file:
         stored = file["model/values"]
         assert stored.dtype == {"bfloat16": np.float32}.get(dtype, np.dtype(dtype if dtype != "bfloat16" else "f4"))
         np.testing.assert_array_equal(stored[...].astype(np.float64), values.double().numpy())

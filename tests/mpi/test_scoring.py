@@ -12,6 +12,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import DataError
+from istmpi.hdf5 import LOCKING
 
 
 def saved(comm, folder, calibrated=True, name="network.h5", **settings):
@@ -116,7 +117,7 @@ def test_data_that_do_not_fit_are_refused_on_every_rank(comm, shared_tmp, arrays
 def test_a_damaged_checkpoint_is_refused_on_every_rank(comm, shared_tmp):
     path, _ = saved(comm, shared_tmp, train__rounds=1)
     if comm.rank == 0:
-        with h5py.File(path) as file:
+        with h5py.File(path, locking=LOCKING) as file:
             at = file["model/hidden2.linear.weight"].id.get_offset()
         content = bytearray(path.read_bytes())
         content[at + 3] ^= 1

@@ -18,7 +18,7 @@ from istmpi.comm.stopping import StopSign
 from istmpi.data.sources import open_dataset, open_for_training
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import StoppedError
-from istmpi.hdf5 import CREATION
+from istmpi.hdf5 import CREATION, LOCKING
 from istmpi.training.run import run_training
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
@@ -163,7 +163,7 @@ def test_a_run_that_stops_again_and_again_has_the_scores_of_the_whole_one(comm, 
 
 def saved(path):
     """The round and every array of a network's file."""
-    with h5py.File(path) as file:
+    with h5py.File(path, locking=LOCKING) as file:
         arrays = {"round": file.attrs["round"]}
         file["model"].visititems(
             lambda name, item: arrays.update({name: item[...]}) if hasattr(item, "shape") else None
