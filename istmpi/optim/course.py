@@ -36,19 +36,21 @@ class Course:
         """
         plan = Fraction(ceil(epochs * most_examples[0] / in_a_round))
         begin = 0
-        at = Fraction(0)
-        passes = Fraction(0)
-        knots = [(begin, at)]
+        # Fractions are exact: a rounding error could add a round.
+        plan_done = Fraction(0)
+        epochs_done = Fraction(0)
+        knots = [(begin, plan_done)]
         for end in sorted(most_examples)[1:]:
-            left = _rounds_left(epochs - passes, in_a_round, most_examples[begin])
-            done = end - begin
+            rounds_left = _rounds_left(epochs - epochs_done, in_a_round, most_examples[begin])
+            rounds_done = end - begin
             # Rounds beyond the end are those of a run that later got fewer epochs.
-            at += (plan - at) * Fraction(min(done, left), max(left, 1))
-            passes += Fraction(done * in_a_round, most_examples[begin])
-            knots.append((end, at))
+            share_done = Fraction(min(rounds_done, rounds_left), max(rounds_left, 1))
+            plan_done += (plan - plan_done) * share_done
+            epochs_done += Fraction(rounds_done * in_a_round, most_examples[begin])
+            knots.append((end, plan_done))
             begin = end
-        left = _rounds_left(epochs - passes, in_a_round, most_examples[begin])
-        knots.append((begin + left, plan))
+        rounds_left = _rounds_left(epochs - epochs_done, in_a_round, most_examples[begin])
+        knots.append((begin + rounds_left, plan))
         return Course(tuple(knots))
 
     @property
@@ -77,17 +79,22 @@ class Course:
         """Return the first number of rounds after which ``planned`` rounds of the plan are done."""
         if not self.changed:
             return planned
-        for (first, at), (last, end) in zip(self.knots, self.knots[1:]):
-            if planned <= end and end > at:
-                return first + ceil((planned - at) * (last - first) / (end - at))
+        for (first, plan_before), (last, plan_after) in zip(self.knots, self.knots[1:]):
+            # A stretch in which the plan does not advance reaches no round of it.
+            if planned <= plan_after and plan_after > plan_before:
+                rounds_a_planned_round = (last - first) / (plan_after - plan_before)
+                return first + ceil((planned - plan_before) * rounds_a_planned_round)
         return self.rounds
 
     def _planned_at(self, done: Fraction) -> Fraction:
-        for (first, at), (last, end) in zip(self.knots, self.knots[1:]):
+        """Return how many rounds of the plan are done after ``done`` rounds of the run."""
+        for (first, plan_before), (last, plan_after) in zip(self.knots, self.knots[1:]):
             if done < last:
-                return at + (end - at) * (done - first) / (last - first)
+                share = (done - first) / (last - first)
+                return plan_before + (plan_after - plan_before) * share
         return Fraction(self.planned)
 
 
 def _rounds_left(epochs: Fraction, in_a_round: int, examples: int) -> int:
+    """Return the rounds of ``epochs`` passes over ``examples``, the last one perhaps in part."""
     return ceil(max(epochs, Fraction(0)) * examples / in_a_round)

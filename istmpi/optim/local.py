@@ -77,6 +77,7 @@ class SGD(_Local, torch.optim.SGD):
 
 
 class Adam(_Local, torch.optim.Adam):
+    # PyTorch's function. As a method, it would get the optimizer as its first argument.
     rule: Callable[..., None] = staticmethod(adam)
 
     def _update(self, parameters: list[Tensor], gradients: list[Tensor], group: Group) -> None:
@@ -87,7 +88,7 @@ class Adam(_Local, torch.optim.Adam):
             gradients,
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],
+            [],  # the largest averages, which only amsgrad reads
             [state["step"] for state in states],
             has_complex=any(values.is_complex() for values in parameters),
             foreach=group["foreach"],
@@ -105,6 +106,7 @@ class Adam(_Local, torch.optim.Adam):
 
     def _find_state(self, parameter: Tensor) -> dict[str, Tensor]:
         state = self.state[parameter]
+        # A subnet's optimizer may have got the state that travels with its weights.
         if not state:
             state["step"] = torch.tensor(0.0)
             state["exp_avg"] = torch.zeros_like(parameter)

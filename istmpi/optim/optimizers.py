@@ -29,6 +29,7 @@ def choose_optimizer(settings: OptimizerSettings) -> OptimizerSpec:
     if settings.name == PROGRAM:
         state = settings.state or ()
         slots = tuple(name for name in state if name != "step")
+        # The operations are an estimate: the step, and a moving average for each slot.
         return OptimizerSpec(PROGRAM, slots, slots != settings.state, 2 + 4 * len(slots), _refuse)
     if settings.name == "sgd":
         return _choose_sgd(settings)

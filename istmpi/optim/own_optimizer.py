@@ -33,6 +33,7 @@ class OwnOptimizer:
         schedule: Callable[[Any], Any] | None,
     ):
         _require_function("optimizer", make)
+        # Without a schedule there is nothing more to check, so ``make`` is checked twice.
         _require_function("schedule", schedule or make)
         _require_groups(groups)
         self._make = make
@@ -45,9 +46,11 @@ class OwnOptimizer:
         self.scores_known = True
         """False if a run is resumed without the scores of its earlier rounds."""
         self._pilot: _Pilot | None = None
+        """Runs the schedule; None until the first subnet gives it parameters' names."""
 
     @property
     def rates(self) -> dict[str, float]:
+        """The optimizer's default lr and weight_decay, without those that are 0."""
         defaults = self._make([nn.Parameter(torch.zeros(1))]).defaults
         rates = {name: float(defaults.get(name) or 0.0) for name in ("lr", "weight_decay")}
         return {name: rate for name, rate in rates.items() if rate > 0}
@@ -111,6 +114,7 @@ class OwnOptimizer:
             matching = (
                 number for number, pattern in enumerate(self._groups) if fnmatchcase(name, pattern)
             )
+            # The last group, -1, has no pattern.
             groups[next(matching, -1)]["params"].append(parameter)
         return groups
 
@@ -166,6 +170,7 @@ class _Pilot:
         self._optimizer = optimizer
         self._scores = scores
         self._first = [{**group} for group in optimizer.param_groups]
+        """The groups before the schedule changed them, to begin it anew."""
         self._create = schedule
         self._begin()
 
@@ -194,6 +199,7 @@ class _Pilot:
             return self._optimizer.param_groups
         scores: list[float] = []
         if self.follows_scores:
+            # A score counts from the local step that follows it.
             scores = [score for first, score in self._scores.items() if first <= step]
         # A schedule cannot step back: a dropped round, or another score, begins it anew.
         if step < self._step or scores[: len(self._seen)] != self._seen:
@@ -216,6 +222,7 @@ class _Pilot:
 
     def _step_to(self, step: int, scores: list[float]) -> None:
         if self.follows_scores:
+            # ReduceLROnPlateau steps once for a score, not for a local step.
             for score in scores[len(self._seen) :]:
                 self._schedule.step(score)
             return

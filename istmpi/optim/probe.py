@@ -26,6 +26,7 @@ def probe(name: str, make: Make) -> OptimizerSpec:
     """
     trial = _Trial(name, make)
     slots, counts_steps, problem = _classify(trial.states[0][0], SHAPES[0])
+    # An estimate: the step, and a moving average for each slot.
     flops = 2 + 4 * len(slots)
     if (slots or counts_steps) and not problem:
         kept = OptimizerSpec(name, slots, counts_steps, flops, make)
@@ -70,6 +71,7 @@ class _Trial:
         if not all(map(torch.equal, values, self.values[number])):
             return False
         return all(
+            # Rounds move the slots' memory, so an optimizer must not replace it.
             optimizer.state[parameter][slot].data_ptr() == tensor.data_ptr()
             for parameter, tensors in zip(parameters, slots, strict=True)
             for slot, tensor in tensors.items()

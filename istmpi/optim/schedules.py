@@ -42,6 +42,7 @@ def _fall(
     from 1 to 0."""
 
     def rate(settings: OptimizerSettings, step: float, steps: int) -> float:
+        # The fall may have no steps, so it counts as one at least.
         part = max(step - since(settings, steps), 0) / max(steps - since(settings, steps), 1)
         return settings.least_lr + (settings.lr - settings.least_lr) * shape(part)
 
@@ -72,6 +73,7 @@ def _describe_step(settings: OptimizerSettings, steps: int) -> str:
 
 
 def _one_cycle(settings: OptimizerSettings, step: float, steps: int) -> float:
+    # As in PyTorch's OneCycleLR, which counts its steps from 0.
     top = RISE * steps - 1
     high = settings.lr
     if step > top:
@@ -135,6 +137,7 @@ def describe(settings: OptimizerSettings, steps: int) -> str:
 def require_effective(settings: OptimizerSettings) -> None:
     for name in {"least_lr", *_STEPS} - {*SCHEDULES[settings.schedule].reads}:
         value = getattr(settings, name)
+        # The class has the default, so another value was set on purpose.
         if value != getattr(type(settings), name):
             raise ConfigError(
                 f"optimizer.{name} = {shown(value)} has no effect with schedule = "

@@ -28,6 +28,7 @@ def find_bags(network: nn.Module) -> Iterator[nn.EmbeddingBag]:
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     for module in network.modules():
         if (
+            # `max_norm` changes rows when they are read; a shared weight has other gradients, too.
             isinstance(module, nn.EmbeddingBag)
             and module.max_norm is None
             and owners[id(module.weight)] == 1
@@ -85,6 +86,7 @@ class SparseRows:
             weight.grad = None
             if self._moves:
                 self._settle(key, rows)
+                # The step below is a usual one for these rows, so it is not postponed.
                 self._settled[key][rows.cpu()] = self._steps + 1
             if self._decay:
                 change = change.add(weight[rows], alpha=self._decay)
@@ -100,6 +102,7 @@ class SparseRows:
                     [self._decay, self._momentum],
                 ]
             )
+            # This step follows those that rows wait for; the identity is for rows settled now.
             self._maps = np.concatenate([postponed @ self._maps, np.eye(2)[np.newaxis]])
             self._steps += 1
 
@@ -126,8 +129,11 @@ class SparseRows:
         before = weight[rows]
         after = before * postponed[:, 0, 0, None]
         if momentum is not None:
-            speed = momentum[rows]
-            after += speed * postponed[:, 0, 1, None]
-            momentum[rows] = before * postponed[:, 1, 0, None] + speed * postponed[:, 1, 1, None]
+            momentum_before = momentum[rows]
+            after += momentum_before * postponed[:, 0, 1, None]
+            # The second row of a map gives the momentum.
+            from_weight = before * postponed[:, 1, 0, None]
+            from_momentum = momentum_before * postponed[:, 1, 1, None]
+            momentum[rows] = from_weight + from_momentum
         weight[rows] = after
         self._settled[key][rows.cpu()] = self._steps

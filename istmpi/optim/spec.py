@@ -70,6 +70,7 @@ class OptimizerSpec:
 
     def state(self, slots: Mapping[str, "torch.Tensor"], steps: int) -> dict[str, Any]:
         """Return a parameter's entry in the optimizer's state after ``steps`` steps."""
+        # Plans on a login node read a spec, but no state, and must not import torch.
         import torch
 
         if self.counts_steps:

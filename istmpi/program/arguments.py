@@ -54,6 +54,7 @@ def in_python() -> Iterator[None]:
         text = str(error)
         for option, argument in IN_PYTHON.items():
             text = re.sub(option, argument, text)
+        # The error keeps its class and traceback; only its words change.
         error.args = (text,)
         raise
 
@@ -97,6 +98,7 @@ def _pair_keywords() -> Iterator[tuple[str, str]]:
         for name in PARTS.get(section) or find_types(find_types(Run)[section]):
             if name in ("name", "state"):
                 continue
+            # A name of two sections is clear only with its section before it.
             if len(_sections_with(name)) < 2:
                 yield name, f"{section}.{name}"
             yield f"{section}_{name}", f"{section}.{name}"
@@ -108,6 +110,7 @@ def read_inputs(example: Any) -> tuple[Any, ...]:
     inputs: tuple[Any, ...] = (example,)
     if isinstance(example, Mapping):
         inputs = (Named(example),)
+    # A named tuple is a single input; only a plain tuple has several.
     elif type(example) is tuple:
         inputs = example
     if any(tensor.is_meta for tensor in list_tensors(inputs)):
@@ -141,6 +144,7 @@ def build_run(
     base = {
         "model.name": class_name(network),
         **model,
+        # Not a path: it marks a program's run, whose data are in the program.
         "data.source": "{rank}",
         "name": network.__name__,
         "train.batch": batch,
@@ -150,6 +154,7 @@ def build_run(
     require_read(run, [key.partition(".")[2] for key in chosen if key.startswith("method.")])
     if isinstance(optimizer, OwnOptimizer):
         if find_method_spec(run.method.name, "method.name =").keeps_optimizer(run):
+            # Raises ConfigError if the state cannot be kept from round to round.
             optimizer.spec.keep_slots()
     if run.model.scale == "fitted":
         raise ConfigError(
@@ -164,6 +169,7 @@ def _require_class(network: object, arguments: Mapping[str, Any]) -> None:
             f"the network is an instance of {type(network).__name__}. Give the class, and a dict "
             "of the constructor's arguments."
         )
+    # In a run, arguments and these settings are in one section.
     for argument in ("name", "dtype", "scale", "init"):
         if argument in arguments:
             raise ConfigError(
@@ -261,6 +267,7 @@ def describe_data(
         splits={"train": rows, "test": rows},
         task=OWN,
         shape=tuple(next(list_tensors(inputs)).shape[1:]),
+        # Only the program knows its outputs and classes.
         outputs=0,
         classes=None,
         source=name,

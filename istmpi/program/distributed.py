@@ -75,7 +75,7 @@ class Distributed:
     """True once a parameter had a gradient."""
     summary: Summary | None = None
     """The summary of the last loop over rounds; None if no round was left to train."""
-    _round: Round | None = None
+    _round: Round | None = None  # None outside a loop over rounds
     _in_rounds = False
     _left: Round | None = None
     """The round in which the program left its loop, until the next call of the job."""
@@ -146,7 +146,6 @@ class Distributed:
         run = self.run.override(
             {"train.rounds": rounds, "output.folder": str(folder)}, "Distributed"
         )
-
         if watch is None and self.communicator.rank == 0:
             watch = Printing()
         begin = partial(self._begin, run)
@@ -303,6 +302,7 @@ class Distributed:
         require_kind("same_loader", same_loader, bool)
         self._together("evaluate")
         means = self._scoring.average(score, loader, calibrate, same_loader)
+        # A single score has an empty key: it gets its name here, and is returned as a number.
         named = {key or name: mean for key, mean in means.items()}
         recorded_score = self._scores.keep(named, self._scoring.examples, higher_is_better)
         if self.summary and self._record:
@@ -340,7 +340,7 @@ class Distributed:
         store = training.store
         values: dict[str, np.ndarray] = {}
         for name in training.architecture.parameters:
-            whole = store.whole(name, self.communicator)
+            whole = store.whole(name, self.communicator)  # every rank sends its rows
             if self.communicator.rank == 0:
                 values[name] = whole.numpy()
         with self.communicator.agreed():

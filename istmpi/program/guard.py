@@ -12,8 +12,8 @@ from istmpi.errors import ConfigError
 from istmpi.trees import list_tensors
 
 WATCHED = 2**24
-"""Buffers of fewer bytes, and frozen parameters, are checked: a loop that changes them gets a
-ConfigError."""
+"""Buffers of fewer bytes than this, and frozen parameters, are checked: a loop that changes them
+gets a ConfigError."""
 
 
 def require_on(
@@ -79,6 +79,7 @@ class Contents:
         """Return a sentence, without a stop, about a replaced parameter or a changed buffer; empty
         if there is none."""
         for name, parameter in self._module.named_parameters():
+            # Optimizers write in place, so another address means another tensor.
             if self._places.get(name) != parameter.data_ptr():
                 return (
                     f"parameter {name} of round.module was replaced. Change its values in place, "

@@ -56,6 +56,7 @@ def draws_at_random(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
     if not is_map_style(loader) or not loader.batch_size:
         return False
     sampler = loader.sampler
+    # A subclass may draw in a way of its own.
     if type(sampler) is RandomSampler:
         dataset: Any = loader.dataset
         return not sampler.replacement and sampler.num_samples == len(dataset)
@@ -94,6 +95,7 @@ def share_batches(loader: Iterable[Any], rank: int, ranks: int, seed: int) -> It
     """
     if is_map_style(loader) and loader.batch_sampler:
         split = Collated.from_loader(loader)
+        # A batch's key has its number in the loader, so it is the same whichever rank reads it.
         for number, rows in enumerate(_draw_rows(loader, seed)[rank::ranks]):
             yield split.read_collated(
                 np.asarray(rows), rng.key(seed, "items", rank + number * ranks)
@@ -120,7 +122,7 @@ def _draw_rows(loader: DataLoader[Any], seed: int) -> list[Any]:
 
 
 def _read_all(loader: Iterable[Any], seed: int) -> Iterator[Any]:
-    end = object()
+    end = object()  # a loader may yield None
     batches: Iterator[Any] | None = None
     for number in count():
         with control_random_numbers() as draw:  # an order at random is the same on all ranks

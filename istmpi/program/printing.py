@@ -32,6 +32,7 @@ class Printing(Watch):
 
     def progressed(self, progress: Progress) -> None:
         if progress.round % self._every == 0 or progress.score:
+            # A loop that takes its steps by hand may not note a loss.
             loss = "no loss" if isnan(progress.loss) else f"loss {progress.loss:.4g}"
             self.noticed(f"round {progress.round}: {loss}{_scores(progress)}")
 

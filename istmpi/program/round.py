@@ -37,6 +37,7 @@ class Round:
         self._job = job
         self._method = training.method
         self._attempt: Generator[int, None, bool] = training.attempt()
+        """Yields the number of each local step; returns True if all ranks completed the round."""
         self._over = False
         self._committed = False
         self._parts = 1
@@ -109,6 +110,7 @@ class Round:
         self._parts = accumulate
         for _ in self.steps():
             for part in range(accumulate):
+                # Numbers count through the run, so a resumed run takes the batches that come next.
                 batch = stream.at(
                     self._step * accumulate + part, self._place_in_pass(stream), ahead
                 )
@@ -122,6 +124,10 @@ class Round:
             )
 
     def _place_in_pass(self, stream: Stream) -> tuple[int, int] | None:
+        """Return the current step's pass over this rank's examples, and the batch's number in it.
+
+        None if the method does not count in passes.
+        """
         batches = self._method.job.batches
         if not self._method.spec.in_passes:
             return None
@@ -136,6 +142,7 @@ class Round:
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each local step, from 0; the loop's body must take it."""
+        # A second loop would take its steps out of the first one's.
         if self._in_steps:
             raise self._error(
                 "round.take is called inside a loop over its local steps. Take a batch of a second "
@@ -175,6 +182,7 @@ class Round:
         if self._parts > 1:
             self._losses.append(value)
             value = reduce(torch.add, self._losses) / self._parts
+            # Gradients of the parts add up, so each part counts as its share of the mean.
             loss = loss / self._parts
         is_last = len(self._losses) % self._parts == 0
         # The method sends gradients during the backward pass once they are complete.
@@ -185,6 +193,7 @@ class Round:
             return
         if scaler:
             self.average_gradients()
+            # After the mean over ranks, all ranks find the same overflows and skip the same steps.
             scaler.unscale_(self.optimizer)
             scaler.step(self.optimizer)  # skips a step whose gradients are not finite
             scaler.update()
@@ -219,6 +228,7 @@ class Round:
         steps are left."""
         if not self._over:
             raise self._error(
+                # `_taken` adds 1 if the loop took the current step and asked for no other.
                 f"the loop ended after {self._local_step + self._taken} of {self.local_steps} "
                 "local steps. Take all of them, like the other ranks"
             )
@@ -320,14 +330,14 @@ class Round:
         self._job.has_gradients = True
 
     def _require_loss(self, loss: Any) -> None:
-        words = ""
+        kind = ""
         if not isinstance(loss, torch.Tensor):
-            words = type(loss).__name__
+            kind = type(loss).__name__
         elif loss.numel() != 1:
-            words = str(tuple(loss.shape))
-        if words:
+            kind = str(tuple(loss.shape))
+        if kind:
             raise self._error(
-                f"the loss is {words}; it must be a tensor of one number. Take the mean over the "
+                f"the loss is {kind}; it must be a tensor of one number. Take the mean over the "
                 "batch"
             )
         if loss.is_complex():

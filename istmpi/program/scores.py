@@ -34,6 +34,7 @@ class Scores:
             training.score_name = scored[-1].get("score_name", training.score_name)
         own_optimizer = self._own_optimizer
         if own_optimizer:
+            # The folder of a resumed run may lack the lines of earlier rounds.
             own_optimizer.scores_known = len(lines) >= training.rounds_done
             own_optimizer.scores.clear()
             for line in scored:
@@ -48,6 +49,7 @@ class Scores:
         before = self.find()
         if before:
             first = training.score_name.removesuffix(LOWER)
+            # The count belongs to the run's score, which this call did not compute again.
             if first not in means:
                 examples = before.examples
             means = {first: before.score, **(before.more or {}), **means}
@@ -55,6 +57,7 @@ class Scores:
             first = next(iter(means))
             training.score_name = first if higher_is_better else first + LOWER
         more = {name: mean for name, mean in means.items() if name != first}
+        # The loss is the program's own, so istmpi has none for the full network.
         score = Score(loss=float("nan"), score=means[first], examples=examples, more=more or None)
         self._last = score
         self._round = training.rounds_done

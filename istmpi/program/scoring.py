@@ -80,6 +80,7 @@ class Scoring:
     def _add_up(self, score: ScoreOf, loader: Iterable[Any], same_loader: bool) -> Sums:
         """Return the sums over this rank's batches; empty without a batch."""
         network = self._network
+        # Ranks with loaders of their own read all batches, as a single rank does.
         rank = 0
         ranks = 1
         if same_loader:
@@ -93,6 +94,7 @@ class Scoring:
                 amounts = amounts_in(returned, count_examples(batch), "the score")
                 if not sums:
                     sums = {name: np.zeros(2) for name in amounts}
+                # A pair has a count of its own; only a mean is weighted by the rows.
                 elif all(amount.is_mean for amount in amounts.values()):
                     self._note_unequal_rows(batch)
                 if sums.keys() != amounts.keys():
@@ -108,6 +110,7 @@ class Scoring:
         device = self._network.device
         if device == HOST:
             return batch
+        # A batch of another type, such as a graph's, moves itself.
         is_tree = type(batch) in (dict, list, tuple) or isinstance(batch, torch.Tensor)
         if not is_tree and hasattr(batch, "to"):
             return batch.to(device)
@@ -123,6 +126,7 @@ class Scoring:
             )
 
     def _average_over_ranks(self, sums: Sums) -> dict[str, float]:
+        # A rank without a batch has no sums; that is an error only if all have none.
         per_rank = [values for values in self._communicator.allgather(sums) if values]
         with self._communicator.agreed():
             if not per_rank:
@@ -140,6 +144,7 @@ class Scoring:
         error: IstmpiError | None = None
         if large:
             error = ConfigError(
+                # A single score has an empty name, and is shown without it.
                 f"the score is {large.get('', large)}; a record holds at most {MOST:g}. Scale it."
             )
         elif not np.isfinite([*means.values()]).all():
@@ -169,6 +174,7 @@ class Scoring:
                 raise ConfigError("calibrate: the loader has no batch.")
         network = self._network
         network.calibrate_by(lambda: score(network.module, self._to_device(batch)))
+        # The score may leave out a layer, whose moments then stay unknown.
         if None not in network.moments.values():
             training.calibrated_after = training.rounds_done
 

@@ -45,6 +45,7 @@ class Rows(Split):
         return self._count
 
     def batch(self, indices: np.ndarray, key: int | None = None) -> Any:
+        # The program computes the loss itself, so there are no targets.
         return Batch(self._inputs, torch.zeros(0), len(indices))
 
     @property
@@ -109,6 +110,7 @@ class DrawnStream(Stream):
         if not len(self._split):
             raise DataError("the loader's data set is empty; it needs at least one example.")
         placement = "local" if local else "sharded"
+        # Neither placement reads labels, only their number.
         rows = place(placement, np.zeros(len(self._split)), rank, ranks, seed)
         self._batches = Batches(self._split, rows, loader.batch_size or 1, seed, rank)
         self.examples = self._batches.examples
@@ -122,6 +124,7 @@ class DrawnStream(Stream):
         return len(self._split), checksum
 
     def at(self, step: int, in_pass: tuple[int, int] | None = None, ahead: int = 0) -> Any:
+        # `Collated` hands over the loader's own batch as the targets.
         self._split.ahead = ahead
         if in_pass:
             return self._batches.read_from_pass(*in_pass).targets
@@ -145,6 +148,7 @@ class OrderedStream(Stream):
         return batch
 
     def _read(self) -> Any:
+        # A loader may yield None, so an object of our own marks the end.
         end = object()
         with calling(name_iteration(self.loader), DataError):
             if self._iterator is not None:
@@ -160,6 +164,7 @@ class OrderedStream(Stream):
         return batch
 
     def _begin_epoch(self) -> Iterator[Any]:
+        # A DistributedSampler draws another order only in another epoch.
         for name in ("sampler", "batch_sampler"):
             sampler = getattr(self.loader, name, None)
             if sampler is not None and hasattr(sampler, "set_epoch"):
@@ -207,8 +212,11 @@ class Streams:
         self._note = note
         self._streams: dict[Any, Stream] = {}
         self._states: list[Any] = []
+        """The states that the resumed run saved, in the order of the loaders' first use."""
         self._begun: list[Any] = []
+        """The loaders' states when the current round began."""
         self._folder: Path | None = None
+        """The folder of the states and fingerprints; None before `load`."""
         self._new: list[Stream] = []
         """Streams whose first batches must still be compared between ranks."""
 
@@ -229,14 +237,15 @@ class Streams:
         with communicator.agreed():
             stream = open_stream(loader, self._seed, rank, communicator.size, self._note, local)
             fingerprint = stream.fingerprint
-        first = communicator.broadcast_from_root(fingerprint)
+        fingerprint_on_root = communicator.broadcast_from_root(fingerprint)
         with communicator.agreed():
-            if fingerprint != first and not local:
+            if fingerprint != fingerprint_on_root and not local:
                 raise DataError(
                     "the loader's data set differs from that on rank 0. Give all ranks the same "
                     "data set, or write round.take(loader, local=True) for data of each rank."
                 )
             if self._folder and fingerprint:
+                # 0 for a data set of all ranks, which does not depend on their number.
                 ranks = communicator.size if local else 0
                 self._require_as_before(self._folder, [*fingerprint, ranks])
         # A resumed program uses its loaders in the same order as before, so a number names them.
@@ -270,6 +279,7 @@ class Streams:
         number = str(len(self._streams))
         # The file of an earlier job may lack a loader that this program has got since.
         before = fingerprints.get(number, fingerprint)
+        # The third entry is the number of ranks of local data (`_open`).
         if before != fingerprint and before[2:] == fingerprint[2:]:
             raise DataError(
                 f"loader {len(self._streams) + 1} has another data set than before resuming. Give "
@@ -315,6 +325,7 @@ class Streams:
         rank = self._communicator.rank
         fingerprints = folder / f"data-{rank}.json"
         states = folder / f"{round}-{rank}.pt"
+        # A run that starts again may use other data.
         if not round:
             fingerprints.unlink(missing_ok=True)
         elif not fingerprints.exists():
