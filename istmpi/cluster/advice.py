@@ -36,6 +36,8 @@ CHEAPER: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Choice:
+    """A method on some ranks with some local steps, and its cost on the scenario's cluster."""
+
     scenario: Scenario
     method: str
     ranks: int
@@ -48,10 +50,12 @@ class Choice:
 
     @cached_property
     def seconds(self) -> float:
+        """The seconds of an epoch."""
         return epoch_seconds(self.cost, self.scenario.cluster, self.scenario.examples)
 
     @property
     def sensible(self) -> bool:
+        """True if the ranks are used well, the memory is enough, and an example trains enough."""
         faster = speed_up(self.scenario.alone(), self.seconds)
         if faster < max(LEAST_EFFICIENCY * self.ranks, 1):
             return False
@@ -74,6 +78,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     alone = scenario.alone()
     best = _best_choices(scenario, most_ranks)
     chosen: Choice | None = None
+    # The most faithful come first: a later one has to be faster by `WORTH_IT`.
     for choice in best.values():
         if chosen is None or choice.seconds * WORTH_IT <= chosen.seconds:
             chosen = choice
@@ -109,6 +114,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
 
 def _best_choices(scenario: Scenario, most_ranks: int) -> dict[str, Choice]:
     """Return the fastest sensible choice of each method that has one, the most faithful first."""
+    # 2, 4, 8 and so on: costs change little between neighbouring powers.
     counts = [2**power for power in range(1, most_ranks.bit_length())]
     best: dict[str, Choice] = {}
     for method in dict.fromkeys([*FAITHFUL, scenario.run.method.name]):
@@ -139,6 +145,7 @@ def _variants(scenario: Scenario, ranks: int) -> Iterator[tuple[str, str, Scenar
     for words, settings in CHEAPER.items():
         yield f"ist{words}", "ist", replace(scenario, run=scenario.run.override(settings))
     full = scenario.architecture
+    # As wide as the subnets of ist, to compare both at about the same cost of a step.
     dealt = find_method("ist").groups(scenario.run, full)
     narrow = with_lengths(
         full, full.lengths | {name: max(full.lengths[name] // ranks, 1) for name in dealt}
@@ -158,6 +165,7 @@ def _rows(
         and (name in best or scenario.allows(name, ranks))
     ]
     rows: list[tuple[str, ...]] = []
+    # A method without a sensible choice is shown with the ranks and steps of the recommended run.
     for title, method, variant in [*methods, *_variants(scenario, ranks)]:
         choice = best.get(title) or Choice(
             variant, method, ranks, max(local_steps, LEAST_LOCAL_STEPS.get(method, 1))

@@ -118,6 +118,7 @@ def _require_format(file: Fields) -> None:
     version = file.value("version")
     if version != VERSION:
         raise file.refused("version", version, f"must be {VERSION}, the version of this istmpi")
+    # Files with these keys, which nothing reads any more, stay valid.
     of_earlier_versions = {"price", "watts"}
     keys = {entry.name for entry in fields(Cluster)}
     _require_known(file, {"format", "version", *of_earlier_versions, *keys})
@@ -163,7 +164,7 @@ def _preset(
     return Cluster(
         name=name,
         source=source,
-        links=network(latency, gigabits * 1e9 / 8),
+        links=network(latency, gigabits * 1e9 / 8),  # bits to bytes
         flops=(flops,),
         memory=memory,
     )
@@ -207,14 +208,16 @@ def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[l
     """Fit seconds by columns with nonnegative coefficients; return the coefficients and the median
     relative error.
 
-    The fit minimises relative errors. A negative coefficient is set to zero, and the others are
-    fitted again.
+    ``columns``: ``[quantity][point]``. A coefficient is the seconds for one of its quantity: a
+    FLOP, a byte, a message. The fit minimises relative errors. A negative coefficient is set to
+    zero, and the others are fitted again.
     """
     table = np.array(columns, dtype=float).T
     measured = np.array(seconds, dtype=float)
     used = list(range(table.shape[1]))
     coefficients = np.zeros(table.shape[1])
     while used:
+        # Divided by its time, each point should give 1: a long one weighs no more than a short one.
         weighted = table[:, used] / measured[:, None]
         # Columns of bytes and of messages differ by many powers of ten.
         scale = np.abs(weighted).max(axis=0)
@@ -223,6 +226,7 @@ def fit(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[l
         if (solution >= 0).all():
             coefficients[used] = solution
             break
+        # The most negative one, where all columns are scaled alike.
         used.pop(int(np.argmin(solution * scale)))
     error = float(np.median(np.abs(table @ coefficients / measured - 1)))
     return coefficients.tolist(), error

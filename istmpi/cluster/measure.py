@@ -36,8 +36,10 @@ from istmpi.training.loop import Training
 from istmpi.units import counted
 
 SECONDS = 0.3
+"""The time in which a piece of work is repeated; longer work is done once."""
 MOST_REPETITIONS = 25
 TURN_SECONDS = 0.04
+"""About the time of the calls that are timed together; they are at most `MOST_INNER`."""
 MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 TRANSFER_WIDTHS = (256, 768, 1536)
@@ -66,23 +68,30 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
         links[name], measured[name] = _link(list(points(communicator)))
     handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
-    speed, product, measured["products"] = _products(run, architecture, communicator, device)
-    touch, measured["steps"] = _touch(run, architecture, communicator, device, speed, product)
-    speed, step, transfer, deal = _overheads(run, communicator, speed, product, touch)
+    # Each measurement subtracts the known ones: products come before steps, steps before rounds.
+    flops_per_second, product_seconds, measured["products"] = _products(
+        run, architecture, communicator, device
+    )
+    touch_seconds, measured["steps"] = _touch(
+        run, architecture, communicator, device, flops_per_second, product_seconds
+    )
+    flops_per_second, step_seconds, transfer_seconds, deal_seconds = _overheads(
+        run, communicator, flops_per_second, product_seconds, touch_seconds
+    )
     hosts = len(set(communicator.hosts()))
     return Cluster(
         name=f"{counted(communicator.size, 'rank')} on {counted(hosts, 'host')}",
         source=f"measured on {device} with {library()}, {counted(threads, 'thread')} a rank",
         links=links,
         beside=float(hosts > 1),
-        flops=(speed,),
-        product_seconds=product,
-        step_seconds=step,
-        touch_seconds_per_byte=touch,
+        flops=(flops_per_second,),
+        product_seconds=product_seconds,
+        step_seconds=step_seconds,
+        touch_seconds_per_byte=touch_seconds,
         handle_seconds_per_byte=handle,
         average_seconds_per_byte=average,
-        transfer_seconds=transfer,
-        deal_seconds=deal,
+        transfer_seconds=transfer_seconds,
+        deal_seconds=deal_seconds,
         measured=measured,
     )
 
@@ -139,7 +148,7 @@ def _alltoallv(communicator: Communicator) -> Iterator[Point]:
     if not others:
         return
     for size in MESSAGE_BYTES:
-        nbytes = size // others or 1
+        nbytes = size // others or 1  # at least a byte, however many ranks there are
         counts = [nbytes * (peer != communicator.rank) for peer in range(ranks)]
         starts = [nbytes * peer for peer in range(ranks)]
         send = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
@@ -149,11 +158,12 @@ def _alltoallv(communicator: Communicator) -> Iterator[Point]:
 
 
 def _allreduce(communicator: Communicator) -> Iterator[Point]:
+    # A ring all-reduce sends P-1 messages to add up and P-1 to spread, each 1/P of the values.
     messages = 2 * (communicator.size - 1)
     if not messages:
         return
     for size in MESSAGE_BYTES:
-        values = torch.zeros(size // 4)
+        values = torch.zeros(size // 4)  # float32
         mean = MeanOverRanks({"values": values.nbytes}, communicator)
 
         def work(mean: MeanOverRanks = mean, values: torch.Tensor = values) -> None:
@@ -169,7 +179,7 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
     averages, beyond its messages."""
     handled: list[float] = []
     averaged: list[float] = []
-    beyond: list[float] = []
+    seconds_beyond_messages: list[float] = []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         # Dealt units need packing; whole tensors need the mean.
@@ -177,15 +187,18 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
             held = Holdings(network.parameters, network.lengths, groups, communicator.size)
             loads = [pull(held), push(held)]
             seconds = _pull_and_push(communicator, network, groups)
-            sent = sum(
+            seconds_of_messages = sum(
                 load.messages * link.latency + float(load.busiest) * link.seconds_per_byte
                 for load in loads
             )
             handled.append(float(sum(load.handled for load in loads)))
             averaged.append(float(sum(load.averaged for load in loads)))
-            beyond.append(max(seconds - sent, _NOISE * seconds))
-    (_, handle, average), error = fit([[1.0] * len(handled), handled, averaged], beyond)
-    return handle, average, {"median_relative_error": error}
+            seconds_beyond_messages.append(max(seconds - seconds_of_messages, _NOISE * seconds))
+    # The column of ones takes up the fixed time of a transfer, which `_overheads` measures.
+    (_, handle_seconds, average_seconds), error = fit(
+        [[1.0] * len(handled), handled, averaged], seconds_beyond_messages
+    )
+    return handle_seconds, average_seconds, {"median_relative_error": error}
 
 
 def _pull_and_push(
@@ -231,15 +244,16 @@ def _products(
             gradient @ weight  # noqa: B018
             _finish(device)
 
+        # Three products, with a multiplication and an addition for each term.
         flops.append(6.0 * batch * inputs * outputs)
         seconds.append(time_slowest(communicator, work))
         rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": seconds[-1]})
-    (seconds_per_flop, product), error = fit([flops, [3.0] * len(rows)], seconds)
+    (seconds_per_flop, product_seconds), error = fit([flops, [3.0] * len(rows)], seconds)
     # Noise: products so small that their calls seem to take all the time.
     if seconds_per_flop * max(flops) < 0.01 * max(seconds):
         (seconds_per_flop,), error = fit([flops], seconds)
-        product = 0.0
-    return 1 / seconds_per_flop, product, {"points": rows, "median_relative_error": error}
+        product_seconds = 0.0
+    return 1 / seconds_per_flop, product_seconds, {"points": rows, "median_relative_error": error}
 
 
 def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
@@ -286,8 +300,8 @@ def _touch(
     architecture: Architecture,
     communicator: Communicator,
     device: torch.device,
-    speed: float,
-    product: float,
+    flops_per_second: float,
+    product_seconds: float,
 ) -> tuple[float, dict[str, Any]]:
     """Measure the seconds per byte of memory that a step touches: time subnets' steps, and subtract
     their products.
@@ -295,19 +309,24 @@ def _touch(
     Returns 0 for tokens, sparse rows and graphs, because inputs for them cannot be invented. Their
     steps' remaining time then counts as fixed.
     """
+    # nodes[1]: the nodes of a whole graph; 0 if the network takes none.
     if architecture.nodes[1] or architecture.code.tokens or architecture.code.sparse:
         return 0.0, {}
-    sizes: list[float] = []
-    beyond: list[float] = []
+    touched_bytes: list[float] = []
+    seconds_beyond_products: list[float] = []
     for part in _subnets(run, architecture, communicator.size):
         network = architecture.build(_whole_lengths(part)).to(device)
         seconds = time_slowest(
             communicator, _step(run, network, architecture.example_shape, device)
         )
-        sizes.append(float(part.touched))
-        products = float(part.flops.products) / speed + part.flops.product_count * product
-        beyond.append(max(seconds - products, _NOISE * seconds))
-    (_, seconds_per_byte), error = fit([[1.0] * len(sizes), sizes], beyond)
+        touched_bytes.append(float(part.touched))
+        seconds_of_products = float(part.flops.products) / flops_per_second
+        seconds_of_products += part.flops.product_count * product_seconds
+        seconds_beyond_products.append(max(seconds - seconds_of_products, _NOISE * seconds))
+    # The column of ones takes up the fixed time of a step, which `_overheads` measures.
+    (_, seconds_per_byte), error = fit(
+        [[1.0] * len(touched_bytes), touched_bytes], seconds_beyond_products
+    )
     return seconds_per_byte, {"median_relative_error": error}
 
 
@@ -336,7 +355,7 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
     spent: list[dict[str, float]] = []
     for number in range(rounds):
         communicator.barrier()
-        before = dict(clock)
+        before = dict(clock)  # the clock adds up over rounds
         training.method.run(number)
         slowest = {}
         # Sorted, because all ranks take part in each exchange of a phase.
@@ -345,13 +364,18 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
             slowest[phase] = max(communicator.allgather(seconds))
         spent.append(slowest)
     medians = {}
+    # The first round is slower: it allocates memory.
     for phase in spent[-1]:
         medians[phase] = float(np.median([phases[phase] for phases in spent[1:]]))
     return cost(run, training.architecture, communicator.size), medians
 
 
 def _overheads(
-    run: Run, communicator: Communicator, speed: float, product: float, touch: float
+    run: Run,
+    communicator: Communicator,
+    flops_per_second: float,
+    product_seconds: float,
+    touch_seconds_per_byte: float,
 ) -> tuple[float, float, float, float]:
     """Return FLOP/s and the fixed seconds of a step, a transfer and a round, measured with a tiny
     network.
@@ -365,9 +389,10 @@ def _overheads(
         tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
     plan, seconds = _rounds(tiny, communicator, TINY_ROUNDS)
     transfers = [seconds[phase] for phase in ("hop", "pull", "push") if phase in seconds]
-    transfer = float(np.mean(transfers))
-    deal = seconds["deal"] + seconds["wait"]
-    with suppress(IstmpiError):  # on all ranks
+    transfer_seconds = float(np.mean(transfers))
+    deal_seconds = seconds["deal"] + seconds["wait"]
+    # A run that cannot train here fails on all ranks; then the tiny network's step counts.
+    with suppress(IstmpiError):
         steps = {
             "method.name": "ist",
             "method.shares": None,
@@ -375,10 +400,12 @@ def _overheads(
             "train.epochs": None,
         }
         plan, seconds = _rounds(run.override(steps), communicator, STEP_ROUNDS)
-    step = seconds["compute"] / plan.local_steps
+    step_seconds = seconds["compute"] / plan.local_steps
     part = plan.largest
-    products = float(part.flops.products)
-    left = step - part.flops.product_count * product - float(part.touched) * touch
+    flops = float(part.flops.products)
+    seconds_left = step_seconds - part.flops.product_count * product_seconds
+    seconds_left -= float(part.touched) * touch_seconds_per_byte
     # A step takes no less time than its products: if it seems so, they are faster than measured.
-    speed = max(speed, products / max(left, _NOISE * step))
-    return speed, max(left - products / speed, 0.0), transfer, deal
+    flops_per_second = max(flops_per_second, flops / max(seconds_left, _NOISE * step_seconds))
+    fixed_seconds = max(seconds_left - flops / flops_per_second, 0.0)
+    return flops_per_second, fixed_seconds, transfer_seconds, deal_seconds

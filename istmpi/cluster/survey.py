@@ -40,6 +40,7 @@ class Scenario:
 
     def alone(self) -> float:
         """Return the seconds of an epoch in one process as fast as the fastest rank."""
+        # On one rank, local-sgd sends nothing: it is plain training.
         plain = self.run.override({"method.name": "local-sgd", "method.shares": None})
         plain_cost = cost(plain, self.architecture, 1)
         # A speed-up over a slow rank would say too much.
@@ -56,6 +57,7 @@ class Scenario:
         return bool(spec.groups(self.run, self.architecture))
 
     def most_ranks(self, method: str) -> int | None:
+        """Return the most ranks that get a unit of each dealt group; None if nothing is dealt."""
         groups = find_method(method).groups(self.run, self.architecture)
         return min((self.architecture.lengths[name] for name in groups), default=None)
 
@@ -68,6 +70,7 @@ class Scenario:
 
 
 def survey(scenario: Scenario, methods: Sequence[str], ranks: Sequence[int]) -> list[Row]:
+    """Return a row for each method and number of ranks; none if a rank would get no unit."""
     alone = scenario.alone()
     return [
         _row(scenario, method, count, alone)
@@ -84,6 +87,7 @@ def speed_up(alone: float, together: float) -> float:
 
 
 def with_lengths(architecture: Architecture, lengths: dict[str, int]) -> Architecture:
+    # The network is counted, never built: a copy with other lengths is enough.
     other = copy(architecture)
     other.lengths = lengths
     return other
@@ -129,4 +133,5 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
 def _plain(value: Any) -> Any:
     if isinstance(value, str | float):
         return value
+    # Counts are whole numbers, or exact fractions if they are expectations.
     return int(value) if value == int(value) else float(value)

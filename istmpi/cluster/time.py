@@ -24,6 +24,8 @@ COMPUTING = 0.95
 
 @dataclass(frozen=True)
 class RoundTime:
+    """The seconds of a round: in local steps, and in transfers and deals that no step hides."""
+
     compute: float
     transfer: float
 
@@ -33,6 +35,7 @@ class RoundTime:
 
 
 def step_seconds(part: PartCost, cluster: Cluster) -> float:
+    """Return the seconds of a local step on the slowest rank of a part."""
     return (
         float(part.flops.products) / cluster.speed(part.part.ranks)
         + part.flops.product_count * cluster.product_seconds
@@ -91,8 +94,10 @@ def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> flo
     A rank should compute for the fraction ``computing`` of its time. The rate is 0 if nothing is
     sent, and infinite if no rate is enough.
     """
+    # Links without latency: the answer is a rate alone.
     bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)
+    # The seconds that ranks may wait for each of the round's sends.
     allowed = (compute * (1 - computing) / computing - _deal_seconds(cost, bare)) / cost.sends
     terms = [term for term in exchanges(cost, bare) if term.nbytes]
     if not terms:
@@ -113,7 +118,7 @@ def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> flo
             break
     if seconds_a_byte <= 0:
         return inf
-    return 8 / seconds_a_byte
+    return 8 / seconds_a_byte  # bits
 
 
 def _deal_seconds(cost: Cost, cluster: Cluster) -> float:

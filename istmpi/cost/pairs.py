@@ -33,9 +33,11 @@ def pair_bytes(
     ``shared``: False leaves out what all ranks have of parameters that are dealt out in part.
     """
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
+    # A group that only one of the layouts deals out divides the tensors, too.
     groups = {**source.units, **target.units}
     for name, _, parameter in pieces_to_move(parameters, (source, target, exclude), shared):
         moved = _common_elements(parameter, source, target)
+        # What ranks held in the deal before does not return to its owner: it hops from them.
         if exclude is not None and parameter.pattern.dealt(exclude.units):
             moved -= _excluded_elements(parameter, source, target, exclude)
         form = choose_form(wire, name, parameter)
@@ -48,24 +50,28 @@ def _common_elements(parameter: Parameter, source: Layout, target: Layout) -> np
     """Return the number of elements that two ranks both have: ``[from, to]`` int64."""
     elements = np.ones((source.ranks, target.ranks), dtype=np.int64)
     for place, axis in enumerate(parameter.pattern.axes):
-        here = _marks(source, axis, place)
-        there = _marks(target, axis, place)
-        elements *= (here @ there.T).astype(np.int64)
+        sent = _marks(source, axis, place)
+        received = _marks(target, axis, place)
+        # A rank's elements are a grid of its positions on each axis: the numbers of common
+        # positions multiply.
+        elements *= (sent @ received.T).astype(np.int64)
     return elements
 
 
 def _excluded_elements(
     parameter: Parameter, source: Layout, target: Layout, exclude: Layout
 ) -> np.ndarray:
-    """Return the number of `_common_elements` that any rank has in a third layout."""
-    held = np.ones((exclude.ranks, source.ranks, target.ranks), dtype=np.int64)
+    """Return the number of `_common_elements` that any rank has in a third layout: ``[from, to]``
+    int64."""
+    # For each holder in the third layout: the elements that all three ranks have.
+    by_holder = np.ones((exclude.ranks, source.ranks, target.ranks), dtype=np.int64)
     for place, axis in enumerate(parameter.pattern.axes):
-        here = _marks(source, axis, place)
-        there = _marks(target, axis, place)
-        for rank, marks in enumerate(_marks(exclude, axis, place)):
-            held[rank] *= ((here * marks) @ there.T).astype(np.int64)
-    # Each element has at most one holder in a deal.
-    return held.sum(axis=0)
+        sent = _marks(source, axis, place)
+        received = _marks(target, axis, place)
+        for holder, held in enumerate(_marks(exclude, axis, place)):
+            by_holder[holder] *= ((sent * held) @ received.T).astype(np.int64)
+    # Each element has at most one holder in a deal, so no element counts twice.
+    return by_holder.sum(axis=0)
 
 
 def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
@@ -74,6 +80,7 @@ def leg_bytes(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> np.ndarray:
 
 
 def _bytes_once(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> Sequence[int] | np.ndarray:
+    """Return the bytes that each rank sends if the leg is sent once."""
     elements = {name: parameter.size(lengths) for name, parameter in leg.parameters.items()}
     kind = leg.wire.kind if isinstance(leg.wire, Wire) else "float32"
     if isinstance(leg.wire, Largest):
@@ -88,10 +95,15 @@ def _bytes_once(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> Sequence[in
     if leg.source is None or leg.target is None:
         raise AssertionError(f"the leg {leg.name} has no layouts")
     pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind, leg.shared)
-    return pairs.sum(axis=1) - pairs.diagonal()
+    return pairs.sum(axis=1) - pairs.diagonal()  # what stays on a rank is not sent
 
 
 def _marks(layout: Layout, axis: Axis, place: int) -> np.ndarray:
+    """Return 1 where a rank has a position of an axis, otherwise 0: ``[rank, position]`` float64.
+
+    ``place``: the number of the axis in its tensor. They are floats, because NumPy multiplies
+    matrices of integers slowly.
+    """
     length = axis.length(layout.lengths)
     return np.stack(
         [_mark(layout.positions(axis, place, rank), length) for rank in range(layout.ranks)]

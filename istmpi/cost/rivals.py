@@ -1,4 +1,4 @@
-"""Rivals: methods that istmpi does not run. Their costs are find_method for comparison only."""
+"""Rivals: methods that istmpi does not run. Their costs are for comparison only."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

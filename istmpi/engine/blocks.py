@@ -14,6 +14,7 @@ from istmpi.comm.codec import EXACT, value_bytes
 
 _TEMPORARY_BYTES = 2**20
 _LONG_ROW = 512
+"""The elements of a row from which on rows are written one by one."""
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 Index = tuple[slice | np.ndarray, ...]
@@ -46,18 +47,24 @@ class Block:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the sent values: ``extent``, or a single axis if the block has
-        ``holders``."""
+        ``holders``.
+
+        Not sent are the elements whose positions one rank holds on every dealt axis in the other
+        deal: that rank has them already.
+        """
         if not self.holders:
             return self.extent
-        # Position -1 is no rank: its count is left out.
-        counts = [np.bincount(where + 1)[1:] for where in self.holders if where is not None]
+        # The number of positions that each rank holds, for each dealt axis. Position -1 is no rank:
+        # its count is left out.
+        counts = [np.bincount(ranks + 1)[1:] for ranks in self.holders if ranks is not None]
         # A rank above the last of an axis holds nothing there, hence no element.
-        ranks = min(map(len, counts))
-        alike = reduce(np.multiply, (count[:ranks] for count in counts)).sum()
-        free = prod(
-            length for length, where in zip(self.extent, self.holders, strict=True) if where is None
+        ranks_everywhere = min(map(len, counts))
+        # A rank's elements are the products of its positions on the dealt axes.
+        held = reduce(np.multiply, (count[:ranks_everywhere] for count in counts)).sum()
+        undealt = prod(
+            length for length, ranks in zip(self.extent, self.holders, strict=True) if ranks is None
         )
-        return (prod(self.extent) - int(alike) * free,)
+        return (prod(self.extent) - int(held) * undealt,)
 
     @property
     def nbytes(self) -> int:
@@ -85,13 +92,15 @@ class Block:
         """Return the place of each sent value in the flattened whole block."""
         axis, start, length = self.cut or (0, 0, self.extent[0])
         inner = prod(self.extent[axis + 1 :])
+        # A cut along the first axis that is longer than 1 leaves one unbroken piece.
         if prod(self.extent[:axis]) == 1 and not self.holders:
             return range(start * inner, (start + self.extent[axis]) * inner)
         if self.holders:
-            at = np.flatnonzero(self.mask)
+            within_slab = np.flatnonzero(self.mask)
         else:
-            at = np.arange(prod(self.extent))
-        outer, rest = np.divmod(at, self.extent[axis] * inner)
+            within_slab = np.arange(prod(self.extent))
+        # Between two rows of the slab, the whole block has the rows of other slabs.
+        outer, rest = np.divmod(within_slab, self.extent[axis] * inner)
         return outer * (length * inner) + rest + start * inner
 
     def in_rows(self, elements: int) -> "Iterator[Block]":
@@ -103,6 +112,7 @@ class Block:
 
     @property
     def dense_nbytes(self) -> int:
+        """The bytes of all elements, also of those that are not sent."""
         return prod(self.extent) * self.itemsize
 
     @property
@@ -112,15 +122,16 @@ class Block:
         axes = []
         for axis, ranks in enumerate(self.holders):
             if ranks is not None:
+                # Other axes have length 1, so that the arrays spread over one another.
                 shape = [1] * len(self.extent)
                 shape[axis] = -1
                 axes.append(ranks.reshape(shape))
         first, *others = axes
-        # One rank holds the element in that deal if all axes name the same rank.
-        alike = first >= 0
+        # A rank holds an element in that deal if all axes name this rank; -1 is no rank.
+        held = first >= 0
         for other in others:
-            alike = alike & (first == other)
-        return np.broadcast_to(~alike, self.extent)
+            held = held & (first == other)
+        return np.broadcast_to(~held, self.extent)
 
     def pack(self, tensor: torch.Tensor, out: np.ndarray) -> None:
         if not self.holders:
@@ -143,6 +154,7 @@ class Block:
         if not self.holders:
             _scatter(bits(tensor), self.index, values)
             return
+        # Elements that were not sent keep their values.
         whole = np.empty(self.extent, dtype=values.dtype)
         _gather(bits(tensor), self.index, whole)
         whole[self.mask] = values
@@ -171,6 +183,7 @@ def _cut(message: Message, capacity: int) -> Iterator[Message]:
         while start < length:
             count = min(length - start, room // slab)
             if count <= 0 and part:
+                # The message is full. Only an empty one takes a slab above the capacity.
                 yield part
                 part = []
                 room = capacity
@@ -192,6 +205,7 @@ def _cut_axis(block: Block, capacity: int) -> int:
 
 
 def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
+    """Return the positions from ``start`` to ``stop`` of a block's axis as a block."""
     whole = block.index[axis]
     if isinstance(whole, slice):
         where: slice | np.ndarray = slice(whole.start + start, whole.start + stop)
@@ -204,6 +218,7 @@ def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
         ranks = holders[axis]
         if ranks is not None:
             holders = (*holders[:axis], ranks[start:stop], *holders[axis + 1 :])
+    # A slab of a slab is cut along the same axis, and counts from the whole block's start.
     _, begin, length = block.cut or (axis, 0, block.extent[axis])
     cut = (axis, begin + start, length)
     return replace(block, index=index, extent=extent, holders=holders, cut=cut)
