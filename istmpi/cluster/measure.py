@@ -35,11 +35,9 @@ from istmpi.optim.optimizers import choose_optimizer
 from istmpi.training.loop import Training
 from istmpi.units import counted
 
-SECONDS = 0.3
-"""The time in which a piece of work is repeated; longer work is done once."""
+SECONDS = 0.3  # in which a piece of work is repeated; longer work is done once
 MOST_REPETITIONS = 25
-TURN_SECONDS = 0.04
-"""About the time of the calls that are timed together; they are at most `MOST_INNER`."""
+TURN_SECONDS = 0.04  # about the time of the calls that are timed together
 MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 TRANSFER_WIDTHS = (256, 768, 1536)
@@ -179,7 +177,7 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
     averages, beyond its messages."""
     handled: list[float] = []
     averaged: list[float] = []
-    seconds_beyond_messages: list[float] = []
+    seconds_left: list[float] = []
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         # Dealt units need packing; whole tensors need the mean.
@@ -193,12 +191,10 @@ def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, di
             )
             handled.append(float(sum(load.handled for load in loads)))
             averaged.append(float(sum(load.averaged for load in loads)))
-            seconds_beyond_messages.append(max(seconds - seconds_of_messages, _NOISE * seconds))
+            seconds_left.append(max(seconds - seconds_of_messages, _NOISE * seconds))
     # The column of ones takes up the fixed time of a transfer, which `_overheads` measures.
-    (_, handle_seconds, average_seconds), error = fit(
-        [[1.0] * len(handled), handled, averaged], seconds_beyond_messages
-    )
-    return handle_seconds, average_seconds, {"median_relative_error": error}
+    (_, handle, average), error = fit([[1.0] * len(handled), handled, averaged], seconds_left)
+    return handle, average, {"median_relative_error": error}
 
 
 def _pull_and_push(
@@ -244,8 +240,7 @@ def _products(
             gradient @ weight  # noqa: B018
             _finish(device)
 
-        # Three products, with a multiplication and an addition for each term.
-        flops.append(6.0 * batch * inputs * outputs)
+        flops.append(6.0 * batch * inputs * outputs)  # three products; a multiply-add is 2
         seconds.append(time_slowest(communicator, work))
         rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": seconds[-1]})
     (seconds_per_flop, product_seconds), error = fit([flops, [3.0] * len(rows)], seconds)
@@ -309,24 +304,19 @@ def _touch(
     Returns 0 for tokens, sparse rows and graphs, because inputs for them cannot be invented. Their
     steps' remaining time then counts as fixed.
     """
-    # nodes[1]: the nodes of a whole graph; 0 if the network takes none.
     if architecture.nodes[1] or architecture.code.tokens or architecture.code.sparse:
         return 0.0, {}
-    touched_bytes: list[float] = []
-    seconds_beyond_products: list[float] = []
+    shape = architecture.example_shape
+    touched: list[float] = []
+    seconds_left: list[float] = []
     for part in _subnets(run, architecture, communicator.size):
         network = architecture.build(_whole_lengths(part)).to(device)
-        seconds = time_slowest(
-            communicator, _step(run, network, architecture.example_shape, device)
-        )
-        touched_bytes.append(float(part.touched))
+        seconds = time_slowest(communicator, _step(run, network, shape, device))
+        touched.append(float(part.touched))
         seconds_of_products = float(part.flops.products) / flops_per_second
         seconds_of_products += part.flops.product_count * product_seconds
-        seconds_beyond_products.append(max(seconds - seconds_of_products, _NOISE * seconds))
-    # The column of ones takes up the fixed time of a step, which `_overheads` measures.
-    (_, seconds_per_byte), error = fit(
-        [[1.0] * len(touched_bytes), touched_bytes], seconds_beyond_products
-    )
+        seconds_left.append(max(seconds - seconds_of_products, _NOISE * seconds))
+    (_, seconds_per_byte), error = fit([[1.0] * len(touched), touched], seconds_left)
     return seconds_per_byte, {"median_relative_error": error}
 
 
@@ -364,7 +354,6 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
             slowest[phase] = max(communicator.allgather(seconds))
         spent.append(slowest)
     medians = {}
-    # The first round is slower: it allocates memory.
     for phase in spent[-1]:
         medians[phase] = float(np.median([phases[phase] for phases in spent[1:]]))
     return cost(run, training.architecture, communicator.size), medians

@@ -60,6 +60,7 @@ def calibration_examples(
     if not architecture.batch_norms:
         return SAMPLED
     # decision 37: from FLOPs and never from a clock, so that a run repeats bit for bit.
+    # A share of the sum of both: evaluations may take SHARE / (1 - SHARE) of the rounds' FLOPs.
     allowed = SHARE / (1 - SHARE) * rounds_flops(run, architecture, ranks, trained)
     example_flops = forward_flops(architecture, ranks)
     budget: Number = max(allowed - scored * example_flops, Fraction(FREE))

@@ -156,6 +156,7 @@ def count_work(part: Part, architecture: Architecture, step: Step) -> Work:
         work.outputs += operator.kept(part.lengths, step.examples)
         work.added_up += operator.added_up(part.lengths, step.examples)
         if operator.lookups and operator.parameter and step.sparse:
+            # A batch reads at most as many rows as it has look-ups.
             rows, *columns = architecture.parameters[operator.parameter].pattern.shape(part.lengths)
             work.untouched += max(rows - step.examples * operator.lookups, 0) * prod(columns)
         if operator.kind == "LabelBlocks" and step.sparse and not step.optimizer.slots:

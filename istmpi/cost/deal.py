@@ -34,6 +34,7 @@ class ExpectedDeal:
 
     @property
     def units(self) -> dict[str, tuple[()]]:
+        # A route asks only which groups are dealt, never for their units.
         return dict.fromkeys(self.groups, ())
 
     def holdings(

@@ -127,6 +127,7 @@ def evaluation_plan(
     if ranks > 1:
         choices += _choices(architecture, ranks, passes, sizes, spread)
     everything = sum(sizes.values())
+    # Ranks with their own examples send each other no outputs: sharding only saves memory.
     chosen = [] if local else _choose_by_bytes(choices, ranks)
     # decision 36: a leaf is gathered if its products would take longer than its bytes.
     if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, chosen):
@@ -156,6 +157,7 @@ def _choose_by_memory(
     largest.
     """
 
+    # The name decides between equal weights, so that all ranks choose alike.
     def price(weights: Weights) -> tuple[Number, str]:
         if local:
             return -weights.nbytes, weights.names[0]

@@ -103,7 +103,8 @@ class Holdings:
     def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
         """Yield ranges of ranks, and the numbers of units that each of these ranks is dealt."""
         if shares is None:
-            # The first L mod P ranks have a unit more.
+            # The first L mod P ranks have a unit more. The remainders of all groups cut the ranks
+            # into spans, within which every rank has equally many units.
             parts = {name: divmod(self.lengths[name], self.ranks) for name in self.groups}
             bounds = sorted({0, self.ranks, *(remainder for _, remainder in parts.values())})
             for first, stop in zip(bounds, bounds[1:]):
@@ -117,6 +118,7 @@ class Holdings:
                 yield range(rank, rank + 1), {name: size[rank] for name, size in sizes.items()}
 
     def bytes(self, part: Part) -> Number:
+        """Return the bytes of the network that each of ``part.ranks`` trains."""
         return count_bytes(self.parameters, part.lengths)
 
     def owner_bytes(self, part: Part) -> Number:
@@ -153,9 +155,12 @@ class Holdings:
         return self._origins[key]
 
     def _find_origin(self, names: Iterable[str], part: Part) -> Origin:
+        # The element stays if each of its units does. `_moving` is for one given place; a rank has
+        # as many other places as it lacks units.
         stays: Number = 1
         for name in names:
             stays *= 1 - self._moving(name) * (self.lengths[name] - part.lengths[name])
+        # Another rank held the element if all of its units came from that rank.
         others: Number = 0
         for other in self.parts:
             ranks = len(other.ranks) - (other.ranks == part.ranks)
@@ -247,9 +252,11 @@ class Holdings:
         fetched = Fraction(0)
         for term in self._travelling:
             rows = term.parameter.pattern.axes[0].length(self.lengths)
+            # Rank r owns the rows from R·r // P on, so row i is with rank ((i+1)·P - 1) // R.
             first, last = (
                 (row + 1) * self.ranks - 1 for row in (term.start, term.start + rows - 1)
             )
+            # Each of them sends a message with scales; with few rows, some ranks own none.
             owners = min(last // term.rows - first // term.rows + 1, rows)
             for part in self.parts:
                 # The number of the term's rows that these ranks own together.
@@ -270,6 +277,7 @@ class Holdings:
         served = Fraction(0)
         for term in self._travelling:
             rows = term.parameter.pattern.axes[0].length(self.lengths)
+            # The first owners may have a row more than others: division rounds up.
             largest = min(-(-term.rows // self.ranks), rows)
             elements = sum(
                 len(part.ranks) * term.parameter.size(part.lengths) * self.origin(term, part).nobody
@@ -294,6 +302,7 @@ class Holdings:
     @cached_property
     def averaged_bytes(self) -> int:
         """Bytes of undealt parameters that the owner with the most rows receives and averages."""
+        # The only copy is the mean.
         if self.members == 1:
             return 0
         rows = {**self.shared, **self._beside}

@@ -158,6 +158,7 @@ def pull(held: Holdings) -> Load:
 
 
 def push(held: Holdings) -> Load:
+    """Return the load of a push: the same bytes as a pull, the other way; owners take means."""
     return replace(pull(held), averaged=held.averaged_bytes)
 
 
@@ -177,6 +178,7 @@ def _hop(held: Holdings, subnet: Number) -> Load:
 
 def _mean(held: Holdings) -> Load:
     """Return the load of a mean by a ring all-reduce."""
+    # Twice round the ring: to add up, and to spread the sums.
     sent = 2 * (held.ranks - 1) * held.ring_bytes
     return Load(
         ALLREDUCE,
@@ -220,6 +222,7 @@ def _largest(held: Holdings, top: int) -> Load:
 
 
 def _gather(held: Holdings) -> Load:
+    # Each rank sends its network to every other rank.
     busiest = (held.ranks - 1) * held.network_bytes
     return Load(
         ALLTOALLV,
@@ -232,6 +235,7 @@ def _gather(held: Holdings) -> Load:
 
 
 def _server(held: Holdings) -> Load:
+    # Rank 0 is the busiest: all messages go in or out there.
     sent = 2 * (held.ranks - 1) * held.network_bytes
     return Load(ALLTOALLV, sent=sent, messages=2 * (held.ranks - 1), busiest=sent)
 

@@ -38,6 +38,7 @@ def run_bytes(
         return None
     total = 0
     first = 0
+    # The last stretch is followed by none: "".
     for (name, side, rounds), following in zip(stretches, [*names[1:], ""]):
         network = (smaller or {}).get(side, architecture)
         route = draw_route(run.override({"method.name": name}), network, ranks)

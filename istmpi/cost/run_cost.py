@@ -71,9 +71,11 @@ class Cost:
 
     @property
     def messages(self) -> int:
+        """The messages of the busiest rank in a round, one after the other."""
         return self.sends * sum(load.messages for load in self.loads)
 
     def flops(self, *kinds: str) -> Number:
+        """Return the expected FLOPs of all ranks in a local step. ``kinds``: fields of `Flops`."""
         each = sum(
             len(part.part.ranks) * getattr(part.flops, kind)
             for part in self.parts

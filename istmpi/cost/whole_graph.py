@@ -21,6 +21,7 @@ def whole_graph_bytes(architecture: Architecture, ranks: int) -> int:
 
     Units are spread over the ranks if possible. Returns 0 for networks that take no graph.
     """
+    # nodes: of an example, and of a whole graph; 0 if the network takes none.
     nodes = architecture.nodes[1]
     if not nodes:
         return 0
