@@ -41,7 +41,9 @@ Parts = Mapping[str, Callable[[BinaryIO], object]]
 class Export:
     path: Path
     bytes: int
+    """The size of all files."""
     beside: Path | None = None
+    """The program beside a torch file's weights, if there is one."""
     note: str = ""
 
 
@@ -111,6 +113,7 @@ def export(
         _require_full_size(checkpoint)
         _require_exact(checkpoint)
         network = attach_code(checkpoint, model, runs=form == "onnx")
+        # Changed code may compute something else from the same parameters.
         note = note_changed_source(network)
         if not with_changed_source:
             _require_no_change(model, note)
@@ -161,12 +164,13 @@ def _require_full_size(checkpoint: Checkpoint) -> None:
 def _state(
     checkpoint: Checkpoint, network: Architecture, calibrate_on: str | None, model: str | None
 ) -> State:
-    count = checkpoint.header.blocks
-    if count:
+    subnets = checkpoint.header.blocks
+    if subnets:
+        # Means of several subnets' outputs are of no plain class, so they have no state.
         module = CalibratedNetwork(checkpoint, calibrate_on, model).module
         # A program cannot branch on values, for example if they are not finite.
         module._forward_hooks.clear()
-        problem = f"its network is {count} averaged subnets (evaluate.form)"
+        problem = f"its network is {subnets} averaged subnets (evaluate.form)"
         return State([], problem=problem, module=module)
     moments: Moments
     if calibrate_on is None:
@@ -222,6 +226,7 @@ def _safetensors(content: Content, name: str) -> tuple[Parts, str]:
     header: dict[str, object] = {"__metadata__": content.metadata(of_state=True)}
     end = 0
     for key, values in content.state.tensors.items():
+        # The format counts bytes from the end of the header.
         start = end
         end += values.nbytes
         header[key] = {

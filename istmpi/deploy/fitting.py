@@ -49,11 +49,13 @@ def attach_code(
             f"{checkpoint.path}: only the code of its data defines the inputs of its network. "
             "Use istmpi evaluate --data, or export --to torch and call the class in Python."
         )
+    # The data in the header are those of training, so the class gets the same arguments.
     arguments = header.run.model.arguments_for(data.task)
     name = model or network.name
     try:
         code = user_network(name, header.shape, data.outputs, arguments, data.task, example)
     except ConfigError as error:
+        # Of the right class, the error alone says what is wrong.
         if find_class_name(name) == find_class_name(network.name):
             raise
         raise ConfigError(
@@ -93,6 +95,7 @@ def find_last_deal(header: Header, architecture: Architecture) -> Partition:
     run = header.run
     last = max(header.round - 1, 0)
     first = 0
+    # The method of the last round is that of the last phase that began by then.
     for name, rounds in run.phases(header.course):
         if first <= last:
             phase = run.override({"method.name": name})
@@ -166,6 +169,7 @@ def _find_difference(data: Dataset, checkpoint: Checkpoint) -> str:
             f"is {data.task} with {data.outputs} outputs; the network was trained for "
             f"{trained.task} with {trained.outputs}"
         )
+    # The numbers of outputs are equal, so both lists of classes have the same length.
     for number, (name, name_in_training) in enumerate(
         zip(data.classes or (), checkpoint.classes or ())
     ):
@@ -173,6 +177,7 @@ def _find_difference(data: Dataset, checkpoint: Checkpoint) -> str:
             return f"calls class {number} {name}; the network calls it {name_in_training}"
     if str(data.tokenizer) != str(checkpoint.tokenizer):
         return f"has tokens of {data.tokenizer}; the network takes those of {checkpoint.tokenizer}"
+    # Preparation may have rescaled or cut the examples, which their shape does not show.
     reading = describe_difference(data.reading, checkpoint.reading)
     if reading:
         return f"was prepared differently: {reading} in the network's training data"
@@ -184,11 +189,15 @@ def _find_difference(data: Dataset, checkpoint: Checkpoint) -> str:
 
 
 def _describe_rounding(what: str, in_training: np.ndarray | None, offset: np.ndarray | None) -> str:
-    """Name the values that lost digits, for only in training an offset was subtracted first."""
+    """Return in words which values lost digits: only in training, an offset was subtracted first.
+
+    Both offsets are ``[n]``, 0 where nothing is subtracted; None subtracts nothing.
+    """
     if in_training is None:
         return ""
     rounded = in_training != 0
     if offset is not None:
+        # Data with an offset of their own have kept their digits, whatever it is.
         rounded &= offset == 0
     places = np.flatnonzero(rounded)
     if not len(places):

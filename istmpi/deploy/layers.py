@@ -58,11 +58,12 @@ class Values:
             yield np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             return
         rows = self.shape[0]
-        row = self.nbytes // rows
-        step = max(_CHUNK // row, 1)
+        bytes_of_row = self.nbytes // rows
+        # At least one row, even if it is longer than a chunk.
+        step = max(_CHUNK // bytes_of_row, 1)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            out = np.empty((stop - start) * row, dtype=np.uint8)
+            out = np.empty((stop - start) * bytes_of_row, dtype=np.uint8)
             self.source.read_bytes(start, stop, out)
             if changes(self.factor):
                 values = out.view(self.dtype).reshape(stop - start, *self.shape[1:])
@@ -119,7 +120,9 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
     dtype = np.dtype(checkpoint.header.run.model.dtype)
     if checkpoint.normalisation:
         mean, std = (values.astype(dtype) for values in checkpoint.normalisation.whole)
+        # A batch normalisation divides by the root of the variance.
         layers.append(_elementwise("input", False, running_mean=mean, running_var=std**2))
+    # Only the kinds of its layers are needed: the values are in the checkpoint.
     built = network.without_values({})
     for stage in network.stages:
         for place, (key, module) in enumerate(built.get_submodule(stage).named_children()):
@@ -131,6 +134,7 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
                 factor = network.weight_factor(name, checkpoint.header.full_scale)
                 tensors[kind] = Values(checkpoint.tensors[name], factor)
             if isinstance(module, BatchNorm):
+                # A chain names its normalisations by their stages.
                 tensors |= _name_moments(moments[stage])
             kind, settings = _describe(module, network.lengths[stage])
             name_of_layer = f"{stage}_{key}" if place else stage
@@ -159,7 +163,7 @@ def _name_moments(moments: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Value
 
 
 def _describe(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
-    """Return the name of a module's class in torch.nn, and its settings."""
+    """Return the name of a module's class in torch.nn, and its settings. ``units``: of its stage."""
     if isinstance(module, BatchNorm):
         affine = module.weight is not None
         return "BatchNorm1d", {"num_features": units, "eps": module.eps, "affine": affine}
@@ -191,10 +195,12 @@ def collect_state(
     module = network.plain()
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     collection = _Collection(values, scale, moments, network, names)
+    # A shared layer comes at each of its paths, for a state dict names all of them.
     for path, layer in module.named_modules(remove_duplicate=False):
         collection.add(path, layer)
     untied: list[str] = []
     for places in collection.copies.values():
+        # The first place keeps the shared weight; the others have other factors.
         untied += list(places.values())[1:]
     calls = network.scaled_calls(scale)
     problem = _find_problem(module, calls, untied, moments)
@@ -226,6 +232,7 @@ class _Collection:
         tensors = self._collect_weights(path, first_path, layer)
         if path in self.moments:
             buffers = _name_moments(self.moments[path])
+            # PyTorch loads no state without this count, which evaluation does not use.
             buffers["num_batches_tracked"] = Values(np.array(0))
         else:
             buffers = _collect_buffers(self.network.name, path, layer)
@@ -241,6 +248,7 @@ class _Collection:
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
             name = self.names[id(parameter)]
             place = _name(path, key)
+            # A folded factor is of the parameter, any other of the layer in which it stands.
             scaled = name if name in self.network.table.folded else _name(first_path, key)
             factor = self.network.weight_factor(scaled, self.scale)
             # An array cannot be a dictionary's key, but its bytes can.
@@ -257,6 +265,7 @@ def _find_problem(
     module: nn.Module, calls: Mapping[Any, Any], untied: Sequence[str], moments: Moments
 ) -> str:
     """Return the reason why a plain class cannot load a state; empty if it can."""
+    # The first problem of a kind stands for all.
     for call in calls:
         return (
             f"{call[1]} in {call[0] or 'its forward'} has a factor in the full network that no "
@@ -280,6 +289,7 @@ def _name(path: str, key: str) -> str:
 def _collect_buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
     buffers = {}
     for key, values in layer.named_buffers(recurse=False):
+        # PyTorch leaves these out of a state dict, too.
         if key in layer._non_persistent_buffers_set:
             continue
         if values.dtype == torch.bfloat16:

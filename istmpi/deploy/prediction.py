@@ -65,6 +65,7 @@ def lines(
     names: list[str] = []
     if named and classes is None:
         keys = tuple(map(printable, named))
+        # A second column of this name would replace the first in a line of JSON.
         names = [f"output_{name}" if name == example else name for name in keys]
     elif all_outputs or not answer:
         names = [f"output_{name}" for name in classes or range(outputs)]
@@ -72,6 +73,7 @@ def lines(
     for block in predictions:
         rows = _make_rows(block, classes, top, form, len(names))
         header = [example, *answer]
+        # Only examples whose class is known have this column.
         if classes and block[2]:
             header.append("true_class")
         header += names
@@ -88,11 +90,11 @@ def _make_rows(
     """Return the cells of each example of a block, with the first ``outputs`` outputs."""
     examples, values, true = block
     rows = []
-    for place, (name, row) in enumerate(zip(examples, values)):
-        cells = [name, *_answer(row, classes, top, form)]
+    for place, (name, outputs_of_row) in enumerate(zip(examples, values)):
+        cells = [name, *_answer(outputs_of_row, classes, top, form)]
         if classes and true:
             cells.append(printable(true[place]))
-        rows.append([*cells, *map(_number, row[:outputs])])
+        rows.append([*cells, *map(_number, outputs_of_row[:outputs])])
     return rows
 
 
@@ -132,15 +134,18 @@ def _labels(outputs: np.ndarray, top: int, form: str) -> list[Any]:
     # A probability is above 1/2 where its logit is above 0.
     count = top or int((outputs > 0).sum())
     order = np.argsort(-outputs, kind="stable")[:count]
+    # The sigmoid, in a form in which no exponential is too large for a float.
     odds = np.exp(-np.logaddexp(0, -outputs[order].astype(np.float64))).astype(outputs.dtype)
     labels = order.tolist()
     probabilities = [*map(_number, odds)]
     if form == "jsonl":
         return [labels, probabilities]
+    # A cell of CSV holds one text.
     return [";".join(map(str, labels)), ";".join(map(str, probabilities))]
 
 
 def _json(row: dict[str, Any], names: Sequence[str], keys: Sequence[str] | None) -> str:
+    # In JSON the outputs are one value, an object or a list, instead of columns.
     outputs = [row.pop(name) for name in names]
     if outputs:
         row["outputs"] = dict(zip(keys, outputs)) if keys else outputs
@@ -169,6 +174,7 @@ def write_node_lines(
     """
     logits = network.compute_graph(_graph(source, features))
     if classes is None:
+        # Without classes, a node has any number of labels, each with its own probability.
         logits = 1 / (1 + np.exp(-logits))
 
     def predictions() -> Iterator[Predictions]:
@@ -212,6 +218,7 @@ def write_ranked_lines(
     top = min(top, labels)
     if form == "csv":
         yield _csv([_name_ranks(top)])
+    # A row has a logit for each of very many labels.
     step = max(MOST_LOGITS // labels, 1)
     number = 0
     for rows in blocks:
@@ -231,7 +238,7 @@ def _name_ranks(top: int) -> list[str]:
 
 
 def _rank(logits: torch.Tensor, top: int, loss: str) -> tuple[list[list[int]], list[list[float]]]:
-    """Return each row's ``top`` labels and their probabilities."""
+    """Return the ``top`` labels of each row of ``logits`` ``[b, labels]``, and their probabilities."""
     values, ranked = rank_first(logits, top)
     if loss == "softmax":
         odds = (values - logits.logsumexp(dim=1, keepdim=True)).exp()
@@ -239,6 +246,7 @@ def _rank(logits: torch.Tensor, top: int, loss: str) -> tuple[list[list[int]], l
         odds = values.sigmoid()
     scores = []
     for odds_of_row in odds.numpy():
+        # By its text, as in `_number`.
         scores.append([float(str(value)) for value in odds_of_row])
     return ranked.tolist(), scores
 

@@ -35,6 +35,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 EXAMPLES = 3
 """The number of examples in the traced pass. PyTorch would treat 1 as a constant."""
 OPSET = 18
+"""The version of ONNX's operators that exports use."""
 FIXED = "Constraints violated (batch)"
 """torch.export's words if a forward works only for the traced number of examples."""
 TOLERANCE = 1e-4
@@ -42,7 +43,11 @@ TOLERANCE = 1e-4
 
 
 class Normalising(nn.Module):
-    """A network that normalises its examples and rescales its outputs."""
+    """A network that normalises its examples and rescales its outputs.
+
+    ``shape``: of an example. ``normalisation``: mean and standard deviation ``[features]``.
+    ``rescaling``: factor and shift ``[outputs]``. None leaves the step out.
+    """
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -86,6 +91,7 @@ def make_program(
     code = network.code
     tensors = whole_state(state)
     module: nn.Module
+    # A chain's first and last layers normalise and rescale (`chain_state`).
     if state.module is None and network.stages:
         module = _make_chain(state, tensors)
         name = str(checkpoint.path)
@@ -129,12 +135,13 @@ def _make_own_module(
     network: Architecture, tensors: Mapping[str, torch.Tensor], state: State
 ) -> nn.Module:
     module = network.plain()
-    names = module.state_dict()
+    names_of_class = module.state_dict()
     for name, values in tensors.items():
         path, _, key = name.rpartition(".")
         if name in state.untied:
+            # The class shares this tensor; a parameter of its own takes its place.
             setattr(module.get_submodule(path), key, nn.Parameter(torch.empty_like(values)))
-        elif name not in names:
+        elif name not in names_of_class:
             # Of a batch normalisation that the class makes without running statistics.
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(tensors)
@@ -157,6 +164,7 @@ def _trace(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Export
                 _agree(program.module()(x[:count]), module(x[:count])) for count in (1, EXAMPLES)
             )
     except Exception as error:
+        # torch.export has no class of its own for this error.
         if FIXED in str(error):
             raise ConfigError(
                 f"{name}: its forward makes an integer of the number of examples, as len(x) and "
@@ -175,6 +183,7 @@ def _trace(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Export
 
 
 def _agree(returned: Outputs, expected: Outputs) -> bool:
+    # NaN differs from itself, but a program may return it where the network does.
     outputs = join_outputs(returned).nan_to_num()
     target = join_outputs(expected).nan_to_num()
     return bool((outputs - target).abs().max() <= TOLERANCE * target.abs().max())
@@ -218,6 +227,7 @@ def make_onnx(
             return exported.model_proto.SerializeToString(deterministic=True)
     except Exception as error:
         cause: BaseException = error
+        # The exporter wraps errors several times; the innermost one says what is wrong.
         while cause.__cause__:
             cause = cause.__cause__
         raise ConfigError(

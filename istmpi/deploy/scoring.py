@@ -61,10 +61,12 @@ def evaluate(
         checkpoint.require_valid(communicator.rank, communicator.size)
         header = checkpoint.header
         source = source or require_source(checkpoint)
+        # Ranks may have trained on data of their own; this source is the same for all.
         changes = {"data.source": source, "data.placement": "shared"}
         run = header.run.override(changes).with_implied()
         data = _open_data(checkpoint, source, split, communicator.rank, model)
         network, store = _load(checkpoint, data, communicator, model)
+        # A network saved before train.resolution ended takes the images of that time.
         data = resize_images(data, header.side).reshape(network.example_shape)
         moments = read_moments(checkpoint)
         calibrate = calibrate or not checkpoint.calibrated
@@ -85,6 +87,7 @@ def evaluate(
 
 
 def _arrange(evaluator: Evaluator, header: Header, network: Architecture) -> None:
+    """Arrange the last deal's subnets if the network is their mean; a whole one needs no deal."""
     if header.blocks:
         evaluator.arrange(find_last_deal(header, network), "blocks")
 
@@ -107,6 +110,7 @@ def _load(
     )
     fill(checkpoint, store)
     if isinstance(data.test, GraphSplit):
+        # An evaluation passes the whole graph at once: it is also the only example.
         nodes = len(data.test.graph)
         network.nodes = (nodes, nodes)
     return network, store
@@ -136,6 +140,7 @@ def _open_data(
 ) -> Dataset:
     """Return data with outputs as a checkpoint's network computes them."""
     data = open_fitting_data(checkpoint, source, rank, model)
+    # None also takes away an offset of these data that the network does not know.
     if checkpoint.target_offset is not None or data.target_offset is not None:
         data = data.with_target_offset(checkpoint.target_offset)
     if checkpoint.targets:
