@@ -49,6 +49,7 @@ def mlp_network(
     output_norm: bool = False,
     **settings: Any,
 ) -> Architecture:
+    """Return an mlp that classifies, without importing torch. ``settings``: its other arguments."""
     arguments = {"hidden": tuple(hidden), "output_norm": output_norm, **settings}
     code = user_network("mlp", (features,), outputs, arguments, CLASSIFICATION)
     table = require_table("mlp", Facts(code.inputs, outputs), code.settings)

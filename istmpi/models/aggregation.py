@@ -18,6 +18,7 @@ FEW = 0.1
 features."""
 
 SLOPE = 0.2
+"""The slope of the leaky ReLU of attention below 0, as in the paper on GAT."""
 
 
 class Edges:

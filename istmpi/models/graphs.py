@@ -87,6 +87,7 @@ class SAGE(nn.Module):
         super().__init__()
         widths = [features, *hidden, outputs]
         self.own = nn.ModuleList(nn.Linear(width, units) for width, units in pairwise(widths))
+        # No second bias, for both products are added.
         self.heard = nn.ModuleList(
             nn.Linear(width, units, bias=False) for width, units in pairwise(widths)
         )
@@ -122,6 +123,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, units: int):
         super().__init__()
         self.product = nn.Linear(width, heads * units, bias=False)
+        # A convolution in groups over one position: a head's two scores see its own units alone.
         self.scores = nn.Conv1d(heads * units, 2 * heads, 1, groups=heads, bias=False)
         self.units = units
 
@@ -166,4 +168,5 @@ class GAT(nn.Module):
         h = x
         for layer, norm in zip(self.layers, self.norms):
             h = functional.elu_(norm(layer(self.dropout(h), edges)))
+        # The logits may be overwritten: no gradient needs the product's result.
         return edges.convolve(self.last(self.dropout(h)), spare=True)

@@ -122,10 +122,12 @@ class Experts(nn.Module):
         ends = torch.searchsorted(
             number, torch.arange(len(self.up), device=number.device), right=True, out_int32=True
         )
+        # In ``chosen``, flattened, each token has ``top`` places.
         x = tokens[order // self.top]
         gate = functional.grouped_mm(x, self.gate, offs=ends)
         up = functional.grouped_mm(x, self.up, offs=ends)
         outputs = functional.grouped_mm(functional.silu(gate) * up, self.down, offs=ends)
+        # Back from the order of experts to that of tokens.
         outputs = outputs[order.argsort()].view(*chosen.shape, -1)
         return (outputs * best.softmax(-1)[..., None]).sum(1)
 
@@ -138,8 +140,11 @@ class Experts(nn.Module):
         return torch.einsum("teh,ehd->td", weighted, self.down)
 
     def _loss(self, scores, chosen):
+        """Return the scalar loss of ``scores`` ``[tokens, experts]`` and ``chosen`` ``[tokens,
+        top]``."""
         experts = scores.shape[-1]
         shares = scores.softmax(-1).mean(0)
+        # The choice has no gradient; the shares, which it multiplies, have.
         taken = torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(0) / self.top
         balance = self.balance * experts * (taken * shares).sum()
         return balance + self.z * scores.logsumexp(-1).square().mean()

@@ -51,6 +51,7 @@ class ResNet(nn.Module):
                 layers.append(Block(before, within, after, step, bottleneck))
                 before = after
             self.sections.append(layers)
+        # With pre-activation, the stream itself is not normalised.
         self.norm = nn.BatchNorm2d(before)
         self.outputs = nn.Linear(before, outputs)
         self.exits = nn.ModuleDict(

@@ -73,6 +73,7 @@ def mlp_table(facts: Facts, settings: Mapping[str, Any]) -> Table:
         batch_normalised.append("labels")
     for stage, inputs in zip(stages, ("features", *groups)):
         path = f"{stage}.linear"
+        # Bounds are those of nn.Linear: one over the root of the number of inputs.
         layers.add(path, inputs, stage, lengths[inputs] ** -0.5, bias=settings["bias"])
         if stage in groups and norm != "none":
             layers.add_norm(f"{stage}.norm", stage)
@@ -126,6 +127,7 @@ def _add_bag(layers: "_Layers", facts: Facts, width: str, bound: float) -> None:
     """Add the sum of the vectors of a row's features."""
     layers.parameters["bias"] = ParameterEntry(width, 0.0, 0.0)
     layers.add("bag", width, str(facts.features), bound, bias=False)
+    # A sum of rows is no product: `lookups` counts its additions.
     operator = Operator(
         shape=Pattern.parse(f"1 0 {width}"),
         module="bag",
@@ -141,6 +143,7 @@ def _add_bag(layers: "_Layers", facts: Facts, width: str, bound: float) -> None:
 def _add_labels(layers: "_Layers", facts: Facts, before: str, bound: float, block: int) -> None:
     """Add the layer over labels, of which ``block`` have their logits in memory at a time."""
     outputs = str(facts.outputs)
+    # The bias begins at the logit of these odds.
     layers.add("output", before, outputs, bound, centre=log(facts.odds / (1 - facts.odds)))
     layers.sums["output"] = (before,)
     operator = _product("output", before, outputs, kind="LabelBlocks")
@@ -171,7 +174,9 @@ def _graph_table(facts: Facts, settings: Mapping[str, Any], lists: Sequence[str]
                 _product(f"{part}.{number}", before, width, of_input=number == 0)
             )
         if "products" in lists:
+            # GCN adds its biases after the sum over neighbours, so no leaf has them.
             layers.parameters[f"biases.{number}.bias"] = ParameterEntry(width, 0.0, 0.0)
+        # The sum over neighbours is as wide as the numbers it follows.
         summed = width
         if number == 0 and settings["aggregate_first"]:
             summed = before
@@ -198,6 +203,8 @@ _TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
 
 
 class _Layers:
+    """The entries of a table, added layer by layer. ``hidden1`` is the first hidden layer's group."""
+
     def __init__(self, settings: Mapping[str, Any]):
         self.settings = settings
         self.groups: dict[str, int] = {

@@ -72,6 +72,7 @@ class Transformer(nn.Module):
         ``cache``: a list, empty at first, to which a call adds keys and values. The next call's
         tokens follow.
         """
+        # The cache has keys and values, ``[b, heads, tokens so far, head_dim]`` each.
         first = cache[0][0].shape[2] if cache else 0
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         x = self.embedding(tokens)
@@ -153,14 +154,16 @@ class Attention(nn.Module):
         if cache is not None:
             cache[number] = (key, value)
         if self.queries > 1:
+            # All queries of a head share its keys and values.
             key = key.repeat_interleave(self.queries, dim=1)
             value = value.repeat_interleave(self.queries, dim=1)
-        seen = None
+        mask = None
         if resumes:
-            # Each of the new tokens sees all before it.
-            seen = torch.arange(key.shape[2], device=x.device) <= places[:, None]
+            # Each of the new tokens sees all before it. PyTorch's own causal mask would take the
+            # first new token for the first of all.
+            mask = torch.arange(key.shape[2], device=x.device) <= places[:, None]
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, seen, is_causal=not resumes
+            query, key, value, mask, is_causal=not resumes
         )
         return self.output(mixed.transpose(1, 2).reshape(b, t, -1))
 
@@ -184,6 +187,8 @@ class FeedForward(nn.Module):
 
 
 def _rotate(x, places):
+    """Rotate pairs of numbers of ``x`` ``[b, heads, t, head_dim]`` by angles in proportion to
+    ``places`` ``[t]`` (Su et al. 2021, arXiv 2104.09864)."""
     half = x.shape[-1] // 2
     # In float64, because angles of late positions lose digits in float32.
     rates = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)

@@ -50,6 +50,7 @@ class VGG(nn.Module):
                 height //= 2
                 width //= 2
             self.section_ends.append(len(self.features))
+        # The dense layers see all remaining pixels of all channels.
         before *= height * width
         self.classifier = nn.Sequential()
         for after in dense:

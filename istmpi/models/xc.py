@@ -60,6 +60,7 @@ class XC(nn.Module):
         """
         x = self.bag(columns, offsets, values) + self.bias
         for number, norm in enumerate(self.norms):
+            # The first hidden layer is the bag.
             if number:
                 x = self.hidden[number - 1](x)
             x = self.dropout(functional.relu(norm(x)))

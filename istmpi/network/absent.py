@@ -36,6 +36,7 @@ class Absent(nn.Module):
 
 
 def put(network: nn.Module, path: str, module: nn.Module) -> None:
+    """Put ``module`` in the place of the network's module at ``path``."""
     holder, _, key = path.rpartition(".")
     network.get_submodule(holder)._modules[key] = module
 

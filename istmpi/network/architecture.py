@@ -49,7 +49,7 @@ class Architecture:
             # In the order of the forward pass, which the outline shows.
             self.lengths = {name: self.lengths[name] for name in ("features", *table.stages)}
         self.groups = tuple(table.groups)
-        self.uses = table.uses or ()
+        self.uses = table.uses or ()  # None in an earlier version's file
         self.parameters = {
             key: Parameter(Pattern.parse(entry.axes), dtype, entry.bound, entry.centre)
             for key, entry in table.parameters.items()
@@ -143,6 +143,7 @@ class Architecture:
         sums = self.sums.get(module, ()) if kind == "weight" else ()
         folded = self.table.folded.get(name, ())
         ends = self._ends.get(module, ())
+        # Sums are listed by their layer, folded ones by their parameter.
         joined = self.table.joined.get(module if sums else name)
         if joined is None or not (sums or folded):
             return self.factor((*sums, *folded, *ends), self.lengths, scale)
@@ -203,6 +204,7 @@ class Architecture:
         expected = {}
         for name, parameter in self._without_absent(self.parameters, lengths).items():
             expected[name] = parameter.pattern.shape(lengths)
+        # Of both: a parameter may be missing, or be new.
         for name in {**expected, **shapes}:
             if shapes.get(name) != expected.get(name):
                 shown = ", ".join(f"{group} = {lengths[group]}" for group in self.groups)
@@ -245,7 +247,7 @@ class Architecture:
         absent = []
         for group, blocks in self.blocks.items():
             for number, block in enumerate(blocks):
-                if not lengths.get(f"{group}[{number}]", 1):
+                if not lengths.get(f"{group}[{number}]", 1):  # all others may be unlisted
                     absent.append(block)
         return absent
 
@@ -301,6 +303,7 @@ class Architecture:
         if not groups:
             raise self._nothing_dealable()
         cure = "Use another method, such as --method local-sgd"
+        # Only method.partition can leave out a default group.
         if not {*self.default_groups}.issubset(groups):
             cure = "Leave it out of method.partition"
         for name in groups:

@@ -62,6 +62,7 @@ def read_arguments(network: str) -> tuple[Field, ...]:
     dealt = _dealt(kind)
     arguments = constructor.args.args[1:]  # without self
     values = constructor.args.defaults
+    # Only the last arguments have defaults.
     defaults = dict(zip([argument.arg for argument in arguments[-len(values) :]], values))
     fields = []
     for argument in arguments:
@@ -102,6 +103,8 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
 
 
 def read_clauses(docstring: str) -> dict[str, str]:
+    """Return the clause of each argument in a class's docstring, as a sentence."""
+    # After the text before the first name, names and their clauses alternate.
     parts = re.split(r"``(\w+)``: ", " ".join(docstring.split()))[1:]
     return {
         name: text[0].upper() + text[1:].rstrip(" ;.") + "."
@@ -124,6 +127,7 @@ def _dealt(kind: ast.ClassDef) -> tuple[str, ...]:
 
 
 def _value(node: ast.expr) -> Any:
+    # literal_eval computes no powers, such as 2**16.
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         return _value(node.left) ** _value(node.right)
     return ast.literal_eval(node)
@@ -175,6 +179,7 @@ def user_network(
     values = {argument: settings.get(argument, default) for argument, default in defaults.items()}
     _require_complete(name, values, arguments, facts)
     inputs = tuple(shape)
+    # A class that asks only for features takes flat examples.
     if "features" in arguments and "shape" not in arguments and example is None:
         inputs = (facts["features"],)
     return UserNetwork(

@@ -96,6 +96,7 @@ def convert_batch_norms(network: nn.Module) -> None:
         ):
             kind: Any = type(module)
             _change_class(module, _calibrated(kind))
+            # PyTorch would raise this count, a buffer, in each pass.
             module.num_batches_tracked = None
 
 
@@ -161,6 +162,7 @@ def compute_moments(x: torch.Tensor, layer: str = "", each: bool = False) -> Mom
     """Return mean and variance ``[units]`` of ``[batch, units, ...]``. ``each``: average the
     variances of examples."""
     axes = [0, *range(2, x.ndim)]
+    # Without correction, as batch normalisations compute it.
     variance, mean = torch.var_mean(x, dim=axes, correction=0)
     if each:
         variance = x.var(dim=axes[1:], correction=0).mean(0)

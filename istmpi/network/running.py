@@ -26,6 +26,7 @@ def run_examples(
     accepts them.
     """
     if not large(module):
+        # Inspections compare numbers, which float64 rounds least.
         module.to(torch.float64).eval()
         with suppress(ConfigError):
             return run_short(network, network.examples(count, torch.float64), run)
@@ -41,6 +42,7 @@ def run_short(
     and the outputs."""
     if network.tokens:
         with suppress(ConfigError):
+            # Refused by a network with, for example, a layer over the whole window.
             short = (x[0][:, :TOKENS],)
             return short, run(*short)
     return x, run(*x)

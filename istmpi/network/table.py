@@ -21,6 +21,7 @@ from istmpi.settings import convert
 AGGREGATION = "Aggregation"
 """The kind of an operator that sums over a node's neighbours in a graph."""
 EPSILON = 1e-5
+"""The number that a batch normalisation adds to variances, by default."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +61,24 @@ class Operator:
         return self._times_examples(product_of(self.shape.shape(lengths)), examples)
 
     def flops(self, lengths: Mapping[str, Number], examples: Number = 1) -> tuple[Number, Number]:
+        """Return the floating-point operations of a forward and of a backward pass."""
+        # A multiply-add is two operations.
         forward = 2 * self.multiply_adds(lengths, examples)
         return forward, self.gradients * forward
 
     def added_up(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number | float:
+        """Return the numbers that look-ups add up in a forward pass."""
         return self.outputs(lengths, examples) * self.lookups
 
     def kept(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
         """Return the number of `outputs` that are in memory at a time."""
         _, _, columns = self.shape.shape(lengths)
         in_memory = min(self.block or columns, columns)
+        # A fraction, for counts are exact; a rank may have no columns at all.
         return self.outputs(lengths, examples) * Fraction(in_memory, columns or 1)
 
     def outputs(self, lengths: Mapping[str, Number], examples: Number = 1) -> Number:
+        """Return the numbers that the product has as its result, in all its calls."""
         rows, _, columns = self.shape.shape(lengths)
         return self._times_examples(rows * columns, examples)
 
@@ -158,6 +164,7 @@ def split_power(summed: str) -> tuple[str, float]:
 def with_power(groups: Sequence[str], group: str, power: float) -> tuple[str, ...]:
     """Return a sum's groups with this power of one group's share, in place of its other entries."""
     others = tuple(summed for summed in groups if split_power(summed)[0] != group)
+    # To the power 0, the share does not change the sum.
     if power == 0:
         return others
     return (*others, group if power == 1 else f"{group}^{power:g}")
@@ -256,6 +263,7 @@ class Table:
         for entry in self.parameters.values():
             for axis in Pattern.parse(entry.axes).axes:
                 for segment in axis.segments:
+                    # The outermost factor comes first.
                     names = [factor.name for factor in segment.factors if factor.name in groups]
                     inner.update(name for name in names[1:] if name)
         return inner
@@ -273,16 +281,17 @@ class Table:
 
     def tree(self) -> dict[str, Any]:
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
+        # By way of JSON, so that it equals the tree read from a file: tuples are lists.
         return json.loads(json.dumps(facts, default=plain, skipkeys=True))
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> Table:
         """Read a table that `tree` wrote, also in an earlier version. A wrong tree may raise any
         exception."""
-
         operators = [
             {**entry, "shape": Pattern.parse(entry["shape"])} for entry in tree["operators"]
         ]
+        # A file of an earlier version has no entry for uses.
         return convert({"uses": None, **tree, "operators": operators}, Table)
 
     def difference(self, other: Table) -> str:
@@ -320,6 +329,7 @@ class Table:
 
     def _comparable(self) -> dict[str, Any]:
         tree = self.tree()
+        # Other initial values make no other network.
         axes = {name: entry["axes"] for name, entry in tree["parameters"].items()}
         return tree | {"parameters": axes, "dealt": list(self.dealt)}
 

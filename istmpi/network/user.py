@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 IN_A_ROW = 3
+"""The number of features in each sparse row that is made up."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Width:
     """The argument's name. For an element of a sequence, its number from 1 follows."""
     argument: str
     place: int | None
+    """The element's place in the argument, from 0; None if the argument is a number."""
     length: int
 
 
@@ -109,6 +111,7 @@ class UserNetwork:
             if width.place is None:
                 settings[width.argument] = length
             else:
+                # A copy: the settings are shared by all widths.
                 values = list(settings[width.argument])
                 values[width.place] = length
                 settings[width.argument] = type(self.settings[width.argument])(values)
@@ -193,6 +196,7 @@ class UserNetwork:
         total = 0.0
         for number, name in enumerate(sorted(self.frozen), 1):
             flat = self.frozen[name].reshape(-1)
+            # At most 4096 values, so that large tensors cost no more.
             sample = flat[:: len(flat) // 4096 + 1].double().abs().nan_to_num(posinf=1.0)
             # The number tells apart equal tensors under other names.
             total += number * float(sample.sum())
@@ -349,6 +353,7 @@ def _freeze(network: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _is_number(value: Any) -> bool:
+    # True and False are integers in Python.
     return isinstance(value, int) and not isinstance(value, bool)
 
 
