@@ -52,6 +52,7 @@ class Stream:
         mark = BOM_UTF8
         while True:
             with self._name_damage():
+                # One byte more than allowed shows that a line is too long.
                 line = self._file.readline(LONGEST_LINE + 1)
             if not line:
                 return
@@ -102,6 +103,7 @@ class Archive:
     def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
         for name, file in self._files(names):
             with _name_damage(self.path):
+                # One byte more than allowed shows that a file is too large.
                 content = file.read(limit + 1)
             if len(content) > limit:
                 raise DataError(
@@ -299,6 +301,7 @@ def _open_tar(path: Path) -> tarfile.TarFile:
     try:
         return tarfile.open(path, "r:", tarinfo=_Header)
     except tarfile.ReadError:
+        # A compressed tar file is read as a stream: to go back, it would be unpacked again.
         return tarfile.open(path, "r|*", bufsize=2**20, tarinfo=_Header)
 
 

@@ -46,6 +46,7 @@ class _Array:
     values: np.ndarray | dict[str, object] | None = None
 
     def __setstate__(self, state: Any) -> None:
+        # NumPy's state of an array; its version comes first.
         _, shape, dtype, fortran, content = state
         is_plain = isinstance(dtype, _Dtype) and isinstance(content, bytes)
         if not is_plain or min(shape, default=0) < 0:
@@ -87,6 +88,7 @@ _NAMES = {
     ),
     "numpy dtype": _Dtype,
     "collections defaultdict": lambda *_: {},
+    # Protocol 2 has no bytes of Python 3, but text to encode.
     "_codecs encode": lambda text, _: text.encode("latin-1"),
 }
 

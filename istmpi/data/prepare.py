@@ -116,6 +116,7 @@ def _require_options(kind: str, options: Collection[str]) -> None:
 def _count_classes(material: Material, split: str) -> tuple[int, ...] | None:
     """Return the number of a split's examples of each class or label; None without either."""
     y = material.datasets.get(f"{split}/y")
+    # Floats are numbers to predict.
     if y is None or y.dtype.kind == "f":
         return None
     if y.ndim == 1:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from istmpi.data.settings import Data
 
 RANK = "{rank}"
+"""Stands in a path for a rank's number."""
 
 
 def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> Dataset:
@@ -90,6 +91,7 @@ def open_dataset(
     if path.suffix in SUFFIXES:
         test.is_drawn(source, True)
         return cut_windows(open_prepared(path), length)
+    # Several kinds may have files with the same ending.
     kind = "|".join(kind.name for kind in KINDS.values() if path.suffix in kind.endings) or "KIND"
     raise DataError(
         f"data {path} is not .h5 or .npz; prepare it first: istmpi prepare {kind} {path} "
@@ -148,10 +150,13 @@ def open_digits() -> Dataset:
     ):
         x = arrays["x"]
         y = arrays["y"].astype(np.int64)
+    # The file has no splits.
     test = draw_test(len(y), y)
     moments = Moments(x.shape[1])
+    # Test examples have no part in training, nor in its normalisation.
     moments.add(x[~test])
     shape = (1, 8, 8)
+    # All pixels have the same range.
     normalisation = moments.normalisation(groups=1)
     return Dataset(
         splits={

@@ -82,6 +82,7 @@ BLOCK = 2**16
 
 def cut_blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
     # Blocks of about 64 KiB: a batch of random rows reads little more than its rows.
+    # The quotient is rounded up; a block has at least one row.
     blocks = max(min(rows, -(-rows * row_bytes // BLOCK)), 1)
     return [(rows * block // blocks, rows * (block + 1) // blocks) for block in range(blocks)]
 

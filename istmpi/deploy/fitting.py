@@ -49,14 +49,12 @@ def attach_code(
             f"{checkpoint.path}: only the code of its data defines the inputs of its network. "
             "Use istmpi evaluate --data, or export --to torch and call the class in Python."
         )
-    # The data in the header are those of training, so the class gets the same arguments.
     arguments = header.run.model.arguments_for(data.task)
     name = model or network.name
     try:
         code = user_network(name, header.shape, data.outputs, arguments, data.task, example)
     except ConfigError as error:
-        # Of the right class, the error alone says what is wrong.
-        if find_class_name(name) == find_class_name(network.name):
+        if find_class_name(name) == find_class_name(network.name):  # the error says enough
             raise
         raise ConfigError(
             f"{checkpoint.path} has the weights of {network.name}. {error}"

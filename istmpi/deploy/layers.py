@@ -163,7 +163,7 @@ def _name_moments(moments: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Value
 
 
 def _describe(module: nn.Module, units: int) -> tuple[str, dict[str, Any]]:
-    """Return the name of a module's class in torch.nn, and its settings. ``units``: of its stage."""
+    """Return a module's class in torch.nn and its settings. ``units``: those of its stage."""
     if isinstance(module, BatchNorm):
         affine = module.weight is not None
         return "BatchNorm1d", {"num_features": units, "eps": module.eps, "affine": affine}

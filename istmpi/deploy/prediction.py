@@ -63,9 +63,8 @@ def lines(
     answer = _name_answer(classes, top)
     keys: Sequence[str] | None = classes
     names: list[str] = []
-    if named and classes is None:
+    if named and classes is None:  # no name may equal that of the first column
         keys = tuple(map(printable, named))
-        # A second column of this name would replace the first in a line of JSON.
         names = [f"output_{name}" if name == example else name for name in keys]
     elif all_outputs or not answer:
         names = [f"output_{name}" for name in classes or range(outputs)]
@@ -73,8 +72,7 @@ def lines(
     for block in predictions:
         rows = _make_rows(block, classes, top, form, len(names))
         header = [example, *answer]
-        # Only examples whose class is known have this column.
-        if classes and block[2]:
+        if classes and block[2]:  # the true classes, where they are known
             header.append("true_class")
         header += names
         if form == "jsonl":
@@ -238,7 +236,8 @@ def _name_ranks(top: int) -> list[str]:
 
 
 def _rank(logits: torch.Tensor, top: int, loss: str) -> tuple[list[list[int]], list[list[float]]]:
-    """Return the ``top`` labels of each row of ``logits`` ``[b, labels]``, and their probabilities."""
+    """Return the ``top`` labels of each row of ``logits`` ``[b, labels]``, and their probabilities,
+    the largest first."""
     values, ranked = rank_first(logits, top)
     if loss == "softmax":
         odds = (values - logits.logsumexp(dim=1, keepdim=True)).exp()

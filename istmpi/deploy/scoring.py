@@ -55,18 +55,16 @@ def evaluate(
 
     Collective. Moments of batch normalisations are the file's, or new ones if the file has none or
     if ``calibrate``. Raises DataError on every rank if the checkpoint or the data cannot be used,
-    or if outputs are not finite.
+    or if outputs are not finite. Images have the size that they had in the last round.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
         header = checkpoint.header
         source = source or require_source(checkpoint)
-        # Ranks may have trained on data of their own; this source is the same for all.
-        changes = {"data.source": source, "data.placement": "shared"}
+        changes = {"data.source": source, "data.placement": "shared"}  # also after local data
         run = header.run.override(changes).with_implied()
         data = _open_data(checkpoint, source, split, communicator.rank, model)
         network, store = _load(checkpoint, data, communicator, model)
-        # A network saved before train.resolution ended takes the images of that time.
         data = resize_images(data, header.side).reshape(network.example_shape)
         moments = read_moments(checkpoint)
         calibrate = calibrate or not checkpoint.calibrated

@@ -203,7 +203,7 @@ _TABLES: dict[str, Callable[[Facts, Mapping[str, Any]], Table]] = {
 
 
 class _Layers:
-    """The entries of a table, added layer by layer. ``hidden1`` is the first hidden layer's group."""
+    """The entries of a table, added layer by layer. Hidden layer 1 has the group ``hidden1``."""
 
     def __init__(self, settings: Mapping[str, Any]):
         self.settings = settings

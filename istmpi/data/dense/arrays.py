@@ -120,6 +120,7 @@ def _load(archive: Archive) -> dict[str, np.ndarray]:
     for name in names:
         with archive.open(name) as file:
             for key, array in load_arrays(file, name).items():
+                # A .npy has no name inside; its file names its array.
                 arrays[key or name.rpartition("/")[2].removesuffix(".npy")] = array
     return arrays
 
@@ -170,6 +171,7 @@ def draw_missing_test(
     y = arrays[y_name]
     if len(x) != len(y):
         return arrays
+    # Only classes are balanced between the splits.
     classes = y if y.ndim == 1 and y.dtype.kind in "iub" else None
     train, rows = test.indices(len(y), classes)
     others = {name: array for name, array in arrays.items() if name not in (x_name, y_name)}

@@ -38,6 +38,7 @@ def read_inputs(source: str, kind: str, shape: tuple[int, ...], **options: Any) 
     }
     if request.resize:
         given.add("resize")
+    # An option without an effect would hide a mistake.
     if given - used:
         raise DataError(f"--{min(given - used)} does not go with {source}. Leave it out.")
     count = 0
@@ -92,6 +93,7 @@ def _open_blocks(
 def _read_dataset(data: Dataset, source: str, request: Request) -> Iterator[Block]:
     _require_form(source, data.shape, request.shape)
     data.require_split(request.split, source)
+    # The network normalises examples itself, by the moments of its training.
     rows = data.with_normalisation(None).reshape((data.features,)).splits[request.split]
     labels = rows.labels() if data.classes else None
     step = rows_per_block(data.features)

@@ -47,6 +47,7 @@ CANCELLED = 0.01
 """A clip is refused if the mean of its channels has less than this share of the channels' mean
 power."""
 LOUDEST = 1e9
+"""The limit of a sample, of which full scale is 1."""
 
 
 def read(archive: Archive, decoder: Decoder, *, classes: str | None = None) -> Material:
@@ -223,6 +224,7 @@ def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
     if loudest <= _SILENCE:
         return np.zeros((BANDS, FRAMES), dtype=np.float32)
     decibels = np.maximum(10 * np.log10(np.maximum(power / loudest, _SILENCE)), FLOOR_DB)
+    # A spectrogram of a single level has no deviation to divide by.
     deviation = decibels.std() or 1
     return ((decibels - decibels.mean()) / deviation).T.astype(np.float32)
 
@@ -230,12 +232,16 @@ def log_mel(clip: np.ndarray, rate: int) -> np.ndarray:
 def _cut_second(clip: np.ndarray, rate: int) -> np.ndarray:
     """Return the second around the middle of a clip's energy."""
     energy = clip.astype(np.float64) ** 2
+    # A silent clip has no energy to divide by; its middle does not matter.
     middle = int(energy @ np.arange(len(clip)) / max(energy.sum(), 1e-300))
+    # With a second of silence on both sides, a second can be cut around any sample.
     return np.pad(clip, rate)[middle + rate - rate // 2 :][:rate]
 
 
 @lru_cache(maxsize=8)
 def _make_tables(rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a window ``[length]``, filters ``[length // 2 + 1, BANDS]``, and the sample numbers of
+    all windows of a second ``[FRAMES, length]``."""
     length = round(WINDOW_SECONDS * rate)
     hop = round(HOP_SECONDS * rate)
     window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)).astype(np.float32)

@@ -243,6 +243,7 @@ def _check_features(
             rows = np.asarray(x[start : start + step]).reshape(-1, features)
             require_finite(rows, f"{split} example", source, start)
             if split == "train":
+                # The numbers as they are given: those of `dtype` are rounded already.
                 extent.add(rows)
                 moments.add(np.ascontiguousarray(rows, dtype))
     extent.require_apart("feature", source)

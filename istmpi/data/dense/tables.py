@@ -105,7 +105,7 @@ def read(
         if all(len(np.unique(y)) == 1 for y in labels.values()):
             raise DataError(f"{source}: all labels are equal. {cure}")
     pairs = {split: (table.x, labels[split]) for split, table in tables.items()}
-    if "" in pairs:
+    if "" in pairs:  # a single table
         by_class = " of each class" * (task == CLASSIFICATION)
         decoder.split = f"{ONE_IN_FIVE}{by_class} (train.csv and test.csv decide otherwise)"
     splits = ensure_test(pairs, source, by_class=names is not None)
@@ -282,7 +282,7 @@ def _require_no_header(name: str, first: list[str], labels: list[str]) -> None:
 def _guess_delimiter(archive: Archive, name: str, notes: Notes) -> str:
     with archive.stream(name) as stream:
         first = next((line for line in stream.lines() if line.strip()), b"")
-    line = first.decode("utf-8", errors="replace")
+    line = first.decode("utf-8", errors="replace")  # delimiters are ASCII
     present = [
         word for word, character in ((",", ","), (";", ";"), ("tab", "\t")) if character in line
     ]
@@ -317,6 +317,7 @@ def _read_numbers(name: str, block: list[_Row], columns: list[int], header: bool
         with suppress(ValueError):
             values = np.array(features, np.float64)
         if values is not None:
+            # float64 may have rounded whole numbers of this size.
             for row, column in np.argwhere(np.abs(values) >= EXACT):
                 line, _ = block[row]
                 require_exact(features[row][column], f"{name}, line {line}")
@@ -353,7 +354,7 @@ def _read_rows(archive: Archive, name: str, delimiter: str) -> Generator[_Row, N
         for row in reader:
             if not any(map(str.strip, row)):
                 continue
-            columns = columns or len(row)
+            columns = columns or len(row)  # as many as in the first line
             if len(row) != columns:
                 raise DataError(
                     f"{name}, line {reader.line_num}: {len(row)} columns, but line 1 has "
@@ -370,7 +371,7 @@ def _find_label(name: str, first: list[str], label: str) -> int:
             "features and a label. Set --delimiter."
         )
     if is_whole_number(label) and -len(first) <= int(label) < len(first):
-        return int(label) % len(first)
+        return int(label) % len(first)  # -1 is the last one
     if first.count(label) > 1:
         raise DataError(
             f"{name}: several columns are called {label!r}; give the number of one, from 0."

@@ -40,6 +40,7 @@ def read_planetoid(archive: Archive, prefix: str) -> RawGraph:
     tested = files.read_matrix("tx")
     classes = files.read_classes("ally")
     tested_classes = files.read_classes("ty")
+    # The nodes of y, those of training, are the first of ally.
     count = len(files.read_classes("y"))
     fits = (
         len(others) == len(classes)
@@ -74,6 +75,7 @@ def _follow(nodes: np.ndarray, others: int) -> bool:
     """Return True if node numbers differ, and come after the ``others`` without wide gaps."""
     if not len(nodes) or len(np.unique(nodes)) < len(nodes):
         return False
+    # A damaged number could otherwise ask for any amount of memory.
     return bool(others <= nodes.min() and nodes.max() < 2 * (others + len(nodes)))
 
 
@@ -113,6 +115,7 @@ class _Files:
             # A bool is an int to Python.
             if not is_list or any(type(end) is not int for end in (node, *neighbours)):
                 raise DataError(f"{self._where}graph is not a dictionary of node lists. {_AGAIN}")
+            # A node receives from its neighbours.
             edges += [(neighbour, node) for neighbour in neighbours]
         sources, targets = np.array(edges, np.int64).reshape(-1, 2).T
         return sources, targets

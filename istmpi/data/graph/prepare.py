@@ -54,6 +54,7 @@ def read(
             f"{source} has features of {len(raw.x):,} nodes, but labels of {count:,}. Give one of "
             "each."
         )
+    # Sparse features are mostly counts of words: of each node, their shares matter.
     x = _normalise(raw.x, normalise or ("rows" if raw.sparse else "columns"), source)
     adjacency = connect(raw.sources, raw.targets, count, directed, source)
     neighbours = adjacency.neighbours
@@ -98,6 +99,7 @@ def connect(
     # An undirected edge may be listed once or in both directions; neither is a repeated edge.
     once = len(np.unique(sources * count + targets))
     repeated = len(sources) - once
+    # One number for each edge, in the order of targets and then of sources.
     keys = targets * count + sources
     if not directed:
         keys = np.concatenate([keys, sources * count + targets])

@@ -177,6 +177,7 @@ class _Collected:
         self._values.extend(values)
         self.closeness.add(columns, values)
         if once or columns:
+            # This row is not among the filled ones yet, so it counts as blank.
             self._blank_before = self.blank - 1
             self.filled += 1
 
@@ -247,6 +248,7 @@ def _parse(where: str, line: bytes, limits: Limits) -> tuple[list[int], list[int
         last = max(columns, default=0)
         inside = limits.first <= first and last < limits.first + limits.features
         inside = inside and min(labels, default=0) >= 0 and max(labels, default=0) < limits.labels
+        # Python also reads numbers such as 1_000, which other programs would refuse.
         if inside and all(abs(value) <= LARGEST for value in values) and b"_" not in line:
             return labels, columns, values
     for name in names:

@@ -35,6 +35,7 @@ def read_rows(
     path = Path(source)
     if not path.is_file():
         raise DataError(f"{path} is not a file. Give a file of sparse rows to predict.")
+    # Text is in memory; the blocks of a prepared file are verified when they are read.
     guards: Sequence[Guard | None] = ()
     if path.name.lower().endswith(SUFFIXES):
         prepared = _open_prepared(path, features, split, reading)
@@ -54,6 +55,7 @@ def _read_text(
         raise DataError(f"{path} holds {len(archive.names):,} files. Give a single file of rows.")
     first = reading.get(COUNTED_FROM, 0)
     with archive.stream(archive.names[0]) as stream:
+        # These limits are for a file without a header; a header states its own.
         read = read_lines(stream, Limits(features, first=first))
     if read.header:
         _require_features(path, read.header.features, features)

@@ -176,6 +176,7 @@ def _collect(archive: Archive, parts: Mapping[str, tuple[Rows, np.ndarray]]) -> 
     Rows that lack features or labels are dropped. Raises DataError for a split without rows, or
     without labels of training.
     """
+    # A file may have the rows of several splits.
     sources = list({rows.name: rows for rows, _ in parts.values()}.values())
     _require_same_header(sources)
     count = max(map(_count_labels, sources))
@@ -193,6 +194,7 @@ def _collect(archive: Archive, parts: Mapping[str, tuple[Rows, np.ndarray]]) -> 
         labels = rows.labels.take(kept)
         if split == "train":
             trained[labels.arrays[0]] = True
+        # The first split is train, so that `trained` is complete for the others.
         _require_rows(split, rows, labels, trained)
         splits[split] = (rows.features.take(kept), labels)
     features, labels = splits["train"]
@@ -309,6 +311,7 @@ def build_material(
         columns, values = rows.arrays
         attributes[f"{split}_values"] = len(values)
         attributes[f"{split}_labels"] = len(labels.arrays[0])
+        # The types are those of the format (docs/formats.md).
         datasets[f"{split}/indptr"] = np.ascontiguousarray(rows.offsets, "<i8")
         datasets[f"{split}/indices"] = np.ascontiguousarray(columns, "<i4")
         datasets[f"{split}/data"] = np.ascontiguousarray(values, "<f4")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from istmpi.data.hdf5 import Guard, Opened, PreparedFile
 
 SAMPLE_ROWS = 4096
+"""The most rows of which a checksum of features is made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class Ragged:
             # An empty list at the end would start behind the last block.
             if guard is not None and offsets[-1]:
                 guard(starts[lengths > 0], lengths[lengths > 0])
+        # Where a list starts in the arrays, plus the place inside the list.
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Ragged(offsets, tuple(array.view(np.ndarray).take(places) for array in self.arrays))
 

@@ -25,6 +25,7 @@ from istmpi.units import counted
 
 LINES = (".jsonl", ".jsonl.gz")
 CUT = 0.9
+"""The share of a single document that is for training; the end is for testing."""
 
 
 def read(
@@ -175,6 +176,7 @@ class _Documents:
         start = self._end
         nbytes = 0
 
+        # The tokenizer takes the pieces; their bytes are counted on the way.
         def measure() -> Iterator[bytes]:
             nonlocal nbytes
             for piece in pieces:
@@ -218,6 +220,7 @@ class _Documents:
             self._decoder.split = f"of the documents {ONE_IN_FIVE}"
             split_numbers = draw_test(len(self)).astype(np.int64)
         starts = np.array(self._start)[order]
+        # Documents follow each other in the scratch file without gaps.
         counts = np.diff(np.array(self._start), append=self._end)[order]
         nbytes = np.array(self._bytes)[order]
         parts = {}
