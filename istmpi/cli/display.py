@@ -76,6 +76,7 @@ class LiveView:
         if last and last.rates:
             examples, sent = last.rates
             figures.append(f"{number(examples)} examples/s")
+            # Ranks of one host send nothing over a network.
             if self._several:
                 figures.append(f"{size(sent)}/s")
         if self._score:
@@ -125,6 +126,7 @@ class TrainingDisplay(Watch):
     def started(self, training: Training, folder: RunFolder, saver: Saver) -> None:
         facts = banner(training, folder, saver)
         self._print_facts(facts)
+        # -q hides the banner, but no warning.
         if self._showing.quiet and "widths" in facts:
             self.noticed(f"warning: {facts['widths']}")
         self._follow(training)
@@ -140,6 +142,7 @@ class TrainingDisplay(Watch):
         if self._view:
             self._view.progressed(progress)
         now = time.monotonic()
+        # A bar moves by itself; lines show from time to time that the run is alive.
         late = not self._view and now - self._line_at >= SECONDS_BETWEEN_LINES
         evaluated = bool(progress.score or progress.validation)
         due = late or self._showing.verbose or (evaluated and self.every_evaluation)
@@ -150,12 +153,14 @@ class TrainingDisplay(Watch):
 
     def noticed(self, message: str) -> None:
         if self._showing.quiet:
+            # The console prints nothing with -q.
             print(one_line(message), file=sys.stderr, flush=True)
         else:
             self._console.print(one_line(message), markup=False)
 
     def finished(self, summary: Summary) -> None:
         self._stop_view()
+        # The time of imports, data and network, before the first round.
         loading = self._begun - self._showing.since
         elapsed = time.monotonic() - self._begun
         self._print_facts(outcome(summary, self._rounds, loading, elapsed))

@@ -50,6 +50,7 @@ class LazyGroup(click.Group):
 
     def _help(self) -> Iterator[tuple[str, str]]:
         for name in self._names:
+            # Read, not imported: all imports together take seconds.
             with open(FOLDER / f"{name}.py", encoding="utf-8") as file:
                 yield name, file.readline().strip('"\n')
 
@@ -193,6 +194,7 @@ def _outcome(program: Callable[[], object]) -> tuple[int, bool]:
     except click.exceptions.Abort:
         return 130, False
     except click.exceptions.NoArgsIsHelpError as error:
+        # Once, not on each rank.
         if comm.read_launcher()[0] == 0:
             click.echo(error.ctx.get_help())
         return 0, True
@@ -269,6 +271,7 @@ def _refusal_of_output(error: BaseException) -> OutputError | None:
     if not isinstance(error, OSError) or error.filename:
         return None
     try:
+        # The error names no file; only another attempt shows whether the output is the cause.
         os.write(sys.stdout.fileno(), b"\n")
     except OSError as refusal:
         return OutputError(
@@ -295,6 +298,7 @@ def _report(error: IstmpiError) -> tuple[int, bool]:
     if not alone:
         error = comm.agree_on_error(error)
     rank = comm.find_rank()
+    # A command that needs no ranks usually has one, so its message names none.
     if not error.everywhere and not (alone and rank == 0):
         _say(f"istmpi: rank {rank}: {one_line(error)}")
     elif rank == 0:

@@ -51,6 +51,7 @@ class Described:
 
         assert self.data is not None, "the network was made without its data"
         costs = phase_costs(run, self.architecture, ranks, self.examples, self.smaller)
+        # Called for its errors alone.
         Best.from_run(run, self.data)
         examples = count_examples(run, self.data, ranks)
         # Ranks with equal parts are alike, so the first of each kind is checked.
@@ -98,6 +99,7 @@ def _describe_by_table(
 ) -> Described:
     name = run.model.name
     task = CLASSIFICATION
+    # The first task with inputs that the network accepts.
     for other, entry in TASKS.items():
         if entry.inputs == ACCEPTED_INPUTS.get(name):
             task = other

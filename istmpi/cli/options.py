@@ -37,6 +37,7 @@ class _Range(click.ParamType):
     def _describe_range(self) -> str:
         least, above, largest = self._limits()
         if least is not None and 0 < least <= TINY:
+            # Words for a guard such as 1e-9: nobody means that number.
             least = 0
             above = True
         low = ""
@@ -51,12 +52,14 @@ class _Range(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
+            # Python also reads digits of other scripts.
             if not in_ascii_digits(str(value)):
                 raise click.BadParameter(value)
             number = super().convert(value, param, ctx)
         except click.BadParameter:
             rule = self.kind
             _, _, largest = self._limits()
+            # So long a number is not of a wrong kind, but too large.
             if largest == MOST_WHOLE and len(str(value)) >= len(str(MOST_WHOLE)):
                 rule += " below 2^63"
             limits = self._describe_range()
@@ -97,6 +100,7 @@ class YesOrNo(click.ParamType):
 def bandwidth(option: str, text: str) -> float:
     """Return the bytes per second of ``2.5Gbit`` or ``300MB``."""
     units = _list_units("bit", 1 / 8) | _list_units("B")
+    # A rate is written with or without its second.
     units |= {f"{unit}/s": factor for unit, factor in units.items()}
     return _quantity(option, text, units, "a rate per second in bit or B, such as 2.5Gbit")
 
@@ -165,6 +169,7 @@ def _quantity(option: str, text: str, units: Mapping[str, float], expected: str)
         number = float(match[1])
     except ValueError:
         raise _refuse(option, text, expected) from None
+    # The cost model divides by these, so the reciprocal must be usable, too.
     if not 1 / MOST < number < MOST:
         raise _refuse(option, text, expected)
     return number * units[match[2]]
@@ -176,6 +181,7 @@ def _whole_numbers(
     try:
         numbers = [whole_number(part) for part in text.split(separator)]
     except ValueError:
+        # Refused below, like any number out of range.
         numbers = [0]
     if not 1 <= min(numbers) <= max(numbers) <= largest:
         raise _refuse(option, text, expected)
@@ -192,6 +198,7 @@ Decorator = Callable[[Callable], Callable]
 
 
 def flag(name: str, help: str) -> Decorator:
+    # A parameter `json` would hide Python's module.
     names = [name, "as_json"] if name == "--json" else [name]
     return click.option(*names, is_flag=True, help=help)
 

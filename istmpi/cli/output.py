@@ -90,7 +90,7 @@ def progress(in_bytes: bool = False) -> Iterator[Report]:
         console=stderr,
         transient=True,
     ) as bar:
-        task = bar.add_task("reading", total=None)
+        task = bar.add_task("reading", total=None)  # unknown until the first report
 
         def report(stage: str, done: int, total: int) -> None:
             bar.update(task, description=printable(stage), completed=done, total=total)
@@ -99,6 +99,7 @@ def progress(in_bytes: bool = False) -> Iterator[Report]:
 
 
 def _lines(console: Console, text: Callable[[int], str]) -> Report:
+    # A file keeps every line, so there is one only now and then.
     due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def report(stage: str, done: int, total: int) -> None:
@@ -138,6 +139,7 @@ def verify(
                     continue
                 problems.append(str(error))
             results.append({"path": str(path), "valid": not problems, "problems": problems})
+            # JSON is one document, printed at the end.
             if not as_json:
                 lines = problems or [f"{path}: {verdict}"]
                 click.echo("\n".join(map(one_line, lines)))

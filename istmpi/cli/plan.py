@@ -109,6 +109,7 @@ def _phase_figures(phases: Sequence[tuple[Cost, int]]) -> list[dict[str, Any]]:
                 "round_bytes": phase.round_bytes,
                 "flops_per_local_step": phase.flops("products"),
                 "side": phase.side,
+                # Deals differ from round to round, so the phase's first round matters.
                 "sent_bytes": phase.sent_bytes(before, rounds),
             }
         )

@@ -43,6 +43,7 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
         "checkpoint": _describe_checkpoints(training, saver),
         "traffic": f"{size(float(plan.round_bytes))} a round over all ranks",
     }
+    # An empty fact does not apply to this run.
     return {name: fact for name, fact in facts.items() if fact}
 
 
@@ -200,9 +201,11 @@ def _describe_best(summary: Summary) -> str:
 
 def _phases(seconds: Mapping[str, float]) -> str:
     """Return the phases' shares of the time, the largest first, without those below 0.5%."""
+    # A run may end before any time is measured.
     total = sum(seconds.values()) or 1
     shares = []
     for phase, part in sorted(seconds.items(), key=lambda item: -item[1]):
+        # Less would be shown as 0%.
         if part / total >= 0.005:
             shares.append(f"{phase} {part / total:.0%}")
     return ", ".join(shares)

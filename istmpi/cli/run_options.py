@@ -65,6 +65,7 @@ OPTIONS = {
 COST_NOTHING = (
     "--out --evaluate-every --rounds --epochs --max-minutes --seed --lr --warm-up --finish --init"
 )
+"""Options that change no cost, which commands of planning lack."""
 
 DEFAULT = "digits"
 run_argument = click.argument("run", required=False)
@@ -93,6 +94,7 @@ def _help(setting: str) -> str:
     text = find_help(hint)
     if list_choices(hint):
         text += f"  [{describe_range(hint)}]"
+    # Some help texts say the default in words.
     if default in (None, "", ()) or "by default" in text:
         return text
     if isinstance(default, tuple | list):
@@ -141,6 +143,7 @@ def resolve(
         )
     if "method.name" in changed:
         loaded = limits.with_method(loaded, changed["method.name"])
+    # A file of each rank has {rank} in its name, which the run's name leaves out.
     name = PurePath(changed.get("data.source", "")).stem.replace("{rank}", "").strip("-_. ")
     if name and run in shipped():
         # A shipped run on other data is another run, and gets another folder.
@@ -210,6 +213,7 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
     quoted = text.startswith(("'", '"'))
     if holds_text(type_of(setting, model)) and not quoted:
         return text
+    # A run file has 0 for auto.
     if setting == "train.threads" and text == "auto":
         return 0
     is_list = setting == "method.shares"
@@ -240,6 +244,7 @@ class Showing:
     as_json: bool = False
     """Print the outcome as JSON, and everything else to standard error."""
     since: float = field(default_factory=time.monotonic, compare=False)
+    """The time when the command began, in seconds of the monotonic clock."""
 
     def begins(self, work: str) -> None:
         """Say on rank 0 that a command begins its work: imports may take a minute."""
@@ -313,5 +318,6 @@ def open_watches(
         return None, {}
     stop_at = None
     if stop_before_walltime is not None:
+        # Unix time in seconds; the option is in minutes.
         stop_at = end_of_job() - 60 * stop_before_walltime
     return stop_at, open_loggers(log)

@@ -34,6 +34,7 @@ def fill_directives(
 
     mark = scheduler["mark"]
     for directive in scheduler["directives"]:
+        # A directive's fixed beginning finds its line in the template, even commented out.
         begin = re.escape(mark + re.split("[{<]", directive)[0])
         text = re.sub("<(.*?{(\\w+)}.*?)>", keep_known, directive)
         line = mark + text.format_map({**examples, **fields})
@@ -63,8 +64,10 @@ def print_script(template: str, verb: str, lines: Sequence[str], arguments: Sequ
         "# ----",
         "",
     ]
+    # A function, because a text's backslashes would be read as references.
     text = _MARK.sub(lambda _: "\n".join(lines), template, count=1)
     for line in text.split("\n"):
+        # A quoted control character could still deceive the reader of the script.
         if not line.replace("\t", "").isprintable():
             raise ConfigError(
                 f"the script would contain a line that cannot be printed: {line}. "

@@ -16,6 +16,7 @@ def listing(entries: Iterable[Mapping[str, Any]]) -> Table:
     """Return the table of checkpoint files; a file that cannot be read has None for its facts."""
     rows = []
     for entry in entries:
+        # Only a readable file says how far its run was.
         position = ""
         if entry["round"] is not None:
             position = f"{entry['round']} of {entry['rounds']}"
@@ -25,6 +26,7 @@ def listing(entries: Iterable[Mapping[str, Any]]) -> Table:
             if value is None:
                 value = ""
             row.append(value)
+        # These facts are the file system's, so an unreadable file has them, too.
         row += [size(entry["bytes"]), entry["modified"], entry["problem"] or "readable"]
         rows.append(row)
     columns = ("file", "round", "local steps", "ranks", "method", "size", "written", "contents")
@@ -81,6 +83,7 @@ def _describe_calibration(contents: Mapping[str, Any]) -> str:
     words = "yes"
     if not contents["calibrated"]:
         words = "no: predictions need --calibrate-on"
+    # A temperature of 1 changes no output.
     if temperature != 1:
         words += f"; outputs divided by a temperature of {temperature:.4g}"
     return words
@@ -127,6 +130,7 @@ def _list_products(operators: Sequence[Mapping[str, Any]]) -> Table:
     for operator in operators:
         sizes = []
         for axis in Pattern.parse(operator["shape"]).axes:
+            # A sum of segments has + signs, which must not be read across the x.
             sizes.append(f"({axis})" if len(axis.segments) > 1 else str(axis))
         shape = " x ".join(sizes)
         if operator["calls"] > 1:
@@ -153,6 +157,7 @@ def _list_portions(facts: Mapping[str, Any]) -> Table:
     elements = facts["elements"]
     flops = facts["flops"]
     dealt = [(width["length"], width["name"]) for width in facts["widths"] if width["by_default"]]
+    # The narrowest width limits the number of ranks.
     fewest, narrowest = min(dealt, default=(0, ""))
     rows: list[tuple[object, ...]] = [(1, number(elements), "100%", number(flops), "100%")]
     for ranks, held in facts["held"].items():
@@ -162,10 +167,12 @@ def _list_portions(facts: Mapping[str, Any]) -> Table:
             continue
         flops_of_held = facts["flops_of_held"][ranks]
         share = f"{held / elements:.1%}"
+        # A network without products has 0 FLOPs.
         share_of_flops = f"{flops_of_held / max(flops, 1):.1%}"
         rows.append((ranks, number(held), share, number(flops_of_held), share_of_flops))
     replicated = facts["replicated"]
     share = f"{replicated / elements:.1%}"
+    # Weights without a dealt axis do not depend on the number of ranks.
     rows.append(("any", f"{number(replicated)} on every rank", share, "", ""))
     columns = ("ranks", "weights each trains", "of all", "FLOPs to train an example", "of all")
     return make_table(columns, rows)

@@ -47,6 +47,7 @@ class Spread:
 
     @property
     def median(self) -> float:
+        # A group without an evaluation counts as one that reached nothing.
         if not self.values:
             return NOT_REACHED
         return median(self.values)
@@ -181,6 +182,7 @@ class Comparison:
 def best(spreads: Sequence[Spread], higher: bool = False) -> frozenset[int]:
     """Return the places of the best medians; no place if none is finite, or if all are equal."""
     medians = [spread.median for spread in spreads]
+    # A group that did not reach the target has an infinite median.
     finite = list(filter(math.isfinite, medians))
     if not finite or len(set(medians)) < 2:
         return frozenset()
@@ -209,6 +211,7 @@ def compare(curves: Sequence[Curve], targets: Sequence[float] = ()) -> Compariso
     score_name = _only(names) or "accuracy"
     check_targets(targets, score_name)
     higher = higher_is_better(score_name)
+    # The easiest target is first: the lowest score, or the highest of errors.
     chosen = sorted(set(targets or default_targets(curves, higher)), reverse=not higher)
     return Comparison(tuple(_group(curves)), tuple(chosen), score_name, "".join(data))
 
@@ -242,6 +245,7 @@ def _data(curves: Sequence[Curve]) -> list[str]:
             name = f"{name} {curve.data}"
         several.add(name)
     named = sorted(several - {""})
+    # With one named data set, data without a name are taken to be the same.
     if "" in several and len(named) != 1:
         named.append("unnamed data")
     return named
@@ -293,6 +297,7 @@ def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> l
             # Rounded down, so that all runs reach it; 1e-9 is for 0.57 * 1000 = 569.99...
             targets.append(math.floor(1000 * (top - more * error) + 1e-9) / 1000)
     else:
+        # The lower score is the better one: the best of a run is its least.
         top = max(map(min, scores))
         for more in MORE_ERROR:
             targets.append(_round_up(top + more * top))
@@ -303,6 +308,7 @@ def _round_up(value: float) -> float:
     """Round up to three digits."""
     if not value:
         return 0.0
+    # The value of the third digit; 1e-9 keeps numbers that have three digits already.
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return float(f"{math.ceil(value / unit - 1e-9) * unit:.12g}")
 
@@ -332,6 +338,7 @@ def _only(values: set[Any]) -> Any:
 
 
 def _columns(name: str, spread: Spread) -> dict[str, float | None]:
+    # JSON has no infinity, so a target that was not reached is null.
     low, high = spread.range or (None, None)
     return {
         f"{name}_median": spread.median if math.isfinite(spread.median) else None,

@@ -98,8 +98,10 @@ def read_curves(
                 curves.append(_read(run))
             except UserError as error:
                 problem = str(error)
+                # Not every error names the file; the user must learn which run it is.
                 if str(run) not in problem:
                     problem = f"{run}: {error}"
+                # A run that the user named itself must be readable.
                 if run == path or not left_out:
                     raise DataError(problem) from error
                 problems.append(problem)
@@ -139,6 +141,7 @@ def _is_run(folder: Path) -> bool:
 def _read(path: Path) -> Curve:
     if path.is_file():
         return _read_file(path)
+    # A curve that a program wrote counts before the records of istmpi.
     if (path / FILE).is_file():
         return _read_file(path / FILE)
     return _read_folder(path)
@@ -155,6 +158,7 @@ def _read_folder(folder: Path) -> Curve:
     failure = _read_failure(folder / FAILURE)
     key = _find_score_key(lines)
     scored = [line for line in lines if key in line]
+    # Bytes after the last score belong to no point of the curve.
     counted = lines[: lines.index(scored[-1]) + 1] if scored else []
     data = ""
     if summary and "data" in summary:
@@ -207,6 +211,7 @@ def _describe_problem(
     if failure:
         return f"failed: {failure.text('error')}"
     done = lines[-1].whole("round") if lines else 0
+    # Only a run that has ended has a summary, whatever its number of rounds.
     if summary:
         return ""
     if run.train.epochs is not None:
@@ -220,6 +225,7 @@ def _sum_phases(summary: Fields | None, lines: Sequence[Fields]) -> dict[str, fl
     """Return the seconds by phase of all jobs; of times outside rounds, only those of the last."""
     if summary is None or "seconds" not in summary:
         return {}
+    # In the order of a round, which tables and pictures follow.
     phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     phases.update(summary.figures("seconds", 0))
     for name, spent in phases.items():
@@ -254,6 +260,7 @@ def _read_file(path: Path) -> Curve:
     """Return the curve in a ``curve.json``, which may be another program's."""
     tree = Fields.read(path, printable(str(path)), f"Write it as {FORMAT}, version {VERSION}.")
     _require_format(tree)
+    # Another program may leave out what it does not know.
     texts = dict.fromkeys(("method", "score_name", "name", "problem", "source", "data"), "")
     for key in texts:
         if key in tree:

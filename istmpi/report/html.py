@@ -73,6 +73,7 @@ def _body(comparison: Comparison, pictures: Mapping[str, str] | None) -> str:
 
 
 def _pictures(pictures: Mapping[str, str] | None) -> str:
+    # A page without pictures is better than none: matplotlib is optional.
     if pictures is None:
         return "<p>No pictures: matplotlib is not installed (pip install 'istmpi[plots]').</p>\n"
     figures = "\n".join(f"<figure>{svg}</figure>" for svg in pictures.values())
@@ -98,6 +99,7 @@ _BEST = ' class="best" title="the best of its row"'
 
 
 def _table(sheet: Sheet) -> str:
+    # A sheet that compares nothing marks no best figure.
     best_of_rows: Sequence[frozenset[int]] = sheet.best or [frozenset()] * len(sheet.rows)
     body = ""
     for (name, cells), best in zip(sheet.rows, best_of_rows):
@@ -111,6 +113,7 @@ def _table(sheet: Sheet) -> str:
 
 def _cell(text: str) -> str:
     """Return a cell's elements: values are parted by two spaces, further lines are remarks."""
+    # Two spaces and line breaks are the console's layout of a cell.
     first, *more = text.split("\n")
     values = (f'<span class="value">{escape(part)}</span>' for part in first.split("  "))
     remarks = (f'<span class="more">{escape(line)}</span>' for line in more)

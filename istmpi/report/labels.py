@@ -40,6 +40,7 @@ def labels(curves: Sequence[Curve]) -> list[str]:
     """
     labels = []
     for curve in curves:
+        # Only groups of the same method need settings to tell them apart.
         rivals = [facts(other) for other in curves if other.method == curve.method]
         labels.append(_name(curve, find_differences(rivals, all_of_them=True), "{} ({})"))
     return labels
@@ -54,6 +55,7 @@ def find_differences(settings: Sequence[Mapping[str, Any]], all_of_them: bool = 
     for key in dict.fromkeys(key for run in settings for key in run):
         # Lists cannot be in a set, but their texts can.
         values = {repr(run.get(key)) for run in settings if all_of_them or key in run}
+        # A setting that all runs share does not tell them apart.
         if len(values) > 1:
             keys.append(key)
     return keys

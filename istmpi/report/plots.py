@@ -93,6 +93,7 @@ def _progress(lines: Sequence[Fields], score_name: str, method: str) -> Figure:
     times = [line.figure("seconds") / factor for line in lines]
     _progress_of_scores(axes, lines, times, method, score_name)
     if changing:
+        # A line has the rate of the round that it ends, so each step begins at the earlier time.
         axes[2].step([0, *times], [rates[0], *rates], color=INK, where="pre")
         axes[2].set_ylim(bottom=0)
         axes[2].set_ylabel("learning rate")
@@ -127,6 +128,7 @@ def _progress_of_scores(
     if method:
         colour = styles([method])[method].colour
         if find_method_spec(method).deals:
+            # Losses of subnets are not those of the whole network, which is scored.
             label = "training, subnets"
     axes[0].plot(times_of_scores, scores, "o-", color=colour)
     axes[0].set_ylabel(plain(f"{split} {score_name}"))
@@ -166,6 +168,7 @@ def pictures(comparison: Comparison) -> dict[str, str]:
     for number, (title, draw_into) in enumerate(drawings.items()):
         height = HEIGHT
         if title == SPLIT:
+            # A bar for each group, below a legend and above an axis.
             height = max(HEIGHT, 1.6 + BAR * len(comparison.groups))
         with use_look():
             from matplotlib.figure import Figure
@@ -184,6 +187,7 @@ def _choose_styles(comparison: Comparison) -> dict[str, Style]:
     for group in comparison.groups:
         style = by_method[group.method]
         lines = [style.line, *(line for line in LINES if line != style.line)]
+        # More groups than lines repeat the lines.
         line = lines[used[group.method] % len(lines)]
         chosen[group.name] = Style(style.colour, style.marker, line)
         used[group.method] += 1
@@ -236,7 +240,9 @@ def _draw_group(axis: Axes, group: Group, style: Style, cost: str, factor: float
             markevery=((len(points) - 1) % step, step),
             markeredgecolor=PAPER,
             markeredgewidth=0.4,
+            # Lines of repeats overlap, and stay visible through each other.
             alpha=1 if len(runs) == 1 else 0.6,
+            # One entry of the legend stands for all repeats.
             label=name(group.label) if number == 0 else None,
         )
     return drawn
@@ -346,6 +352,7 @@ def _finish_costs(axis: Axes, counts: Sequence[int], name: str, unit: str) -> No
     axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")
     ticks = counts
     if len(counts) > 8:
+        # Numbers of ranks are powers of two as a rule; more than eight labels would overlap.
         ticks = counts[::2]
     axis.set_xticks(ticks, minor=False)
     axis.xaxis.set_major_formatter("{x:,.0f}")

@@ -46,6 +46,7 @@ def sheets(comparison: Comparison) -> list[Sheet]:
         "Time by phase": _phases(comparison),
         "Settings that differ": _settings(comparison),
     }
+    # Runs of other programs may have no phases, equal runs no settings that differ.
     for title, rows in tables.items():
         if rows:
             sheets.append(Sheet(title, "", columns, rows))
@@ -110,6 +111,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def _write_reached(spread: Spread, ratio: float | None, write: Callable[[float], str]) -> str:
+    # The median is infinite unless more than half of the runs reached the target.
     if math.isinf(spread.median):
         if spread.reached == 0:
             return "not reached"
@@ -130,6 +132,7 @@ def times(ratio: float) -> str:
 
 def _range(spread: Spread, write: Callable[[float], str], repeats: int) -> str:
     """Return a cell's second line: the lowest and the highest figure, and how many runs have it."""
+    # A single run has no spread, and a target that no run reached no range.
     if repeats < 2 or spread.range is None:
         return ""
     remarks = []
@@ -153,6 +156,7 @@ class _Ends:
 
     def add_texts(self, name: str, texts: Iterable[str]) -> None:
         self.rows.append((name, tuple(texts)))
+        # Texts are not compared, but each row needs an entry.
         self.best.append(frozenset())
 
     def add(
@@ -199,6 +203,7 @@ def _list_ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     numbers = set()
     for rounds_of_group in rounds:
         numbers.update(rounds_of_group)
+    # Costs of runs with different numbers of rounds do not say which method is better.
     comparable = len(numbers) == 1
     final = [comparison.final(group) for group in comparison.groups]
 
@@ -230,6 +235,7 @@ def _phases(comparison: Comparison) -> Rows:
             if name in phases:
                 cell = in_seconds(phases[name])
                 total = sum(spent for key, spent in phases.items() if key not in OFF_THE_CLOCK)
+                # A share is one of the training time, so it leaves out evaluation and saving.
                 if counts and total:
                     cell += f"  {phases[name] / total:.0%}"
             cells.append(cell)
@@ -250,6 +256,7 @@ def verdict(comparison: Comparison) -> str:
     target = _hardest_reached(comparison, groups)
     in_order = sorted(groups, key=lambda group: _seconds(comparison, group, target))
     sentences = [_sentence(comparison, group, target) for group in in_order]
+    # With a single group there is nothing to be mistaken for noise.
     if all(len(group.curves) == 1 for group in groups) and len(groups) > 1:
         sentences.append("Each method ran once, so noise does not show.")
     failed = []
@@ -270,6 +277,7 @@ def _hardest_reached(comparison: Comparison, groups: Sequence[Group]) -> float:
     if not comparison.targets:
         return math.nan
     hardest = comparison.targets[0]
+    # Targets are ordered from the easiest on, so the last one reached is the hardest.
     for target in comparison.targets:
         if any(math.isfinite(_seconds(comparison, group, target)) for group in groups):
             hardest = target
@@ -288,6 +296,7 @@ def _sentence(comparison: Comparison, group: Group, target: float) -> str:
             f"{group.label} reached {goal} after {in_seconds(seconds)} of training and {sent} "
             f"sent by all ranks, and {end}"
         )
+    # Without targets, there is only the end to tell.
     if comparison.targets:
         return f"{group.label} never reached {goal}, and {end}"
     return f"{group.label} {end}"

@@ -98,6 +98,7 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     chosen = {name: STYLES[name] for name in names if name in STYLES}
     taken = {style.colour for style in chosen.values()}
     palette = (YELLOW, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLUE)
+    # Colours of known methods in this picture would mislead.
     spare = [colour for colour in palette if colour not in taken] or [GRID]
     unknown = [name for name in names if name not in STYLES]
     for place, name in enumerate(unknown):
@@ -183,6 +184,7 @@ def svg(figure: "Figure", title: str, salt: str = "") -> str:
     import matplotlib
 
     file = io.StringIO()
+    # None removes an entry: dates and versions would make each picture differ.
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with use_look():
         matplotlib.rcParams["svg.hashsalt"] = f"istmpi {salt}"

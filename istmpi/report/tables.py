@@ -88,6 +88,7 @@ def _list_parameters(figures: Mapping[str, Any]) -> Table:
 def _list_costs(run: Run, network: Architecture, figures: Mapping[str, Any]) -> Table:
     """Return the table of weights, FLOPs, bytes and memory of a rank, all ranks, one process."""
     ranks = figures["ranks"]
+    # All ranks together; a process alone sends nothing.
     sent = figures["phases"][0]["round_bytes"]
 
     def costs(title: str, figure: str) -> tuple[str, ...]:
@@ -159,6 +160,7 @@ def warn_of_widths(network: Architecture, held: Holdings) -> str:
 
 
 def _too_narrow(network: Architecture, held: Holdings) -> str:
+    # Blocks are dealt out whole, so few of them make no layer narrow.
     groups = [name for name in held.groups if name not in network.blocks]
     if held.ranks == 1 or not groups:
         return ""
@@ -166,6 +168,7 @@ def _too_narrow(network: Architecture, held: Holdings) -> str:
     channels = {group: _channels_of_unit(network, group) for group in groups}
     units = []
     for group in groups:
+        # A unit may stand for several channels, and narrow is what has few of these.
         fewest = min(part.lengths[group] for part in held.parts)
         units.append((fewest * channels[group], group))
     fewest, name = min(units)
@@ -200,6 +203,7 @@ def _channels_of_unit(network: Architecture, group: str) -> int:
 
 def _write_speed(row: Row) -> str:
     speed_up = row["speed_up"]
+    # Three digits, but no exponent for a large number.
     form = ",.0f" if speed_up >= 100 else ".3g"
     return f"{speed_up:{form}} ({row['efficiency']:.0%})"
 
@@ -240,8 +244,10 @@ def survey(console: Console, rows: Sequence[Row]) -> None:
 def _divide_by_width(methods: Sequence[str], width: int) -> Iterator[list[str]]:
     """Yield groups of methods whose columns are beside each other in ``width`` characters."""
     group: list[str] = []
+    # The first column names the ranks.
     used = len("ranks")
     for method in methods:
+        # Two spaces part the columns.
         needed = max(len(method), FIGURE) + 2
         if group and used + needed > width:
             yield group

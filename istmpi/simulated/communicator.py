@@ -100,6 +100,7 @@ class SimulatedCommunicator:
                     target[:] = _require_length(part, len(target), f"Alltoallv from rank {rank}")
 
         parts = [bytes(part) for part in _split(send)]
+        # As in MPI, a rank leaves once it has received, even if others still wait.
         needs = [rank for rank, count in enumerate(receive[1]) if count]
         return self._begin_collective("Alltoallv", parts, needs, leave)
 

@@ -83,6 +83,7 @@ class Mail:
         number = self._numbers.get(ends, 0) + 1
         self._numbers[ends] = number
         message = Message(source, destination, tag, number, values, sent=request)
+        # MPI keeps a copy of an eager message, so its sender need not wait.
         if network.timing.is_eager(nbytes):
             message.values = bytes(values)
             request.finish()
@@ -153,6 +154,7 @@ class Mail:
             )
             scheduler.end(SimulationError(error))
         receive.request.finish()
+        # A sender that waits learns of the receipt a message's time later.
         if not message.sent.done:
             seconds = self._network.timing.message_seconds()
             scheduler.after(seconds, lambda _: message.sent.finish())

@@ -199,6 +199,7 @@ class Request:
         return None
 
     def __eq__(self, other: object) -> bool:
+        # As in mpi4py, where every ended request equals REQUEST_NULL.
         return isinstance(other, Request) and (self is other or (self.null and other.null))
 
     def __hash__(self) -> int:

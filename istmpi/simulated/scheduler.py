@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 FIRST_REST = 25e-6
+"""The virtual seconds of a rank's first rest between two polls."""
 REST_GROWS = 1.5
+"""The factor from a rest to the next one, until something happens."""
 LONGEST_REST = 1e5
 """The longest rest in virtual seconds. After it, a rank sleeps until something arrives."""
 
@@ -95,6 +97,7 @@ class Scheduler:
     def rest(self, task: Task) -> None:
         task.resting = True
         task.ticket += 1
+        # After the longest rest there is no turn: only `Network.stir` wakes the task.
         if task.rest < LONGEST_REST:
             self.at(self.now + task.rest, None, (task, task.ticket))
             task.rest *= REST_GROWS
@@ -171,6 +174,7 @@ class Scheduler:
     def _live(self, task: Task, work: Callable[[Task], None]) -> None:
         task.baton.acquire()
         if not self.ending:
+            # Each rank begins with the generator of a new process.
             _set_global_random(None)
             try:
                 work(task)

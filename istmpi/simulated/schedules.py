@@ -189,6 +189,7 @@ class Schedules:
                     unreported = f"ended without a report of {first.happened}"
                     finding = _describe_error(first) or unreported
                     return Schedule(seed, faults, outcomes, finding)
+                # The job that resumes has delays of the same seed, but loses no rank.
                 outcomes.append(self._simulate(program, Faults(seed)))
             finding = _describe_error(outcomes[-1]) or self._compare_folder(run)
             return Schedule(seed, faults, outcomes, finding)

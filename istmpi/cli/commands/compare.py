@@ -73,6 +73,7 @@ def command(
 
     communicator = comm.world()
     with communicator.agreed():
+        # `--set method.name` would ask for one method of several.
         resolved = resolve(run, assignments, parameters, {"method.name": "--methods"}, names)
         scores = as_targets(targets)
         stop_at, loggers = open_watches(communicator, stop_before_walltime, log)
@@ -136,6 +137,7 @@ def _train(
     from istmpi.loggers.logger import LoggedWatch
 
     if display is None:
+        # Other ranks train, but neither show nor log.
         return comparison.run_training()
     with display:
         return comparison.run_training(LoggedWatch(display, loggers))
@@ -146,6 +148,7 @@ def _report(comparison: Comparison, scores: Sequence[float], title: str, shown: 
     from istmpi.report.comparison import compare
     from istmpi.report.curves import read_curves
 
+    # Read from the folders, because earlier jobs may have trained some of the runs.
     reached = compare(read_curves(turn.folder for turn in comparison.turns), scores)
     if shown.as_json:
         print_json(build_tree(reached))

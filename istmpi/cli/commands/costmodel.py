@@ -126,6 +126,7 @@ def _survey(
     methods = _methods(compare, scenario)
     counts = _ranks(ranks, scenario)
     rows = costs.survey(scenario, methods, counts)
+    # No method has units for so many ranks.
     if not rows:
         ends = " ".join(_ends(scenario, methods, counts[0]))
         raise ConfigError(f"--ranks {ranks}: {ends} Give fewer ranks.")
@@ -159,6 +160,7 @@ def _cluster(parameters: Mapping[str, Any]) -> Cluster:
         return cluster
     changed: dict[str, Any] = {}
     if texts.get("latency") or texts.get("bandwidth"):
+        # An option that is not given keeps the figure of the cluster's main link.
         link = cluster.links["alltoallv"]
         latency = link.latency
         bandwidth = link.bandwidth
@@ -189,6 +191,7 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
         named = [*COMPARED, method_of_run]
     elif compare == "all":
         named = [*RIVALS, *METHODS]
+    # Methods that the user did not name are left out if they are impossible.
     return list(filter(scenario.can, dict.fromkeys(named)))
 
 
@@ -227,6 +230,7 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
     link = cluster.links["alltoallv"]
     # A measured link without seconds a byte saw no difference between sizes.
     rate = f"{number(8 * link.bandwidth)}bit/s" if link.seconds_per_byte else "any rate"
+    # Equal ranks are one speed.
     speed = " ".join(f"{number(flops)}FLOP/s" for flops in sorted({*cluster.flops}))
     stdout.print(_title(scenario), style="bold", soft_wrap=True)
     if scenario.shared_batch:

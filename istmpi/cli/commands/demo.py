@@ -49,6 +49,7 @@ def command(ranks: int, rate: str, seconds: float, out: str | None, brief: bool)
     """
     rank, ranks_of_job = read_launcher()
     if rank > 0:
+        # Rank 0 prints the error below.
         sys.exit(ConfigError.exit_code)
     if ranks_of_job > 1:
         raise ConfigError("istmpi demo starts its ranks itself: run it without mpirun.")
@@ -93,7 +94,7 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
         problem = "A method has an accuracy of 0 after its seconds, so nothing is predicted."
         stdout.print(f"\n{problem} {LONGER}", markup=False)
         return
-    target = targets[-1]
+    target = targets[-1]  # the hardest that all methods reached
     rounds = []
     costs = []
     for curve in curves:
@@ -107,7 +108,7 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
         cluster = replace(machine, links=network(LATENCY, rate))
         seconds = [round_time(cost_of_method, cluster).total for cost_of_method in costs]
         cells = [in_seconds(count * spent) for count, spent in zip(rounds, seconds)]
-        times.add_row(f"{number(8 * rate)}bit/s", *cells)
+        times.add_row(f"{number(8 * rate)}bit/s", *cells)  # a rate is in bytes a second
     stdout.print(f"\nPredicted training time to an accuracy of {target:g}")
     stdout.print(times)
     stdout.print(
@@ -127,6 +128,7 @@ def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
     if os.geteuid() == 0:
         variables["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
         variables["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    # The user's own variables go before these.
     variables |= os.environ
     # All ranks are on this host, which MPICH's gforker does not tell them.
     variables["MPI_LOCALNRANKS"] = str(ranks)

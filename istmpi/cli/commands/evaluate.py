@@ -45,6 +45,7 @@ def command(
     from istmpi.deploy.scoring import evaluate
 
     communicator = world()
+    # Reads from a network's file system may hang.
     watched = HangWatch(
         communicator, Comm().patience, Path(path).parent, note, cure="Run the same command again."
     )

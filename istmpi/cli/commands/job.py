@@ -82,10 +82,12 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **parame
     scheduler = table[form]
     parameters = {key: value for key, value in parameters.items() if value is not None}
     ranks_per_node = parameters.get("gpus", 1)
+    # At least a core for each rank.
     cores = parameters.get("cores", max(8, ranks_per_node))
     _require_sound(parameters, options, scheduler, ranks_per_node, cores)
     compare = parameters["compare"]
     verb = "compare" if compare else "train"
+    # A comparison trains several methods in turn.
     limits = _limits(parameters.get("time", "12:00:00" if compare else "4:00:00"))
     ranks = parameters.get("nodes", 1) * ranks_per_node
     resolved = check((run, *options), ranks, verb, limits["seconds"] / 60)
@@ -143,6 +145,7 @@ def _require_sound(
     for file in parameters["stage"]:
         if not Path(file).is_file():
             raise ConfigError(f"--stage {file} does not exist.")
+    # These stand in directives, which no shell quotes.
     for option in ("queue", "account"):
         if option in parameters and not re.fullmatch(r"[\w.,@%+/:=-]+", parameters[option]):
             raise ConfigError(
@@ -208,6 +211,7 @@ def _limits(text: str) -> dict[str, Any]:
         seconds = 60 * first
     if seconds > _LONGEST_DAYS * 86_400:
         raise ConfigError(f"--time {text}: must be at most {_LONGEST_DAYS} days.")
+    # Schedulers differ in the form; whole minutes are rounded up, not to end a job early.
     clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return {"time": text, "clock": clock, "minutes": -(-seconds // 60), "seconds": seconds}
 
@@ -248,6 +252,7 @@ def ec2(
     out = _find_shared_folder(resolved)
     arguments = [run, *options]
     send = []
+    # The instances have no file of this machine.
     if Path(run).is_file():
         send += ["--send", run]
     data = resolved.data.source
@@ -347,6 +352,7 @@ def check(
     run = resolve(
         parameters.pop("run"), parameters.pop("assignments"), parameters, methods=compared
     )
+    # To build a user's network is to run its code; only the job does that.
     if is_own(run.model.name) and not runs_code:
         return run.with_implied()
     planned = describe_run(run, None, ranks=ranks)
@@ -362,7 +368,9 @@ def check(
 def _require_files(run: Run) -> None:
     names = {"model": run.model.name, "data": run.data.source, "init": run.train.init}
     for what, name in names.items():
+        # Of FILE.py:Class, the file.
         path = Path(re.sub(r":\w+$", "", name))
+        # A file of each rank may lie on its own host's disk.
         named_by_rank = "{rank}" in name
         is_path = path.suffix in (".py", ".h5", ".npz", ".safetensors")
         if is_path and not named_by_rank and not is_file(path):

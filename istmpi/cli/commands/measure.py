@@ -71,6 +71,7 @@ def _require_subnet(run: Run, network: Architecture, communicator: Communicator)
 
 def _print(cluster: Cluster, out: str, as_json: bool) -> None:
     if as_json:
+        # The file has the JSON already.
         print(Path(out).read_text(), end="")
         return
     from istmpi.cli.output import console, say

@@ -110,6 +110,7 @@ def _report(
     from istmpi.network.architecture import Architecture
     from istmpi.network.arguments import user_network
 
+    # istmpi's own settings of a network are no arguments of its constructor.
     settings = {name: arguments.pop(name) for name in OWN_SETTINGS if name in arguments}
     inspected = user_network(
         network, examples.shape, examples.outputs, arguments, examples.task, examples.inputs
@@ -118,6 +119,7 @@ def _report(
         table, inferred = examine(inspected)
     except ConfigError as error:
         if as_json:
+            # A program that reads the JSON gets the reason, too.
             print_json({"network": network, "refused": str(error)})
         raise
     architecture = Architecture(network, table, "float32", inspected)
@@ -139,6 +141,7 @@ def _describe_data(network: str, data: str | None) -> _Examples:
     from istmpi.data.sources import open_dataset
 
     scoring = network if is_own(network) else ""
+    # Only shapes are read, so any split will do.
     dataset = open_dataset(data or "digits", scoring=scoring, test=TestSplit(0.2))
     return _Examples(tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example)
 
@@ -172,8 +175,9 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
             continue
         holdings = Holdings(network.parameters, network.lengths, dealt, count)
         largest = holdings.parts[0]  # of blocks the odds count
-        held[str(count)] = float(holdings.bytes(largest) / 4)
+        held[str(count)] = float(holdings.bytes(largest) / 4)  # float32 has 4 bytes
         flops_of_held[str(count)] = float(flops(table.operators, largest.lengths))
+        # The fewest ranks with a warning are enough: more ranks have narrower subnets.
         warning = warning or warn_of_widths(network, holdings)
     return {
         "settings": dict(table.settings),

@@ -145,6 +145,7 @@ def _require_fitting(request: _Request, trained: _Trained) -> None:
         "--tokens": request.tokens,
         "--temperature": request.temperature,
         "--seed": request.seed,
+        # A flag that is not given is False; None means that here.
         "--json": request.as_json or None,
         "--label": request.label,
         "--header": request.header,
@@ -224,6 +225,7 @@ def _generate(request: _Request, trained: _Trained, tokenizer: Tokenizer) -> Ite
         prompt,
         window,
         tokenizer.end,
+        # Defaults are set here: click's would look as if the user had given them.
         200 if request.tokens is None else request.tokens,
         1.0 if request.temperature is None else request.temperature,
         request.seed or 0,

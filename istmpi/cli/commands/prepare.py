@@ -29,7 +29,9 @@ def _options_of_kinds(command: Callable) -> Callable:
     helps: dict[tuple[str, str], list[str]] = {}
     for option in dict.fromkeys(option for kind in KINDS.values() for option in kind.options):
         kinds = ", ".join(kind.name for kind in KINDS.values() if option in kind.options)
+        # Kinds may describe the same option differently.
         helps.setdefault(option[:2], []).append(f"{kinds}: {option[2]}")
+    # The decorator that comes last is first in the help.
     for (name, metavar), help in reversed(helps.items()):
         settings: dict[str, Any] = {"is_flag": True, "default": None}
         if metavar:
@@ -68,6 +70,7 @@ def command(
     # without.
     from istmpi.data.prepare import prepare
 
+    # An option that was not given leaves the default to the kind.
     parameters = {option: value for option, value in options.items() if value is not None}
     with progress() as report_progress:
         report = prepare(
@@ -132,6 +135,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
 def _class_counts(classes: Sequence[str], counts: Sequence[int]) -> str:
     named = [f"{printable(name)} {count:,}" for name, count in zip(classes, counts, strict=True)]
     if len(named) > NAMED:
+        # Of many classes, only the rarest and the most frequent are shown.
         order = sorted(range(len(named)), key=lambda code: counts[code])
         named = [named[order[0]], "...", named[order[-1]]]
     return f"{len(classes):,}, for training: {', '.join(named)}"

@@ -74,6 +74,7 @@ def as_targets(text: str | None) -> list[float]:
 
 def print_comparison(comparison: Comparison) -> None:
     width = None
+    # A log has no width, and a table in it should not be broken.
     if not sys.stdout.isatty():
         width = max(WIDTH_OF_A_LOG, shutil.get_terminal_size().columns)
     tables.comparison(console(width=width), comparison)
@@ -93,6 +94,7 @@ def write_page(comparison: Comparison, title: str, path: Path) -> None:
 
         drawn = pictures(comparison)
     except ImportError:
+        # matplotlib is optional; the page says that it is missing.
         drawn = None
     with appearing(path) as file:
         file.write(page(comparison, drawn, title, describe_origin()).encode())

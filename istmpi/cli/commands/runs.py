@@ -141,6 +141,7 @@ def _require_removable(name: str, root: Path) -> Path:
         raise ConfigError(
             f"{name}: there is no such folder, here or in {root}. See: istmpi runs du"
         )
+    # Through a link, files elsewhere would be removed.
     if root.resolve() not in folder.resolve().parents or folder.is_symlink():
         raise ConfigError(
             f"{folder} is a link or not inside {root}. "

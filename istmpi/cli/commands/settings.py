@@ -77,6 +77,7 @@ def _find(name: str) -> list[Setting]:
     names: dict[str, None] = {}
     for read_name in (_full_name, _section, _owner, _key):
         named = [setting for setting in settings if read_name(setting) == name]
+        # Some settings have neither section nor owner: an empty name would find them.
         if name and named:
             return named
         names |= dict.fromkeys(filter(None, map(read_name, settings)))
@@ -146,6 +147,7 @@ def show_default(setting: Setting) -> str:
 def write_markdown() -> str:
     """Return the page docs/settings.md."""
     page = _PAGE
+    # Settings come in the order of their sections, so each section is one group.
     for section, settings in groupby(every_setting(), key=_section):
         for owner, group in groupby(settings, key=_owner_of_table):
             heading = f"[{section}]" if section else "Outside sections"

@@ -88,6 +88,7 @@ def _require_findings_alone(resume: str, shown: Showing) -> None:
 def _train(run: Run, ranks: int, seed: int | None, resume: str, shown: Showing) -> None:
     def tell(text: str) -> None:
         if not shown.quiet:
+            # With --json, standard output has the result alone.
             say(text, err=shown.as_json)
 
     tell(f"simulated: {ranks} ranks that take turns in this process")
@@ -107,6 +108,7 @@ def _train(run: Run, ranks: int, seed: int | None, resume: str, shown: Showing) 
     if outcome.happened:
         words += f"; came about: {', '.join(outcome.happened)}"
     tell(words)
+    # Raises the job's error, which the faults above explain.
     outcome.require()
     display.plots()
 

@@ -85,6 +85,7 @@ def command(
         from istmpi.cli.plan import show
         from istmpi.comm import rank_variable, read_launcher
 
+        # Inside a job, the plan is for its ranks.
         if ranks is None:
             ranks = read_launcher()[1] if rank_variable() else 4
         show(resolve(run, assignments, parameters), ranks, shown.as_json)
@@ -97,6 +98,7 @@ def command(
     communicator = comm.world()
     with communicator.agreed():
         run, resume, own_folder = run_and_folder(run, resume)
+        # A resumed run stays in its folder.
         if not parameters["out"]:
             parameters["out"] = own_folder
         resolved = resolve(run, assignments, parameters)
