@@ -40,6 +40,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     inside = folder
     if (folder / FOLDER).is_dir():
         inside = folder / FOLDER
+    # Round numbers have leading zeros, so that the order of names is that of rounds.
     paths = sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)
     if (folder / NETWORK).is_file():
         paths.insert(0, folder / NETWORK)
@@ -131,8 +132,9 @@ def _find_position(path: Path) -> tuple[float, float]:
         with open_checkpoint(path) as checkpoint:
             return checkpoint.header.position
     except DataError:
+        # Files of earlier versions also have a step in their name.
         named = _NAME.fullmatch(path.name)
-        if named is None:
+        if named is None:  # such as `NETWORK`, which is written last
             return float("inf"), 0
         return int(named[1]), int(named[2] or 0)
 
@@ -233,6 +235,7 @@ def _describe_run(header: Header) -> dict[str, Any]:
 
 
 def describe_contents(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the facts about a checkpoint's contents as a tree for JSON."""
     header = checkpoint.header
     values = {item.name: getattr(header, item.name) for item in dataclasses.fields(header)}
     parameters = []

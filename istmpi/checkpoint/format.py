@@ -98,6 +98,7 @@ class Header:
     """The side of the downscaled images in the last round; 0 if images were not downscaled."""
 
     fitted: Mapping[str, Positive] = field(default_factory=dict)
+    """Fitted factors, which replace those of ``scale``."""
 
     temperature: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     """The number that divides a classifier's logits before the softmax; 1 if it was not fitted."""
@@ -111,6 +112,8 @@ class Header:
     network."""
 
     frozen: float = 0.0
+    """A digest of the network's frozen parameters, by which a resumed run compares them; 0 if there
+    are none."""
 
     state_since: _Upto = 0
     """The number of rounds done when ranks lost their own optimizer states, which began anew; 0 if
@@ -182,6 +185,7 @@ def add_checksums(pieces: Iterable[Piece]) -> list[Piece]:
     extended = []
     for piece in pieces:
         crcs = []
+        # A rank that writes nothing here has no block, and no checksum.
         if piece.block is not None:
             crcs.append(zlib.crc32(piece.bytes.data))
         guard = Piece(
@@ -237,6 +241,7 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
     }
     for item in dataclasses.fields(header):
         value = getattr(header, item.name)
+        # No value equals `...`: attributes without such a default are always written.
         if value == _LEFT_OUT.get(item.name, ...):
             continue
         if isinstance(value, Run):
@@ -298,12 +303,14 @@ def read_header(file: h5py.File, path: Path) -> Header:
         values["run"] = Run.from_tree(values["run"], str(path))
     except ConfigError as error:
         raise DataError(f"{path}: its run cannot be read ({error}).") from None
+    # Keys of JSON are text.
     for name in ("shares", "most_examples"):
         if name in values:
             values[name] = {int(number): value for number, value in values[name].items()}
     for name, hint in find_types(Header).items():
         if name in values and name != "run":
             values[name] = convert_value(values[name], hint, f"its attribute {name}")
+    # A file leaves it out if it has not changed since the start.
     if 0 not in values.get("most_examples", {0: 1}):
         raise DataError(
             f"{path} is damaged: its attribute most_examples does not begin at round 0."

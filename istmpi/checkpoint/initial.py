@@ -86,6 +86,7 @@ def _from_state_dict(path: Path) -> _File:
     for name in _INSIDE:
         if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
             tree = tree[name]
+    # Counters, such as a normalisation's number of batches, are integers and no weights.
     tensors = {}
     if isinstance(tree, Mapping):
         for name, value in tree.items():
@@ -267,6 +268,7 @@ def settable_shapes(network: Architecture) -> dict[str, tuple[int, ...]]:
     for name in select_weights(network.parameters):
         shapes[name] = network.parameters[name].pattern.shape(network.lengths)
     for name, values in network.frozen.items():
+        # Numbers without an axis have no rows that ranks could own.
         if values.ndim and values.is_floating_point():
             shapes[name] = tuple(values.shape)
     return shapes
@@ -297,6 +299,7 @@ def _open(path: Path, part: int = 0, parts: int = 1) -> Iterator[_File]:
             checkpoint.require_valid(part, parts)
             yield _from_checkpoint(checkpoint)
         return
+    # The libraries that read other programs' files may raise anything.
     with reading(f"{subject} cannot be read", CURE, Exception):
         if path.is_dir() or path.suffix == ".safetensors":
             file = _from_safetensors(path)
@@ -330,6 +333,7 @@ def _remove_prefixes(names: Mapping[str, str], network: Architecture) -> dict[st
     expected = {*own_names, *(plain_name(network, name) for name in own_names)}
     plain = dict(names)
     while plain and expected.isdisjoint(plain):
+        # The first name's prefix is the only candidate, because all names must share it.
         wrapper = next(iter(plain)).partition(".")[0] + "."
         if not all(name.startswith(wrapper) for name in plain):
             break

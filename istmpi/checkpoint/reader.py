@@ -123,6 +123,7 @@ class Checkpoint:
         # A subnet does not have the normalisations of residual blocks that it lacks.
         if blocks or stored == names:
             return stored
+        # Some moments are as good as none: the network needs all of them.
         return []
 
     @property
@@ -164,6 +165,7 @@ class Checkpoint:
         """
         offset = self.target_offset
         targets = self.targets
+        # Targets with an offset need not be standardised, too.
         if offset is not None:
             mean, std = targets or (np.zeros(len(offset)), np.ones(len(offset)))
             return std.astype(np.float64), mean + offset
@@ -172,6 +174,7 @@ class Checkpoint:
             return std, mean
         if self.header.temperature == 1:
             return None
+        # A temperature divides the logits.
         outputs = self.header.data.outputs
         return np.full(outputs, 1 / self.header.temperature), np.zeros(outputs)
 
@@ -191,7 +194,7 @@ class Checkpoint:
             return None
         description = self._read_optional("input/tokenizer")
         if description is None:
-            return Bytes()
+            return Bytes()  # which needs no description
         with name_damage(self.path):
             text = description.tobytes().decode("utf-8")
             return TokenizerFile(text, f"the tokenizer in {self.path}")
@@ -310,6 +313,7 @@ class Checkpoint:
         axes = dataset.attrs.get("axes", b"")
         if isinstance(axes, bytes):
             axes = axes.decode()
+        # model/NAME, optim/NAME or frozen/NAME; below partial/ if each rank has its own values.
         _, _, name = path.removeprefix("partial/").partition("/")
         return Tensor(
             name=named(name),

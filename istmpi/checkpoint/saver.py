@@ -37,6 +37,7 @@ def commit(
             WRITERS[writer](beside, header, add_checksums(pieces), communicator)
         with communicator.agreed():
             if communicator.rank == 0:
+                # All ranks' parts are on disk now.
                 with writing(path):
                     name_at_last(beside, path)
     finally:
@@ -72,13 +73,17 @@ class Saver:
         )
         self._settings = settings
         self._warn = warn
+        # Its own, so that the thread's messages and those of training do not mix.
         self._communicator = communicator.duplicate()
         self._staged: dict[str, np.ndarray] = {}
+        """Copies of pieces by path, as bytes, while the thread writes them."""
         self._valid: list[Path] = []
+        """The last complete checkpoints of this job, and ``start``; the oldest first."""
         if start:
             self._valid.append(start)
         self._failures = 0
         self._outcome: BaseException | None = None
+        """The error of the last checkpoint, which `wait` takes; None if there was none."""
         self._jobs: queue.SimpleQueue[tuple[Header, list[Piece]] | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -102,7 +107,7 @@ class Saver:
         else:
             with self._communicator.waiting_for_itself(_CALL):
                 self._save(header, pieces)
-            self.wait()
+            self.wait()  # raises what `_save` has noted
 
     def wait(self) -> None:
         with self._communicator.waiting_for_itself(_CALL):

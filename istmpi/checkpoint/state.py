@@ -132,6 +132,7 @@ def deployment_pieces(
         whole = Piece(
             path=path, shape=values.shape, dtype=dtype, values=np.ascontiguousarray(values)
         )
+        # All ranks list the same datasets, also those that only rank 0 writes.
         if rank == 0:
             yield whole
         else:
@@ -165,7 +166,7 @@ def own_pieces(tensors: Mapping[str, torch.Tensor], store: ParameterStore) -> It
 
 
 def own_data_piece(contents: Sequence[int], store: ParameterStore) -> Piece:
-    """Return the piece with the fingerprints of this rank's own data."""
+    """Return the piece with the fingerprints of this rank's own data: one row of int64."""
     return _own_block(
         store,
         path="data/own",
@@ -212,6 +213,7 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
     ]
     store.add_slots(slots)
     fill(checkpoint, store)
+    # Only files of earlier versions were saved inside a round.
     if header.local_step:
         return {}
     if header.ranks != store.owners.ranks:

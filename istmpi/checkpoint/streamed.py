@@ -37,6 +37,7 @@ def begin_with_function(
         pairs = _read_pairs(source, function, network)
     taken: set[str] = set()
     while True:
+        # Other ranks have no pairs: they take part with the name that rank 0 sends.
         with communicator.agreed():
             name, values = next(pairs, ("", None))
         name = communicator.broadcast_from_root(name)
@@ -74,6 +75,7 @@ def _give_parameter(
     if values is None:
         values = target.new_empty(part_shape(on_root, parameter, store.rank))
     else:
+        # The full network multiplies the weight by this factor.
         factor = network.weight_factor(name, store.full_scale)
         if changes(factor):
             values = values.to("cpu").double() / as_tensor(factor)

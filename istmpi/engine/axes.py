@@ -58,6 +58,7 @@ class Factor:
         if self.name is None:
             return self.literal
         if self.unit is not None:
+            # Of a subnet, `narrow` gives 1 or 0, and `with_odds` a probability.
             return lengths.get(str(self), 1)
         if self.name not in lengths:
             given_names = ", ".join(lengths) or "none"
@@ -72,6 +73,7 @@ class Factor:
         held = units[self.name]
         if self.unit is None:
             return held
+        # A single unit is one position on the ranks that hold it, and none on others.
         return range(int(np.isin(self.unit, held)))
 
 
@@ -121,6 +123,7 @@ class Segment:
                     values = values[[factor.unit]]
                 outer = prod(part.length(lengths) for part in self.factors[:place])
                 inner = prod(part.length(lengths) for part in self.factors[place + 1 :])
+                # The unit changes after `inner` positions, and all units recur `outer` times.
                 arrays.append(np.tile(np.repeat(values, inner), outer))
         return arrays
 
@@ -155,6 +158,7 @@ class Axis:
         return frozenset().union(*(segment.names for segment in self.counted))
 
     def length(self, lengths: Mapping[str, Length]) -> Length:
+        """Return the number of all positions, also of those that do not count."""
         return total(segment.length(lengths) for segment in self.segments)
 
     def count(self, lengths: Mapping[str, Length]) -> Length:
@@ -230,6 +234,7 @@ class Pattern:
         return frozenset().union(*(axis.names for axis in self.axes))
 
     def shape(self, lengths: Mapping[str, Length]) -> tuple[Length, ...]:
+        """Return the shape of the whole tensor, also of a piece's tensor."""
         return tuple(axis.length(lengths) for axis in self.axes)
 
     def dealt(self, groups: Collection[str]) -> int:
@@ -283,7 +288,7 @@ class _Parser:
             self._adds = True
         elif sign == "(" and self._bracket is None:
             self._bracket = []
-        elif sign == ")" and self._bracket:
+        elif sign == ")" and self._bracket:  # not an empty one
             self._add(Segment(tuple(self._bracket)))
             self._bracket = None
         elif sign:
@@ -334,6 +339,7 @@ class Parameter:
         return ITEMSIZE[self.dtype]
 
     def size(self, lengths: Mapping[str, Length]) -> Length:
+        """Return the number of elements, without those of omitted segments."""
         return product_of(axis.count(lengths) for axis in self.pattern.axes)
 
     def pieces(self, groups: Collection[str]) -> "list[Parameter]":

@@ -68,6 +68,7 @@ def _is_held_once(parameter: Parameter, deal: TrainingLayout) -> bool:
     """Return True if each element is with exactly one rank."""
     for term in parameter.pattern.terms():
         dealt = [factor.name in deal.units for axis in term.axes for factor in axis.factors]
+        # Without a dealt factor all ranks hold an element; with two, perhaps none does.
         if sum(dealt) != 1:
             return False
     return True

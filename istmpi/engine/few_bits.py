@@ -50,7 +50,10 @@ class Float4:
         blocked = torch.zeros(-(-count // BLOCK), BLOCK)
         blocked.view(-1)[:count] = torch.from_numpy(values)
         largest = blocked.abs().amax(1)
+        # 0/0 in a block of zeros becomes 0. A block that is not finite decodes to NaN, as its
+        # largest is not finite.
         relative = (blocked.abs() / largest[:, None]).nan_to_num_(0.0)
+        # 0.75 is as far from 0.5 as from 1, the two nearest powers of two.
         mantissa, exponent = torch.frexp(relative)
         codes = (exponent + (mantissa >= 0.75) + (_LEVELS - 1)).clamp_(1, _LEVELS).to(torch.uint8)
         codes = torch.where(relative >= _LEAST, codes | (blocked < 0).to(torch.uint8) << 3, 0).view(
@@ -135,6 +138,7 @@ class TopK:
         for part in (values[:whole].view(-1, CHUNK), values[whole:].view(1, -1)):
             if part.numel():
                 count = -(-self.top * part.shape[1] // CHUNK)
+                # NaN counts as the largest magnitude, so it is sent.
                 magnitudes = part.abs().nan_to_num_(torch.inf)
                 least = magnitudes.topk(count, dim=1).values[:, -1:]
                 above = magnitudes > least
@@ -148,9 +152,12 @@ class TopK:
 
 
 def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes of chunks' ``values``, ``[chunk, value]`` uint8, and the mean magnitudes of
+    both groups, ``[chunk, 2]`` bfloat16."""
     magnitudes = values.abs()
     mean = magnitudes.mean(1, keepdim=True)
     above = magnitudes > mean
+    # The group of larger magnitudes is empty if all are equal.
     high_count = above.sum(1).clamp(min=1)
     low_count = (~above).sum(1).clamp(min=1)
     low = torch.where(above, 0, magnitudes).sum(1) / low_count
@@ -160,6 +167,7 @@ def _in_two_bits(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _pack_places(places: torch.Tensor) -> torch.Tensor:
+    """Pack places of 12 bits, two in three bytes: ``[ceil(3n/2)]`` uint8."""
     count = len(places)
     first, second = torch.nn.functional.pad(places, (0, count % 2)).view(-1, 2).unbind(1)
     packed = (

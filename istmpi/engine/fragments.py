@@ -26,6 +26,7 @@ def layers(parameters: Mapping[str, Parameter]) -> list[list[str]]:
     """Return the names of each layer, in the network's order. Parameters before the first matrix
     join its layer."""
     by_layer: list[list[str]] = []
+    # Whether the last layer has its matrix; only vectors before the first matrix lack one.
     has_matrix = True
     for name, parameter in parameters.items():
         matrix = len(parameter.pattern.axes) > 1
@@ -57,6 +58,7 @@ def departures(
     leaves = last
     by_step: dict[int, set[str]] = {}
     for number in reversed(range(count)):
+        # From the last departure back to the first, so that a fragment can join the next one.
         planned = -(-last * (number + 1) // count)
         if leaves - planned > delay:
             leaves = planned

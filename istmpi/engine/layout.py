@@ -80,6 +80,7 @@ class Owners:
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
         length = axis.length(self.lengths)
         rows = range(length)
+        # A tensor's first axis alone is divided among owners.
         if place == 0:
             rows = self.rows(length, rank)
         return axis.inside(rows, self.lengths)
@@ -154,6 +155,7 @@ def pieces_to_move(
 
 
 def part_shape(layout: Layout, parameter: Parameter, rank: int) -> tuple[int, ...]:
+    """Return the shape of the part of a parameter that a rank has in a layout."""
     return tuple(
         len(layout.positions(axis, place, rank))
         for place, axis in enumerate(parameter.pattern.axes)

@@ -25,12 +25,14 @@ def blocks(length: int, ranks: int, shares: Sequence[float] | None = None) -> li
     """
     if shares is None:
         return [length // ranks + (rank < length % ranks) for rank in range(ranks)]
+    # Each rank gets a unit. The spare units follow the shares, as far as these are above a unit.
     spare = length - ranks
     exact = np.asarray(shares, dtype=np.float64) / np.sum(shares) * length
     above = np.maximum(exact - 1, 0)
     if above.sum():
         above *= spare / above.sum()
     sizes = np.floor(above).astype(np.int64)
+    # What rounding down leaves over goes to the largest remainders; of equal ones, to low ranks.
     remainders = above - sizes
     for rank in np.argsort(-remainders, kind="stable")[: spare - sizes.sum()]:
         sizes[rank] += 1
@@ -114,6 +116,7 @@ class Partition:
         units = {}
         for name in groups:
             order = _order(lengths[name], name, seed, round, redeal)
+            # The last bound is the end, which np.split implies.
             *bounds, _ = accumulate(blocks(lengths[name], ranks, shares))
             units[name] = tuple(map(np.sort, np.split(order, bounds)))
         return Partition(dict(lengths), units, ranks)
@@ -146,8 +149,9 @@ class Partition:
         for segment, place in zip(axis.segments, axis.places(self.lengths)):
             ranks = segment.spread(self.lengths, self._ranks)
             if ranks:
-                alike = np.all([holders == ranks[0] for holders in ranks], axis=0)
-                holder[place.start : place.stop] = np.where(alike, ranks[0], -1)
+                # Of several dealt factors, all units must be with the same rank.
+                one_rank = np.all([holders == ranks[0] for holders in ranks], axis=0)
+                holder[place.start : place.stop] = np.where(one_rank, ranks[0], -1)
         return holder
 
     @cached_property
@@ -180,12 +184,14 @@ def _order(length: int, name: str, seed: int, round: int, redeal: float) -> np.n
     walk = (length, name, seed, redeal)
     start, order = _walked.get(walk, (0, None))
     if order is None or start > round:
+        # The walk has no way back: it begins anew with the first deal.
         start = 0
         order = rng.permutation(length, rng.key(seed, "deal", name, 0))
     changing = int(np.ceil(redeal * length))
     # decision 10: a walk keeps the exact fraction, and any two units can meet.
     for past in range(start + 1, round + 1):
         stream = rng.key(seed, "redeal", name, past)
+        # Slots are places in the order, and thus with a rank: their units are shuffled.
         slots = rng.permutation(length, stream)[:changing]
         order = order.copy()
         order[slots] = order[slots[rng.permutation(changing, rng.key(seed, "shuffle", name, past))]]

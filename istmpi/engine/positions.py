@@ -35,7 +35,8 @@ def overlap(positions: Positions, others: Positions) -> tuple[slice | np.ndarray
         first, last = positions.searchsorted((others.start, others.stop)).tolist()
         return slice(first, last), last - first
     nearest = others.searchsorted(positions)
-    if not len(others):
+    if not len(others):  # nothing to clip to below
         return nearest[:0], 0
+    # A position above all others is compared with the last of them, from which it differs.
     where = np.flatnonzero(others.take(nearest, mode="clip") == positions)
     return where, len(where)

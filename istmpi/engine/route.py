@@ -103,6 +103,7 @@ class Route:
 
     @property
     def keeps_all(self) -> bool:
+        """True if every rank keeps the whole network between rounds."""
         return bool(self.common) and not self.groups
 
     def leaves_early(self, round: int) -> bool:
@@ -136,15 +137,15 @@ class Route:
         moving = {name: parameter for name, parameter in parameters.items() if name not in present}
         # Ranks keep what they get in the first round, so its rounding would stay with them.
         exact = self.wire == "float32" or (round == 0 and (self.stays or bool(self.common)))
-        plain = {
+        unrounded = {
             name: parameter for name, parameter in moving.items() if exact or self.is_common(name)
         }
-        encoded = {name: parameter for name, parameter in moving.items() if name not in plain}
-        pull = Leg(PULL, plain, source=self.owners, target=now, exclude=before)
-        if plain:
+        rounded = {name: parameter for name, parameter in moving.items() if name not in unrounded}
+        pull = Leg(PULL, unrounded, source=self.owners, target=now, exclude=before)
+        if unrounded:
             yield pull
-        if encoded:
-            yield replace(pull, parameters=encoded, wire=self._wire(round, PULL))
+        if rounded:
+            yield replace(pull, parameters=rounded, wire=self._wire(round, PULL))
 
     def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
         """Yield the legs at a round's end: the mean of common parameters, if due, and the push of

@@ -31,6 +31,7 @@ def balance_shares(shares: Sequence[float], seconds: Sequence[float]) -> tuple[f
     total = sum(next_shares)
     least = LEAST / len(next_shares)
     next_shares = [max(share / total, least) for share in next_shares]
+    # Raised to the least share, they may add up to more than 1.
     total = sum(next_shares)
     # Every line of the metrics has the shares, so they have few digits; a reader gets exactly the
     # same shares.
@@ -81,6 +82,7 @@ class Shares:
         if self.changing and any(map(self.of, rounds)):
             for number in rounds:
                 shares = self.of(number) or equal(self.ranks)
+                # A round without an entry has the shares of the round before.
                 if shares != next(reversed(log.values()), None):
                     log[number] = shares
         return log

@@ -76,9 +76,11 @@ class SparseMean:
         mean = torch.zeros_like(flat)
         for part in torch.from_numpy(gathered).view(communicator.size, -1):
             places, values = codec.decode(part, flat.dtype)
+            # Right because a message has each place once.
             mean[places] += values
         mean /= communicator.size
         places, values = codec.decode(sent, flat.dtype)
+        # What the 2 bits have lost stays in the error.
         flat[places] -= values
         for (name, start), change in zip(starts.items(), mean.split(sizes), strict=True):
             tensors[name].detach().copy_(start + change.view(start.shape).to(start.device))

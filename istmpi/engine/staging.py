@@ -22,6 +22,7 @@ class Staging:
         counts = []
         for message in messages:
             counts.append(sum(block.sent_nbytes for block in message))
+        # The last sum is the length of the buffer.
         *starts, nbytes = accumulate(map(_align, counts), initial=0)
         buffer = communicator.scratch(name, nbytes)
         self.layout = (buffer, counts, starts)
@@ -76,6 +77,7 @@ def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
     (first, _), *others = copies
     if not others:
         return first
+    # Integers are rounded down; floats of 2 bytes are averaged as float32.
     wide = first.dtype
     rounding: str | None = "floor"
     if first.is_floating_point():

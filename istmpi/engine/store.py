@@ -66,6 +66,7 @@ class ParameterStore:
             stream = rng.key(seed, "initial", name)
             for start in range(0, len(flat), _CHUNK):
                 count = min(_CHUNK, len(flat) - start)
+                # Random numbers by global position: the same for any number of ranks.
                 values = rng.uniform(stream, first + start, count)
                 values = (2 * values - 1) * parameter.bound + parameter.centre
                 flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
@@ -142,6 +143,7 @@ class ParameterStore:
         )
 
     def first_element(self, parameter: Parameter) -> int:
+        """Return the place of this rank's first element in the whole flattened tensor."""
         shape = parameter.pattern.shape(self.owners.lengths)
         return self.owners.rows(shape[0], self.rank).start * prod(shape[1:])
 

@@ -53,7 +53,9 @@ class Transfer:
         """
         self.rank = rank
         self.ranks = source.ranks
+        # Only `Replicated` has weights; other ranks count alike in a mean.
         self._weights = getattr(source, "weights", None) or [1] * self.ranks
+        # The buffer has a message for each peer.
         self._capacity = staging_bytes // self.ranks
         self._source = source
         self._target = target
@@ -136,6 +138,11 @@ class Transfer:
         return marks
 
     def _precedence(self, item: tuple[str, int, Parameter]) -> tuple[bool, int]:
+        """Return the place of a piece in the order of a message: means first, then large elements.
+
+        Blocks of a mean thus have the same numbers in the messages of all ranks, and each block
+        begins at a multiple of its element size.
+        """
         _, _, piece = item
         return self._source.copies(piece.pattern.names) == 1, -piece.itemsize
 
@@ -186,9 +193,10 @@ class Transfer:
             axes = [numbers[axis, min(at, 1)] for at, axis in enumerate(piece.pattern.axes)]
             dealt = []
             for at in axes:
-                where = holders[at]
-                if where is not None:
-                    dealt.append(where)
+                ranks = holders[at]
+                if ranks is not None:
+                    dealt.append(ranks)
+            # With two dealt axes, an element has a holder only if both name the same rank.
             if len(dealt) == 1 and (dealt[0] >= 0).all():
                 continue  # another transfer moves all of its elements
             form, scales = self._forms[name, number]
@@ -219,6 +227,11 @@ class Transfer:
         return forms
 
     def _holders(self, axis: Axis, positions: Positions) -> np.ndarray | None:
+        """Return the rank that holds each position in the excluded deal: ``[position]`` int64, -1
+        for no rank.
+
+        Returns None if the deal does not deal out the axis, or if no deal is excluded.
+        """
         ranks = self._exclude.holder(axis) if self._exclude else None
         if ranks is None:
             return None

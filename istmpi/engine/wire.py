@@ -103,6 +103,7 @@ class BlockCodec:
             self._sent[_key(peer, block)] = exponents(largest)
             out[: block.scales] = self._sent[_key(peer, block)]
         by_run = _scales(self._sent.get(_key(peer, block)), block, places)
+        # The first piece has the random numbers of a parameter that is not cut.
         key = rng.key(self._key, rank, block.name)
         if block.piece:
             key = rng.key(self._key, rank, block.name, block.piece)
@@ -134,6 +135,7 @@ class BlockCodec:
         return self.decode(block, rank, coded)
 
     def _largest(self, peer: int, block: Block) -> np.ndarray:
+        """Return the largest magnitude for each scale of the whole block that ``block`` begins."""
         slabs = self._whole[_key(peer, block)].in_rows(_AT_ONCE)
         parts = ((slab.packed(self._tensors[block.name]), slab) for slab in slabs)
         return reduce(
@@ -147,17 +149,25 @@ def _key(peer: int, block: Block) -> tuple[int, str, int]:
 
 
 def _largest(values: np.ndarray, places: np.ndarray | range, block: Block) -> np.ndarray:
+    """Return the largest magnitude for each scale of a block, 0 where it has no value: ``[scale]``
+    float32."""
     largest = np.zeros(block.scales, np.float32)
     if len(values):
         groups, counts = _groups(block, places)
+        # The sums before each count are the starts of the runs.
         largest[groups] = np.maximum.reduceat(np.abs(values), np.cumsum(counts) - counts)
     return largest
 
 
 def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.ndarray]:
     """Return the scale number of each run of values that share a scale, and the length of each
-    run."""
+    run.
+
+    ``places``: the places of the values in the whole block, ascending.
+    """
+    # The number of places that share a scale; the last scale may have fewer.
     length = -(-block.elements // block.scales)
+    # Without gaps, the ends of the runs follow from the range alone.
     if isinstance(places, range):
         groups = np.arange(places.start // length, -(-places.stop // length))
         ends = np.minimum((groups + 1) * length, places.stop)
@@ -170,6 +180,7 @@ def _groups(block: Block, places: np.ndarray | range) -> tuple[np.ndarray, np.nd
 def _scales(
     exponents: np.ndarray | None, block: Block, places: np.ndarray | range
 ) -> Scales | None:
+    """Return the scale of each run of values; None if the form has no scales."""
     if not block.scales or exponents is None:
         return None
     groups, counts = _groups(block, places)

@@ -28,6 +28,7 @@ class ADMM(ReplicatedMethod):
     def before_update(self) -> None:
         for name, parameter in self.subnet.network.named_parameters():
             if parameter.grad is not None:
+                # The gradient of rho/2 |x - z + u|^2 is rho (x - z + u).
                 apart = parameter - self._consensus[name] + self._duals[name]
                 parameter.grad.add_(apart, alpha=self.job.run.method.penalty)
 

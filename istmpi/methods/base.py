@@ -182,6 +182,7 @@ class Method(ABC):
         if is_new or not keeps_state or subnet.optimizer is None or deal.units:
             steps = 0
             if keeps_state:
+                # Adam corrects its moments by the number of steps that they have seen.
                 steps = self.first_step(number) - self.first_step(self.job.state_since)
             subnet.renew(steps)
         parameters = with_slots(self.job.architecture.parameters, subnet.spec.slots)

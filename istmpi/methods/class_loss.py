@@ -47,6 +47,7 @@ def _choose_weights(train: Train, batches: Batches) -> torch.Tensor | None:
         return None
     if train.class_weights != BALANCED:
         return torch.as_tensor(train.class_weights)
+    # All examples of a class together weigh as much as those of any other class on this rank.
     counts = np.bincount(batches.labels)
     balanced = len(batches.labels) / np.maximum(counts, 1) / np.count_nonzero(counts)
     return torch.as_tensor(np.where(counts, balanced, 1))

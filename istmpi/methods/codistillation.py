@@ -43,7 +43,7 @@ class Codistillation(ReplicatedMethod):
         self._others = []
 
     def fill_store(self) -> None:
-        self.give_mean((0,))
+        self.give_mean((0,))  # a mean over rank 0 alone: its network is evaluated
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.forward(network, batch)

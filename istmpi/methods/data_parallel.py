@@ -59,6 +59,7 @@ class DataParallel(ReplicatedMethod):
         stop = self._vote is not None and bool(self._vote())
         is_last = local_step + 1 == steps
         self._vote = None
+        # After the last step, the round ends anyway.
         if not stop and not is_last:
             # The vote is under way during this step, so that no step waits for it.
             self._vote = self.job.communicator.start_allreduce_max(self.job.stop.asked())
@@ -114,6 +115,7 @@ class DataParallel(ReplicatedMethod):
             if not amount.is_mean:
                 total = totals.pop(0)
             if total:
+                # The mean of the gradients divides by the number of ranks, which is undone here.
                 terms.append(amount.value * (communicator.size / total))
             else:
                 terms.append(amount.mean)

@@ -33,6 +33,7 @@ class FedAvg(IST):
         )
 
     def steps(self, number: int) -> int:
+        # Other ranks hold nothing that they could train.
         if self.job.communicator.rank not in self.drawn(number):
             return 0
         return super().steps(number)

@@ -163,6 +163,7 @@ def require_classes(train: Train, task: str, classes: int, method: str) -> None:
 
 
 def require_wire(spec: MethodSpec, run: Run) -> None:
+    """Raise ConfigError if the form of sent values does not fit the method or the dtype."""
     if spec.stays and spec.sends_largest(run) and spec.outer(run) != (1, 0):
         raise ConfigError(
             "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, "
@@ -182,6 +183,7 @@ def require_wire(spec: MethodSpec, run: Run) -> None:
 
 
 def require_state(spec: MethodSpec, run: Run) -> None:
+    """Raise ConfigError if ranks cannot keep optimizer states of their own with the method."""
     state = run.method.optimizer_state
     if state == KEEP and not spec.always_carries and KEEP not in spec.states:
         keeping = " and ".join(name for name, other in METHODS.items() if KEEP in other.states)
@@ -192,6 +194,7 @@ def require_state(spec: MethodSpec, run: Run) -> None:
 
 
 def require_dealable(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
+    """Raise ConfigError if a method that deals out units cannot deal out those of the network."""
     if spec.deals and run.method.partition != ():
         architecture.require_dealable(choose_groups(run, architecture), run.model.scale != "none")
 
@@ -234,6 +237,7 @@ def _require_fragments(
     steps = run.method.local_steps
     delay = spec.delay(run)
     allowed = min(fragments, len(architecture.parameters))
+    # Fragments that would not arrive before the next leaves have one departure together.
     while len(departures(architecture.parameters, allowed, steps, delay)) < allowed:
         allowed -= 1
     if allowed < fragments:

@@ -36,6 +36,7 @@ class LogitAdjustment:
 
     def _added_to(self, logits: torch.Tensor) -> torch.Tensor:
         if self._added is None:
+            # Once in a run, because it reads all labels.
             labels = self._batches.labels
             with np.errstate(divide="ignore"):
                 shares = np.log(np.bincount(labels, minlength=logits.shape[1]) / len(labels))

@@ -24,6 +24,7 @@ class ReplicatedMethod(Method):
 
     def __init__(self, job: Job):
         super().__init__(job)
+        # Idle: a subclass takes the outer step itself, if it has one.
         self.shards.outer = Outer()
         self._start: dict[str, torch.Tensor] = {}
         self._published = True
@@ -88,6 +89,7 @@ class ReplicatedMethod(Method):
             tensors[name].copy_(values)
 
     def of_this_rank(self) -> Tensors:
+        # Before the first round of a job, only the checkpoint has values.
         if not self.subnet.tensors:
             return self.job.restored
         return on_host(self.each_rank())

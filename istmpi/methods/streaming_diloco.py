@@ -79,6 +79,7 @@ class StreamingDiLoCo(ReplicatedMethod):
         self.job.store.keep(on_host(self.subnet.tensors | self._common))
 
     def leaves(self, local_step: int, steps: int) -> bool:
+        # A rank that is asked to stop goes on until the vote that travels with a fragment is known.
         self._asked |= self.job.stop.asked()
         return self._leaving
 
