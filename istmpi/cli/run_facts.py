@@ -54,6 +54,7 @@ def _describe_ranks(training: Training) -> str:
     if len(hosts) > 4:
         shown.append("...")
     words = f"{ranks} on {counted(len(hosts), 'host')}: {', '.join(shown)}"
+    # A launcher sets the variable, even for a single rank.
     if ranks == 1 and not comm.rank_variable():
         words += " (started without mpirun; use mpirun -n P istmpi train for P ranks)"
     return words

@@ -54,6 +54,7 @@ class MeanOverRanks:
     def _reset(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
         self._ready: dict[str, int] = {}
+        """The number of elements of each tensor, from its first on, that were handed over."""
         self._flat: list[torch.Tensor] = []
         self._segments = self._segments_in_order()
         self._moving = _Moving(self._communicator)
@@ -79,9 +80,11 @@ class MeanOverRanks:
         # first.
 
     def has(self, name: str) -> bool:
+        """Return True if all values of a tensor were handed over; False on a single rank."""
         return self._communicator.size > 1 and self._complete(name)
 
     def begin(self) -> None:
+        """Let what was handed over travel in the background, if threads may call MPI."""
         self._moving.begin()
 
     def finish(self) -> None:
@@ -106,6 +109,7 @@ class MeanOverRanks:
                 yield None
             flat = self._pack(names)
             self._flat.append(flat)
+            # A bucket's tensors have one form, so the first name stands for all.
             codec = CODECS.get(self._forms.get(names[0], EXACT))
             for part in ring.segments(flat.numel(), flat.element_size(), self._communicator.size):
                 while self._count_ready(names) < part.stop:
@@ -132,6 +136,8 @@ class MeanOverRanks:
         return name in self._tensors and self._ready[name] == self._tensors[name].numel()
 
     def _pack(self, names: Sequence[str]) -> torch.Tensor:
+        """Return a bucket's flat values in host memory: the tensor's own memory if it is alone
+        there."""
         flat = [self._tensors[name].view(-1) for name in names]
         if len(flat) == 1:
             return flat[0].cpu()
@@ -209,6 +215,7 @@ class _Moving:
             backoff.wait_unless(self._advance())
 
     def _advance(self) -> bool:
+        """Continue the segments under way, and begin more; return True if one of them got on."""
         progress = self._communicator.test_some(self._requests)
         while self._waiting and len(self._under_way) < ring.SEGMENTS_AT_ONCE:
             self._under_way.append(self._waiting.pop(0))
@@ -254,9 +261,11 @@ class _Segment:
         self.bytes_sent = 0
 
     def advance(self) -> bool:
+        """Begin the next step if this one's messages are done; return True if they are."""
         if not self._communicator.all_done(self.requests):
             return False
         self.requests = next(self._steps, [])
+        # Each step has requests, so none are left only after the last step.
         self.done = not self.requests
         return True
 
@@ -313,6 +322,7 @@ class _Segment:
             passed = arriving
 
     def _pass_on(self, sent: Array, received: Array) -> list:
+        """Return the requests of a send to the next rank and a receive from the previous one."""
         rank = self._communicator.rank
         ranks = self._communicator.size
         return self._exchange(sent, (rank + 1) % ranks, received, (rank - 1) % ranks)
@@ -334,4 +344,5 @@ def _empty_like(values: Array) -> Array:
 def _bytes(values: Array) -> np.ndarray:
     if isinstance(values, np.ndarray):
         return values.view(np.uint8)
+    # NumPy has no bfloat16, but it has its bytes.
     return values.view(torch.uint8).numpy()

@@ -58,7 +58,7 @@ def expect_ranks() -> Iterator[None]:
 
 def _watch(all_came: threading.Event) -> None:
     rank, ranks = read_launcher()
-    began = complete = time.monotonic()
+    began = complete_at = time.monotonic()
     stopped = _StoppedRanks(rank)
     while not watched.wait(_LOOK_EVERY):
         now = time.monotonic()
@@ -66,9 +66,10 @@ def _watch(all_came: threading.Event) -> None:
         if all_came.is_set():
             continue
         present, started = on_this_host()
+        # Until now, no rank of this host is missing.
         if len(present) >= started:
-            complete = now
-        if now - complete > GONE_AFTER:
+            complete_at = now
+        if now - complete_at > GONE_AFTER:
             left = started - len(present)
             problem = f"{started} ranks were started on {socket.gethostname()}, but {left} left"
         elif now - began > LONGEST_WAIT:
@@ -106,7 +107,10 @@ class _StoppedRanks:
         self._named: set[tuple[int, int]] = set()
 
     def look(self, now: float) -> None:
+        """Name ranks that are stopped for `GONE_AFTER` seconds; end this process after
+        `LONGEST_WAIT`."""
         stopped, first = find_stopped_ranks()
+        # A rank that runs again is forgotten, and counts anew if it stops again.
         self._since = {key: self._since.get(key, now) for key in stopped.items()}
         late = {key for key, since in self._since.items() if now - since > GONE_AFTER}
         if first == self._rank:

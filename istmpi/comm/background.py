@@ -21,6 +21,7 @@ class BackgroundRunner:
         self._pieces: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self.seconds = 0.0
+        """The seconds that all pieces took, also those in the thread."""
 
     def put(self, work: Callable[[], None]) -> None:
         """Add a piece of work, which begins once the previous piece is done."""

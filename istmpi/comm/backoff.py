@@ -44,11 +44,12 @@ class Backoff:
             now = time.perf_counter()
             if self._idle == _SPIN_POLLS + 1:
                 self._since = now
-            waited = now - self._since
+            waited_seconds = now - self._since
             # decision 19: a wait inside MPI would spin on a core that another rank needs.
-            if waited < YIELDING:
+            if waited_seconds < YIELDING:
                 os.sched_yield()
             else:
                 if in_waits:
                     in_waits()
-                time.sleep(min(waited / 8, LONGEST_SLEEP))
+                # A sleep makes a wait longer by an eighth at most.
+                time.sleep(min(waited_seconds / 8, LONGEST_SLEEP))

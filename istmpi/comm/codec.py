@@ -164,6 +164,7 @@ class Int8:
     for_all = False
 
     def nbytes(self, elements: int) -> int:
+        # A byte for each value, and one for each run's scale: the last run may be shorter.
         return elements + -(-elements // RUN)
 
     def encode(self, values: np.ndarray, key: int, start: int = 0) -> np.ndarray:
@@ -174,6 +175,7 @@ class Int8:
         return np.append(runs, self.round(values, key, range(start, start + len(values)), by_run))
 
     def decode(self, coded: np.ndarray, elements: int) -> np.ndarray:
+        # A run takes a byte for each value and one for its scale; rounded up for the last run.
         runs = -(-len(coded) // (RUN + 1))
         return self.values(coded[runs:], Scales(coded[:runs], np.full(runs, RUN)))
 
@@ -230,6 +232,8 @@ def exponents(largest: np.ndarray) -> np.ndarray:
     absolute value that each scale covers; `_NO_NUMBER` if it is not finite.
     """
     mantissa, exponent = np.frexp(largest.astype(np.float32))
+    # The mantissa is from 0.5 to 1: divided by 2**(exponent - 7), ``largest`` is below 128, and
+    # above 127 only if the mantissa is above 127/128.
     exponent = exponent - 7 + (mantissa > _LARGEST / 128)
     # decision 18: with powers of two, values that were decoded are encoded exactly.
     coded = np.clip(exponent + _BIAS, 1, _NO_NUMBER - 1).astype(np.uint8)
@@ -238,11 +242,13 @@ def exponents(largest: np.ndarray) -> np.ndarray:
 
 def scales(coded: np.ndarray) -> np.ndarray:
     """Return the powers of two for exponent bytes, as float32: NaN for `_NO_NUMBER`."""
+    # A float32 whose other bits are 0 is a power of two.
     powers = (coded.astype(np.uint32) << np.uint32(23)).view(np.float32)
     return np.where(coded == _NO_NUMBER, np.float32(np.nan), powers)
 
 
 def _parts(length: int) -> list[slice]:
+    """Return the slices of ``length`` values, each of `_AT_ONCE` values or fewer."""
     return [slice(start, min(start + _AT_ONCE, length)) for start in range(0, length, _AT_ONCE)]
 
 

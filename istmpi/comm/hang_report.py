@@ -111,6 +111,10 @@ class Missing:
 
 
 def deadline(patience: float, slowest_round: float) -> float:
+    """Return the seconds after which a wait is reported.
+
+    ``slowest_round``: seconds, 0 before a round has ended.
+    """
     if not slowest_round:  # no round has ended: setting up may take longer than any round
         return TIMES_BEFORE_THE_FIRST * patience
     return max(patience, TIMES_THE_SLOWEST * slowest_round)
@@ -227,6 +231,7 @@ def dump_stacks() -> str:
 def keep_stacks(by_rank: Mapping[int, str], run_folder: Path) -> str:
     """Write stack traces into the run's folder; return a sentence with the place or the failure."""
     folder = run_folder / _FOLDER
+    # The thread replaces this text, or empties the list once all is written.
     failed = ["it does not answer"]
 
     def write() -> None:

@@ -23,7 +23,9 @@ from istmpi.comm.thread_mailbox import ThreadMailbox
 from istmpi.foreign import one_line
 
 _TICK = 0.25
+"""Seconds between two looks of the watch."""
 _SHORT_TICK = 0.05
+"""Seconds between two looks while a roll call is under way."""
 
 WHILE_LOADING = "Training had not begun: run the same command again."
 

@@ -237,21 +237,22 @@ class RollCall:
         return self._limit
 
     def _measure_wait(self, wait: Wait, now: float) -> float:
+        """Return the seconds of a wait, without the time in which this process was stopped."""
         return now - max(wait.since, self._where.awake_since)
 
     def _call_roll_if_due(self, now: float) -> None:
         waits = list(self._where.waiting.values())
         wait = min(waits, key=lambda wait: (wait.for_itself, wait.since), default=None)
-        shortest = _begin_to_ask(min(self._limit, report.HASTE))
-        if wait is None or self._measure_wait(wait, now) < shortest:
+        shortest_seconds = _begin_to_ask(min(self._limit, report.HASTE))
+        if wait is None or self._measure_wait(wait, now) < shortest_seconds:
             self._silent_since.clear()
             self._reported.clear()
             return
         limit = self._first_limit
         # A rank that waits for others knows more than one that waits for itself: it calls first.
-        last = limit if wait.for_itself else 0.0
-        due = _begin_to_ask(limit) + self._turn + last
-        if now >= self._next_roll + last and self._measure_wait(wait, now) >= due:
+        extra_seconds = limit if wait.for_itself else 0.0
+        due_seconds = _begin_to_ask(limit) + self._turn + extra_seconds
+        if now >= self._next_roll + extra_seconds and self._measure_wait(wait, now) >= due_seconds:
             self._roll = _Roll(wait=wait, began=now, ends=now + limit - _begin_to_ask(limit))
             self._send_to_others("ask")
 

@@ -55,6 +55,7 @@ class StopGossip:
         return self._mpi.recv(source=status.source)
 
     def settle(self) -> None:
+        """Receive the messages of `notify` that no rank has read. Collective."""
         sent = self._communicator.allgather(bool(self._sent))
         for step in self._steps:
             source = (self._rank - step) % self._size
@@ -89,6 +90,7 @@ class StopSign:
         self._looked = 0.0
 
     def asked(self) -> bool:
+        """Return True if a stop is requested. A rank that learns of a reason passes it on."""
         if self.reason:
             return True
         reason = self._signal or self._look() or self._gossip.poll()
@@ -141,6 +143,7 @@ class StopSign:
         self._signal = name
 
     def _look(self) -> str:
+        """Return what `_check` finds, once in `_SECONDS_BETWEEN_LOOKS` and on rank 0 alone."""
         now = time.monotonic()
         # A look at a busy file server may take longer than a local step.
         if self._rank > 0 or now - self._looked < _SECONDS_BETWEEN_LOOKS:
@@ -196,6 +199,7 @@ def _ask_slurm(job: str) -> float:
         process = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
         answer = process.stdout.strip()
         if answer.upper() not in NO_END:
+            # SLURM prints local time, as mktime expects.
             end = time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(

@@ -53,13 +53,13 @@ class ThreadMailbox:
     def _probe(self) -> None:
         """Begin to receive all messages that are here."""
         status = mpi.library_here().Status()
-        in_vain = 0
-        while in_vain < _PROBES:
+        probes_in_vain = 0
+        while probes_in_vain < _PROBES:
             message = self._mpi.improbe(status=status)
             if message:
                 self._arriving.append((status.source, message.irecv()))
             else:
-                in_vain += 1
+                probes_in_vain += 1
 
     def close(self) -> None:
         """Receive and drop all messages under way, then free the communicator. Collective.

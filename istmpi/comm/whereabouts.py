@@ -71,6 +71,7 @@ class Whereabouts:
         self._stepping = ""
 
     def watch(self, now: float) -> bool:
+        """Note a look of the watch; return True if this process was stopped since its last look."""
         slept = self._note_sleep(now)
         self._watched = now
         return slept
@@ -84,6 +85,7 @@ class Whereabouts:
 
     @contextmanager
     def enter(self, phase: str) -> Iterator[None]:
+        """Set the phase inside the block; the earlier phase returns after it."""
         before = self._change(phase)
         try:
             yield
@@ -93,13 +95,14 @@ class Whereabouts:
             self._change(before)
 
     def _change(self, phase: str) -> str:
+        """Set the phase, and return the earlier one."""
         now = time.monotonic()
         before = self.phase
         self._note_sleep(now)
-        took = now - self._phase_began
+        seconds = now - self._phase_began
         # "wait" is the time of other ranks' steps, which says nothing about this rank.
-        if before not in (SETTING_UP, BETWEEN_ROUNDS, "wait") and took > self.slowest_phase[1]:
-            self.slowest_phase = before, took
+        if before not in (SETTING_UP, BETWEEN_ROUNDS, "wait") and seconds > self.slowest_phase[1]:
+            self.slowest_phase = before, seconds
         self.phase = phase
         self.moved = self._phase_began = now
         return before
@@ -110,6 +113,7 @@ class Whereabouts:
         self.moved = time.monotonic()
 
     def heartbeat(self) -> None:
+        """Note progress inside a phase."""
         self.moved = time.monotonic()
 
     def count_bytes(self) -> None:
@@ -133,6 +137,7 @@ class Whereabouts:
         self._round_began = now
 
     def arrive(self, group: str) -> None:
+        """Count a collective call that this rank has reached on the communicator ``group``."""
         self.arrivals[group] = self.arrivals.get(group, 0) + 1
         self.moved = time.monotonic()
 

@@ -188,6 +188,7 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
         if not scenario.can(method):
             scenario.architecture.require_dealable(())
     if compare is None:
+        # Repeated names are dropped below.
         named = [*COMPARED, method_of_run]
     elif compare == "all":
         named = [*RIVALS, *METHODS]

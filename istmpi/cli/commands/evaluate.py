@@ -59,6 +59,7 @@ def command(
         print_json(asdict(result))
         return
     if result.calibrated:
+        # A user who asked for it needs no reason.
         why = "" if calibrate else f": {path} was saved without calibration"
         say(f"calibrated on the training split of {result.source}{why}")
     _print(result)
