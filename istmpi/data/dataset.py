@@ -246,6 +246,7 @@ class Dataset:
         splits = {
             name: split.with_normalisation(normalisation) for name, split in self.splits.items()
         }
+        # Examples as they are stored still lack their offset.
         mean, std, offset = normalisation or (None, None, self.offset)
         return replace(self, splits=splits, mean=mean, std=std, offset=offset)
 

@@ -241,6 +241,7 @@ def _join(parts: Parts, source: str) -> np.ndarray:
 
 
 def _name_example(row: int, parts: Parts) -> str:
+    """Name the example in ``row`` of all parts, joined in their order."""
     for split, part in parts.items():
         if row < len(part):
             return f"{split} example {row}".strip()
@@ -249,12 +250,14 @@ def _name_example(row: int, parts: Parts) -> str:
 
 
 def _split(y: np.ndarray, parts: Parts) -> Parts:
+    """Cut what belongs to all parts, joined in their order, into the parts again."""
     ends = np.cumsum([len(part) for part in parts.values()])
     return dict(zip(parts, np.split(y, ends[:-1])))
 
 
 def _flatten(labels: np.ndarray) -> np.ndarray:
     labels = np.asarray(labels)
+    # A single column is one label for each example.
     if labels.ndim == 2 and labels.shape[1] == 1:
         return labels[:, 0]
     return labels

@@ -65,6 +65,7 @@ class Blocks(nn.Module):
         returned = [subnet(*inputs, **named) for subnet in self.subnets.values()]
         sums = []
         for tensors in zip(*map(list_tensors, returned), strict=True):
+            # Then the sum over all ranks is the mean over all subnets.
             sums.append(torch.stack(tensors).sum(0) / self._deal.ranks)
         in_order = iter(sums)
         return map_tensors(lambda _: next(in_order), returned[0])
@@ -145,6 +146,8 @@ class SharedBlocks:
         ranks = self._communicator.size
         parameters = self._architecture.parameters
         for first in range(0, self.deal.ranks, ranks):
+            # Transfers are collective: a rank without a subnet in this turn takes part with
+            # another one.
             numbers = [(first + rank) % self.deal.ranks for rank in range(ranks)]
             layout = _choose_subnets(self.deal, numbers)
             tensors = {}

@@ -144,7 +144,7 @@ class Evaluator:
         ranks = self._communicator.size
         passed = count_scored_in_training(self._run, self._dataset)
         if self._local:
-            passed *= ranks
+            passed *= ranks  # each rank scores all examples of its own
         if self._calibrates:
             passed += self.sampled
         rows = len(self._dataset.train)

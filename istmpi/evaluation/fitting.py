@@ -36,7 +36,9 @@ _SQUARE_DECAY = 0.99
 """The decays of Adam's means of gradients and of their squares."""
 COLDEST = 0.05
 HOTTEST = 20.0
+"""The limits of a temperature."""
 HALVINGS = 40
+"""The number of halvings of the range in which the temperature's logarithm lies."""
 
 
 class _Adam:
@@ -74,6 +76,7 @@ def fit_scale(
     adam = _Adam(len(logarithms))
     for step in range(1, STEPS + 1):
         value, gradient = objective.measure(logarithms)
+        # The best factors so far are kept.
         if not np.isfinite(gradient).all():
             break
         if value < least:
@@ -126,6 +129,7 @@ class _Objective:
         total = self._loss(call(self.network.module, self._batch.inputs))
         total.backward()
         assert factors.grad is not None
+        # By the chain rule: a factor is the exponential of its logarithm.
         by_logarithm = factors.grad * factors.detach()
         values = np.array([total.item(), self._batch.examples, *by_logarithm])
         sums = self._communicator.allreduce_sum(values)

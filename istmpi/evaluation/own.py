@@ -123,6 +123,7 @@ def join_loss(
     terms = []
     for amount, count in zip(amounts.values(), counts.tolist(), strict=True):
         weight = examples / count if count else 0.0
+        # The value of a mean is divided by the count of its batch already.
         if amount.is_mean:
             weight *= amount.count
         terms.append(amount.value * weight)

@@ -38,7 +38,9 @@ class Score:
     exits: tuple[float, ...] | None = None
     """The score of every exit if there are several, otherwise None."""
     bits_per_byte: float | None = None
+    """The loss of text in bits for each of its bytes; None for other data."""
     more: Mapping[str, float] | None = None
+    """Further scores by their names; None if the task has none."""
     form: str = "merged"
     """The form of the network that was scored (evaluate.form)."""
 
@@ -59,6 +61,7 @@ class Score:
             line["form"] = self.form
         if self.bits_per_byte is not None:
             line["bits_per_byte"] = self.bits_per_byte
+        # No further score replaces an entry of the line.
         return dict(self.more or {}) | line
 
     def describe(self) -> str:
@@ -119,6 +122,7 @@ class PointTotals:
             scores.append(self._task.score_from_means(*means[first : first + numbers]))
         bits = None
         if self._data.bytes_per_token:
+            # From nats of a token to bits of a byte.
             bits = loss / log(2) / self._data.bytes_per_token
         return Score(
             loss=loss,
@@ -126,7 +130,7 @@ class PointTotals:
             examples=int(examples),
             exits=tuple(scores) if len(scores) > 1 else None,
             bits_per_byte=bits,
-            more=self._task.more(self._data.outputs, *means[-numbers:]),
+            more=self._task.more(self._data.outputs, *means[-numbers:]),  # of the last exit
             form=form,
         )
 

@@ -37,6 +37,7 @@ def spread_units(
     lengths = architecture.lengths
     units = {group: store.owners.rows(lengths[group], store.rank) for group in architecture.groups}
     _spread_products(network, architecture, store, communicator, sharded, units)
+    # Norms and biases stand in lists, in the order of the layers and of their groups.
     groups = {str(number): group for number, group in enumerate(architecture.groups)}
     for path, module in network.named_modules():
         group = groups.get(path.rpartition(".")[2])

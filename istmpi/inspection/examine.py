@@ -358,9 +358,11 @@ def _initial(
     if isinstance(layer, (*PRODUCTS, nn.Embedding, nn.EmbeddingBag)):
         weight = layer.weight if key == "bias" else parameter
         return max(weight[0].numel(), 1) ** -0.5, 0.0
+    # PyTorch draws a bias by the number of inputs of its weight.
     fan = fans.get(name) or fans.get(name.replace("bias", "weight"))
     if fan:
         return fan**-0.5, 0.0
     # A constructor may draw in its own way, of which mean and deviation are kept.
     values = parameter.detach().double()
+    # A uniform distribution of this deviation has a bound of sqrt(3) times as much.
     return float(3**0.5 * values.std(correction=0)), float(values.mean())

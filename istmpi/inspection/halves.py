@@ -27,9 +27,11 @@ from istmpi.network.trials import few, one_thread
 from istmpi.network.user import UserNetwork
 
 MORE_COPIES = 4
+"""The number of copies of each unit with which corrected powers must hold, too."""
 POWERS = (0.5, 0.0, 1.0, -1.0, -0.5, 1.5, 2.0)
 """The powers of a share that are tried, the usual ones first."""
 TRIES = 160
+"""The most choices of powers that are tried for a width."""
 WIDER = 8
 """The factor of the width at which a deviation must have faded."""
 FADED = 4
@@ -74,6 +76,7 @@ class _Proof:
             if problem:
                 unscaled[problem] = (*unscaled.get(problem, ()), width)
         table = replace(table, unscaled=unscaled)
+        # Factors may be right for each width alone, but wrong for several widths at once.
         together = [
             width for width in table.dealt if width in lengths and width not in table.fading
         ]

@@ -35,7 +35,9 @@ from istmpi.network.trials import one_thread
 from istmpi.network.user import UserNetwork, Width
 
 READINGS = 256
+"""The most readings of a width that are tried for one way of guessing."""
 SEEDS = 4
+"""The most small networks, each with other random values, that try a width."""
 COUNTS = "it changes which parameters exist"
 """The problem of an integer that may count blocks."""
 
@@ -213,6 +215,7 @@ def _prove_by(
 ) -> list[Finding]:
     """Return the readings that one small network proves, or a problem. ``last``: no trial
     follows."""
+    # No other width is on an axis of this one.
     is_alone = all(
         name == width.name or moving[width.name].keys().isdisjoint(axes)
         for name, axes in moving.items()
@@ -222,8 +225,10 @@ def _prove_by(
     read: list[str] = []
     for reading in _propose_readings(trial, moving[width.name], fixed, read, proved):
         broken = trial.broken_by(reading)
+        # `_propose_readings` sees this list, and leaves out readings that would fail as this one.
         read[:] = trial.read_before(broken)
         if broken:
+            # The reading that fails last is the nearest to a right one.
             furthest = max(furthest, broken, key=trial.number)
             continue
         vague = trial.find_indifferent(reading, last)
@@ -254,6 +259,7 @@ def _propose_readings(
 
     ``read``: the parameters used before the last reading failed. ``proved``: the findings so far.
     """
+    # In the order of their use, so that a failed reading shows which axes to read anew.
     order = {name: number for number, name in enumerate(trial.read_before(""))}
     growths = dict(sorted(growths.items(), key=lambda item: order[item[0][0]]))
     joined = trial.structures()
@@ -269,6 +275,7 @@ def _propose_readings(
     for structures, kind_of in itertools.product(ways, ALIKE):
         proposed = readings(growths, structures, kind_of, fixed, read)
         yield from itertools.islice(proposed, READINGS)
+        # The caller has filled this list meanwhile; the ways that follow guess more.
         if proved:
             return
 
@@ -329,6 +336,7 @@ def _segment(runs: Iterable[tuple[int, Width]], length: int) -> Segment | None:
     not nest."""
     factors: list[Factor] = []
     left = length
+    # The outermost width has the most positions inside its units.
     for inner, width in sorted(runs, key=lambda pair: pair[0], reverse=True):
         outer, rest = divmod(left, width.length * inner)
         if rest or not outer:

@@ -43,6 +43,7 @@ MATRIX = {
 }
 """The argument number of a product's first factor, over whose last axis the product sums."""
 VECTORS = {"mv", "dot", "vdot", "addmv"}
+"""Products with a vector: they count as sums, but not as operators."""
 KEEPING = {
     "mul",
     "mul_",
@@ -122,6 +123,7 @@ def _matrix_product(a: torch.Tensor, b: torch.Tensor, provenance: Provenance) ->
     matrices = prod(a.shape[:-2])
     rows, inner = a.shape[-2:]
     columns = b.shape[-1]
+    # Only the first factor is a parameter: the transposed product has it as the weight.
     if a in provenance and b not in provenance:
         return Product(
             x=b,
@@ -168,6 +170,7 @@ def find_sum(name: str, args: Sequence[Any]) -> Summands | None:
     if name == "convolution":
         weight = args[1]
         is_transposed = args[6]
+        # PyTorch lists them behind stride, padding, dilation, transposed and output padding.
         groups = args[8]
         inner = weight.shape[0] // groups if is_transposed else weight.shape[1]
         return Summands(args[:2], inner)

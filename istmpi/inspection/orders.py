@@ -106,6 +106,7 @@ def order_on(axis: Axis, width: str, lengths: Mapping[str, int]) -> Order:
             continue
         inner = length
         for factor in segment.factors:
+            # The length inside this factor is left.
             inner //= factor.length(lengths)
             if factor.name == width:
                 runs.append(Run(length // lengths[width] // inner, inner))
@@ -198,6 +199,7 @@ def grow_structures(
     for lengths, narrower in zip(joins, fewer):
         growths = _grow_parts(lengths, narrower, units, few)
         total = Growth(sum(part.ratio for part in growths), sum(part.rest for part in growths))
+        # The order of positions of no unit does not matter.
         if total.ratio:
             joined.append(growths)
             if len(growths) > 1:
@@ -256,8 +258,10 @@ def find_structures(
         total = _total(structure)
         factor = growth.ratio // total.ratio
         if factor and total.times(factor) == growth:
+            # Behind each position of the concatenation lie several, as pixels behind a channel.
             candidates.append(tuple(factor * part for part in structure))
             if 1 < factor <= REPEATED:
+                # Or the whole concatenation lies behind each of several positions.
                 candidates.append(structure * factor)
     # Units before or behind all others, as a concatenation that was not seen would lay them.
     if growth.rest and (guess or not candidates):

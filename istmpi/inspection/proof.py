@@ -34,8 +34,10 @@ UNITS = (5, 7, 11)
 another factor of an axis: a wrong reading could then permute another width's units and change
 nothing."""
 DIVISORS = 64
+"""The largest divisor of a width that is tried as its number of units."""
 EXAMPLES = 3
 PERMUTATIONS = 2
+"""The number of permutations under which a right reading keeps the outputs."""
 DRAWS = 64
 """Runs of a network that draws random numbers in evaluation. A rare draw (dropout of 1%) may change
 no single run."""
@@ -128,6 +130,7 @@ class Trial:
 
     def _permutation(self, generator: torch.Generator) -> torch.Tensor:
         order = torch.randperm(self.units, generator=generator)
+        # The order from 0 on would permute nothing.
         return order.roll(1) if torch.equal(order, torch.arange(self.units)) else order
 
     def _run(
@@ -211,6 +214,7 @@ class Trial:
         return self._effects[key]
 
     def _depends_on(self, reading: Iterable[Place]) -> bool:
+        """Return True if other factors along these axes change the outputs."""
         values = dict(self._values)
         for name, place in reading:
             factors = torch.linspace(1, 2, values[name].shape[place]).double()
@@ -250,6 +254,8 @@ class Trial:
         return grow_structures(self._joins.lengths, self.units, fewer.lengths, units)
 
     def _build_narrower(self) -> tuple[nn.Module | None, int]:
+        """Return a network with fewer units, as many as work, and their number; None and 0 if none
+        works."""
         for units in range(self.units - 1, 0, -1):
             with suppress(ConfigError):
                 built = self._network.build({**self._others, self._width.name: units})
@@ -295,6 +301,7 @@ class _Reads(Watching):
 def permute_units(
     values: Mapping[str, torch.Tensor], reading: Reading, units: torch.Tensor
 ) -> dict[str, torch.Tensor]:
+    """Return the values with a width's units in the order ``units`` on all axes of a reading."""
     permuted = dict(values)
     for (name, place), order in reading.items():
         permuted[name] = permuted[name].index_select(
@@ -319,6 +326,7 @@ def _never_on_an_axis_with(width: str, moving: Moving) -> list[str]:
 
 
 def _fits(built: nn.Module, growths: Mapping[Place, Growth], units: int) -> bool:
+    """Return True if a network's axes have the lengths that follow from this number of units."""
     shapes = {name: parameter.shape for name, parameter in built.named_parameters()}
     for (name, place), growth in growths.items():
         if name not in shapes or shapes[name][place] != growth.length(units):

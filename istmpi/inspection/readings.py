@@ -13,8 +13,11 @@ _Variable = tuple[str, object]
 _Choice = Mapping[_Variable, Any]
 Kind = Callable[[Place, object], object]
 ALIKE: tuple[Kind, ...] = (
+    # Axes that grow alike.
     lambda place, growth: growth,
+    # Those of them that are the same axis of their parameters.
     lambda place, growth: (growth, place[1]),
+    # Those in modules whose names differ in numbers alone, as layers of one kind.
     lambda place, growth: (growth, re.sub(r"\d+", "#", place[0].rpartition(".")[0])),
 )
 """Functions that return the kind of an axis, the simplest first. Axes of one kind have the same
@@ -59,6 +62,7 @@ class _Search:
             self._place_of.setdefault(kind, place)
             self._add(("structure", kind), structures[place], place)
             for ratio in sorted(set(itertools.chain(*structures[place]))):
+                # Positions of no unit, which are negative numbers, have no run.
                 if ratio > 0:
                     self._add(("run", kind_of(place, ratio)), [*possible_runs(ratio)], place)
         self.first: list[_Variable] = [("structure", kind) for kind in self._place_of]

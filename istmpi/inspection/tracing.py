@@ -105,6 +105,7 @@ def record(
     with seeded(), recorder.following():
         state = torch.get_rng_state()
         outputs = network.forward(module.train(training), *x, gradients=training)
+        # Whoever draws a random number changes the state of the generator.
         return recorder, outputs, not torch.equal(state, torch.get_rng_state())
 
 
@@ -147,9 +148,11 @@ def find_summands(
         number, left_over = divmod(growth, prod(lengths[width] for width in widths))
         rest += left_over
         terms.append((number, widths))
+        # Like `left`, counted in products of the common widths.
         left -= number * lengths[name]
     if rest or left < 0:
         return None
+    # The positions that grow with no width but the common ones.
     if left or not terms:
         terms.append((left, tuple(common)))
     return terms
@@ -204,7 +207,7 @@ def trace(
             sizes = _full_sizes(recorded)
         text, examples = sizes
         shape = inside(Pattern.parse(text), find_unit(blocks, recorded.module))
-        if len(recorded.sizes) == 1:
+        if len(recorded.sizes) == 1:  # a normalisation; a product has three
             normalised.append(str(shape))
             continue
         columns[place] = shape.axes[2].names

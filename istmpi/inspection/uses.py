@@ -123,6 +123,7 @@ def _find_uses(
             inner=inner,
             groups=tuple(sorted(calls[seen.turn])),
         )
+        # A pass cannot tell calls apart that have the same place and length.
         uses.setdefault((*call.place, call.inner), use)
     return list(uses.values())
 
@@ -133,6 +134,7 @@ def _fans(
     fans: dict[str, int] = {}
     for number, product in enumerate(sums):
         if product.parameter and product.operation in LINEAR:
+            # A mean is as large as one of its values, however many units it has.
             mean = prod(lengths[name] for name in averaged.get(number, ()))
             fans.setdefault(product.parameter, max((product.fan or product.inner) // mean, 1))
     return fans
@@ -171,6 +173,7 @@ def _find_means(
     ``declared``: the class's ``SUMS``."""
     if seen.operation == "mean":
         return {*names}
+    # SUMS may name a module, a parameter or a width.
     if "mean" in map(declared.get, (seen.module, *seen.parameter.split(","))):
         return {*names}
     means: set[str] = set()
@@ -189,6 +192,7 @@ def _find_joined(family: Family, number: int, patterns: Mapping[str, Pattern]) -
         return None
     pattern = patterns[seen.parameter]
     for axis_number, axis in enumerate(pattern.axes):
+        # Equal at one choice of lengths may be chance, at all of them is not.
         same = axis.length(family.lengths) == seen.inner
         for name, sums in family.doubled.items():
             doubled = {**family.lengths, name: 2 * family.lengths[name]}
@@ -205,6 +209,7 @@ def _fold(
     are sums."""
     folded: dict[str, tuple[str, ...]] = {}
     axes: dict[str, Joined | None] = {}
+    # A factor in the parameter itself must be right for each of its uses.
     spoilt = set(full.kept_apart)
     for number, (seen, names) in enumerate(zip(full.sums, groups.names)):
         axis = groups.joined.get(number)

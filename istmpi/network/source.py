@@ -52,6 +52,10 @@ def load(name: str) -> tuple[type[nn.Module], Source]:
 
 
 def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
+    """Return the class, and the module that ``name`` names, which may only import the class.
+
+    Raises ConfigError if the code fails, or has no such class.
+    """
     from torch import nn
 
     module, class_name = import_user_module("--model", name, "Class")
@@ -75,6 +79,7 @@ def load_class(name: str) -> tuple[type[nn.Module], ModuleType]:
 
 
 def class_name(kind: type[nn.Module]) -> str:
+    """Return the name of a class as --model takes it. Raises ConfigError if it is no network."""
     from torch import nn
 
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
@@ -83,12 +88,14 @@ def class_name(kind: type[nn.Module]) -> str:
         )
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
+    # A module outside packages is found by its file; others are found by their name.
     if file and "." not in kind.__module__:
         return f"{os.path.relpath(file)}:{kind.__qualname__}"
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def find_source(kind: type[nn.Module]) -> Source:
+    """Return the source of a class; empty if its module is not loaded under its name."""
     module = sys.modules.get(kind.__module__)
     if module is None:
         return Source()
@@ -99,6 +106,7 @@ def _read_source(kind: type, module: ModuleType) -> Source:
     files: dict[Path, str] = {}
     libraries: set[str] = set()
     _collect(module, files, libraries)
+    # The named module may import the class from another one.
     home = sys.modules.get(kind.__module__)
     if home and kind.__module__ != module.__name__:
         _collect(home, files, libraries)
@@ -126,6 +134,7 @@ def _collect(module: ModuleType, files: dict[Path, str], libraries: set[str]) ->
     file = _find_file(module)
     if not file:
         return
+    # The folder from which the module's absolute imports of its own package begin.
     above = module.__name__.count(".") + (file.name == "__init__.py")
     folder = file.parents[min(above, len(file.parents) - 1)]
     waiting = [file]
@@ -141,12 +150,13 @@ def _collect(module: ModuleType, files: dict[Path, str], libraries: set[str]) ->
         for name in _list_imports(file.read_bytes(), file.relative_to(folder).parent.parts):
             waiting += _files(folder, name)
             top = name.partition(".")[0]
-            here = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
-            if not here and top not in sys.stdlib_module_names:
+            is_here = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+            if not is_here and top not in sys.stdlib_module_names:
                 libraries.add(top)
 
 
 def _files(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files below ``folder`` that an import of the module ``name`` runs."""
     for part in name.split("."):
         yield from filter(Path.is_file, (folder / f"{part}.py", folder / part / "__init__.py"))
         folder /= part
@@ -154,6 +164,10 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
 
 @cache
 def _list_imports(source: bytes, package: tuple[str, ...]) -> list[str]:
+    """Return the names of modules that a file of ``package`` may import, and other names.
+
+    Only the folder shows whether ``y`` of ``from x import y`` is a module.
+    """
     names: list[str] = []
     try:
         tree = ast.parse(source)
