@@ -57,6 +57,7 @@ def expect_ranks() -> Iterator[None]:
 
 
 def _watch(all_came: threading.Event) -> None:
+    """Name stopped ranks, and end this process if a rank of the job does not come."""
     rank, ranks = read_launcher()
     began = complete_at = time.monotonic()
     stopped = _StoppedRanks(rank)
@@ -87,6 +88,7 @@ def _watch(all_came: threading.Event) -> None:
 
 
 def _tell(rank: int, problem: str, until: float) -> None:
+    """Print why the ranks of this host end, and wait until the others have ended."""
     cure = (
         "Start the same command on all ranks; --version, --dry-run and commands without MPI join "
         "no job."

@@ -45,6 +45,7 @@ class BackgroundRunner:
             raise self._failure
 
     def _do_pieces(self) -> None:
+        """Do the pieces in their order, until `finish` has put an end to them."""
         while True:
             work = self._pieces.get()
             if work is None:  # from `finish`

@@ -78,6 +78,7 @@ class Communicator:
         self._scratch: dict[str, np.ndarray] = {}
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
+        """Send a message to each rank, and receive one from each."""
         if self.in_pieces:
             with self.waiting("exchange"):
                 exchange_in_pieces(self, send, receive)
@@ -147,6 +148,7 @@ class Communicator:
     # ---- Python objects, which are small
 
     def allgather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in their order."""
         packed = objects.pack(value)
         size = objects.SLOT
         # All ranks see the same slots, so all repeat the call with the same larger size.
@@ -161,6 +163,7 @@ class Communicator:
             size = needed
 
     def gather_to_root(self, value: T) -> list[T] | None:
+        """Return the values of all ranks, in their order, on rank 0; None on other ranks."""
         byte = self._library.BYTE
         packed = np.frombuffer(objects.pack(value), dtype=np.uint8)
         lengths = self.allgather(packed.size)
@@ -176,6 +179,7 @@ class Communicator:
         ]
 
     def broadcast_from_root(self, value: T) -> T:
+        """Return rank 0's value; the ``value`` of another rank is ignored."""
         packed = b""
         if self.rank == 0:
             packed = objects.pack(value)
@@ -183,6 +187,7 @@ class Communicator:
         while True:
             slot = bytearray(objects.make_slot(packed, size))
             self._finish(self.mpi.Ibcast([slot, self._library.BYTE]), "broadcast")
+            # All ranks see the size that rank 0 needs, and repeat the call together.
             needed = objects.find_size(slot, size)
             if needed <= size:
                 return objects.unpack(slot, size)[0]
@@ -257,10 +262,12 @@ class Communicator:
                     backoff.wait_unless(False)
 
     def waiting(self, call: str) -> AbstractContextManager[None]:
+        """Note a wait for the group's ranks inside a block."""
         self.whereabouts.arrive(self._name)
         return self.whereabouts.waits(call, self._name, self.ranks)
 
     def waiting_for_itself(self, call: str) -> AbstractContextManager[None]:
+        """Note a wait for this rank's own work inside a block, such as a write."""
         group = f"{self._name} {call}"
         self.whereabouts.arrive(group)
         return self.whereabouts.waits(call, group, self.ranks, for_itself=True)

@@ -61,6 +61,7 @@ def world() -> Communicator:
 
 
 def _agree(everyone: Any) -> None:
+    """Raise LaunchError on all ranks if their versions or commands differ. Collective."""
     started_as = __version__, _command
     # A digest has the same length everywhere, so that one message of a fixed size is enough.
     digest = np.frombuffer(hashlib.sha256(repr(started_as).encode()).digest(), dtype=np.uint8)

@@ -120,6 +120,7 @@ def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> No
 
 
 def _end(everyone: Communicator) -> None:
+    """End this rank together with all others, or end the others by force."""
     if not _failed:
         _call_all_at_the_end()
     if not mpi.if_up():

@@ -179,6 +179,7 @@ class RollCall:
         seen_ago: Mapping[int, tuple[Sighting, float]],
         states: Mapping[int, str],
     ) -> None:
+        """Keep an answer, and what it says of other ranks if that is newer."""
         self._seen[sender] = sighting, now
         if self._roll is None:
             return
@@ -241,6 +242,7 @@ class RollCall:
         return now - max(wait.since, self._where.awake_since)
 
     def _call_roll_if_due(self, now: float) -> None:
+        """Ask all ranks where they are, if this rank has waited for too long."""
         waits = list(self._where.waiting.values())
         wait = min(waits, key=lambda wait: (wait.for_itself, wait.since), default=None)
         shortest_seconds = _begin_to_ask(min(self._limit, report.HASTE))
@@ -257,6 +259,7 @@ class RollCall:
             self._send_to_others("ask")
 
     def _judge(self, roll: _Roll, now: float) -> None:
+        """Report the ranks that the answers show as missing, or end the job for them."""
         self._roll = None
         self._next_roll = roll.began + self._first_limit
         if self._where.waiting.get(roll.wait.group) != roll.wait:
@@ -286,6 +289,7 @@ class RollCall:
                 self._silent_since.setdefault(member.rank, roll.began)
 
     def _decide_to_end(self, hopeless: Sequence[Missing], roll: _Roll) -> None:
+        """Begin the end of the job, on this rank and all others."""
         reasons = [f"{missing.member}: {missing.condition}" for missing in hopeless]
         shown = reasons[:_REASONS_SHOWN]
         if len(reasons) > _REASONS_SHOWN:
@@ -298,6 +302,7 @@ class RollCall:
         self._send_to_others("end", self._ending)
 
     def _report(self, absent: Sequence[Missing], roll: _Roll, now: float) -> None:
+        """Print what was not printed before, on the lowest rank that answers."""
         waited = self._measure_wait(roll.wait, now)
         lines = report.describe_wait(
             absent,
@@ -327,6 +332,7 @@ class RollCall:
     # ---- the end
 
     def _end_job(self, ending: _Ending) -> None:
+        """Collect stack traces, then end the job; end this process alone if that fails."""
         began = time.monotonic()
         stack = report.dump_stacks()
         self._stacks[self._rank] = stack

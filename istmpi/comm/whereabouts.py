@@ -125,6 +125,7 @@ class Whereabouts:
                 self.heartbeat()
 
     def begin_round(self, round: int) -> None:
+        """Note that a round begins, and how long the one before took."""
         self.moved = now = time.monotonic()
         self._note_sleep(now)
         if self.phase == SETTING_UP:

@@ -34,6 +34,7 @@ def listing(entries: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def facts(contents: Mapping[str, Any]) -> Table:
+    """Return the table of a checkpoint's facts."""
     header = contents["header"]
     run = header["run"]
     lines = {
@@ -126,6 +127,7 @@ def tables(facts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> I
 
 
 def _list_products(operators: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of a network's products, with their FLOPs for an example."""
     rows = []
     for operator in operators:
         sizes = []
@@ -179,6 +181,7 @@ def _list_portions(facts: Mapping[str, Any]) -> Table:
 
 
 def _verdict(width: Mapping[str, Any]) -> str:
+    """Return in words if a width can be dealt out, and the reason."""
     if not width["dealt"]:
         return "no: " + width["problem"]
     if width["unscaled"]:

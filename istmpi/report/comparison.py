@@ -162,6 +162,7 @@ class Comparison:
         return means
 
     def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each group and target, as in the JSON."""
         rows = []
         for group in self.groups:
             for target in self.targets:

@@ -116,6 +116,7 @@ def read_curves(
 
 
 def _find_runs(path: Path) -> list[Path]:
+    """Return the runs that a path means: the path itself, or the runs inside."""
     if path.is_file() or _is_run(path):
         return [path]
     if not path.exists():
@@ -208,6 +209,7 @@ def _read_failure(path: Path) -> Fields | None:
 def _describe_problem(
     run: Run, lines: Sequence[Fields], summary: Fields | None, failure: Fields | None
 ) -> str:
+    """Return the reason why a run counts as incomplete; empty if it is complete."""
     if failure:
         return f"failed: {failure.text('error')}"
     done = lines[-1].whole("round") if lines else 0

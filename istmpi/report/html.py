@@ -99,6 +99,7 @@ _BEST = ' class="best" title="the best of its row"'
 
 
 def _table(sheet: Sheet) -> str:
+    """Return a sheet as HTML, with its best figures marked."""
     # A sheet that compares nothing marks no best figure.
     best_of_rows: Sequence[frozenset[int]] = sheet.best or [frozenset()] * len(sheet.rows)
     body = ""

@@ -70,6 +70,7 @@ def text(value: Any) -> str:
 
 
 def _name(curve: Curve, keys: Sequence[str], form: str) -> str:
+    """Return the method and the values of ``keys``, joined by ``form``."""
     values = facts(curve)
     words = []
     for key in keys:

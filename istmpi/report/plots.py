@@ -78,6 +78,7 @@ def needs_drawing(folder: Path) -> bool:
 
 
 def _progress(lines: Sequence[Fields], score_name: str, method: str) -> Figure:
+    """Return the figure of a run: scores, losses and changing rates against time."""
     from matplotlib.figure import Figure
 
     rates = [line.figure("learning_rate", 0) for line in lines if "learning_rate" in line]
@@ -200,6 +201,7 @@ def _score_name(comparison: Comparison) -> str:
 
 
 def _draw_curves(axis: Axes, comparison: Comparison, cost: str, title: str) -> None:
+    """Draw the scores of all groups against a cost of `COSTS`."""
     chosen = _choose_styles(comparison)
     words, units = COSTS[cost]
     ends: list[float] = []
@@ -249,6 +251,7 @@ def _draw_group(axis: Axes, group: Group, style: Style, cost: str, factor: float
 
 
 def _draw_phases(axis: Axes, comparison: Comparison) -> None:
+    """Draw a bar of each group's phases."""
     by_group = [comparison.phases(group) for group in comparison.groups]
     phases = []
     for phase in sort_phases(phase for spent in by_group for phase in spent):
@@ -333,6 +336,7 @@ def make_cost_figure(rows: Sequence[Row], title: str) -> Figure:
 def _draw_costs(
     axis: Axes, rows: Sequence[Row], value: Callable[[Row], float], method: str, style: Style
 ) -> None:
+    """Draw a method's line: a value for each number of ranks."""
     axis.plot(
         [row["ranks"] for row in rows],
         # The logarithmic axis has no place for zero.
@@ -347,6 +351,7 @@ def _draw_costs(
 
 
 def _finish_costs(axis: Axes, counts: Sequence[int], name: str, unit: str) -> None:
+    """Set a panel's axes, and draw the linear speed-up into its panel."""
     if name == SPEED_UP:
         axis.plot(counts, counts, color=GRID, linewidth=0.8, label="linear speed-up")
     axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")

@@ -86,6 +86,7 @@ def _settings(comparison: Comparison) -> Rows:
 
 
 def notes(comparison: Comparison) -> list[str]:
+    """Return sentences on how to read a comparison, and on runs that are incomplete."""
     lines = [
         "A score counts as reached at the first evaluation where the median of it and its two "
         "neighbours reaches it; the figures are from that evaluation. Evaluation time does not "
@@ -111,6 +112,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def _write_reached(spread: Spread, ratio: float | None, write: Callable[[float], str]) -> str:
+    """Return a cell: the median, its ratio to the best group's, and the range of repeats."""
     # The median is infinite unless more than half of the runs reached the target.
     if math.isinf(spread.median):
         if spread.reached == 0:
@@ -225,6 +227,7 @@ def _join_distinct(values: Sequence[object]) -> str:
 
 
 def _phases(comparison: Comparison) -> Rows:
+    """Return rows of each phase's seconds, with their share of the training time."""
     by_group = [comparison.phases(group) for group in comparison.groups]
     rows = []
     for name in sort_phases(name for phases in by_group for name in phases):
@@ -285,6 +288,7 @@ def _hardest_reached(comparison: Comparison, groups: Sequence[Group]) -> float:
 
 
 def _sentence(comparison: Comparison, group: Group, target: float) -> str:
+    """Return the verdict's sentence on a group."""
     during, at_end = comparison.splits
     end = f"ended at {comparison.final(group).median:.4g}{at_end}."
     article = "an" if comparison.score_name[:1] in "aeiou" else "a"

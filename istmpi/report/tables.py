@@ -52,6 +52,7 @@ def head_text(head: object, text: object) -> Text:
 
 
 def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str, Any]) -> None:
+    """Print the plan of a run; ``figures`` are those of its JSON."""
     phases = figures["phases"]
     ranks = counted(figures["ranks"], "rank")
     dealt = ", ".join(figures["dealt_out"]) or "nothing"
@@ -160,6 +161,7 @@ def warn_of_widths(network: Architecture, held: Holdings) -> str:
 
 
 def _too_narrow(network: Architecture, held: Holdings) -> str:
+    """Return a warning if a rank gets few units of a layer; empty if it does not."""
     # Blocks are dealt out whole, so few of them make no layer narrow.
     groups = [name for name in held.groups if name not in network.blocks]
     if held.ranks == 1 or not groups:
@@ -222,6 +224,7 @@ FIGURE = 11
 
 
 def survey(console: Console, rows: Sequence[Row]) -> None:
+    """Print a table of each cost, by ranks and methods, in the console's width."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     by_method = {(row["method"], row["ranks"]): row for row in rows}
     for title, write in TABLES.items():
@@ -259,6 +262,8 @@ def _divide_by_width(methods: Sequence[str], width: int) -> Iterator[list[str]]:
 
 
 def cluster(console: Console, cluster: Cluster) -> None:
+    """Print a cluster's latencies and rates, with the errors of their fits."""
+
     def error(name: str) -> str:
         median = cluster.measured.get(name, {}).get("median_relative_error")
         if median is None:
@@ -292,6 +297,7 @@ def cluster(console: Console, cluster: Cluster) -> None:
 
 
 def comparison(console: Console, compared: Comparison) -> None:
+    """Print the verdict, the tables and the notes of a comparison."""
     # A log's lines are not broken, so that they can be searched.
     console.print(plain(verdict(compared)), soft_wrap=not console.is_terminal)
     console.print()

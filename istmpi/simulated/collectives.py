@@ -99,6 +99,7 @@ class Collectives:
                 network.scheduler.after(seconds, self._leave, (key, collective, entry))
 
     def _leave(self, event: tuple[Any, Collective, Entry]) -> None:
+        """End a rank's part in a call, unless a kill has taken a value away meanwhile."""
         key, collective, entry = event
         entry.leaving = False
         # A kill may have taken a value away again since the end was scheduled.

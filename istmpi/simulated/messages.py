@@ -97,6 +97,7 @@ class Mail:
         return network.begin(request)
 
     def _deliver(self, event: tuple[Context, Message]) -> None:
+        """Put a message that has arrived into its receiver's box."""
         context, message = event
         box = self.box(context, message.destination)
         box.flying.remove(message)
@@ -109,6 +110,7 @@ class Mail:
     def receive(
         self, context: Context, rank: int, source: int, tag: int, into: np.ndarray | None
     ) -> Operation:
+        """Begin a receive into the bytes ``into``, or of a pickled value if it is None."""
         box = self.box(context, rank)
         words = "any tag" if tag == ANY_TAG else f"tag {tag}"
         request = Operation(self._network, rank, f"a receive with {words}")
@@ -140,6 +142,7 @@ class Mail:
                 self._hand_over(box, message, receive)
 
     def _hand_over(self, box: Box, message: Message, receive: Receive) -> None:
+        """End a receive with its message, and later the send that waits for it."""
         scheduler = self._network.scheduler
         box.arrived.remove(message)
         nbytes = len(message.values)

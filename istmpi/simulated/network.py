@@ -115,6 +115,7 @@ class Network:
         self.stir(request.rank)
 
     def _kill(self, task: Task) -> None:
+        """Kill a rank: it never runs again, and the launcher ends the job a little later."""
         task.dead = True
         self.dead.add(task.rank)
         self.happened.append(f"rank {task.rank} was killed in {task.call}, its call {task.calls}")

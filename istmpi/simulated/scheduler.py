@@ -95,6 +95,7 @@ class Scheduler:
         self.pause(task)
 
     def rest(self, task: Task) -> None:
+        """Pause a task for a rest, which is longer than the one before."""
         task.resting = True
         task.ticket += 1
         # After the longest rest there is no turn: only `Network.stir` wakes the task.
@@ -105,6 +106,7 @@ class Scheduler:
         task.resting = False
 
     def pause(self, task: Task) -> None:
+        """Let other tasks run until this task has its turn."""
         following = self._run_events()
         if following is task:
             return
@@ -140,6 +142,7 @@ class Scheduler:
     # ---- for the thread that runs all
 
     def run(self, work: Callable[[Task], None]) -> None:
+        """Run ``work`` for each task in a thread, until all have ended or an error ends the job."""
         for task in self.tasks:
             task.thread = threading.Thread(
                 target=self._live, args=(task, work), name=f"rank {task.rank}", daemon=True
@@ -172,6 +175,7 @@ class Scheduler:
                 task.thread.join()
 
     def _live(self, task: Task, work: Callable[[Task], None]) -> None:
+        """Run a task's work in its thread, from its first turn on."""
         task.baton.acquire()
         if not self.ending:
             # Each rank begins with the generator of a new process.
