@@ -127,6 +127,7 @@ def _run_istmpi() -> object:
 
 
 def main(program: Callable[[], object] = _run_istmpi) -> NoReturn:
+    """Run the program, and end this process with its exit code."""
     comm.announce(sys.argv[1:])
     _open_streams()
     if comm.read_launcher()[0] and _needs_no_ranks():

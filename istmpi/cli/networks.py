@@ -97,6 +97,7 @@ def describe_run(
 def _describe_by_table(
     run: Run, features: int, outputs: int, in_a_row: int, nodes: int, degree: float
 ) -> Described:
+    """Return a run's network from its table, without data."""
     name = run.model.name
     task = CLASSIFICATION
     # The first task with inputs that the network accepts.
@@ -117,6 +118,7 @@ def _describe_by_table(
 
 
 def _describe_by_data(run: Run, layers: str | None, ranks: int) -> Described:
+    """Return a run's network for the data that it trains on."""
     from istmpi.training.epochs import convert_epochs
     from istmpi.training.network import plan_network
 
@@ -148,6 +150,7 @@ def describe_on_all_ranks(run: Run, layers: str | None, communicator: Communicat
 
 
 def _open_data(run: Run, layers: str | None) -> Dataset:
+    """Return the run's data. Raises ConfigError if ``layers`` are given, too."""
     from istmpi.data.sources import open_for_training
 
     if layers is not None:

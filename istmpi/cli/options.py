@@ -162,6 +162,7 @@ def _list_units(unit: str, factor: float = 1.0) -> dict[str, float]:
 
 
 def _quantity(option: str, text: str, units: Mapping[str, float], expected: str) -> float:
+    """Return a number times its unit's factor. Raises ConfigError, which names ``expected``."""
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in units:
         raise _refuse(option, text, expected)
@@ -178,6 +179,7 @@ def _quantity(option: str, text: str, units: Mapping[str, float], expected: str)
 def _whole_numbers(
     option: str, text: str, separator: str, expected: str, largest: int = MOST_UNITS
 ) -> list[int]:
+    """Return the numbers in a text. Raises ConfigError unless all are from 1 to ``largest``."""
     try:
         numbers = [whole_number(part) for part in text.split(separator)]
     except ValueError:

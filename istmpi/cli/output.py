@@ -99,6 +99,7 @@ def progress(in_bytes: bool = False) -> Iterator[Report]:
 
 
 def _lines(console: Console, text: Callable[[int], str]) -> Report:
+    """Return a function that prints a line of progress now and then."""
     # A file keeps every line, so there is one only now and then.
     due = time.monotonic() + SECONDS_BETWEEN_LINES
 

@@ -17,6 +17,7 @@ from istmpi.report import tables
 
 
 def show(run: Run, ranks: int, as_json: bool = False) -> None:
+    """Print the plan of a run on ``ranks`` ranks, or print it as JSON."""
     planned = describe_run(run, None, ranks=ranks)
     run = planned.run
     network = planned.architecture

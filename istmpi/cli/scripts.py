@@ -57,6 +57,7 @@ def read_template(name: str) -> str:
 
 
 def print_script(template: str, verb: str, lines: Sequence[str], arguments: Sequence[str]) -> None:
+    """Print a template, whose marked lines become ``lines`` and the run's ``arguments``."""
     lines = [
         f"# ---- filled in by istmpi job {verb}",
         *lines,

@@ -70,6 +70,8 @@ def _choose_adam(settings: OptimizerSettings) -> OptimizerSpec:
 def _choose_ours(
     settings: OptimizerSettings, slots: tuple[str, ...], flops: int, **arguments: Any
 ) -> OptimizerSpec:
+    """Return the spec of an optimizer of `istmpi.optim.local`, made with ``arguments``."""
+
     def make(parameters: "Iterable[torch.Tensor]") -> "torch.optim.Optimizer":
         # A plan of a run on a login node reads the spec, and must not import torch.
         from istmpi.optim import local
@@ -88,6 +90,7 @@ def _refuse(parameters: object) -> "torch.optim.Optimizer":
 
 
 def _load_class(settings: OptimizerSettings) -> OptimizerSpec:
+    """Return the spec of a user's optimizer class."""
     arguments: dict[str, Any] = {"lr": settings.lr}
     # A class may not know these two, so only values that change something are passed.
     if settings.momentum:

@@ -183,6 +183,7 @@ class _Pilot:
         self.follows_scores = isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
     def _create_schedule(self) -> Any:
+        """Return a new schedule of the pilot's optimizer; None if there is none."""
         if not self._create:
             return None
         with calling("schedule"):

@@ -73,6 +73,7 @@ def _describe_step(settings: OptimizerSettings, steps: int) -> str:
 
 
 def _one_cycle(settings: OptimizerSettings, step: float, steps: int) -> float:
+    """Return the rate of a rise to lr and a fall to least_lr, both along half a cosine."""
     # As in PyTorch's OneCycleLR, which counts its steps from 0.
     top = RISE * steps - 1
     high = settings.lr
@@ -135,6 +136,7 @@ def describe(settings: OptimizerSettings, steps: int) -> str:
 
 
 def require_effective(settings: OptimizerSettings) -> None:
+    """Raise ConfigError for a setting that the schedule does not read."""
     for name in {"least_lr", *_STEPS} - {*SCHEDULES[settings.schedule].reads}:
         value = getattr(settings, name)
         # The class has the default, so another value was set on purpose.
@@ -146,6 +148,7 @@ def require_effective(settings: OptimizerSettings) -> None:
 
 
 def require_usable(settings: OptimizerSettings, steps: int) -> None:
+    """Raise ConfigError for a warm-up or a least rate that does not fit ``steps`` local steps."""
     warm_up = settings.warm_up
     if warm_up > steps:
         raise ConfigError(

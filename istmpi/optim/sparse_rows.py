@@ -54,6 +54,7 @@ class SparseRows:
         self._begin()
 
     def _begin(self) -> None:
+        """Count steps from 0 again, once all rows are settled."""
         self._steps = 0
         self._maps = np.eye(2)[np.newaxis]
         """Maps of postponed updates, ``[steps + 1, 2, 2]``: map k is for rows last settled after k
@@ -116,6 +117,7 @@ class SparseRows:
             self._begin()
 
     def _settle(self, key: int, rows: torch.Tensor) -> None:
+        """Give the rows of a table, ``[n]``, the postponed updates that they lack."""
         weight, momentum = self._tables[key]
         since = self._settled[key][rows.cpu()]
         late = since < self._steps

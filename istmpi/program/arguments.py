@@ -164,6 +164,7 @@ def build_run(
 
 
 def _require_class(network: object, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the network is no class, or an argument has the name of a setting."""
     if not isinstance(network, type):
         raise ConfigError(
             f"the network is an instance of {type(network).__name__}. Give the class, and a dict "

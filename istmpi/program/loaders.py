@@ -122,6 +122,7 @@ def _draw_rows(loader: DataLoader[Any], seed: int) -> list[Any]:
 
 
 def _read_all(loader: Iterable[Any], seed: int) -> Iterator[Any]:
+    """Yield all batches of a loader, with random numbers that are the same on all ranks."""
     end = object()  # a loader may yield None
     batches: Iterator[Any] | None = None
     for number in count():

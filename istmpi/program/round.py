@@ -287,6 +287,7 @@ class Round:
         self._job.guard.watch(self.module, Check(self._look_at))
 
     def _update(self, closure: None = None) -> None:
+        """Take the current local step: the method ``step`` of `optimizer`."""
         self._require_next()
         method = self._method
         if closure is not None:
@@ -330,6 +331,7 @@ class Round:
         self._job.has_gradients = True
 
     def _require_loss(self, loss: Any) -> None:
+        """Raise ConfigError unless the loss is one real number with a gradient."""
         kind = ""
         if not isinstance(loss, torch.Tensor):
             kind = type(loss).__name__

@@ -107,6 +107,7 @@ class Scoring:
         return sums
 
     def _to_device(self, batch: Any) -> Any:
+        """Return a batch with its tensors on the network's device."""
         device = self._network.device
         if device == HOST:
             return batch
@@ -126,6 +127,7 @@ class Scoring:
             )
 
     def _average_over_ranks(self, sums: Sums) -> dict[str, float]:
+        """Return each score's mean over the examples of all ranks. Collective."""
         # A rank without a batch has no sums; that is an error only if all have none.
         per_rank = [values for values in self._communicator.allgather(sums) if values]
         with self._communicator.agreed():
@@ -158,6 +160,7 @@ class Scoring:
             raise error
 
     def _calibrate(self, score: ScoreOf, loader: Iterable[Any]) -> None:
+        """Set the moments of batch normalisations by a batch of each rank. Collective."""
         training = self._training
         communicator = self._communicator
         seed = training.run.train.seed

@@ -148,6 +148,7 @@ class OrderedStream(Stream):
         return batch
 
     def _read(self) -> Any:
+        """Return the next batch; after the last one, the first batch of a new pass."""
         # A loader may yield None, so an object of our own marks the end.
         end = object()
         with calling(name_iteration(self.loader), DataError):
@@ -232,6 +233,7 @@ class Streams:
         return self._streams[key]
 
     def _open(self, loader: Iterable[Any], local: bool) -> Stream:
+        """Return a new stream, once ranks have compared their data sets. Collective."""
         communicator = self._communicator
         rank = communicator.rank
         with communicator.agreed():

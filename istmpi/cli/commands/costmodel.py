@@ -178,6 +178,7 @@ def _cluster(parameters: Mapping[str, Any]) -> Cluster:
 
 
 def _methods(compare: str | None, scenario: Scenario) -> list[str]:
+    """Return the methods to compare. Raises ConfigError for one that the network cannot use."""
     method_of_run = scenario.run.method.name
     if compare is None or compare == "all":
         named = [method_of_run]
@@ -250,6 +251,7 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
 
 
 def _remarks(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
+    """Yield the lines below the tables, on how to read them."""
     yield (
         "Received counts as the paper does: one way, with a rank's own elements. FLOPs include the "
         "first input gradient. Sent: bytes given to MPI."

@@ -120,6 +120,7 @@ def _predict(folder: Path, measured: Path, ranks: int, rates: list[float], stdou
 
 
 def _start(ranks: int, words: list[str], stdout: int | None = None) -> None:
+    """Run istmpi on ``ranks`` ranks of this host. Raises IstmpiError if it fails."""
     # Open MPI starts more ranks than there are cores, and as root, only if told.
     variables = {
         "OMPI_MCA_rmaps_base_oversubscribe": "1",

@@ -191,6 +191,7 @@ for _name in ("slurm", "pbs", "lsf"):
 
 
 def _limits(text: str) -> dict[str, Any]:
+    """Return a time limit as schedulers write it: texts, whole minutes and seconds."""
     match = re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?", text)
     rule = "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00"
     if text.upper() in ("UNLIMITED", "INFINITE"):
@@ -366,6 +367,7 @@ def check(
 
 
 def _require_files(run: Run) -> None:
+    """Raise ConfigError for files of the run that this machine lacks."""
     names = {"model": run.model.name, "data": run.data.source, "init": run.train.init}
     for what, name in names.items():
         # Of FILE.py:Class, the file.

@@ -198,6 +198,7 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
 
 
 def _widths(network: Architecture, inferred: Inferred) -> list[dict[str, Any]]:
+    """Return the facts of each width, as in the JSON."""
     table = network.table
     unscaled = {}
     for place, names in table.unscaled.items():
@@ -237,6 +238,7 @@ def _operator(operator: Operator, lengths: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _arguments(assignments: tuple[str, ...]) -> dict[str, Any]:
+    """Return the constructor's arguments that --set gives: numbers, lists or texts."""
     arguments = {}
     for name, value in read_assignments(assignments):
         section, _, argument = name.partition(".")

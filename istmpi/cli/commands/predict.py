@@ -242,6 +242,7 @@ def _generate(request: _Request, trained: _Trained, tokenizer: Tokenizer) -> Ite
 
 
 def _rank_labels(request: _Request, trained: _Trained) -> Iterable[str]:
+    """Return a line for each sparse row: its likeliest labels."""
     from istmpi.data.sparse.predict import read_rows
     from istmpi.deploy.prediction import write_ranked_lines
 
@@ -260,6 +261,7 @@ def _rank_labels(request: _Request, trained: _Trained) -> Iterable[str]:
 
 
 def _predict_nodes(request: _Request, trained: _Trained) -> Iterable[str]:
+    """Return a line for each node of a graph."""
     from istmpi.deploy.prediction import write_node_lines
 
     data = trained.data
@@ -275,6 +277,7 @@ def _predict_nodes(request: _Request, trained: _Trained) -> Iterable[str]:
 
 
 def _predict_examples(request: _Request, trained: _Trained, notes: Notes) -> Iterable[str]:
+    """Return a line for each example."""
     from istmpi.data.dense.predict import read_inputs
     from istmpi.data.holdout import TestSplit
     from istmpi.deploy.prediction import lines, predict
@@ -309,6 +312,7 @@ def _predict_examples(request: _Request, trained: _Trained, notes: Notes) -> Ite
 
 
 def _write(pieces: Iterable[str], out: str | None) -> None:
+    """Write the pieces into a file, complete or not at all, or to standard output."""
     from istmpi.files import appearing
 
     if not out:

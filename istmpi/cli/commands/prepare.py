@@ -106,6 +106,7 @@ def _next(report: Report) -> list[str]:
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each line of the report."""
     for split, count in report.counts.items():
         yield split, f"{count:,} {TASKS[report.task].examples}"
     if report.features:

@@ -62,6 +62,7 @@ def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: st
 
 
 def as_targets(text: str | None) -> list[float]:
+    """Return the scores of --targets; an empty list without the option."""
     if text is None:
         return []
     try:
@@ -86,6 +87,7 @@ def build_tree(comparison: Comparison) -> dict[str, Any]:
 
 
 def write_page(comparison: Comparison, title: str, path: Path) -> None:
+    """Write a comparison as one HTML file."""
     from istmpi.files import appearing
     from istmpi.report.html import describe_origin, page
 

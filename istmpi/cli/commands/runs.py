@@ -100,6 +100,7 @@ def _find_runs(folder: Path) -> Iterator[Path]:
 
 
 def _facts(run: Path) -> dict[str, Any]:
+    """Return a run's folder, its bytes and files on disk, and its state."""
     statuses = [path.lstat() for path in (run, *run.rglob("*")) if os.path.lexists(path)]
     # Files with several names count once; a block has 512 bytes for every file system.
     allotted = {status.st_ino: 512 * status.st_blocks for status in statuses}

@@ -86,6 +86,8 @@ def _require_findings_alone(resume: str, shown: Showing) -> None:
 
 
 def _train(run: Run, ranks: int, seed: int | None, resume: str, shown: Showing) -> None:
+    """Train on simulated ranks. ``seed`` draws faults; None means no faults."""
+
     def tell(text: str) -> None:
         if not shown.quiet:
             # With --json, standard output has the result alone.
@@ -114,6 +116,7 @@ def _train(run: Run, ranks: int, seed: int | None, resume: str, shown: Showing) 
 
 
 def _try(run: Run, ranks: int, seeds: range, quiet: bool) -> None:
+    """Run a schedule of each seed. Raises SimulationError if one differs."""
     from istmpi.simulated.schedules import Schedules
 
     begun = time.monotonic()
