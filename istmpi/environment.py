@@ -36,4 +36,5 @@ def read(name: str) -> str:
 
     A ~ becomes the home folder.
     """
+    # A script that passes on an empty variable means the default.
     return os.path.expanduser(os.environ.get(name) or VARIABLES[name][1])

@@ -62,6 +62,7 @@ def _escape(character: str) -> str:
 
 
 def one_line(message: object) -> str:
+    """Return a text in one printable line; of a long one, its beginning and its end."""
     line = printable(str(message))
     if len(line) <= LINE:
         return line
@@ -248,6 +249,7 @@ def exists(path: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
+    """Return True for a regular file; False also if the system refuses the path."""
     return exists(path) and path.is_file()
 
 
@@ -298,6 +300,7 @@ class Fields:
     def __init__(self, tree: Any, subject: object, cure: str, prefix: str = ""):
         self._subject = subject
         self._cure = cure
+        # `refused` puts the prefix before a key; the key of this whole object ends the prefix.
         self._prefix = ""
         if not isinstance(tree, dict):
             name = prefix.rstrip(".") or "its content"
@@ -344,6 +347,7 @@ class Fields:
         value = self.value(key)
         if not is_figure(value, least, largest):
             constraint = "must be a finite number"
+            # Otherwise the interval is as wide below 0 as above, and its ends say nothing.
             if least > -largest:
                 constraint += f" of at least {least:g}"
             raise self.refused(key, value, constraint)

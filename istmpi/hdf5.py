@@ -163,6 +163,7 @@ def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
 
 
 def is_sealed(file: h5py.File) -> bool:
+    """Return True if the CRC-32 that `seal` wrote fits the file."""
     guards = {
         path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)
     }
@@ -305,6 +306,7 @@ def find_misplaced(dataset: h5py.Dataset, size: int) -> str | None:
 
 
 def structure_errors(file: h5py.File) -> Iterator[str]:
+    """Yield datasets and checksums that lack each other, and datasets that are not one block."""
     stored = all_datasets(file)
     contents = datasets(file)
     size = file.id.get_filesize()

@@ -42,10 +42,12 @@ class Labels:
 
     @property
     def counts(self) -> torch.Tensor:
+        """The number of labels of each example: ``[b]`` int64."""
         return self.offsets.diff()
 
     @property
     def rows(self) -> torch.Tensor:
+        """The number of the example of each of ``columns``, int64."""
         import torch
 
         examples = torch.arange(len(self), device=self.offsets.device)
@@ -67,6 +69,7 @@ def weigh_labels(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor
 
 
 def compute_totals(logits: torch.Tensor, loss: str) -> torch.Tensor:
+    """Return the total of each example, ``[b]``, over the labels of ``logits``, ``[b, n]``."""
     from torch.nn import functional
 
     if loss == "softmax":
@@ -82,6 +85,7 @@ def combine_totals(totals: torch.Tensor, loss: str) -> torch.Tensor:
 
 
 def compute_losses(logits: torch.Tensor, targets: Labels, loss: str) -> torch.Tensor:
+    """Return the loss of each example, ``[b]``. ``logits``: ``[b, labels]``, of all labels."""
     weights, shares = (values.to(logits.dtype) for values in weigh_labels(targets, loss))
     products = weights * logits[targets.rows, targets.columns]
     positive = logits.new_zeros(len(logits)).index_add(0, targets.rows, products)
@@ -160,6 +164,8 @@ class Ranking:
         self._loss = loss
 
     def sums(self, parts: Sequence[np.ndarray], targets: Labels) -> np.ndarray:
+        """Return the sums over a batch, ``[size]`` float64. ``parts``: the results of
+        `compute_parts` for all labels."""
         import torch
 
         numbers = np.stack(parts)
@@ -178,6 +184,7 @@ class Ranking:
         inverse = self._inverse[columns]
         largest = inverse[np.lexsort((-inverse, examples))]  # each example's, largest first
         places = np.arange(len(columns)) - targets.offsets.numpy()[examples]
+        # ``places``: the rank of each of ``largest`` within its example, from 0.
         sums = [(shares.numpy() * totals - positive).sum(), len(best)]
         for k in AT:
             sums += [hit[:, :k].sum(), gains[:, :k].sum(), largest[places < k].sum()]
@@ -185,6 +192,7 @@ class Ranking:
 
     @staticmethod
     def scores(sums: np.ndarray) -> dict[str, float]:
+        """Return P@k and PSP@k by name, from the sums over all examples of a split."""
         hits, gains, largest = (sums[2 + number :: 3] for number in range(3))
         scores = {f"P@{k}": float(hit / k / sums[1]) for k, hit in zip(AT, hits)}
         for k, gain, most_gain in zip(AT, gains, largest):

@@ -37,6 +37,7 @@ NORMS = ("batch", "layer", "none")
 
 
 def is_own(name: Any) -> bool:
+    """Return True for a user's network, in the form FILE.py:Class or package.module:Class."""
     return isinstance(name, str) and ":" in name
 
 
@@ -51,6 +52,7 @@ def has_table(name: str) -> bool:
 
 
 def find_place(name: str) -> str:
+    """Return the module and class of a network: a shipped one's, or the name itself."""
     return SHIPPED.get(name, name)
 
 

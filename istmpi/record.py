@@ -99,6 +99,7 @@ class RunFolder:
             append(self.path / METRICS, b"")
 
     def keep_metrics(self, rounds: int) -> None:
+        """Keep the lines of the first ``rounds`` rounds; a resumed run repeats the others."""
         self._write_metrics(line for line in self.metrics() if line["round"] <= rounds)
 
     def begin_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -214,6 +215,7 @@ def _flatten(line: dict[str, Any]) -> None:
     if not isinstance(score, dict):
         return
     line["score"] = score.get("score")
+    # None of these replaces a value that the line has already.
     values = {
         "test_loss": score.get("loss"),
         "test_examples": score.get("examples"),

@@ -21,6 +21,7 @@ from msgspec import Meta
 from istmpi.errors import ConfigError, did_you_mean
 
 MOST = 2**64
+"""The largest magnitude of a whole number in a setting; limits of msgspec end at 64 bits."""
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
@@ -93,7 +94,7 @@ def describe_range(hint: Any) -> str:
     choices = list_choices(hint)
     if choices:
         return " | ".join(filter(None, [*choices, limits.get("or")]))
-    if get_origin(kind) is tuple:
+    if get_origin(kind) is tuple:  # the range of each item
         return describe_range(get_args(kind)[0])
     low, high = _ends(limits)
     if high == math.inf and "gt" in limits:
@@ -162,6 +163,7 @@ def check_value(value: Any, hint: Any, name: str, source: str) -> Any:
     # NaN and infinity pass limits in msgspec.
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)):
         interval = describe_range(hint)
+        # Only an interval with two ends, "in [LOW, HIGH]", tells that infinity is outside.
         constraint = f"lie {interval}" if interval.startswith("in ") else "be finite"
         raise ConfigError(f"{where} must {constraint}.")
     _require_own_limits(converted, hint, where)
@@ -238,6 +240,7 @@ def _demand(value: Any, hint: Any) -> str:
     if "must" in limits:
         return f"must {limits['must']}."
     interval = describe_range(hint)
+    # A whole number is told the end that it lies beyond, not the whole interval.
     if kind is int:
         low, high = _ends(limits)
         interval = f"at least {low}" if value < low else f"at most {high}"

@@ -283,7 +283,7 @@ class _Flags(Task):
     @staticmethod
     def f1_points(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
         """Return twice the number of true positives; the same plus the number of wrong labels."""
-        positive = outputs > 0
+        positive = outputs > 0  # logits: a probability above one half
         true = targets == 1
         scored = targets[:, :1] != OFF
         twice = 2 * int((positive & true).sum())

@@ -27,6 +27,7 @@ def inputs_to(
 
 
 def call(network: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """Return a network's outputs for a batch's inputs, of which a `Named` one has keywords."""
     if inputs and isinstance(inputs[-1], Named):
         return network(*inputs[:-1], **inputs[-1])
     return network(*inputs)

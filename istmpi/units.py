@@ -54,6 +54,7 @@ def axis_unit(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
 def _scaled(value: float) -> str:
     value = float(value)
     for prefix in ("", "k", "M", "G", "T"):
+        # 999.5 would be rounded to 1e+03; infinity has no prefix.
         if not 999.5 <= abs(value) < float("inf"):
             return f"{value:.3g} {prefix}"
         value /= 1000

@@ -65,8 +65,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class PartCost:
+    """The cost of one rank of a part."""
+
     part: Part
     elements: Number
+    """The parameters' elements of the network that the rank trains."""
     flops: Flops
     memory: Memory
     touched: Amount
@@ -151,6 +154,7 @@ def count_part(part: Part, architecture: Architecture, step: Step, kept: Kept) -
 
 
 def count_work(part: Part, architecture: Architecture, step: Step) -> Work:
+    """Add up the work of all operators in a local step of one rank of ``part``."""
     work = Work()
     for operator in architecture.operators:
         work.outputs += operator.kept(part.lengths, step.examples)

@@ -37,6 +37,8 @@ PART = 8 * (2 + 2 * TOP)
 
 @dataclass(frozen=True)
 class Weights:
+    """Weights that are all sharded or all gathered, and the bytes that either choice takes."""
+
     names: tuple[str, ...]
     nbytes: int
     sharded: int
@@ -186,6 +188,8 @@ def _totals_bytes(architecture: Architecture, ranks: int, spread: bool) -> int:
 def _costs_more_than_it_saves(
     architecture: Architecture, ranks: int, passes: Sequence[int], kept: Sequence[Weights]
 ) -> bool:
+    """Return True if sharding the weights in ``kept`` costs more time for repeated products than it
+    saves for bytes."""
     sharded = {name for weights in kept for name in weights.names}
     flops: Number = 0
     for operator in architecture.operators:
@@ -279,6 +283,7 @@ def _group_leaves(architecture: Architecture) -> list[list[str]]:
 
 
 def _leaf_bytes(architecture: Architecture, path: str, ranks: int, examples: int) -> int:
+    """Return the bytes that all ranks send for a sharded leaf in a pass of ``examples``."""
     total = 0
     for operator in architecture.operators:
         if operator.module != path:

@@ -131,6 +131,10 @@ class Holdings:
         return self._arriving(part, lambda origin: origin.others, self.ranks - 1)
 
     def _arriving(self, part: Part, odds_of: Callable[[Origin], Number], messages: int) -> Number:
+        """Return the expected bytes that each of ``part.ranks`` gets from one kind of sender.
+
+        ``odds_of``: the probability that an element comes from there. ``messages``: their number.
+        """
         total: Number = 0
         for term in self._travelling:
             odds = odds_of(self.origin(term, part))
@@ -155,6 +159,7 @@ class Holdings:
         return self._origins[key]
 
     def _find_origin(self, names: Iterable[str], part: Part) -> Origin:
+        """Return the origin of elements with a unit of each dealt group in ``names``."""
         # The element stays if each of its units does. `_moving` is for one given place; a rank has
         # as many other places as it lacks units.
         stays: Number = 1
@@ -293,6 +298,7 @@ class Holdings:
 
     @property
     def shared(self) -> dict[str, Parameter]:
+        """The parameters that are not dealt out: every rank of the round trains all of them."""
         return {
             name: parameter
             for name, parameter in self.parameters.items()
@@ -321,6 +327,7 @@ class Holdings:
 
     @cached_property
     def owned_bytes(self) -> int:
+        """The bytes of the owner with the most rows."""
         return _owned_bytes(self.parameters, self.lengths, self.ranks)
 
     @cached_property

@@ -136,12 +136,14 @@ def _load(leg: Leg, deal: ExpectedDeal, wire: str) -> Load:
 
 
 def _limit(nbytes: Number, limit: int) -> Number:
+    """Return the smaller number. Larger messages pass a buffer of ``limit`` bytes in pieces."""
     if nbytes > limit:
         return limit
     return nbytes
 
 
 def pull(held: Holdings) -> Load:
+    """Return the load of a pull: owners send ranks what these are dealt."""
     # One P-th of what a rank fetches or serves is its own, and is not sent.
     elsewhere = 1 - Fraction(1, held.ranks)
     fetched: Number = max(held.owner_bytes(part) for part in held.parts)

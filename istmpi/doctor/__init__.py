@@ -30,6 +30,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
+        """The worst state of all findings."""
         return max((finding.state for finding in self.findings), key=STATES.index, default="green")
 
     def tree(self) -> dict[str, Any]:
@@ -74,6 +75,7 @@ def _check(communicator: Communicator, folder: Path, seconds: float) -> list[Fin
         f"writing to {folder}": lambda: storage.check_folder(communicator, folder),
     }
     findings = []
+    # `examine` has the ranks' handshake behind it: none is silent.
     if communicator.size > 1:
         findings.append(network.describe_ring([]))
     for doing, check in checks.items():

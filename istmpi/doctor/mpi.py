@@ -29,6 +29,7 @@ def check_library(communicator: Communicator) -> list[Finding]:
     """Compare the ranks' MPI libraries and thread levels. Collective."""
     per_rank = communicator.allgather((comm.library(), comm.thread_level()))
     names = sorted({name for name, _ in per_rank})
+    # The rank that allows least decides for all.
     level = min((level for _, level in per_rank), key=comm.THREAD_LEVELS.index)
     if len(names) > 1:
         finding = red(
@@ -69,6 +70,7 @@ def check_cores(communicator: Communicator) -> list[Finding]:
 def judge_spread(per_rank: list[RankFacts]) -> Finding:
     """Return the finding on the number of ranks of each host."""
     ranks_on = Counter(facts.host for facts in per_rank)
+    # A few hosts are enough to recognise the job.
     hosts = []
     for host, count in list(ranks_on.items())[:4]:
         hosts.append(f"{host} ({count})" if count > 1 else host)
@@ -123,6 +125,7 @@ def check_devices(communicator: Communicator) -> list[Finding]:
             "Start ranks only on hosts with a GPU, or train all on the CPU: --set train.device=cpu."
         )
         return [yellow("GPU", f"{kinds}, on {len(equipped)} of {len(per_rank)} ranks only", cure)]
+    # Ranks of a host that has fewer devices than ranks must share them.
     shared = [(size, len(names)) for names, size in equipped if size > len(names)]
     if shared:
         size, count = max(shared)

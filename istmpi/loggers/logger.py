@@ -38,6 +38,7 @@ def figures(progress: Progress) -> dict[str, float]:
     """
     numbers = {}
     for name, value in progress.record().items():
+        # Programs take the round as the step, and texts cannot be plotted.
         if name != "round" and isinstance(value, int | float):
             numbers[_add_group(name)] = value
     return numbers
@@ -99,6 +100,7 @@ class LoggedWatch(ComparisonWatch):
             self._watch.failed(turn, error)
 
     def _tell_loggers(self, event: str, *about: object) -> None:
+        # A copy, because a logger that fails is removed meanwhile.
         for name, logger in list(self._loggers.items()):
             try:
                 getattr(logger, event)(*about)

@@ -51,6 +51,7 @@ class MLflow(Logger):
         return self._client.create_experiment(title)
 
     def progressed(self, progress: Progress) -> None:
+        # A resumed run repeats rounds, and MLflow would show them twice.
         if progress.round <= self._last_round:
             return
         milliseconds = int(1000 * progress.time)

@@ -33,6 +33,7 @@ class WeightsAndBiases(Logger):
             config=training.run.flat() | {"ranks": training.communicator.size},
             settings=self._wandb.Settings(console="off"),  # the terminal is the display's
         )
+        # A resumed run finds its log by this name.
         self._write_name(folder, self._run.id)
         for metric in ("*", "phases/*", "by_rank/*"):
             self._run.define_metric(metric, step_metric="round")

@@ -65,6 +65,7 @@ class DynamicAveraging(ReplicatedMethod):
                 members = list(range(communicator.size))
             with clock("push"):
                 near = self._average(members, limit)
+            # The members double in number; they join in an order that all ranks know.
             others = [rank for rank in order if rank not in members]
             members += others[: len(members)]
 
@@ -106,6 +107,7 @@ class DynamicAveraging(ReplicatedMethod):
 
 
 def _square_norm(tensors: Tensors, others: Tensors | None = None) -> float:
+    """Return the squared norm of tensors or, if given, of the ``others`` minus the tensors."""
     total = 0.0
     for name, values in tensors.items():
         difference = values

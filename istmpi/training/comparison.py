@@ -52,6 +52,8 @@ REHEARSED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Turn:
+    """A run of a comparison, with its settings and its folder."""
+
     run: Run
 
     @property
@@ -122,6 +124,7 @@ class Comparison:
         left = self._communicator.broadcast_from_root(
             [turn for turn in self.turns if not turn.finished]
         )
+        # The first unfinished run of each method: a later one in this order replaces the earlier.
         for turn in {turn.method: turn for turn in reversed(left)}.values():
             try:
                 self._rehearse(turn)
@@ -133,6 +136,7 @@ class Comparison:
 
     def _rehearse(self, turn: Turn) -> None:
         rounds = 1
+        # The second round is that of the method with which a run finishes.
         if turn.run.method.finish:
             rounds = 2
         short = turn.run.override({**REHEARSED, "train.rounds": rounds})
@@ -233,6 +237,7 @@ def _choose_folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -
             refusal = _refuse(path, run, methods, repeats, ranks)
             if not refusal:
                 break
+            # Only a folder that nobody named may be replaced by the next one.
             if own_folder:
                 raise ConfigError(
                     f"--out {path}: {refusal}. Give the same settings, or another --out."

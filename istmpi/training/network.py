@@ -171,6 +171,7 @@ def _sample(outputs: torch.Tensor) -> np.ndarray:
 
 
 def _are_alike(outputs: np.ndarray, other: np.ndarray) -> bool:
+    """Return True if outputs differ by at most 1/1000 of the largest magnitude in ``other``."""
     largest = abs(other).max(initial=0)
     return outputs.shape == other.shape and bool(
         abs(outputs - other).max(initial=0) <= 1e-3 * largest
@@ -213,6 +214,10 @@ def _load_code(run: Run, data: Dataset) -> UserNetwork:
 
 
 def _write_table(run: Run, code: UserNetwork, data: Dataset) -> Table | None:
+    """Return the written table of a network; None if its table is found by inspection.
+
+    Raises ConfigError if the number of classes is unknown.
+    """
     if code.is_inspected:
         return None
     if not data.outputs:

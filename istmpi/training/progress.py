@@ -65,6 +65,7 @@ class LastRound:
                 by_phase.setdefault(phase, [0.0] * ranks)[rank] = spent
         means = {phase: sum(by_rank) / ranks for phase, by_rank in by_phase.items()}
         exchange = [0.0] * ranks
+        # Each rank's seconds in all phases that communicate.
         for phase, by_rank in by_phase.items():
             if phase not in SENDS_NOTHING:
                 exchange = [before + spent for before, spent in zip(exchange, by_rank, strict=True)]
@@ -113,6 +114,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class Slowest:
+    """The rank whose local steps take longest, and what that costs."""
+
     rank: int
     host: str
     slower: float
@@ -147,6 +150,7 @@ class Pace:
     def slowest(self, hosts: Sequence[str]) -> Slowest | None:
         if len(self._compute) < 2 or not self._seconds > 0:
             return None
+        # All wait for the rank whose steps take longest.
         longest = max(self._compute)
         rank = self._compute.index(longest)
         others = self._compute[:rank] + self._compute[rank + 1 :]
@@ -172,9 +176,13 @@ class Tally:
         self.last_round: LastRound | None = None
         self.pace = Pace()
         self._before: dict[str, float] = {}
+        """The clock's seconds by phase when the current round began."""
         self._beside = 0.0
+        """The seconds of communication in the background when the current round began."""
         self._on_the_clock: dict[str, float] = {}
+        """The clock's seconds by phase when the last round ended."""
         self._saving: dict[str, float] = {}
+        """The seconds of `save` between the last round and the current one."""
 
     def restore(self, counts: Counts) -> None:
         self.counts = counts
@@ -226,6 +234,7 @@ class Tally:
         )
 
     def since_the_round(self, phase: str) -> dict[str, float]:
+        """Return this rank's seconds of a phase since the last round; empty if there are none."""
         return {
             name: seconds
             for name, seconds in self._clock.since(self._on_the_clock).items()

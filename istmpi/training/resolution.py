@@ -102,6 +102,7 @@ def describe_sizes(run: Run, course: Course, sizes: Mapping[int, Size]) -> str:
     for (end, side), size in zip(run.sides(course), sizes.values(), strict=True):
         network = size.architecture
         text = f"{side} x {side} for {end - begin} rounds"
+        # What the next size initialises again, as `carry_store` does.
         if before:
             names = sorted(find_new_parameters(before.parameters, before.lengths, network))
             if names:

@@ -147,6 +147,7 @@ def _watch_for_hangs(
     run: Run, communicator: Communicator, note: Callable[[str], None]
 ) -> HangWatch:
     tell = note
+    # Other ranks have no watch: they print.
     if communicator.rank:
         tell = partial(print, "istmpi:", file=sys.stderr, flush=True)
     folder = home(run.output.folder, run.name)
@@ -154,6 +155,7 @@ def _watch_for_hangs(
 
 
 def _find_folder(run: Run, resume: str, communicator: Communicator) -> RunFolder:
+    # Rank 0 chooses, because a folder may look free to some ranks only.
     folder = RunFolder(Path())
     with communicator.agreed():
         if communicator.rank == 0:

@@ -209,7 +209,7 @@ class RunRecord:
         training = self._training
         communicator = self._communicator
         seconds = _take_means(communicator.allgather(dict(training.clock.seconds)))
-        if last is None:
+        if last is None:  # no round was left in this job
             score = None
             if not training.dataset.network:
                 score = training.evaluate()

@@ -171,6 +171,7 @@ def _describe_differences(contents_by_rank: Sequence[Mapping[str, Contents]]) ->
 def _compare_splits(name: str, present: Contents, expected: Contents) -> Iterator[str]:
     examples, labels, features = present
     expected_examples, expected_labels, expected_features = expected
+    # Checksums of other numbers of examples differ, too, and say nothing more.
     if examples != expected_examples:
         yield f"{examples} {name} examples, not {expected_examples}"
         return
@@ -270,6 +271,7 @@ def _compare_data(checkpoint: Checkpoint, prepared: PreparedRun, comparison: _Co
         current = getattr(prepared.data_summary, fact)
         if fact not in ignored and saved not in (None, current):
             comparison.refused.append(f"data: {fact} = {saved} in the checkpoint, {current} here")
+    # Moments that this job has computed again may differ by roundings.
     saved_targets = checkpoint.targets or ()
     targets = prepared.dataset.targets or ()
     same = len(saved_targets) == len(targets)

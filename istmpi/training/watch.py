@@ -13,6 +13,8 @@ from istmpi.training.progress import Progress, Slowest
 
 @dataclass(frozen=True)
 class BestNetwork:
+    """The saved network of the round with the best validation score, and its test score."""
+
     path: Path
     round: int
     validation: float
@@ -26,6 +28,7 @@ class Summary:
     score_name: str
     last: Progress
     seconds: dict[str, float]
+    """The job's seconds by phase, the mean over ranks."""
     data: str = ""
     """A fingerprint of the training data; empty if each rank has its own data."""
     ended: str = ""
