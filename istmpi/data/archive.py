@@ -39,6 +39,7 @@ class Stream:
             self._file = cast(IO[bytes], gzip.GzipFile(fileobj=file))
 
     def read(self, count: int) -> bytes:
+        """Yield names and contents of files. Raises DataError for one above ``limit`` bytes."""
         with self._name_damage():
             return self._file.read(count)
 
@@ -226,6 +227,7 @@ class _Tar:
                 return copy
 
     def files(self, names: Collection[str]) -> Generator[tuple[str, IO[bytes]], None, None]:
+        """Yield the names and the open contents of members, in the order of the tar file."""
         waiting = {self._numbers[name]: name for name in names}
         for number, (member, tar) in enumerate(self._walk()):
             if number not in waiting:
@@ -255,6 +257,7 @@ class _Tar:
         return numbers
 
     def _walk(self) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+        """Yield each member with its tar file. It can be read until the next one comes."""
         with _name_damage(self._path), closing(_open_tar(self._path)) as tar:
             reached = -1
             largest = _DENSEST * self._path.stat().st_size

@@ -267,6 +267,10 @@ class Dataset:
         )
 
     def with_validation(self, fraction: float, seed: int) -> Dataset:
+        """Hold out a ``fraction`` of the training examples as validation, drawn by ``seed``.
+
+        Raises ConfigError if there is a validation split already.
+        """
         if not fraction:
             return self
         if "validation" in self.splits:

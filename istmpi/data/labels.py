@@ -208,6 +208,7 @@ def _guess_task_of_matrix(labels: np.ndarray) -> tuple[str, str]:
 
 
 def _read_flags(labels: np.ndarray, parts: Parts, source: str) -> np.ndarray:
+    """Return several labels of each example, ``[n, labels]`` uint8, or raise DataError."""
     if labels.ndim != 2:
         raise DataError(
             f"{source}: each example has one label; multi-label needs a matrix [n, k] of 0 and 1, "
@@ -225,6 +226,7 @@ def _read_flags(labels: np.ndarray, parts: Parts, source: str) -> np.ndarray:
 
 
 def _join(parts: Parts, source: str) -> np.ndarray:
+    """Return the labels of all parts, one behind the other. Raises DataError for mixed labels."""
     arrays = list(parts.values())
     kinds = {part.dtype.kind for part in arrays}
     if not kinds <= {*"biuf"} and kinds != {"U"}:

@@ -81,6 +81,7 @@ BLOCK = 2**16
 
 
 def cut_blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    """Return the first row of each block, and the row behind its last."""
     # Blocks of about 64 KiB: a batch of random rows reads little more than its rows.
     # The quotient is rounded up; a block has at least one row.
     blocks = max(min(rows, -(-rows * row_bytes // BLOCK)), 1)
@@ -155,6 +156,7 @@ def _write_datasets(
 
 
 def check_target(target: Path, force: bool) -> None:
+    """Raise ConfigError for an unfit or taken name, OutputError for a folder without room."""
     if target.suffix not in SUFFIXES:
         raise ConfigError(
             f"{target} must end in .h5, as prepared files do. Name it {target.name}.h5."

@@ -164,6 +164,7 @@ def _require_full_size(checkpoint: Checkpoint) -> None:
 def _state(
     checkpoint: Checkpoint, network: Architecture, calibrate_on: str | None, model: str | None
 ) -> State:
+    """Return what to export. ``calibrate_on``: data for new moments; None takes the file's."""
     subnets = checkpoint.header.blocks
     if subnets:
         # Means of several subnets' outputs are of no plain class, so they have no state.
@@ -185,6 +186,7 @@ def _state(
 
 
 def _require_exact(checkpoint: Checkpoint) -> None:
+    """Raise ConfigError if float32 would round away what an offset kept apart."""
     offsets = {
         "feature": checkpoint.normalisation and checkpoint.normalisation.offset,
         "output": checkpoint.target_offset,
@@ -216,6 +218,7 @@ ONNX_LIMIT = 2**31 - 2**20
 
 
 def _safetensors(content: Content, name: str) -> tuple[Parts, str]:
+    """Return a file whose JSON header, with the place of each tensor, comes first."""
     content.require_state()
     for key, values in content.state.tensors.items():
         if values.dtype not in _SAFETENSORS:
@@ -248,6 +251,7 @@ def _safetensors(content: Content, name: str) -> tuple[Parts, str]:
 
 
 def _npz(content: Content, name: str) -> tuple[Parts, str]:
+    """Return a .zip file with an .npy for each tensor; they are never all in memory."""
     content.require_state()
     metadata = np.array(json.dumps(content.metadata(of_state=True)).encode())
     arrays = {"metadata": Values(metadata), **content.state.tensors}
@@ -267,6 +271,7 @@ def _npz(content: Content, name: str) -> tuple[Parts, str]:
 
 
 def _torch(content: Content, name: str) -> tuple[Parts, str]:
+    """Return a file of weights and, if the network can be traced, one of its program."""
     content.require_state()
     saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
     parts: Parts = {name: lambda file: torch.save(saved, file)}
@@ -281,6 +286,7 @@ def _torch(content: Content, name: str) -> tuple[Parts, str]:
 
 
 def _onnx(content: Content, name: str) -> tuple[Parts, str]:
+    """Return a file of the program, with its weights. Raises ConfigError above `ONNX_LIMIT`."""
     path = content.checkpoint.path
     size = sum(values.nbytes for values in content.state.tensors.values())
     if size > ONNX_LIMIT:

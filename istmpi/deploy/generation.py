@@ -82,21 +82,23 @@ def make_predictor(network: nn.Module, window: int) -> Predictor:
     It uses the cache of ``forward``, if that has one.
     """
     cache: list = []
-    seen: list[int] = []
+    cached_tokens: list[int] = []
 
     def cached(tokens: Sequence[int]) -> torch.Tensor:
         # The cache holds the tokens of the last call; a cut text begins anew.
-        if not len(seen) < len(tokens) or list(tokens[: len(seen)]) != seen:
+        done = len(cached_tokens)
+        if not done < len(tokens) or list(tokens[:done]) != cached_tokens:
             cache.clear()
-            seen.clear()
-        new = list(tokens[len(seen) :])
-        seen.extend(new)
+            cached_tokens.clear()
+        new = list(tokens[len(cached_tokens) :])
+        cached_tokens.extend(new)
         return take_last(network(torch.tensor([new]), cache=cache))[0, -1]
 
     def whole(tokens: Sequence[int]) -> torch.Tensor:
-        filled = torch.zeros((1, window), dtype=torch.int64)
-        filled[0, : len(tokens)] = torch.tensor(tokens)
-        return take_last(network(filled))[0, len(tokens) - 1]
+        # Tokens behind the last one do not change its logits, so any may fill the window.
+        padded = torch.zeros((1, window), dtype=torch.int64)
+        padded[0, : len(tokens)] = torch.tensor(tokens)
+        return take_last(network(padded))[0, len(tokens) - 1]
 
     has_cache = "cache" in inspect.signature(network.forward).parameters
     compute = cached if has_cache else whole

@@ -287,6 +287,7 @@ def _name(path: str, key: str) -> str:
 
 
 def _collect_buffers(network: str, path: str, layer: nn.Module) -> dict[str, Values]:
+    """Return the buffers of a layer that a state dict has, without those of its children."""
     buffers = {}
     for key, values in layer.named_buffers(recurse=False):
         # PyTorch leaves these out of a state dict, too.

@@ -122,6 +122,7 @@ def _csv(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _class(outputs: np.ndarray, classes: Sequence[str]) -> list[Any]:
+    """Return the likeliest class, and its softmax probability."""
     best = int(outputs.argmax())
     # Without the largest output, no exponential is too large for a float.
     odds = np.exp(outputs.astype(np.float64) - float(outputs[best]))
@@ -129,6 +130,7 @@ def _class(outputs: np.ndarray, classes: Sequence[str]) -> list[Any]:
 
 
 def _labels(outputs: np.ndarray, top: int, form: str) -> list[Any]:
+    """Return the cells of the likeliest labels and their probabilities; ``top`` 0: above 1/2."""
     # A probability is above 1/2 where its logit is above 0.
     count = top or int((outputs > 0).sum())
     order = np.argsort(-outputs, kind="stable")[:count]
@@ -143,6 +145,7 @@ def _labels(outputs: np.ndarray, top: int, form: str) -> list[Any]:
 
 
 def _json(row: dict[str, Any], names: Sequence[str], keys: Sequence[str] | None) -> str:
+    """Return a line of JSON. ``names``: columns of outputs. ``keys``: their keys; None: a list."""
     # In JSON the outputs are one value, an object or a list, instead of columns.
     outputs = [row.pop(name) for name in names]
     if outputs:
@@ -184,6 +187,7 @@ def write_node_lines(
 
 
 def _graph(source: str, features: int) -> GraphSplit:
+    """Return the nodes of a prepared graph. Raises DataError for other data or features."""
     path = Path(source)
     if not path.is_file() or path.suffix not in SUFFIXES:
         raise DataError(

@@ -112,6 +112,7 @@ def make_program(
 
 
 def _make_chain(state: State, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Return the layers of a state as plain layers of PyTorch, one after the other."""
     layers = OrderedDict()
     # Layers on the device meta have no memory; the tensors take their places.
     with torch.device("meta"):
@@ -134,6 +135,7 @@ def whole_state(state: State) -> dict[str, torch.Tensor]:
 def _make_own_module(
     network: Architecture, tensors: Mapping[str, torch.Tensor], state: State
 ) -> nn.Module:
+    """Return the plain class with a state, also where the class shares or lacks a tensor."""
     module = network.plain()
     names_of_class = module.state_dict()
     for name, values in tensors.items():
@@ -183,6 +185,7 @@ def _trace(module: nn.Module, x: torch.Tensor, name: str) -> torch.export.Export
 
 
 def _agree(returned: Outputs, expected: Outputs) -> bool:
+    """Return True if outputs are equal but for rounding (`TOLERANCE`)."""
     # NaN differs from itself, but a program may return it where the network does.
     outputs = join_outputs(returned).nan_to_num()
     target = join_outputs(expected).nan_to_num()
@@ -209,6 +212,7 @@ def make_onnx(
     outputs: Sequence[str],
     name: str,
 ) -> bytes:
+    """Return a program as the bytes of an ONNX file. Raises ConfigError if that fails."""
     try:
         with _silence():
             exported = torch.onnx.export(

@@ -106,6 +106,7 @@ class SharedBlocks:
         or loaded."""
 
     def calibrate(self, *inputs: Any) -> None:
+        """Take the weights, and calibrate the subnets on a batch. Collective."""
         self._take_weights()
         layers = self.module.layers
         for layer in layers.values():
@@ -129,6 +130,7 @@ class SharedBlocks:
         """Do nothing: no rank needs anything of other ranks between two passes."""
 
     def release(self) -> None:
+        """Free the memory of the weights, until they are taken again."""
         for weights in self.module.weights.values():
             for parameter in weights.values():
                 parameter.data = parameter.data.new_empty(0)

@@ -40,6 +40,7 @@ class SameExamples:
         return self._gather(leaf)
 
     def _gather(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+        """Return a forward function that gathers the outputs of all ranks' rows."""
         owned = list_owned_rows(leaf, self._store)
         compute = self.make_row_forward(leaf)
 
@@ -54,6 +55,7 @@ class SameExamples:
         return forward
 
     def _look_up(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+        """Return a forward function of an embedding that gathers the rows which are looked up."""
         owned = list_owned_rows(leaf, self._store)
         rank = self._store.rank
 
@@ -74,6 +76,7 @@ class SameExamples:
         return forward
 
     def _add_up(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+        """Return a forward function that adds up what each rank's rows contribute."""
         compute = self.make_row_forward(leaf)
 
         def forward(*inputs: Any, **named: Any) -> torch.Tensor:
@@ -101,6 +104,7 @@ class OwnExamples:
         """The means and variances of all calls of each batch normalisation, on every rank."""
 
     def make_forward(self, leaf: Leaf) -> Callable[..., torch.Tensor]:
+        """Return a forward function of a leaf, which gets the rows of one owner at a time."""
         number = len(self._services)
         owned = list_owned_rows(leaf, self._store)
 

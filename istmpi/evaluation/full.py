@@ -216,6 +216,7 @@ class FullNetwork:
         return values.to(self.device)
 
     def _build(self) -> _Built:
+        """Build the module for the store's present factors; its gathered weights are empty."""
         architecture = self._architecture
         store = self._store
         scale = store.full_scale
@@ -263,6 +264,7 @@ class FullNetwork:
     def _moments_over_ranks(
         self, module: nn.Module, exchange: OwnExamples
     ) -> Callable[[torch.Tensor, str, bool], UnitMoments]:
+        """Return a function of a layer's input, its name and `Calibrated.each`. Collective."""
         over_ranks = {}
         for name, layer in self._architecture.batch_norm_layers(module).items():
             over_ranks[name] = exchange.make_moments(name, layer, self._architecture.dtype)

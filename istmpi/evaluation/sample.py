@@ -11,6 +11,7 @@ from istmpi.network.architecture import Architecture
 
 
 def count_scored(run: Run, data: Dataset, length: int) -> int:
+    """Return how many of ``length`` examples are scored: by the run, the task, or all."""
     return min(run.evaluate.examples or data.scoring.scored or length, length)
 
 

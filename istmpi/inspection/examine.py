@@ -134,6 +134,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
 def _require_equal_buffers(
     network: UserNetwork, module: nn.Module, first: Contents, second: Contents
 ) -> None:
+    """Raise ConfigError if a buffer has other values in two builds."""
     for name, _ in module.named_buffers():
         if first[name] != second[name]:
             raise network.refused(
@@ -166,6 +167,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _contents(tensors: Iterable[tuple[str, torch.Tensor]]) -> Contents:
+    """Return a checksum of each tensor and, if all its values are equal, their value."""
     contents = {}
     for name, values in tensors:
         array = values.detach().cpu().contiguous()
@@ -290,8 +292,8 @@ def _sums(
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     read = set(evaluation.recorder.kept_apart)
-    for seen in evaluation.recorder.sums:
-        read.update(seen.parameter.split(","))
+    for addition in evaluation.recorder.sums:
+        read.update(addition.parameter.split(","))
     sums = {}
     joined = {}
     for path, layer in module.named_modules():

@@ -185,6 +185,7 @@ def _propose_powers(table: Table, means: Sequence[Use], width: str) -> Iterator[
 
 
 def _candidates(table: Table, means: Sequence[Use], width: str) -> Iterator[_Candidate]:
+    """Yield the places of a width's sums; means are places, too, for a power may be missing."""
     places: list[tuple[Place, Sequence[str], str]] = []
     for layer, groups in table.sums.items():
         places.append((("sums", layer), groups, layer))
@@ -218,6 +219,7 @@ def _set_powers(table: Table, width: str, powers: Powers) -> Table:
 
 
 def _describe_places(table: Table, means: Sequence[Use], width: str) -> str:
+    """Name the places of a width's sums in words, up to three of them."""
     names = []
     for candidate in _candidates(table, means, width):
         room, key = candidate.place

@@ -145,6 +145,7 @@ def _find_blocks(network: UserNetwork, findings: dict[str, Finding], full: torch
 def _shapes(
     network: UserNetwork, lengths: Mapping[str, int] | None = None
 ) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter at these lengths. Raises ConfigError if none is built."""
     built = build_shapes(lambda: network.build(lengths))
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 

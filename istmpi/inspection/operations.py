@@ -120,6 +120,7 @@ def find_products(
 
 
 def _matrix_product(a: torch.Tensor, b: torch.Tensor, provenance: Provenance) -> Product:
+    """Return the product of ``a`` ``[..., rows, inner]`` and ``b`` ``[..., inner, columns]``."""
     matrices = prod(a.shape[:-2])
     rows, inner = a.shape[-2:]
     columns = b.shape[-1]
@@ -144,6 +145,7 @@ def _matrix_product(a: torch.Tensor, b: torch.Tensor, provenance: Provenance) ->
 
 
 def _convolution(args: Sequence[Any], output: torch.Tensor) -> Product:
+    """Return a convolution as a product of a matrix with the weight. ``args``: PyTorch's."""
     x = args[0]
     weight = args[1]
     is_transposed = args[6]

@@ -228,6 +228,7 @@ def _grow_parts(
 
 
 def _expand(growth: Growth, parts_of: Mapping[Growth, Sequence[Growth]], depth: int) -> Structure:
+    """Return the structure of a part, with its own parts in its place up to ``depth`` deep."""
     if depth == 0 or growth not in parts_of:
         return _parts(growth)
     parts = (_expand(part, parts_of, depth - 1) for part in parts_of[growth])
@@ -235,6 +236,7 @@ def _expand(growth: Growth, parts_of: Mapping[Growth, Sequence[Growth]], depth: 
 
 
 def _total(structure: Iterable[int]) -> Growth:
+    """Return the growth of an axis with this structure."""
     ratio = 0
     rest = 0
     for part in structure:
@@ -277,5 +279,6 @@ def possible_runs(ratio: int) -> Iterator[Run]:
 
 
 def _parts(growth: Growth) -> Structure:
+    """Return a structure of one run before the positions of no unit."""
     parts = (growth.ratio, -growth.rest)
     return tuple(part for part in parts if part)

@@ -103,6 +103,7 @@ class _Search:
         return [("run", self._kind_of(place, ratio)) for ratio in option if ratio > 0]
 
     def reading(self, choice: _Choice) -> Reading:
+        """Return the order on each axis for a choice of all structures and runs."""
         reading = {}
         for place, kind in self._kinds.items():
             order: list[Run | int] = []

@@ -67,17 +67,17 @@ def find_sums(
     folded, axes = _fold(full, groups, layers)
     calls: dict[int, list[str]] = {}
     layer_groups: dict[str, tuple[str, ...]] = dict.fromkeys(layers, ())
-    for number, (seen, names) in enumerate(zip(full.sums, groups.names)):
-        if seen.module in layers:
-            layer_groups[seen.module] += names
+    for number, (addition, names) in enumerate(zip(full.sums, groups.names)):
+        if addition.module in layers:
+            layer_groups[addition.module] += names
         elif (
-            seen.call is None
+            addition.call is None
             or number in groups.unreadable
-            or seen.operation in ("_softmax", "prod")
+            or addition.operation in ("_softmax", "prod")
         ):
             continue
-        elif folded.keys().isdisjoint(seen.parameter.split(",")):
-            calls.setdefault(seen.turn, []).extend(names)
+        elif folded.keys().isdisjoint(addition.parameter.split(",")):
+            calls.setdefault(addition.turn, []).extend(names)
     uses = _find_uses(full, family, lengths, calls, groups.joined)
     return Sums(
         uses=tuple(use for use in uses if use.groups),
@@ -100,12 +100,12 @@ def _find_uses(
     by its number."""
     uses: dict[tuple[object, ...], Use] = {}
     used = set()
-    for number, seen in enumerate(full.sums):
-        call = seen.call
-        if seen.turn not in calls or seen.turn in used or call is None or not call.power:
+    for number, addition in enumerate(full.sums):
+        call = addition.call
+        if addition.turn not in calls or addition.turn in used or call is None or not call.power:
             continue
         # One call may take several sums; it is multiplied once.
-        used.add(seen.turn)
+        used.add(addition.turn)
         axis = joined.get(number)
         if axis is None:
             grown = {name: sums[number].call.inner for name, sums in family.doubled.items()}
@@ -121,7 +121,7 @@ def _find_uses(
             parameter=call.parameter,
             detail=call.detail,
             inner=inner,
-            groups=tuple(sorted(calls[seen.turn])),
+            groups=tuple(sorted(calls[addition.turn])),
         )
         # A pass cannot tell calls apart that have the same place and length.
         uses.setdefault((*call.place, call.inner), use)
@@ -131,6 +131,7 @@ def _find_uses(
 def _fans(
     sums: Sequence[Sum], averaged: Mapping[int, Collection[str]], lengths: Mapping[str, int]
 ) -> dict[str, int]:
+    """Return the number of inputs that each parameter's product adds up; means count as one."""
     fans: dict[str, int] = {}
     for number, product in enumerate(sums):
         if product.parameter and product.operation in LINEAR:
@@ -141,21 +142,22 @@ def _fans(
 
 
 def _find_groups(network: UserNetwork, family: Family, patterns: Mapping[str, Pattern]) -> _Groups:
+    """Return the widths over which each recorded sum adds. ``patterns``: parameters' axes."""
     declared = getattr(network.kind, "SUMS", {})
     groups: list[tuple[str, ...]] = []
     averaged: dict[int, set[str]] = {}
     unreadable = set()
     joined = {}
-    for number, seen in enumerate(family.base):
+    for number, addition in enumerate(family.base):
         longer = {name: sums[number].inner for name, sums in family.doubled.items()}
-        names, is_known = find_factors(seen.inner, longer)
+        names, is_known = find_factors(addition.inner, longer)
         if not is_known:
-            terms = find_summands(seen.inner, longer, family.lengths)
+            terms = find_summands(addition.inner, longer, family.lengths)
             if terms:
                 names = list(dict.fromkeys(chain.from_iterable(widths for _, widths in terms)))
                 is_known = True
                 joined[number] = _find_joined(family, number, patterns)
-        means = _find_means(seen, names, groups, declared)
+        means = _find_means(addition, names, groups, declared)
         averaged[number] = means
         groups.append(tuple(name for name in names if name not in means))
         # No factor can be given for a length that cannot be written down.
@@ -167,19 +169,22 @@ def _find_groups(network: UserNetwork, family: Family, patterns: Mapping[str, Pa
 
 
 def _find_means(
-    seen: Sum, names: Sequence[str], groups: Sequence[Sequence[str]], declared: Mapping[str, str]
+    addition: Sum,
+    names: Sequence[str],
+    groups: Sequence[Sequence[str]],
+    declared: Mapping[str, str],
 ) -> set[str]:
     """Return the widths over which a sum is a mean. ``groups``: those of the sums before it.
     ``declared``: the class's ``SUMS``."""
-    if seen.operation == "mean":
+    if addition.operation == "mean":
         return {*names}
     # SUMS may name a module, a parameter or a width.
-    if "mean" in map(declared.get, (seen.module, *seen.parameter.split(","))):
+    if "mean" in map(declared.get, (addition.module, *addition.parameter.split(","))):
         return {*names}
     means: set[str] = set()
-    for softmax in seen.weighted_by:
+    for softmax in addition.weighted_by:
         means.update(name for name in groups[softmax] if name in names)
-    if seen.operation != "_softmax":
+    if addition.operation != "_softmax":
         means.update(name for name in names if declared.get(name) == "mean")
     return means
 
@@ -187,13 +192,13 @@ def _find_means(
 def _find_joined(family: Family, number: int, patterns: Mapping[str, Pattern]) -> Joined | None:
     """Return the axis of a sum's parameter that is as long as the sum at all lengths; None if there
     is none."""
-    seen = family.base[number]
-    if seen.parameter not in patterns:
+    addition = family.base[number]
+    if addition.parameter not in patterns:
         return None
-    pattern = patterns[seen.parameter]
+    pattern = patterns[addition.parameter]
     for axis_number, axis in enumerate(pattern.axes):
         # Equal at one choice of lengths may be chance, at all of them is not.
-        same = axis.length(family.lengths) == seen.inner
+        same = axis.length(family.lengths) == addition.inner
         for name, sums in family.doubled.items():
             doubled = {**family.lengths, name: 2 * family.lengths[name]}
             same = same and axis.length(doubled) == sums[number].inner
@@ -211,10 +216,10 @@ def _fold(
     axes: dict[str, Joined | None] = {}
     # A factor in the parameter itself must be right for each of its uses.
     spoilt = set(full.kept_apart)
-    for number, (seen, names) in enumerate(zip(full.sums, groups.names)):
+    for number, (addition, names) in enumerate(zip(full.sums, groups.names)):
         axis = groups.joined.get(number)
-        for parameter in seen.parameter.split(","):
-            if seen.module in layers or seen.operation not in LINEAR:
+        for parameter in addition.parameter.split(","):
+            if addition.module in layers or addition.operation not in LINEAR:
                 spoilt.add(parameter)
             if folded.setdefault(parameter, names) != names:
                 spoilt.add(parameter)
@@ -226,8 +231,8 @@ def _fold(
         name: names for name, names in folded.items() if names and name and name not in spoilt
     }
     # If two parameters are factors of a product, only one is multiplied.
-    for seen in full.sums:
-        present = [name for name in seen.parameter.split(",") if name in folded]
+    for addition in full.sums:
+        present = [name for name in addition.parameter.split(",") if name in folded]
         for other in present[1:]:
             del folded[other]
     return folded, {name: axis for name, axis in axes.items() if axis and name in folded}

@@ -51,6 +51,7 @@ class Edges:
         return torch.sparse.addmm(h.new_zeros(1), matrix, h, beta=0)
 
     def mean(self, h: torch.Tensor) -> torch.Tensor:
+        """Return the mean of ``h`` ``[n, width]`` over each node's neighbours; 0 without any."""
         return self.total(h).div_(self.degrees.clamp(min=1).to(h.dtype)[:, None])
 
     def convolve(self, h: torch.Tensor, spare: bool = False) -> torch.Tensor:
@@ -142,6 +143,7 @@ class Bags:
 
 
 def _starts(numbers: torch.Tensor, count: int) -> torch.Tensor:
+    """Return where each of ``count`` numbers starts in sorted ``numbers``, and their end."""
     return functional.pad(torch.bincount(numbers, minlength=count).cumsum(0), (1, 0))
 
 
@@ -192,6 +194,7 @@ def drop(features: torch.Tensor, dropout: nn.Dropout) -> torch.Tensor | Bags:
 
 
 def multiply(product: nn.Linear, h: torch.Tensor | Bags) -> torch.Tensor:
+    """Apply a layer to features ``[n, features]``, or to the non-zero ones in `Bags`."""
     if not isinstance(h, Bags):
         return product(h)
     # Sparse products have no bfloat16.

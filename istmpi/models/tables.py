@@ -224,6 +224,7 @@ class _Layers:
         bias: bool = True,
         centre: float = 0.0,
     ) -> None:
+        """Add a leaf: its weight ``[width, before]``, uniform in ± ``bound``, and its bias."""
         self.parameters[f"{path}.weight"] = ParameterEntry(f"{width} {before}", bound, 0.0)
         self.leaves[path] = (f"{path}.weight",)
         if bias:
@@ -231,6 +232,7 @@ class _Layers:
             self.leaves[path] += (f"{path}.bias",)
 
     def add_norm(self, path: str, name: str) -> None:
+        """Add the scale, 1 at first, and the shift, 0 at first, of a group's normalisation."""
         self.parameters[f"{path}.weight"] = ParameterEntry(name, 0.0, 1.0)
         self.parameters[f"{path}.bias"] = ParameterEntry(name, 0.0, 0.0)
 
@@ -258,6 +260,7 @@ def _require_known(settings: Mapping[str, Any], name: str, names: Collection[str
 def _product(
     path: str, before: str, width: str, of_input: bool = False, kind: str = "Linear"
 ) -> Operator:
+    """Return the operator of a layer from the units ``before`` to those of ``width``."""
     # No gradient of the network's input is needed.
     gradients = 1 if of_input else 2
     return Operator(

@@ -113,6 +113,7 @@ def read_clauses(docstring: str) -> dict[str, str]:
 
 
 def _dealt(kind: ast.ClassDef) -> tuple[str, ...]:
+    """Return the names in a class's ``DEALT``, read from its syntax tree; () without one."""
     for node in kind.body:
         target: ast.expr
         if isinstance(node, ast.Assign):
@@ -209,6 +210,7 @@ def written_network(
 
 
 def _require_fitting_inputs(name: str, task: str) -> None:
+    """Raise ConfigError if a network takes other inputs than a task's data have."""
     advice = TASKS[task].network
     if name == "mlp" and advice:
         raise ConfigError(f"model.name = 'mlp' {advice}")
@@ -254,6 +256,7 @@ def _facts_by_other_names(
 def _require_known_settings(
     name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> None:
+    """Raise ConfigError for a setting that the class lacks, or that the data decide."""
     # In a run file both would be model.scale.
     for taken in {"scale", "init"} & defaults.keys():
         raise ConfigError(
@@ -278,6 +281,7 @@ def _require_complete(
     arguments: Mapping[str, Any],
     facts: Mapping[str, Any],
 ) -> None:
+    """Raise ConfigError if an argument has no value: no default, setting or fact."""
     for argument, value in values.items():
         if value is _MISSING:
             names = ", ".join([*DATA_ARGUMENTS, *ALSO_FILLED_IN])
@@ -312,6 +316,7 @@ def require_known(name: str) -> None:
 
 
 def _signature(name: str, kind: type[nn.Module]) -> dict[str, Any]:
+    """Return the constructor's arguments and their defaults, `_MISSING` without one."""
     try:
         parameters = inspect.signature(kind).parameters
     except (TypeError, ValueError) as error:

@@ -70,6 +70,7 @@ def of_rows(factor: Factor, start: int, stop: int) -> Factor:
 
 
 def changes(factor: Factor) -> bool:
+    """Return True if a factor is not 1 everywhere."""
     return bool(np.any(factor != 1))
 
 
@@ -83,6 +84,7 @@ def as_tensor(factor: Factor) -> Any:
 
 
 def is_constant(pairs: Sequence[tuple[Any, int]]) -> bool:
+    """Return True if all factors are numbers, and not tensors that a pass computes anew."""
     return all(isinstance(factor, float) for factor, _ in pairs)
 
 

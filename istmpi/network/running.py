@@ -49,6 +49,7 @@ def run_short(
 
 
 def require_trainable(network: UserNetwork, module: nn.Module) -> None:
+    """Raise ConfigError unless parameters and buffers are of a kind that can be trained."""
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
     if not parameters:

@@ -190,6 +190,7 @@ def _list_imports(source: bytes, package: tuple[str, ...]) -> list[str]:
 
 
 def _version(name: str) -> str:
+    """Return a library's version; a hash of its file without one, "" if it is not loaded."""
     library = sys.modules.get(name)
     if library is None:
         return ""

@@ -34,10 +34,12 @@ def large(network: nn.Module) -> bool:
 
 
 def few(lengths: Mapping[str, int]) -> dict[str, int]:
+    """Return the lengths with at most `FEW` units of each width."""
     return {name: min(FEW, length) for name, length in lengths.items()}
 
 
 def alike(values: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return True if outputs are equal but for rounding (`TOLERANCE`)."""
     if not expected.numel():
         return True
     largest = float(expected.abs().max())
@@ -91,6 +93,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end of the context."""
     handles = list(handles)
     try:
         yield

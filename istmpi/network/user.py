@@ -105,6 +105,7 @@ class UserNetwork:
         return self.outputs * (prod(self.inputs) if self.tokens else 1)
 
     def settings_at(self, lengths: Mapping[str, int]) -> dict[str, Any]:
+        """Return the settings with other lengths of some widths."""
         settings = dict(self.settings)
         for name, length in lengths.items():
             width = self.widths[name]
@@ -300,6 +301,7 @@ class UserNetwork:
         return 1 if self.example is not None else outputs.shape[1] // self.numbers
 
     def _require_outputs(self, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
+        """Raise ConfigError unless a forward pass returned numbers of the shape of the data."""
         import torch
 
         # Sparse rows begin with the numbers of features, of which a row has several.

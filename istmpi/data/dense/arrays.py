@@ -107,6 +107,7 @@ def _move_channels(x: np.ndarray, channels: str | None, source: str) -> np.ndarr
 
 
 def _load(archive: Archive) -> dict[str, np.ndarray]:
+    """Return the arrays of the only .npz, or of all .npy files, by their names."""
     archives = [name for name in archive.names if name.endswith(".npz")]
     if len(archives) > 1:
         raise DataError(f"{archive.path} has {len(archives)} .npz files; give one.")
@@ -325,6 +326,7 @@ def _find_idx(archive: Archive) -> dict[tuple[str, str], str]:
 
 
 def _read_idx_array(archive: Archive, name: str, axes: int) -> np.ndarray:
+    """Return an array of bytes. Raises DataError for another number of axes, or of bytes."""
     with archive.stream(name) as stream:
         header = stream.read(4 + 4 * axes)
         if len(header) < 4 + 4 * axes or struct.unpack(">HBB", header[:4]) != (0, 8, axes):

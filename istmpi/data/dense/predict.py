@@ -91,6 +91,7 @@ def _open_blocks(
 
 
 def _read_dataset(data: Dataset, source: str, request: Request) -> Iterator[Block]:
+    """Yield a split of a data set, as its examples were before they were normalised."""
     _require_form(source, data.shape, request.shape)
     data.require_split(request.split, source)
     # The network normalises examples itself, by the moments of its training.
@@ -110,6 +111,7 @@ def _read_dataset(data: Dataset, source: str, request: Request) -> Iterator[Bloc
 
 
 def _read_array(path: Path, request: Request, reading: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield examples of an array, with channels first. Raises DataError for another convention."""
     shape = request.shape
     reading = {**reading, **request.reading}
     x, y = _load_pair(path, request)
@@ -156,6 +158,7 @@ def _load_pair(path: Path, request: Request) -> tuple[np.ndarray, np.ndarray | N
 
 
 def _read_table(path: Path, request: Request) -> Iterator[Block]:
+    """Yield rows of a table, with the columns in the order of training."""
     reading = request.reading
     trained = Fields(reading, "the network's file", "Prepare the data again, and train on them.")
     delimiter = request.delimiter

@@ -156,6 +156,7 @@ def _subtract_offset(present: np.ndarray | None, target: np.ndarray | None) -> n
 
 
 def open_rows(file: PreparedFile, rows: type[DenseSplit] = DenseSplit) -> Opened:
+    """Return the splits of a prepared file, and the facts of its data set."""
     mean = np.array(file.map("normalisation/mean"))
     std = np.array(file.map("normalisation/std"))
     offset = _read_offset(file, OFFSETS["x"])

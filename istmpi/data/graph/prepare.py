@@ -138,6 +138,7 @@ def _describe(graph: Graph, adjacency: Adjacency, directed: bool) -> dict[str, i
 
 
 def _normalise(x: np.ndarray, how: str, source: str) -> np.ndarray:
+    """Return float32 features ``[nodes, features]``: ``how`` is rows, columns or none."""
     require_finite(x, "node", source)
     rows = x.astype(np.float32)
     extent = Extent(x.shape[1])

@@ -180,6 +180,7 @@ def _cut_middle(image: tuple[int, int], size: tuple[int, int]) -> tuple[float, f
 
 @contextmanager
 def _refuse_damage() -> Iterator[None]:
+    """Turn whatever Pillow raises into a BadFileError."""
     with warnings.catch_warnings():
         # Pillow warns of damage that it can repair, and of large images, which are limited here.
         warnings.simplefilter("ignore")
@@ -269,6 +270,7 @@ def _read_class_names(path: str, content: bytes, layout: Layout) -> tuple[str, .
 def _read_batch(
     path: str, content: bytes, layout: Layout, classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels ``[n, 3, 32, 32]`` uint8 and classes ``[n]`` int64 of one file."""
     if layout.label_bytes:
         width = layout.label_bytes + PIXELS
         if len(content) % width:

@@ -50,6 +50,7 @@ def read_rows(
 def _read_text(
     path: Path, features: int, reading: Mapping[str, Any], tell: Callable[[str], None]
 ) -> Ragged:
+    """Return the rows of a file, with features counted from 0."""
     archive = Archive(path)
     if len(archive.names) > 1:
         raise DataError(f"{path} holds {len(archive.names):,} files. Give a single file of rows.")

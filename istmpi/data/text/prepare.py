@@ -287,6 +287,7 @@ class _Tokens:
         self.shape = (int(self._ends[-1]),)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
+        """Read the tokens from ``rows.start`` to ``rows.stop`` of the joined runs."""
         tokens = np.empty(rows.stop - rows.start, self.dtype)
         done = rows.start
         # The writer reads in blocks that do not begin with a document.
