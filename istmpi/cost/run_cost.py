@@ -76,12 +76,12 @@ class Cost:
 
     def flops(self, *kinds: str) -> Number:
         """Return the expected FLOPs of all ranks in a local step. ``kinds``: fields of `Flops`."""
-        each = sum(
+        of_all_parts = sum(
             len(part.part.ranks) * getattr(part.flops, kind)
             for part in self.parts
             for kind in kinds
         )
-        return self.held.taking_part * each
+        return self.held.taking_part * of_all_parts
 
 
 @dataclass(frozen=True)

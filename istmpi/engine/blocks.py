@@ -143,7 +143,7 @@ class Block:
 
     def packed(self, tensor: torch.Tensor) -> np.ndarray:
         values = bits(tensor)
-        if not self.holders and all(isinstance(where, slice) for where in self.index):
+        if not self.holders and all(isinstance(part, slice) for part in self.index):
             return values[self.index]
         out = np.empty(self.shape, dtype=values.dtype)
         self.pack(tensor, out)
@@ -208,10 +208,10 @@ def _slab(block: Block, axis: int, start: int, stop: int) -> Block:
     """Return the positions from ``start`` to ``stop`` of a block's axis as a block."""
     whole = block.index[axis]
     if isinstance(whole, slice):
-        where: slice | np.ndarray = slice(whole.start + start, whole.start + stop)
+        positions: slice | np.ndarray = slice(whole.start + start, whole.start + stop)
     else:
-        where = whole[start:stop]
-    index = (*block.index[:axis], where, *block.index[axis + 1 :])
+        positions = whole[start:stop]
+    index = (*block.index[:axis], positions, *block.index[axis + 1 :])
     extent = (*block.extent[:axis], stop - start, *block.extent[axis + 1 :])
     holders = block.holders
     if holders:
@@ -270,12 +270,12 @@ def _scatter(target: np.ndarray, index: Index, values: np.ndarray) -> None:
 
 def _slices(index: Index) -> tuple[slice, ...]:
     """Return the slices of an index, and the whole axis in place of each array."""
-    return tuple(where if isinstance(where, slice) else slice(None) for where in index)
+    return tuple(part if isinstance(part, slice) else slice(None) for part in index)
 
 
 def _arrays(index: Index) -> list[tuple[int, np.ndarray]]:
     """Return the axes of an index that have arrays of positions, with these."""
-    return [(axis, where) for axis, where in enumerate(index) if not isinstance(where, slice)]
+    return [(axis, part) for axis, part in enumerate(index) if not isinstance(part, slice)]
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
