@@ -85,7 +85,7 @@ def test_ranks_that_wait_for_a_disk_alone_say_so(comm, shared_tmp, monkeypatch, 
     training, _ = trained(some)
     saver = Saver(shared_tmp, training.run.checkpoint, some)
     monkeypatch.setitem(WRITERS, saver.writer, lambda *_: hung.wait())
-    monkeypatch.setattr("istmpi.checkpoint.saver.named_at_last", lambda *_: None)
+    monkeypatch.setattr("istmpi.checkpoint.saver.name_at_last", lambda *_: None)
     roll_call, limit = watched(some, shared_tmp, said)
     threading.Timer(3 * limit, hung.set).start()
     (saver.save if where == "background" else saver.save_now)(*training.state())
