@@ -1,5 +1,5 @@
 """The descriptions of all training methods. A new method needs a description here, and a class in
-this package."""
+`istmpi.methods`."""
 
 from fractions import Fraction
 
@@ -152,9 +152,8 @@ _ALL = (
         replicated=True,
         own_state=True,
         always_carries=True,
-        copies=lambda run, ranks, slots: (
-            2 + slots
-        ),  # a round's start; all ranks' values of the owned rows
+        # A round's start; all ranks' values of the owned rows.
+        copies=lambda run, ranks, slots: 2 + slots,
     ),
     # Dean et al. 2012.
     MethodSpec(
