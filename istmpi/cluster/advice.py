@@ -12,7 +12,7 @@ from istmpi.cluster.time import COMPUTING, epoch_seconds, link_rate, round_time
 from istmpi.config.methods import METHODS
 from istmpi.cost.rivals import find_method
 from istmpi.cost.run_cost import Cost
-from istmpi.units import in_seconds, number
+from istmpi.units import counted, in_seconds, number
 
 LOCAL_STEPS = (1, 2, 5, 10, 20, 40, 60, 100)
 LEAST_LOCAL_STEPS = {"streaming-diloco": 100, "sparse-loco": 30}
@@ -102,10 +102,9 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
             "redealt was 2 to 7 points ahead. Alone, a rank with twice the units was as good. "
             "See docs/results.md, Few units a rank.",
         ]
-    steps = "step" if chosen.local_steps == 1 else "steps"
     first = (
-        f"Run {chosen.method} on {chosen.ranks} ranks with {chosen.local_steps} local {steps}: "
-        f"an epoch in {in_seconds(chosen.seconds)}, "
+        f"Run {chosen.method} on {chosen.ranks} ranks with "
+        f"{counted(chosen.local_steps, 'local step')}: an epoch in {in_seconds(chosen.seconds)}, "
         f"{speed_up(alone, chosen.seconds):.3g} times as fast as one process."
     )
     rows = _rows(scenario, chosen.ranks, chosen.local_steps, best)
