@@ -23,26 +23,20 @@ _AT_ONCE = 2**30
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
 
-def list_writers(communicator: Communicator) -> list[str]:
-    """Return the writers that work on all ranks, the best first. Collective."""
-    parallel = all(communicator.allgather(h5py.get_config().mpi))
-    if parallel:
-        return ["mpio", "direct"]
-    return ["direct"]
-
-
 def choose(choice: str, communicator: Communicator) -> str:
-    """Return ``choice``, or for ``auto`` the first writer of all ranks. ConfigError if a rank lacks
+    """Return ``choice``, or for ``auto`` the best writer of all ranks. ConfigError if a rank lacks
     it. Collective."""
-    writers = list_writers(communicator)
-    if choice == "mpio" and choice not in writers:
+    parallel = all(communicator.allgather(h5py.get_config().mpi))
+    if choice == "mpio" and not parallel:
         raise ConfigError(
             "checkpoint.writer = 'mpio' needs an h5py built with MPI (docs/install.md). "
             "Or use direct, which writes the same file."
         )
-    if choice == "auto":
-        return writers[0]
-    return choice
+    if choice != "auto":
+        return choice
+    if parallel:
+        return "mpio"
+    return "direct"
 
 
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
