@@ -137,9 +137,7 @@ def _load(leg: Leg, deal: ExpectedDeal, wire: str) -> Load:
 
 def _limit(nbytes: Number, limit: int) -> Number:
     """Return the smaller number. Larger messages pass a buffer of ``limit`` bytes in pieces."""
-    if nbytes > limit:
-        return limit
-    return nbytes
+    return min(nbytes, limit)
 
 
 def pull(held: Holdings) -> Load:
