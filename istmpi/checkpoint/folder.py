@@ -15,7 +15,7 @@ import numpy as np
 from istmpi.checkpoint.format import FORMAT, Header
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
 from istmpi.comm import Communicator
-from istmpi.config.methods import METHODS
+from istmpi.config.methods import runs_in_passes
 from istmpi.engine.slots import Slot
 from istmpi.errors import DataError, OutputError
 
@@ -222,8 +222,7 @@ def describe_file(path: Path, folder: Path) -> dict[str, Any] | None:
 def _describe_run(header: Header) -> dict[str, Any]:
     method = header.run.method
     local_steps: int | None = header.round * method.local_steps
-    # A file of a newer version may name a method that this version does not know.
-    if method.name in METHODS and METHODS[method.name].in_passes:
+    if runs_in_passes(method.name):
         local_steps = None
     return {
         "round": header.round,

@@ -7,7 +7,7 @@ from istmpi.config import legs
 from istmpi.config.spec import CARRY, KEEP, RESET, MethodSpec, count_gathered, count_reduced
 from istmpi.errors import ConfigError, did_you_mean
 
-__all__ = ["METHODS", "MethodSpec", "find_method_spec"]
+__all__ = ["METHODS", "MethodSpec", "find_method_spec", "runs_in_passes"]
 
 
 def _outer_copies(run, ranks, slots):
@@ -169,6 +169,12 @@ _ALL = (
 
 METHODS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 """The methods by their names in a run file."""
+
+
+def runs_in_passes(name: str) -> bool:
+    """Return True if a round of a method is passes over the data; False for an unknown name."""
+    # A file of a newer version, or a user, may name a method that this version does not know.
+    return name in METHODS and METHODS[name].in_passes
 
 
 def find_method_spec(name: str, where: str = "method.name =") -> MethodSpec:

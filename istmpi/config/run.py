@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import tomli_w
 
 from istmpi.config.learner import Method, Model, OwnModel
-from istmpi.config.methods import METHODS
+from istmpi.config.methods import runs_in_passes
 from istmpi.config.sections import Checkpoint, Comm, Evaluate, Optimizer, Output, Train
 from istmpi.config.trees import flatten, plain, separate_arguments
 from istmpi.data.callable.source import is_function, takes_rank
@@ -185,7 +185,7 @@ class Run:
             return Course.from_rounds(self.train.rounds)
         passes = Fraction(str(epochs))
         method = self.method
-        if method.name in METHODS and METHODS[method.name].in_passes:
+        if runs_in_passes(method.name):
             return Course.from_rounds(math.ceil(passes / method.epochs))
         in_a_round = method.local_steps * self.train.batch
         return Course.from_epochs(passes, in_a_round, most_examples)
@@ -242,7 +242,7 @@ class Run:
                 "'local-sgd:10%'."
             )
         for other in (first, name):
-            if other in METHODS and METHODS[other].in_passes:
+            if runs_in_passes(other):
                 raise ConfigError(
                     f"method.finish = {finish!r} does not go with {other}, whose rounds are "
                     "epochs. Leave it out, or use local-sgd."
