@@ -196,7 +196,8 @@ def test_splits_have_one_form(tmp_path, table):
     for split, text in (("train", "a,b,c\n5,6,1\n7,8,0\n"), ("test", "a,b,c\n5,6,1\n"), ("val", "a,b,c\n5,6,1\n")):
         table(text, f"data/{split}.csv")
     table("", "data/readme.md")
-    report = prepare("csv", tmp_path / "data", tmp_path / "out.h5")
+    report = prepare("csv", f"{tmp_path}/./data", tmp_path / "out.h5")
+    assert open_prepared(report.target).source == f"{tmp_path}/./data", "as it was given"
     assert report.counts == {"train": 2, "test": 1, "validation": 1}
     absent = "the test split has no example of 0"
     assert [note.text for note in report.left_out] == ["1 file not read: 1 .md; such as readme.md", absent]

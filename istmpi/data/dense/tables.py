@@ -112,7 +112,7 @@ def read(
     columns = first.x.shape[1]
     outputs = (first.label_name,) if task == REGRESSION and first.label_name else None
     dtype = np.dtype(np.float32)
-    return build_material(source, task, splits, names, dtype, columns, output_names=outputs)
+    return build_material(archive.source, task, splits, names, dtype, columns, output_names=outputs)
 
 
 def _note_form(table: Table, label: str | None, notes: Notes) -> None:
