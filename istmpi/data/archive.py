@@ -39,7 +39,6 @@ class Stream:
             self._file = cast(IO[bytes], gzip.GzipFile(fileobj=file))
 
     def read(self, count: int) -> bytes:
-        """Yield names and contents of files. Raises DataError for one above ``limit`` bytes."""
         with self._name_damage():
             return self._file.read(count)
 
@@ -102,6 +101,7 @@ class Archive:
             )
 
     def read(self, names: Collection[str], limit: int = MOST) -> Iterator[tuple[str, bytes]]:
+        """Yield names and contents of files. Raises DataError for one above ``limit`` bytes."""
         for name, file in self._files(names):
             with _name_damage(self.path):
                 # One byte more than allowed shows that a file is too large.
