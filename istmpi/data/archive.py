@@ -89,7 +89,7 @@ class Archive:
             raise DataError(f"{self.path} {what}. Give a folder, a .tar or .tar.gz, or a file.")
         self._content: _Folder | _Tar
         if self.path.is_file() and _is_tar(self.path):
-            self._content = _Tar(self.path, Path(scratch or tempfile.gettempdir()))
+            self._content = _Tar(self.path, scratch)
         else:
             self._content = _Folder(self.path)
         self.names = sorted(self._content.names)
@@ -203,7 +203,7 @@ class _Folder:
 class _Tar:
     """The members of a tar file, which are read in their order."""
 
-    def __init__(self, path: Path, scratch: Path):
+    def __init__(self, path: Path, scratch: str | os.PathLike | None):
         self._path = path
         self._scratch = scratch
         self.left_out: list[str] = []
@@ -216,11 +216,13 @@ class _Tar:
     def open(self, name: str) -> IO[bytes]:
         with closing(self.files([name])) as members, _name_damage(self._path):
             _, member = next(members)
+            # Python finds its own folder by writing there: only for a copy.
+            folder = Path(self._scratch or tempfile.gettempdir())
             with ExitStack() as stack:
-                copy = stack.enter_context(tempfile.TemporaryFile(dir=str(self._scratch)))
+                copy = stack.enter_context(tempfile.TemporaryFile(dir=str(folder)))
                 done = 0
                 while piece := member.read(MEGABYTE):
-                    store(copy.fileno(), piece, done, self._scratch)
+                    store(copy.fileno(), piece, done, folder)
                     done += len(piece)
                 # The caller closes the copy.
                 stack.pop_all()
