@@ -3,7 +3,7 @@ random."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,19 +12,16 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
-from istmpi.data.dataset import Dataset, Split, checksum_rows
+from istmpi.data.dataset import Dataset, Split, checksum_rows, draw_sample
 from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from istmpi.data.hdf5 import Opened, PreparedFile
+    from istmpi.data.hdf5 import Guard, Opened, PreparedFile
 
 WINDOW = 128
 SAMPLES = 1024
 SAMPLE_TOKENS = 4096
-
-
-Guard = Callable[[np.ndarray, int], None]
 
 
 @dataclass(eq=False)
@@ -90,9 +87,7 @@ class TextSplit(Split):
         count = len(self.tokens)
         starts = np.arange(0, count, SAMPLE_TOKENS)
         if count > SAMPLES * SAMPLE_TOKENS:
-            places = rng.bits(rng.key("fingerprint"), 0, SAMPLES)
-            places %= np.uint64(count - SAMPLE_TOKENS + 1)
-            starts = np.sort(places).astype(np.int64)
+            starts = draw_sample(count - SAMPLE_TOKENS + 1, SAMPLES)
 
         def read(part: np.ndarray) -> Iterator[np.ndarray]:
             for start in part:
