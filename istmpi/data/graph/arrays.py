@@ -225,10 +225,9 @@ def _are_compressed_rows(
     height, width = lengths.tolist()
     # Differences of unsigned numbers would wrap around.
     starts = offsets.astype(np.int64)
-    numbers = columns.astype(np.int64)
     if not (0 < height < 2**31 and 0 < width < 2**31 and len(starts) == height + 1):
         return False
     ascends = starts[0] == 0 and (np.diff(starts) >= 0).all()
     is_full = starts[-1] == len(columns) == len(values)
-    is_inside = numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < width
+    is_inside = columns.min(initial=0) >= 0 and columns.max(initial=0) < width
     return bool(ascends and is_full and is_inside)
