@@ -294,13 +294,10 @@ def read_class_folders(
         return [_read_path_with_split(archive, name, path) for name, path in paths.items()]
     examples = []
     for name, path in paths.items():
-        inner = [folder for folder in path if len(path) > 1 and recognise_split(folder)]
-        if inner:
+        # The only folder of a file is its class, whatever its name.
+        if len(path) > 1:
             exception = "" if splits else ", unless a list names its files"
-            raise DataError(
-                f"{archive.path}: {name} has a folder {inner[0]}/, but a split is "
-                f"{inner[0]}/CLASS/FILE{exception}. Move or rename it."
-            )
+            _refuse_splits(archive, name, path, exception)
         # Interned: a million files have a few class names.
         examples.append(Example(name, intern(path[0]), ""))
     if splits:
@@ -331,13 +328,20 @@ def _read_path_with_split(archive: Archive, name: str, path: list[str]) -> Examp
         raise DataError(
             f"{archive.path}: {name} is not in a class folder; it must be {outer}/CLASS/FILE."
         )
-    for folder in folders[1:]:
+    _refuse_splits(archive, name, folders[1:])
+    return Example(name, intern(folders[0]), split)
+
+
+def _refuse_splits(
+    archive: Archive, name: str, folders: Sequence[str], exception: str = ""
+) -> None:
+    """Raise DataError if one of the folders of a file is named like a split."""
+    for folder in folders:
         if recognise_split(folder):
             raise DataError(
                 f"{archive.path}: {name} has a folder {folder}/, but a split is "
-                f"{folder}/CLASS/FILE. Move or rename it."
+                f"{folder}/CLASS/FILE{exception}. Move or rename it."
             )
-    return Example(name, intern(folders[0]), split)
 
 
 def _require_no_splits(classes: Collection[str], archive: Archive) -> None:
