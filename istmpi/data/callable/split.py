@@ -148,11 +148,7 @@ class OwnSplit(Split):
                 f"{self.name}: its collate function fails for examples {some}: "
                 f"{short(error)}.{place}"
             )
-        # torch's own function names no example: find the first that does not fit the first.
-        fits = [self._can_collate(items[0], item) for item in items]
-        row = rows[0]
-        if False in fits:
-            row = rows[fits.index(False)]
+        row = self._find_misfit(rows, items)
         if row == rows[0]:
             return DataError(
                 f"{self.name} example {row} cannot be put into a batch: {short(error)}. Give "
@@ -163,12 +159,16 @@ class OwnSplit(Split):
             f"{short(error)}. Give all the same shape, or write a collate function."
         )
 
-    def _can_collate(self, *items: Any) -> bool:
-        try:
-            self.collate([*items])
-        except Exception:
-            return False
-        return True
+    def _find_misfit(self, rows: list[int], items: list[Any]) -> int:
+        """Return the row of the first item that cannot be collated with the first one; the first
+        row if all can."""
+        # torch's own function names no example.
+        for row, item in zip(rows, items):
+            try:
+                self.collate([items[0], item])
+            except Exception:
+                return row
+        return rows[0]
 
     def __len__(self) -> int:
         return self.count if self.chosen is None else len(self.chosen)
