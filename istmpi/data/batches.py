@@ -126,8 +126,10 @@ def place(
 def count_rows(
     placement: str, labels: Sized, streams: int, seed: int, alpha: float = 1.0
 ) -> set[int]:
-    """Return the numbers of rows from which ``streams`` draw; arguments and errors are those of
-    `place`."""
+    """Return the numbers of rows from which ``streams`` draw, with the arguments of `place`.
+
+    Raises its errors only for ``by-label``; with sharded placement a stream without rows counts 0.
+    """
     length = len(labels)
     if placement == "by-label":
         shards = _draw_shards_by_label(labels, streams, seed, alpha)
