@@ -48,7 +48,8 @@ class Operator:
     """True if a factor is the network's input, which needs no gradient."""
     calls: int = 1
     examples: int = 1
-    """1 if the product's size grows with the number of examples, otherwise 0."""
+    """The power of the number of examples with which the product's size grows: 2 if it multiplies
+    all examples with each other."""
     lookups: float = 0
     """The mean number of rows that an output adds up: embeddings of a bag, or neighbours of a
     node."""
@@ -83,9 +84,7 @@ class Operator:
         return self._times_examples(rows * columns, examples)
 
     def _times_examples(self, number: Number, examples: Number) -> Number:
-        if self.examples:
-            number = number * examples
-        return number * self.calls
+        return number * self.calls * product_of([examples] * self.examples)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Grouping(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Numbers that are looked up in two tables, one of which is multiplied by, too; a matrix of two factors."""
+    """Look-ups in two tables, of which one also multiplies; a matrix of two factors; examples times each other."""
 
     def __init__(self, features, outputs, embed=12, hidden=20, rank=3):
         super().__init__()
@@ -39,6 +39,7 @@ class Tokens(nn.Module):
         x = x.long().remainder(17)
         x = self.table(x).mean(1) * self.bag(x)
         x = torch.relu(self.inner(x)) @ (self.a @ self.b).T
+        x = torch.softmax(x @ x.T, -1) @ x
         return self.last(functional.linear(x, self.table.weight))
 
 
