@@ -24,6 +24,7 @@ from istmpi.inspection.orders import (
     grow_structures,
     positions_along,
 )
+from istmpi.network.joined import along
 from istmpi.network.running import run_examples
 from istmpi.network.scaling import identify_storage, tensors_in
 from istmpi.network.trials import FEW, Watching, alike, hooked, random_values, seeded, set_values
@@ -218,7 +219,7 @@ class Trial:
         values = dict(self._values)
         for name, place in reading:
             factors = torch.linspace(1, 2, values[name].shape[place]).double()
-            values[name] = _multiply_along(values[name], factors, place)
+            values[name] = values[name] * along(factors, place, values[name].ndim)
         return not alike(self._run(values), self._expected)
 
     def is_spanned(self, reading: Reading) -> bool:
@@ -234,7 +235,7 @@ class Trial:
             kept = torch.zeros(self._length((name, place)), dtype=torch.bool)
             kept[positions] = True
             values[name] = values[name].index_select(place, positions)
-            silent[name] = _multiply_along(silent[name], kept, place)
+            silent[name] = silent[name] * along(kept, place, silent[name].ndim)
         for name, parameter in narrow.named_parameters():
             if parameter.shape != values[name].shape:
                 return True
@@ -308,12 +309,6 @@ def permute_units(
             place, positions_along(order, len(units), units)
         )
     return permuted
-
-
-def _multiply_along(values: torch.Tensor, factors: torch.Tensor, axis: int) -> torch.Tensor:
-    shape = [1] * values.ndim
-    shape[axis] = -1
-    return values * factors.view(shape)
 
 
 def _never_on_an_axis_with(width: str, moving: Moving) -> list[str]:

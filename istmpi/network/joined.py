@@ -116,6 +116,4 @@ def multiply_along(x: Any, factor: Any, axis: int | None) -> Any:
     if axis is None:
         raise AssertionError("a factor for each position needs the axis")
     factor = factor.repeat(x.shape[axis] // len(factor)).to(x.device, x.dtype)
-    shape = [1] * x.ndim
-    shape[axis] = -1
-    return x * factor.view(shape)
+    return x * along(factor, axis, x.ndim)
