@@ -70,6 +70,7 @@ def test_data_parallel_weighs_ranks_by_their_targets(comm, network):
     [
         ("Means", 1000, "is not a mean over rows: two halves of a batch do not average to the whole batch."),
         ("Means", 1, "Means: loss is not a mean over rows"),
+        ("Means", 8, "Means: loss is not a mean over rows"),  # every fourth row counts for six
         ("Rows", 8, ""),
         ("Net", 8, ""),
         ("Pairs", 8, ""),

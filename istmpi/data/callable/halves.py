@@ -12,9 +12,9 @@ class _Indivisible(Exception):
     """Raised for a leaf without a row for each example."""
 
 
-def split_rows(outputs: Any, batch: Batch) -> list[tuple[Any, Batch]]:
-    """Return (outputs, batch) of the first and of the second half of the rows; [] if there are no
-    such halves.
+def split_rows(outputs: Any, batch: Batch) -> list[list[tuple[Any, Batch]]]:
+    """Return (outputs, batch) of two halves of the rows, for each of two ways to halve them; [] if
+    there are no such halves.
 
     Each tensor, and each list of texts or numbers, must have a row for each example.
     """
@@ -23,15 +23,28 @@ def split_rows(outputs: Any, batch: Batch) -> list[tuple[Any, Batch]]:
     rows = batch.examples
     if rows < 2:
         return []
-    halves = []
+    # If the rows repeat a pattern, its first and its second half may count the same.
+    first_and_last = (slice(0, rows // 2), slice(rows // 2, rows))
+    even_and_odd = (slice(0, rows, 2), slice(1, rows, 2))
     try:
-        for part in (slice(0, rows // 2), slice(rows // 2, rows)):
-            targets = _take_rows(batch.targets, part, rows)
-            half = Batch((), targets, part.stop - part.start)
-            halves.append((_take_rows(outputs, part, rows), half))
+        return [
+            _take_parts(outputs, batch, first_and_last),
+            _take_parts(outputs, batch, even_and_odd),
+        ]
     except _Indivisible:
         return []
-    return halves
+
+
+def _take_parts(outputs: Any, batch: Batch, parts: tuple[slice, slice]) -> list[tuple[Any, Batch]]:
+    """Return (outputs, batch) of each part of the rows. Raises _Indivisible if a leaf has another
+    number of rows."""
+    rows = batch.examples
+    taken = []
+    for part in parts:
+        targets = _take_rows(batch.targets, part, rows)
+        examples = len(range(*part.indices(rows)))
+        taken.append((_take_rows(outputs, part, rows), Batch((), targets, examples)))
+    return taken
 
 
 def join_rows(first: tuple[Any, Batch], second: tuple[Any, Batch]) -> tuple[Any, Batch] | None:

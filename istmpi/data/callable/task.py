@@ -231,8 +231,8 @@ def averages_halves(count: Amounts, outputs: Any, batch: Batch) -> bool:
     The result is True if the batch cannot be halved, if numbers have 16 bits, or if the function
     fails on a half or draws random numbers.
     """
-    halves = split_rows(outputs, batch)
-    if not halves or any(
+    ways = split_rows(outputs, batch)
+    if not ways or any(
         x.is_floating_point() and x.element_size() < 4 for x in list_tensors(outputs)
     ):
         return True
@@ -240,15 +240,24 @@ def averages_halves(count: Amounts, outputs: Any, batch: Batch) -> bool:
         whole = count(outputs, batch)
         # A function that draws random numbers differs from itself, and is not judged.
         again = count(outputs, batch)
-        parts = [count(half_outputs, half) for half_outputs, half in halves]
+        judged = {}
         for name, amount in whole.items():
-            totals = [part[name].total for part in parts]
-            # Sums in another order differ by rounding in float32.
-            near = 1e-4 * sum(map(abs, totals)) + 1e-6
-            repeats = amount.total == again[name].total
-            if amount.is_mean and repeats and abs(sum(totals) - amount.total) > near:
+            if amount.is_mean and amount.total == again[name].total:
+                judged[name] = amount.total
+        for halves in ways:
+            parts = [count(half_outputs, half) for half_outputs, half in halves]
+            if not all(
+                _add_up(total, [part[name].total for part in parts])
+                for name, total in judged.items()
+            ):
                 return False
     return True
+
+
+def _add_up(total: float, parts: list[float]) -> bool:
+    # Sums in another order differ by rounding in float32.
+    near = 1e-4 * sum(map(abs, parts)) + 1e-6
+    return abs(sum(parts) - total) <= near
 
 
 class _Integers:
