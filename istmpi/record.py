@@ -167,6 +167,8 @@ class RunFolder:
         try:
             summary = Fields.read(path, path, again)
             last = summary.value("last")
+            if "ended" in summary:  # summaries of earlier versions lack it
+                summary.text("ended")
         except DataError as error:
             note(str(error))
             return False

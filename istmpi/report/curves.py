@@ -168,7 +168,7 @@ def _read_folder(folder: Path) -> Curve:
     records = [record for record in (summary, *lines[-1:], failure) if record]
     return Curve(
         method=run.method.name,
-        points=_points([(line, line.score(key)) for line in scored], str(folder)),
+        points=_points([(line, line.score(key)) for line in scored], str(folder / METRICS)),
         seed=run.train.seed,
         ranks=next((record.whole("ranks", 1) for record in records if "ranks" in record), None),
         score_name=next(

@@ -153,7 +153,9 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_pa
     before = [file.read_bytes() for file in files]
     assert not (folder.path / SUMMARY).exists()
     others = '{"last": {"round": 4, "loss": 0.5}}'
-    for ranks, damage, told in (1, '{"ended": "all', "cannot be read"), (2, None, ""), (1, others, "is not of round 4"):
+    no_end = '{"last": {}, "ended": null}'
+    kinds = [(1, '{"ended": "all', " cannot be read"), (2, None, ""), (1, others, " is not of round 4")]
+    for ranks, damage, told in [*kinds, (1, no_end, ": ended is None; it must be text")]:
         if damage:
             (folder.path / SUMMARY).write_text(damage)
         ear, left = Listening(), folder.path / f".progress.png.{ranks}-0a.tmp"
@@ -161,7 +163,7 @@ def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_pa
         simulate_training(run, ranks, Faults(), ear, "auto").require()
         assert not left.exists()
         assert any("nothing left to train" in said for said in ear.said) == (not damage)
-        assert any(f"summary.json {told}" in said for said in ear.said) == bool(damage)
+        assert any(f"summary.json{told}" in said for said in ear.said) == bool(damage)
         assert [file.read_bytes() for file in files] == before
     last, summary = folder.metrics()[-1], json.loads((folder.path / SUMMARY).read_text())["last"]
     assert summary["score"]["score"] == pytest.approx(last["score"]) and summary["round"] == last["round"] == 4
