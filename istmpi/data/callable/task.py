@@ -246,15 +246,13 @@ def averages_halves(count: Amounts, outputs: Any, batch: Batch) -> bool:
                 judged[name] = amount.total
         for halves in ways:
             parts = [count(half_outputs, half) for half_outputs, half in halves]
-            if not all(
-                _add_up(total, [part[name].total for part in parts])
-                for name, total in judged.items()
-            ):
-                return False
+            for name, total in judged.items():
+                if not _add_up([part[name].total for part in parts], total):
+                    return False
     return True
 
 
-def _add_up(total: float, parts: list[float]) -> bool:
+def _add_up(parts: list[float], total: float) -> bool:
     # Sums in another order differ by rounding in float32.
     near = 1e-4 * sum(map(abs, parts)) + 1e-6
     return abs(sum(parts) - total) <= near
