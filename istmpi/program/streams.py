@@ -303,9 +303,10 @@ class Streams:
 
         Keep the newest ``kept + 1`` files.
         """
-        states = [stream.state for stream in self._streams.values()]
         if dropped:
             states = self._begun
+        else:
+            states = [stream.state for stream in self._streams.values()]
         if all(state is None for state in states):
             return
         folder.mkdir(parents=True, exist_ok=True)
