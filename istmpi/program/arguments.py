@@ -248,12 +248,12 @@ def require_count(examples: Any) -> None:
 
 def require_same(calls: Sequence[object]) -> None:
     """Raise ConfigError if ranks are in different calls of the job. ``calls``: each rank's."""
-    for rank, call in enumerate(calls):
-        if call != calls[0]:
-            # A rank may be in another collective call of istmpi, with other values.
-            names = [name if type(name) is str else "another" for name in (calls[0], call)]
+    # A rank may be in another collective call of istmpi, with a value of its own.
+    names = [call if type(call) is str else "another" for call in calls]
+    for rank, name in enumerate(names):
+        if name != names[0]:
             raise ConfigError(
-                f"rank 0 called {names[0]} while rank {rank} called {names[1]}. Every rank must "
+                f"rank 0 called {names[0]} while rank {rank} called {name}. Every rank must "
                 "make the same job calls in the same order: move them out of `if rank == 0`."
             )
 

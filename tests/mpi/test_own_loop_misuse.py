@@ -200,6 +200,8 @@ def test_a_call_of_some_ranks_alone_is_refused(comm, shared_tmp, every):
 
     with pytest.raises(ConfigError, match="rank 0 called state_dict while rank 1 called round 2. Every rank must"):
         run(comm, shared_tmp / "run", body, checkpoint_every=every)
+    with pytest.raises(ConfigError, match="rank 0 called another while rank 2 called end"):
+        istmpi.program.arguments.require_same([(0.5,), (0.7,), "end"])
 
 
 def test_errors_name_arguments_of_python(comm, shared_tmp):
