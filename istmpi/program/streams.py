@@ -100,12 +100,13 @@ class DrawnStream(Stream):
     batches.
     """
 
+    loader: DataLoader[Any]
+
     def __init__(
         self, loader: DataLoader[Any], seed: int, rank: int, ranks: int, local: bool = False
     ):
         """``local``: True if this rank draws from all examples of its own data set."""
         super().__init__(loader)
-        self._drawn_from = loader
         self._split = Collated.from_loader(loader)
         if not len(self._split):
             raise DataError("the loader's data set is empty; it needs at least one example.")
@@ -119,7 +120,7 @@ class DrawnStream(Stream):
     def fingerprint(self) -> tuple[int, int] | None:
         checksum = self._split.labels_checksum
         # Random examples differ when they are read again.
-        if checksum != Collated.from_loader(self._drawn_from).labels_checksum:
+        if checksum != Collated.from_loader(self.loader).labels_checksum:
             checksum = 0
         return len(self._split), checksum
 
