@@ -225,23 +225,14 @@ def test_errors_name_arguments_of_python(comm, shared_tmp):
         ({"groups": {"nothing.*": {}}, "optimizer": rmsprop}, "no parameter's name matches 'nothing"),
         ({"groups": {"*.bias": {}}}, "groups and schedule go with an optimizer that is a function"),
         ({"optimizer": lambda parameters: None}, "optimizer is NoneType, not a torch.optim.Optimizer"),
-        (
-            {"optimizer": lambda _: rmsprop([torch.zeros(1)])},
-            "the optimizer does not have the parameters it was given",
-        ),
-        (
-            {"optimizer": rmsprop, "momentum": 0.9},
-            "momentum goes with an optimizer by name. Set it in the function",
-        ),
+        ({"optimizer": lambda _: rmsprop([torch.zeros(1)])}, "the optimizer does not have the parameters it was given"),
+        ({"optimizer": rmsprop, "momentum": 0.9}, "momentum goes with an optimizer by name. Set it in the function"),
         (
             {"optimizer": rmsprop, "groups": {"*.bias": {"weight_deca": 0.0}}},
             "has weight_deca; did you mean weight_decay",
         ),
         ({"optimizer": rmsprop, "schedule": "cosin"}, "schedule is 'cosin'; it must be a function"),
-        (
-            {"optimizer": rmsprop, "groups": ["*.bias"]},
-            "groups is a list; it must be a dict of patterns and options",
-        ),
+        ({"optimizer": rmsprop, "groups": ["*.bias"]}, "groups is a list; it must be a dict of patterns and options"),
         ({"optimizer": rmsprop, "groups": {"*.bias": 5}}, "must be a pattern of names and a dict of options"),
         ({"optimizer": rmsprop, "groups": {"*.bias": {"lr": -1.0}}}, "has lr = -1.0; it must be at least 0"),
         ({"optimizer": rmsprop, "groups": {"*.bias": {"lr": "x"}}}, "has lr = 'x'; it must be at least 0"),
@@ -250,10 +241,7 @@ def test_errors_name_arguments_of_python(comm, shared_tmp):
         ({"optimizer": rmsprop([torch.zeros(1)])}, "optimizer is an instance of RMSprop; it must be a function"),
         ({"network": networks.TwoTowers(5)}, "the network is an instance of TwoTowers. Give the class"),
         ({"optimizer": torch.optim.LBFGS}, "optimizer cannot step with gradients alone"),
-        (
-            {"optimizer": torch.optim.NAdam, "optimizer_state": "carry"},
-            "cannot be kept between rounds: mu_product",
-        ),
+        ({"optimizer": torch.optim.NAdam, "optimizer_state": "carry"}, "cannot be kept between rounds: mu_product"),
         ({"scale": "fitted"}, "needs a run's loss"),
         ({"method": "codistillation"}, "codistillation"),
     ],
