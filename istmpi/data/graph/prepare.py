@@ -96,15 +96,12 @@ def connect(
         )
     loops = ends[0] == ends[1]
     sources, targets = ends[:, ~loops]
+    # One number for each edge. Sorted, they are lists of neighbours, node after node.
+    keys = np.unique(targets * count + sources)
     # An undirected edge may be listed once or in both directions; neither is a repeated edge.
-    once = len(np.unique(sources * count + targets))
-    repeated = len(sources) - once
-    # One number for each edge, in the order of targets and then of sources.
-    keys = targets * count + sources
+    repeated = len(sources) - len(keys)
     if not directed:
-        keys = np.concatenate([keys, sources * count + targets])
-    # Sorted keys are lists of neighbours, node after node, without repeats.
-    keys = np.unique(keys)
+        keys = np.union1d(keys, sources * count + targets)
     if not len(keys):
         raise DataError(f"{name} has no edges between two nodes. Give a graph with some.")
     offsets = np.searchsorted(keys, np.arange(count + 1) * count)
