@@ -34,11 +34,16 @@ Amounts = Callable[[Any, Batch], dict[str, Amount]]
 class Found(NamedTuple):
     """A function of a user's, or a default one."""
 
-    subject: str
-    """The function's name for messages."""
+    place: str
+    """The class or file that has it, for messages."""
+    name: str
     call: Function
     holder: Any
     """The class or module that has the function."""
+
+    @property
+    def subject(self) -> str:
+        return f"{self.place}: {self.name}"
 
 
 LEFT_OUT = -100
@@ -99,7 +104,7 @@ def find_functions(holders: Mapping[str, Any]) -> dict[str, Found]:
                 f"{place}: {name} must take exactly (outputs, batch); in a class make it a "
                 "@staticmethod."
             ) from error
-        functions[name] = Found(f"{place}: {name}", function, holder)
+        functions[name] = Found(place, name, function, holder)
     return functions
 
 
@@ -111,13 +116,13 @@ def make_task(functions: Mapping[str, Found], target: Any, source: str) -> type[
     place = source
     holder = None
     if score:
-        place = score.subject.removesuffix(": score")
+        place = score.place
         holder = score.holder
     if loss is None:
         kind = name_kind(target)
         default = _make_defaults(kind, target, source)
-        loss = Found(f"{source}: the loss of {kind} targets", default.loss, default)
-        score = score or Found(f"{source}: the score of {kind} targets", default.score, default)
+        loss = Found(source, f"the loss of {kind} targets", default.loss, default)
+        score = score or Found(source, f"the score of {kind} targets", default.score, default)
         holder = holder or default
     name, higher = _read_score_facts(holder, place, has_score=score is not None)
     losses = _count_amounts(loss.subject, loss.call)
