@@ -108,3 +108,10 @@ def kind_of(path: Path) -> str:
         return "a link to nothing"
     kinds = {"a folder": path.is_dir, "a pipe": path.is_fifo, "a socket": path.is_socket}
     return next((kind for kind, is_one in kinds.items() if is_one()), "a device")
+
+
+def describe_path(path: Path) -> str:
+    """Return "does not exist", or "is" and the kind of a path that is not a regular file."""
+    if not path.exists():
+        return "does not exist"
+    return f"is {kind_of(path)}"

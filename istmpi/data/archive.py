@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from tarfile import HeaderError, ReadError, TarFile
 from typing import IO, cast
 
-from istmpi.errors import DataError, kind_of
+from istmpi.errors import DataError, describe_path
 from istmpi.files import writing
 from istmpi.foreign import MEGABYTE, printable, reading
 from istmpi.units import counted
@@ -83,10 +83,10 @@ class Archive:
         self.path = Path(path)
         self.source = str(path)
         if not (self.path.is_file() or self.path.is_dir()):
-            what = "does not exist"
-            if self.path.exists():
-                what = f"is {kind_of(self.path)}"
-            raise DataError(f"{self.path} {what}. Give a folder, a .tar or .tar.gz, or a file.")
+            raise DataError(
+                f"{self.path} {describe_path(self.path)}. Give a folder, a .tar or .tar.gz, or a "
+                "file."
+            )
         self._content: _Folder | _Tar
         if self.path.is_file() and _is_tar(self.path):
             self._content = _Tar(self.path, scratch)

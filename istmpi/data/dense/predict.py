@@ -19,7 +19,7 @@ from istmpi.data.dense.tables import read_table
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.sources import open_dataset
 from istmpi.data.writer import SUFFIXES
-from istmpi.errors import DataError, kind_of
+from istmpi.errors import DataError, describe_path
 from istmpi.foreign import Fields
 
 ARRAYS = (".npz", ".npy")
@@ -61,10 +61,7 @@ def _open_blocks(
         data = open_dataset(source, test=request.test)
         return _read_dataset(data, source, request), set()
     if not (path.is_file() or path.is_dir()):
-        what = "does not exist"
-        if path.exists():
-            what = f"is {kind_of(path)}"
-        raise DataError(f"{path} {what}. Give a file or a folder to predict.")
+        raise DataError(f"{path} {describe_path(path)}. Give a file or a folder to predict.")
     name = path.name.lower()
     trained_on = KINDS.get(kind, OTHER)
     if name.endswith(SUFFIXES):
