@@ -7,6 +7,7 @@ from batches import plain
 from small import assert_near, assert_same_bits, small_run, trained, whole
 from torch.nn import functional
 
+from istmpi.comm import mpi
 from istmpi.cost import round_bytes
 from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
@@ -101,6 +102,21 @@ def test_what_leaves_does_so_early_and_what_stays_keeps_all_its_steps(comm, dela
     if comm.size > 1 and redeal:
         name = "hidden2.linear.weight"
         assert abs(other[name] - expected[name]).max() > 1e-6, "a delay that makes no difference is no test"
+
+
+STREAMING = {"method__name": "streaming-diloco", "method__fragments": 2, "method__local_steps": 8}
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("settings", [MOMENTUM | {"method__redeal": 0.4}, {"method__wire": "int8"}, STREAMING], ids=str)
+def test_without_threads_every_bit_is_the_same(comm, monkeypatch, settings):
+    """Where no thread may call MPI, all that leaves early travels at the end of the round."""
+    settings = {"method__local_steps": 4, "method__delay": 2, "model__dtype": "float32", **settings}
+    expected, progress = trained(comm, **settings)
+    monkeypatch.setattr(mpi, "threads_may_call", lambda: False)
+    alone, its = trained(comm, **settings)
+    assert_same_bits(whole(alone), whole(expected))
+    assert [(one.loss, one.bytes) for one in its] == [(one.loss, one.bytes) for one in progress]
 
 
 @pytest.mark.ranks(only=[3])

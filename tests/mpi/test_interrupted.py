@@ -111,20 +111,25 @@ def cases():
 CASES = dict(cases())
 
 
+TWO_HALVES = {"method__finish", "train__resolution"}
+STOPS = ((1, 1), (2, 2), (3, 1))
+"""Rounds and local steps. The last one is of runs of two halves, where the second half has been saved once."""
+
+
 def allow_rounds(settings):
     """How many rounds more may be done when a run ends that was stopped inside one."""
     last = settings.get("method__finish", settings.get("method__name", "ist")).partition(":")[0]
     if last in ("data-parallel", "streaming-diloco"):
         return (0, 1)  # ranks that ask each other inside a round leave it together, perhaps at its end
     if settings.get("method__delay"):  # what has left before the end must arrive
-        return (0, 1) if settings.keys() & {"method__finish", "train__resolution"} else (1,)
+        return (0, 1) if settings.keys() & TWO_HALVES else (1,)
     return (0,)
 
 
 @pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("number, case", [*enumerate(CASES)], ids=CASES)
 def test_a_run_that_is_saved_and_stopped_again_and_again_goes_on_bit_for_bit(comm, shared_tmp, number, case):
-    """Stopped in two rounds, by one rank or by every rank elsewhere; what was resumed is saved before it goes on."""
+    """Stopped in some rounds, by one rank or by every rank elsewhere; what was resumed is saved before it goes on."""
     settings = CASES[case]
     run = run_of(settings, comm.size, shared_tmp) if comm.rank == 0 else None
     run = comm.broadcast_from_root(run)
@@ -136,7 +141,7 @@ def test_a_run_that_is_saved_and_stopped_again_and_again_goes_on_bit_for_bit(com
     seen = [next(rounds)]
     save(training, path)
     rounds.close()
-    for round, step in ((1, 1), (2, 2)):
+    for round, step in STOPS if settings.keys() & TWO_HALVES else STOPS[:2]:
         first = Training(run, comm)
         first.resume(path)
         assert (first.position, first.size.side) == (training.position, training.size.side)

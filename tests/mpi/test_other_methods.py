@@ -142,6 +142,11 @@ def test_diloco_is_what_its_authors_wrote(comm, rate, momentum):
         outer.step()
     everyone[0].weights = common.detach()
     assert_near(whole(training), everyone[0].named(), 1e-12)
+    if not momentum:
+        local, progress = trained(comm, method__name="local-sgd")
+        same, its = trained(comm, method__name="diloco", method__outer_lr=rate, method__outer_momentum=momentum)
+        assert_same_bits(whole(same), whole(local))
+        assert [one.bytes for one in its] == [one.bytes for one in progress]
 
 
 # ---- codistillation

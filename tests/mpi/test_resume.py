@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from own_runs import DEEP, own_trained
 from resuming import resumed, save, stop_at
 from small import assert_same_bits, small_run, trained, whole
 
@@ -156,3 +157,10 @@ def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
     path = save(training, shared_tmp / "done.h5")
     assert resumed(comm, path, train__max_minutes=1e-9)[1] == []
     assert [one.round for one in resumed(comm, path, train__max_minutes=0.0)[1]] == [2, 3, 4]
+
+
+@pytest.mark.ranks(only=[3])
+def test_of_blocks_only_what_several_ranks_hold_is_saved_as_their_own(comm, shared_tmp):
+    half, _ = own_trained(comm, **DEEP | {"method__share_every": 3, "train__rounds": 2})
+    with open_checkpoint(save(half, shared_tmp / "half.h5")) as checkpoint:
+        assert checkpoint.own and not any("sections.1.1" in name for name in checkpoint.own)

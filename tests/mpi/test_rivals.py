@@ -93,6 +93,13 @@ def test_streaming_diloco_is_what_its_authors_wrote(comm, state):
     assert_near(whole(training), common, 1e-6)
     assert_near(training.method.subnet.tensors, everyone[comm.rank].named(), 1e-6)
     assert ranks == 1 or not np.allclose(everyone[0].named()["labels.linear.bias"], common["labels.linear.bias"], 1e-4)
+    assert_alike(comm, training.method._common)
+
+
+def assert_alike(comm, tensors):
+    """All ranks have the same bits."""
+    bits = comm.allgather({name: values.numpy().tobytes() for name, values in tensors.items()})
+    assert all(theirs == bits[0] for theirs in bits)
 
 
 def mean_of(apart):
@@ -142,6 +149,7 @@ def test_sparse_loco_is_what_its_authors_wrote(comm, outer):
                 one.named()[name][...] = common[name]
     found = whole(training)
     assert_near(found, common)
+    assert_alike(comm, {name: training.method.subnet.tensors[name] for name in common})
     own = training.method.of_this_rank()
     for name, each in errors[comm.rank].items():
         np.testing.assert_allclose(own[Slot(name, "error")].numpy().ravel(), each, rtol=0, atol=1e-10)

@@ -7,6 +7,7 @@ from small import assert_same_bits, on_root, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
+from istmpi.config import Run
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
@@ -54,6 +55,16 @@ def test_the_defaults_learn_targets_far_from_zero(comm, shared_tmp):
     other = small_run(**run, train__batch=64, method__local_steps=20, model__dtype="float32", data__standardise=False)
     with pytest.raises(ConfigError, match="data.standardise"):
         Training(other, comm).resume(shared_tmp / "network.h5")
+
+
+def test_the_default_run_learns_what_is_like_diabetes(comm, shared_tmp):
+    """Not a round diverges, wide as the layers are and large as the learning rate is for a squared error."""
+    source = shared(comm, shared_tmp)
+    run = Run.load("digits").override({"data.source": source, "train.rounds": 8, "evaluate.every": 8})
+    progress = list(Training(run, comm).rounds())
+    data = open_dataset(source)
+    nothing_learnt = np.abs(data.test.labels() - data.train.labels().mean()).mean()
+    assert max(one.loss for one in progress) < 1.5 and progress[-1].score.score < nothing_learnt
 
 
 def test_targets_that_are_standardised_beforehand_give_the_same_network(comm, shared_tmp):

@@ -118,7 +118,7 @@ DATA = {
     "classes_one": (both(lambda i: (X[i], 0), classes=["no"]), "has one class, no. A network needs at least two"),
     "classes_differ": (
         with_test(lambda i: (X[i], 0), classes=("yes",)),
-        "than train (the first that differ: no and yes)",
+        "test has other classes than train (the first that differ: no and yes)",
     ),
     # ---- splits that do not fit together
     "four_splits": (lambda: (Examples(),) * 4, "it returns a tuple of 4 (Examples, Examples, Examples, Examples)"),
@@ -131,7 +131,10 @@ DATA = {
     "test_bytes": (with_test(lambda i: (X[i].byte(), 0)), "test has examples of uint8, and the first training"),
     "test_dicts": (with_test(lambda i: ({"x": X[i]}, 0)), "test has examples of dict, and the first training"),
     "test_fractions": (with_test(lambda i: (X[i], 0.7)), "test has targets of float, and the first training examples"),
-    "test_whole_numbers": (lambda: (Examples(lambda i: (X[i], 0.5)), Examples()), "test has targets of integer"),
+    "test_whole_numbers": (
+        lambda: (Examples(lambda i: (X[i], 0.5)), Examples()),
+        "test has targets of integer, and the first training examples have targets of float",
+    ),
     "test_transposed": (
         lambda: (Examples(lambda i: (X[i], X[i].reshape(2, 3))), Examples(lambda i: (X[i], X[i].reshape(3, 2)))),
         "targets have the shape (3, 2), and those of the first training examples (2, 3)",

@@ -25,6 +25,15 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(checkpoi
     assert len(kinds) > (25 if copies > 40 else 15)
 
 
+def test_a_truncated_file_is_refused_at_any_length(checkpoints, tmp_path):
+    content, path = (checkpoints / "batch.h5").read_bytes(), tmp_path / "short.h5"
+    for length in [*range(0, 200, 7), *range(200, len(content), 997), len(content) - 1]:
+        path.write_bytes(content[:length])
+        with pytest.raises(DataError) as refused:
+            contents(path)
+        assert str(refused.value).startswith((f"{path}: ", f"{path} is ")) and "\n" not in str(refused.value)
+
+
 @pytest.fixture
 def edited(checkpoints, tmp_path):
     """``edited(change)`` is the path of a copy of a checkpoint on which ``change(file)`` was done."""

@@ -153,7 +153,10 @@ def test_quantities_are_read_as_people_write_them(read, text, value):
         (["--plot", "f.gif"], "--plot f.gif: must end in .png, .svg, .pdf"),
         (["--plot", "nowhere/f.png"], "nowhere/f.png: cannot be written"),
         (["--model", "mpl"], "model.name = 'mpl' is not known; did you mean mlp?"),
-        (["--layers", "9-40-9", "--ranks", "64", "--compare", "ist"], "ist allows at most 40 ranks: hidden1 has 40"),
+        (
+            ["--layers", "9-40-9", "--ranks", "64", "--compare", "ist"],
+            "ist allows at most 40 ranks: hidden1 has 40 units. Give",
+        ),
         (["nothing"], "run nothing is neither a file nor a built-in run"),
     ],
 )

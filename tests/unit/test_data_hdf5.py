@@ -275,3 +275,11 @@ def test_a_dataset_in_chunks_is_refused_before_it_is_read(file, name):
     damage(file, replace)
     with pytest.raises(DataError, match=f"has {name}, which is not stored contiguously"):
         open_prepared(file)
+
+
+def test_a_truncated_file_is_refused(file):
+    whole = file.read_bytes()
+    for keep in (0, 100, 1000, -1):
+        file.write_bytes(whole[:keep])
+        with pytest.raises(DataError, match=r"data\.h5 is (not an HDF5 file|truncated|damaged)"):
+            open_prepared(file)

@@ -54,7 +54,11 @@ def images(folder, *names):
         (["train/a/0.png", "train/dog/0.png", "valid/a/0.png", "validation/a/0.png"], {"train": 2, "test": 2}, ""),
         (["train/#.png*5", "dog/#.png*5"], {"train": 8, "test": 2}, ""),
         (["cat_valid/#.png*5", "dog_invalid/#.png*5"], {"train": 8, "test": 2}, ""),
-        (["cat/#.png*5", "dog/#.png*5", "0.png", "1.png"], {"train": 8, "test": 2}, "2 files not read: 2 .png; such"),
+        (
+            ["cat/#.png*5", "dog/#.png*5", "0.png", "1.png"],
+            {"train": 8, "test": 2},
+            "2 files not read: 2 .png; such as 0.png",
+        ),
     ],
 )
 def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, said):

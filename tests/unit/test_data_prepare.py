@@ -92,6 +92,7 @@ def test_progress_runs_to_the_end(tmp_path, kind, phase, count):
     calls, folder = [], MAKERS[kind](tmp_path / "input")
     for source in (folder, pack(folder, tmp_path / "input.tar.gz")):
         prepare(kind, source, tmp_path / "data.h5", force=True, progress=lambda *call: calls.append(call))
+        assert calls == sorted(calls), "it never goes back"
         assert (phase, count, count) in calls and calls[-1][0] == "writing" and calls[-1][1] == calls[-1][2]
         calls.clear()
 

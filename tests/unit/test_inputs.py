@@ -119,7 +119,11 @@ def test_an_unreadable_file_is_named_and_passed_over(tmp_path):
         (lambda path: (path / "x.csv").write_text("1,2,3,4,5\n"), "csv", "column of labels with --label"),
         (lambda path: (path / "x.csv").write_text("1,2,3,4\n1,2,3\n"), "csv", "line 2: 3 columns"),
         (lambda path: (path / "x.csv").write_text("1,2,3,4\n1,2,x,4\n"), "csv", "'x' is not a number"),
-        (lambda path: (path / "x.csv").write_text("1,2,3,4\n1,nan,3,4\n"), "csv", "input example 1 has nan as"),
+        (
+            lambda path: (path / "x.csv").write_text("1,2,3,4\n1,nan,3,4\n"),
+            "csv",
+            "input example 1 has nan as feature 1",
+        ),
         (lambda path: (path / "x.csv").write_text("a,b,c,d\n"), "csv", "no examples"),
         (lambda path: (path / "x.csv").write_text(""), "csv", "a row has 0 numbers"),
         (lambda path: np.save(path / "x.npy", np.zeros((2, 5))), "arrays", "has examples of 5 numbers; the network"),

@@ -79,7 +79,10 @@ def test_an_unknown_optimizer_is_refused_with_the_nearest():
         ("def __init__(self, parameters, lr): pass", "does not have the parameters it was given"),
         ("def __init__(self, parameters, lr): raise Own('x')", "mine.py:Mine cannot be created: Own: x"),
         ("def step(self): raise Own('x')", "mine.py:Mine cannot step with gradients alone: Own: x"),
-        ("def zero_grad(self, set_to_none=True): raise Own('x')", "mine.py:Mine: zero_grad fails: Own: x. It is"),
+        (
+            "def zero_grad(self, set_to_none=True): raise Own('x')",
+            "mine.py:Mine: zero_grad fails: Own: x. It is raised",
+        ),
     ],
 )
 def test_an_optimizer_of_ones_own_that_fails_is_named(tmp_path, body, problem):

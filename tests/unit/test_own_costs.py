@@ -119,7 +119,10 @@ def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, ex
     "words, message",
     [
         (["train", "--dry-run", "--model", f"{FILE}:Grouped"], "no width that can be dealt out (channels: exchanging"),
-        ([*DRY, "2", "--model", f"{FILE}:Steps", "--set", "model.hidden=18"], "hidden = 9: ValueError: 9 is odd"),
+        (
+            [*DRY, "2", "--model", f"{FILE}:Steps", "--set", "model.hidden=18"],
+            "its constructor fails with hidden = 9: ValueError: 9 is odd",
+        ),
         ([*DRY, "9", "--model", f"{FILE}:Steps"], "hidden has 8 units, but the run has 9"),
         (["train", "--dry-run", "--model", f"{EXAMPLE}:ConvNet", "--batch", "1"], "batch statistics need at least 2"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed"], "no width that can be dealt out (its constructor has no"),

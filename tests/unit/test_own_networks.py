@@ -27,10 +27,13 @@ IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
 EXPECTED = {
     ("Convolutional", IMAGE): {
         "first.weight": "channels1 3 3 3",
+        "first.bias": "channels1",
         "norm.weight": "channels1",
+        "norm.bias": "channels1",
         "second.weight": "channels2 channels1 3 3",
         "second.bias": "channels2",
         "dense.weight": "hidden (channels2 16)",
+        "dense.bias": "hidden",
         "last.weight": "10 hidden",
         "last.bias": "10",
     },
@@ -218,7 +221,10 @@ def test_the_command_tells_what_is_not_dealt_out_by_default(istmpi_command):
         ([f"{FILE}:Convolutional", "--shape", "3x2x2", "--outputs", "10"], "dense.weight has no elements (64 x 0)"),
         ([f"{FILE}:Joined", "--set", "model.hiden=3"], "unknown setting model.hiden; did you mean model.hidden?"),
         ([f"{FILE}:Joined", "--set", "model.hidden='x'"], "its constructor fails with hidden = 'x': TypeError"),
-        ([f"{FILE}:Joined", "--set", "model.hidden=[3]"], "found element of type list at pos 0. Its default: hidden"),
+        (
+            [f"{FILE}:Joined", "--set", "model.hidden=[3]"],
+            "found element of type list at pos 0. Its default: hidden = 8.",
+        ),
         ([f"{FILE}:Joined", "--set", "model.hidden=0"], "has no elements"),
         ([f"{FILE}:Joined", "--set", "model.outputs=3"], "model.outputs is the number of classes"),
         ([f"{FILE}:Joined", "--set", "train.rounds=3"], "only arguments of the network can be set here"),
@@ -241,7 +247,10 @@ def test_what_cannot_be_used_is_refused_in_one_line(istmpi_command, words, messa
     [
         ("constant", "the outputs do not show the order of its units in any parameter"),
         ("draws", "its forward gives other outputs for the same examples each time"),
-        ("seldom drops", "draws random numbers in evaluation, as functional.dropout does without"),
+        (
+            "seldom drops",
+            "draws random numbers in evaluation, as functional.dropout does without training=self.training",
+        ),
     ],
 )
 def test_a_network_of_which_nothing_can_be_dealt_out_is_explained(istmpi_command, what, problem, output):

@@ -194,7 +194,7 @@ def test_of_one_file_it_is_the_hash_of_that_file(folder):
     file = folder / "alone.py"
     file.write_text("from torch import nn\n\n\nclass Net(nn.Identity):\n    pass\n")
     assert source(file).hash == hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    assert source(file).libraries == {"torch": torch.__version__}
+    assert source(folder / "net.py").libraries == {"torch": torch.__version__}
     installed = user_network("torch.nn:Linear", (7,), 10, {"in_features": 7, "out_features": 10}).source
     assert installed.libraries == {"torch": torch.__version__} and len(installed.hash) == 16
 

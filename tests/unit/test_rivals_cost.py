@@ -115,7 +115,8 @@ def test_more_fragments_than_there_is_room_for_are_refused(fragments, steps, del
 
 def test_a_delay_that_cannot_be_is_refused_in_one_line():
     outer = {"method__delay": 2, "method__outer_momentum": 0.5}
-    with pytest.raises(ConfigError, match=r"^method.delay = 2 of ist does not go with an outer step .* Leave one out"):
+    message = r"^method.delay = 2 of ist does not go with an outer step .* Leave one out\.$"
+    with pytest.raises(ConfigError, match=message):
         cost(run(method__name="ist", **outer), NETWORK, 4)
     assert cost(run(method__name="fedavg", **outer), NETWORK, 4).loads
 

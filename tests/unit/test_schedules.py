@@ -95,9 +95,13 @@ def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said)
         (["--method", "fedavg", "--warm-up", "40"], "learning rate 0.05, warmed up over 40 of 720 local steps"),
         (
             ["--schedule", "step", "--set", "optimizer.milestones=[0.5,0.9]"],
-            "0.9 of the run (local steps 300, 540 of 600)",
+            "learning rate 0.05, times 0.1 after 0.5 and 0.9 of the run (local steps 300, 540 of 600)",
         ),
-        (["--schedule", "cosine", "--warm-up", "40"], "falling to 0 along a cosine over the last 560 local steps"),
+        (
+            ["--schedule", "cosine", "--warm-up", "40"],
+            "learning rate 0.05, warmed up over 40 of 600 local steps, "
+            "falling to 0 along a cosine over the last 560 local steps",
+        ),
     ],
 )
 def test_a_plan_tells_the_learning_rate(istmpi_command, options, said):
@@ -106,7 +110,7 @@ def test_a_plan_tells_the_learning_rate(istmpi_command, options, said):
     assert " ".join(out.split()).endswith(said)
     code, out, err = istmpi_command("train", "--dry-run", "--rounds", "60", *options, "--warm-up", "999")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert f"warm_up = 999 is more than the {720 if 'fedavg' in options else 600} local steps" in err
+    assert f"optimizer.warm_up = 999 is more than the {720 if 'fedavg' in options else 600} local steps" in err
 
 
 def leave(folder, *rates):

@@ -137,8 +137,16 @@ def test_other_delimiters_are_read_when_given(table):
         ("a,b,c\n", {}, "in.csv has no train ex"),
         ("a,b,c\n", {"task": "regression"}, "in.csv has no train ex"),
         ("a,b,c\n", {"task": "classification"}, "in.csv has no train ex"),
-        ("label,p0,p1\n1,3,0\n0,4,0\n1,5,0\n", {}, "one class, 0. The labels may be in the column label: --label"),
-        ("target,p0,p1\n1,3,0.5\n0,4,0.5\n1,5,0.5\n", {}, "equal. The labels may be in the column target"),
+        (
+            "label,p0,p1\n1,3,0\n0,4,0\n1,5,0\n",
+            {},
+            "in.csv has one class, 0. The labels may be in the column label: --label label.",
+        ),
+        (
+            "target,p0,p1\n1,3,0.5\n0,4,0.5\n1,5,0.5\n",
+            {},
+            "all labels are equal. The labels may be in the column target",
+        ),
         ("a,b\n1,01\n2,1\n3,001\n", {}, "has one class, 1. The labels 001, 01, 1 are one number. Write codes as"),
         ("a,b\n1,x\n2,x\n", {}, "in.csv has one class, x. A network needs at least two"),
         ("a,b\n1,cat\n2,dog\n3,NaN\n", {}, "example 2 has the name NaN, which programs write for a missing label"),

@@ -136,6 +136,14 @@ def test_what_cannot_be_built_is_refused_in_one_line(changed, said):
     assert "\n" not in str(refused.value)
 
 
+def test_it_is_as_large_as_its_formula_says():
+    """Embedding; four matrices of attention, three of SwiGLU and two norms a layer; a norm."""
+    with torch.device("meta"):
+        network = Transformer((WINDOW,), 1000, layers=6, embed=64, heads=(4,), head_dim=16, hidden=(160,))
+    expected = 1000 * 64 + 6 * (4 * 64 * 64 + 3 * 64 * 160 + 2 * 64) + 64
+    assert sum(parameter.numel() for parameter in network.parameters()) == expected
+
+
 def test_text_is_not_for_an_mlp_and_images_are_no_text():
     with pytest.raises(ConfigError, match="model.name = 'mlp' takes numbers, but these data are text"):
         architecture(WINDOW, WORDS, NEXT_TOKEN, Run().model)
