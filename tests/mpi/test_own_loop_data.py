@@ -17,7 +17,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.deploy import scoring
 from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError
-from istmpi.program.streams import open_stream
+from istmpi.program.streams import Streams, open_stream
 from istmpi.record import RunFolder
 from istmpi.tasks import higher_is_better
 
@@ -124,6 +124,16 @@ def test_a_loader_with_a_state_resumes_where_it_was(comm, shared_tmp, elsewhere)
                 round.step(square_loss(round.module, x))
         comm.barrier()
     assert seen == [*range(1, 10), *range(7, 13)]
+
+
+def test_a_dropped_round_asks_no_loader_for_its_state(comm, shared_tmp):
+    """The states to save are those from the round's beginning."""
+    streams, loader = Streams(comm, 5, print), Counting()
+    streams.find(loader).at(0)
+    streams.begin_round()
+    loader.state_dict = lambda: 1 / 0
+    streams.save(shared_tmp, 0, 1, dropped=True)
+    assert torch.load(shared_tmp / f"0-{comm.rank}.pt") == [{"next": 1}]
 
 
 def round_to(x):
