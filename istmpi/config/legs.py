@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from istmpi.engine.fragments import departures
+from istmpi.engine.route import FRAGMENT, GATHER, PULL, PUSH, Leg, Parameters, Route
+
 if TYPE_CHECKING:
     from istmpi.config.spec import MethodSpec, RunSettings
-    from istmpi.engine.route import Leg, Parameters, Route
 
 
 def through_owners(
     spec: MethodSpec, run: RunSettings, route: Route, parameters: Parameters, round: int
 ) -> Iterator[Leg]:
     """Yield the legs of whole networks from every rank to the owners, and back to every rank."""
-    from istmpi.engine.route import PULL, PUSH, Leg  # help must not wait for NumPy
-
     networks = route.deal(round)
     yield Leg(PUSH, parameters, source=networks, target=route.owners)
     yield Leg(PULL, parameters, source=route.owners, target=networks)
@@ -29,9 +29,6 @@ def fragments(
     spec: MethodSpec, run: RunSettings, route: Route, parameters: Parameters, round: int
 ) -> Iterator[Leg]:
     """Yield the mean of each fragment, which is under way while ranks take local steps."""
-    from istmpi.engine.fragments import departures  # help must not wait for NumPy
-    from istmpi.engine.route import FRAGMENT, Leg
-
     settings = run.method
     leaving = departures(parameters, settings.fragments, settings.local_steps, spec.delay(run))
     for fragment in leaving:
@@ -43,6 +40,4 @@ def gather(
     spec: MethodSpec, run: RunSettings, route: Route, parameters: Parameters, round: int
 ) -> Iterator[Leg]:
     """Yield the leg that gives every rank the networks of all other ranks."""
-    from istmpi.engine.route import GATHER, Leg  # help must not wait for NumPy
-
     yield Leg(GATHER, parameters)

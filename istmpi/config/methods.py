@@ -5,6 +5,7 @@ from fractions import Fraction
 
 from istmpi.config import legs
 from istmpi.config.spec import CARRY, KEEP, RESET, MethodSpec, count_gathered, count_reduced
+from istmpi.engine.partition import count_drawn
 from istmpi.errors import ConfigError, did_you_mean
 
 __all__ = ["METHODS", "MethodSpec", "find_method_spec", "runs_in_passes"]
@@ -16,8 +17,6 @@ def _outer_copies(run, ranks, slots):
 
 
 def _count_members(run, ranks):
-    from istmpi.engine.partition import count_drawn  # help must not wait for NumPy
-
     return count_drawn(ranks, run.method.fraction)
 
 

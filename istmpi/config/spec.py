@@ -11,6 +11,11 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from istmpi.engine.axes import count_bytes
+from istmpi.engine.layout import Owners, TrainingLayout
+from istmpi.engine.packed_sizes import Largest
+from istmpi.engine.partition import Partition
+from istmpi.engine.route import Leg, Parameters, Route
 from istmpi.engine.slots import VELOCITY
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.optim.optimizers import choose_optimizer
@@ -19,10 +24,6 @@ if TYPE_CHECKING:
     from istmpi.config.method_settings import MethodSettings
     from istmpi.config.sections import Optimizer, Train
     from istmpi.data.settings import Data
-    from istmpi.engine.layout import TrainingLayout
-    from istmpi.engine.packed_sizes import Largest
-    from istmpi.engine.partition import Partition
-    from istmpi.engine.route import Leg, Parameters, Route
     from istmpi.network.architecture import Architecture
 
 RESET = "reset"
@@ -217,8 +218,6 @@ class MethodSpec:
         # Owners have no values between two means, and none while weights are under way.
         if run.method.share_every > 1 or self.leaves_early(run, architecture, ranks):
             return True
-        from istmpi.engine.axes import count_bytes  # help must not wait for NumPy
-
         parameters = {name: architecture.parameters[name] for name in shared}
         tensors = 1 + len(self.moved_slots(run))
         return count_bytes(parameters, architecture.lengths) * tensors >= RING_BYTES
@@ -240,9 +239,6 @@ class MethodSpec:
     ) -> Route:
         """Return the route of the weights through a run's rounds; ``deal`` returns the layout of a
         round's training."""
-        from istmpi.engine.layout import Owners  # help must not wait for NumPy
-        from istmpi.engine.route import Route
-
         exchange = None
         if self.legs:
             exchange = partial(self.legs, self, run)
@@ -270,8 +266,6 @@ class MethodSpec:
 
     def _choose_largest(self, run: RunSettings) -> Largest | None:
         """Return how many of the largest changes ranks send; None if they send all."""
-        from istmpi.engine.packed_sizes import Largest  # help must not wait for NumPy
-
         if not self.sends_largest(run):
             return None
         return Largest(run.method.top, run.method.feedback)
@@ -286,8 +280,6 @@ class MethodSpec:
     ) -> Partition:
         """Return a round's deal, by default with the run's fixed shares. Raises ConfigError if it
         is impossible."""
-        from istmpi.engine.partition import Partition  # help must not wait for NumPy
-
         return Partition.draw(
             lengths=architecture.lengths,
             groups=self.groups(run, architecture),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.config.methods import METHODS, find_method_spec
 from istmpi.config.spec import KEEP, choose_groups
+from istmpi.engine.axes import narrow
 from istmpi.engine.fragments import departures
 from istmpi.errors import ConfigError
 from istmpi.optim import schedules
@@ -131,8 +132,6 @@ def _list_readers(setting: str) -> str:
 
 def require_subnets(network: Architecture, deal: Partition, members: Iterable[int]) -> None:
     """Raise ConfigError if the subnet of one of the ranks ``members`` cannot be used."""
-    from istmpi.engine.axes import narrow  # help must not wait for NumPy
-
     for rank in members:
         network.require_usable(narrow(network.lengths, network.parameters, deal.held(rank)))
 
