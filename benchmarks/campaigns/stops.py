@@ -200,6 +200,7 @@ def on_simulated_ranks(case: Case, chance: random.Random, stops: int) -> None:
 
 def under_mpirun(case: Case, chance: random.Random, stops: int) -> None:
     """Do the same with real processes and signals."""
+    early = 0.0 if case.own_loop else 1e-4  # the odds, at each look, of a signal before a round is done
     for name in ("peace", "run"):
         out = case.folder / name
         if case.own_loop:
@@ -211,12 +212,7 @@ def under_mpirun(case: Case, chance: random.Random, stops: int) -> None:
         for _ in range(stops if name == "run" else 0):
             job = Job(case.folder, case.ranks, command)
             ranks, before = job.ranks(), rounds_of(out)
-            wait_until(
-                lambda before=before, out=out: (
-                    rounds_of(out) > before or (not case.own_loop and chance.random() < 1e-4)
-                ),
-                job,
-            )
+            wait_until(lambda before=before, out=out: rounds_of(out) > before or chance.random() < early, job)
             time.sleep(chance.random() * 0.3)
             sent = chance.choice([signal.SIGTERM, signal.SIGUSR1])
             for rank in chance.choice([[chance.choice(ranks)], ranks] if ranks else [[]]):
