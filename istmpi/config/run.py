@@ -197,6 +197,8 @@ class Run:
         by default that of `train.rounds`. Raises ConfigError if `train.resolution` is unusable.
         """
         plan = self.train.resolution
+        # Without a course, the rounds of epochs are unknown, or those of other ranks.
+        rounds_are_planned = course is not None or self.train.epochs is None
         course = course or Course.from_rounds(self.train.rounds)
         rounds = course.planned
         if not plan:
@@ -211,7 +213,7 @@ class Run:
             raise ConfigError(f"{setting}: its sides must increase.")
         ends = [round(rounds * part) for part in accumulate(fractions)]
         for side, first, end in zip(sides, [0, *ends], ends):
-            if first == end:
+            if first == end and rounds_are_planned:
                 raise ConfigError(
                     f"{setting} leaves no round of {rounds} for side {side}. Train more rounds, or "
                     "leave the side out."

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from istmpi.config.sections import Optimizer, Train
     from istmpi.data.settings import Data
     from istmpi.network.architecture import Architecture
+    from istmpi.optim.course import Course
 
 RESET = "reset"
 """The value of method.optimizer_state with which a round's end deletes the state."""
@@ -53,7 +54,7 @@ class RunSettings(Protocol):
     @property
     def train(self) -> Train: ...
 
-    def last_rounds(self) -> set[int]: ...
+    def last_rounds(self, course: Course | None = None) -> set[int]: ...
 
 
 class HeldCounts(Protocol):
@@ -236,9 +237,10 @@ class MethodSpec:
         architecture: Architecture,
         ranks: int,
         deal: Callable[[int], TrainingLayout],
+        course: Course | None = None,
     ) -> Route:
         """Return the route of the weights through a run's rounds; ``deal`` returns the layout of a
-        round's training."""
+        round's training. ``course``: by default that of `train.rounds`."""
         exchange = None
         if self.legs:
             exchange = partial(self.legs, self, run)
@@ -251,7 +253,7 @@ class MethodSpec:
             every=self.share_every(run),
             local_steps=run.method.local_steps,
             early=self.leaves_early(run, architecture, ranks),
-            last=run.last_rounds(),
+            last=run.last_rounds(course),
             wire=self.wire(run),
             seed=run.train.seed,
             largest=self._choose_largest(run),

@@ -11,6 +11,7 @@ from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.route import Leg, Parameters, Route
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.network.architecture import Architecture
+from istmpi.optim.course import Course
 
 
 class RouteThroughRank0(Route):
@@ -30,8 +31,9 @@ class ThroughRank0(MethodSpec):
         architecture: Architecture,
         ranks: int,
         deal: Callable[[int], TrainingLayout],
+        course: Course | None = None,
     ) -> Route:
-        return RouteThroughRank0(**vars(super().route(run, architecture, ranks, deal)))
+        return RouteThroughRank0(**vars(super().route(run, architecture, ranks, deal, course)))
 
 
 _ALL = (

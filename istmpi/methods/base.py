@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -90,8 +89,8 @@ class Method(ABC):
         self._has_gradients = False
         # A stop before the first step of a job waits for no step.
         self.seconds_a_step = math.inf
-        route = self.spec.route(job.run, job.architecture, job.communicator.size, self.holders)
-        route = replace(route, last=job.run.last_rounds(job.course))
+        ranks = job.communicator.size
+        route = self.spec.route(job.run, job.architecture, ranks, self.holders, job.course)
         lr, momentum = self.spec.outer(job.run)
         self.shards = Shards(
             store=job.store,

@@ -96,7 +96,8 @@ class Prepared:
         self.tally = Tally(communicator, self.clock)
         # Sizes share the standardised targets, which need a pass over all labels.
         data_of_all_sizes = _standardise(self.run, data, communicator)
-        self.sizes = make_sizes(self.run, data_of_all_sizes, communicator)
+        course = self.run.course(self.most_examples)
+        self.sizes = make_sizes(self.run, data_of_all_sizes, course, communicator)
         self.size = next(iter(self.sizes.values()))
         with communicator.agreed():
             self._plan(data)

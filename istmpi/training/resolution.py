@@ -38,7 +38,7 @@ class Size:
     batches: Batches
 
 
-def find_sides(run: Run, data: Dataset, course: Course | None = None) -> list[tuple[int, int]]:
+def find_sides(run: Run, data: Dataset, course: Course) -> list[tuple[int, int]]:
     """Return `Run.sides` for ``data``, with 0 for the full side. Raises ConfigError if the sides do
     not fit the images."""
     sides = run.sides(course)
@@ -49,11 +49,13 @@ def find_sides(run: Run, data: Dataset, course: Course | None = None) -> list[tu
     return [*sides[:-1], (end, 0)]
 
 
-def make_sizes(run: Run, data: Dataset, communicator: Communicator) -> dict[int, Size]:
+def make_sizes(
+    run: Run, data: Dataset, course: Course, communicator: Communicator
+) -> dict[int, Size]:
     """Return a run's networks and data by image side. Collective. Raises ConfigError on every rank
     if a side fails."""
     with communicator.agreed():
-        sides = [side for _, side in find_sides(run, data)]
+        sides = [side for _, side in find_sides(run, data, course)]
         rank = communicator.rank
         settings = run.data
         rows = place(
@@ -84,7 +86,8 @@ def plan_smaller_networks(
     Raises ConfigError as `make_sizes` does.
     """
     smaller = {}
-    for _, side in find_sides(run, data):
+    course = Course.from_rounds(run.train.rounds)
+    for _, side in find_sides(run, data, course):
         if side:
             smaller[side] = plan_network(run, resize_images(data, side))
     require_resizable(run, network)

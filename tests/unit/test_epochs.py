@@ -14,6 +14,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.config import Run
 from istmpi.optim.course import Course
 from istmpi.simulated import simulate
+from istmpi.training.epochs import with_rounds
 from istmpi.training.run import run_training
 
 EXAMPLES, IN_A_ROUND = 60, 24
@@ -121,13 +122,14 @@ def test_a_resume_on_as_many_ranks_changes_no_bit(data, tmp_path, ranks):
 
 
 def test_images_and_methods_change_where_the_plan_has_them():
-    run = Run().override(
-        {"train.epochs": 4, "method.finish": "local-sgd:40%", "method.local_steps": 3, "train.batch": 8}
-    )
-    run = run.override({"train.resolution": [[0.4, 4], [0.6, 8]]})
+    settings = {"train.epochs": 4, "method.finish": "local-sgd:40%", "method.local_steps": 3, "train.batch": 8}
+    run = Run().override(settings | {"model.name": "resnet", "train.resolution": [[0.4, 4], [0.6, 8]]})
     course = run.course({0: 30, 3: 60})  # 5 rounds are planned; the last 2 of them become 4
     assert run.phases(course) == [("ist", 3), ("local-sgd", 4)]
     assert run.sides(course) == [(2, 4), (7, 8)] and run.last_rounds(course) == {2, 3, 7}
+    run = run.override({"train.resolution": [[0.12, 4], [0.88, 8]]})
+    resumed = with_rounds(run, {0: 30, 2: 15}).with_implied()  # 4 rounds alone would have none of small images
+    assert resumed.sides(resumed.course({0: 30, 2: 15})) == [(1, 4), (4, 8)] and len(resumed.sides()) == 2
 
 
 def test_rounds_stay_rounds_and_a_resumed_run_may_count_in_epochs_from_then_on(data, tmp_path):
