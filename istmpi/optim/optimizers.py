@@ -30,7 +30,7 @@ def choose_optimizer(settings: OptimizerSettings) -> OptimizerSpec:
         state = settings.state or ()
         slots = tuple(name for name in state if name != "step")
         # The operations are an estimate: the step, and a moving average for each slot.
-        return OptimizerSpec(PROGRAM, slots, slots != settings.state, 2 + 4 * len(slots), _refuse)
+        return OptimizerSpec(PROGRAM, slots, "step" in state, 2 + 4 * len(slots), _refuse)
     if settings.name == "sgd":
         return _choose_sgd(settings)
     if settings.name in OPTIMIZERS:
