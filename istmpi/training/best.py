@@ -38,11 +38,11 @@ class Best:
                 f"{reason} needs a validation split, and {data.source} has none. "
                 "Hold examples out: --set data.validation=0.1."
             )
-        if run.checkpoint.best:
-            # It imports torch, which a plan on a login node must not need.
-            from istmpi.training.resolution import require_one_size_for_best
-
-            require_one_size_for_best(run)
+        if run.checkpoint.best and run.train.resolution:
+            raise ConfigError(
+                "checkpoint.best = true does not go with train.resolution, because networks for "
+                "different image sizes cannot be compared. Leave one out."
+            )
         if not run.watches_validation:
             return None
         return Best(data.scoring.higher_is_better, run.train.patience)

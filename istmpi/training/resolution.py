@@ -125,14 +125,6 @@ def require_resizable(run: Run, network: Architecture) -> None:
         )
 
 
-def require_one_size_for_best(run: Run) -> None:
-    if run.checkpoint.best and run.train.resolution:
-        raise ConfigError(
-            "checkpoint.best = true does not go with train.resolution, because networks for "
-            "different image sizes cannot be compared. Leave one out."
-        )
-
-
 def carry_store(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:
     """Return the store of a network for another size; tensors whose shapes fit are shared with
     ``store``.
