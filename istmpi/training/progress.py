@@ -272,10 +272,6 @@ class Progress:
     def record(self) -> Line:
         """Return the line of metrics.jsonl."""
         moment = datetime.fromtimestamp(self.time, timezone.utc)
-        loss: float | None = self.loss
-        # JSON has no NaN.
-        if isnan(self.loss):
-            loss = None
         line: Line = {
             "time": moment.isoformat(timespec="milliseconds"),
             "round": self.round,
@@ -283,7 +279,7 @@ class Progress:
             "examples": self.examples,
             "seconds": self.seconds,
             "bytes": self.bytes,
-            "loss": loss,
+            "loss": record_loss(self.loss),
             "learning_rate": self.learning_rate,
             "ranks": self.ranks,
             "score_name": self.score_name,
@@ -302,6 +298,13 @@ class Progress:
             for name, value in self.validation.record("").items():
                 line[f"validation_{name}"] = value
         return line
+
+
+def record_loss(loss: float) -> float | None:
+    """Return a training loss as metrics.jsonl has it: JSON has no NaN."""
+    if isnan(loss):
+        return None
+    return loss
 
 
 def _record_round(last: LastRound) -> dict[str, float]:

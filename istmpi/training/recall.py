@@ -2,7 +2,6 @@
 had put off."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.errors import UserError
 from istmpi.record import METRICS, RunFolder, find_run
 from istmpi.training.loop import Training
-from istmpi.training.progress import Counts
+from istmpi.training.progress import Counts, record_loss
 
 Line = Mapping[str, Any]
 
@@ -64,7 +63,7 @@ def find_misfit(lines: Sequence[Line], counts: Counts) -> str:
     if not lines:
         return ""
     last = lines[-1]
-    expected = {"loss": _as_recorded(counts.loss), "examples": counts.examples}
+    expected = {"loss": record_loss(counts.loss), "examples": counts.examples}
     for name, value in expected.items():
         if last.get(name) != value:
             return (
@@ -72,13 +71,6 @@ def find_misfit(lines: Sequence[Line], counts: Counts) -> str:
                 "checkpoint"
             )
     return ""
-
-
-def _as_recorded(loss: float) -> float | None:
-    """Return a loss as metrics.jsonl has it: JSON has no NaN."""
-    if isnan(loss):
-        return None
-    return loss
 
 
 def _read(folder: RunFolder, start: Path, rounds: int) -> list[Line]:
@@ -104,7 +96,7 @@ def _fits(path: Path, line: Line, training: Training) -> bool:
         require_valid(path, training.communicator)
         with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
             header = checkpoint.header
-            same_loss = _as_recorded(header.loss) == line.get("loss")
+            same_loss = record_loss(header.loss) == line.get("loss")
             return same_loss and header.round == line["round"]
     except UserError:
         return False
