@@ -85,6 +85,7 @@ class Prepared:
         or DataError on every rank.
         """
         self.run = run
+        self.start = start
         self.optimizer = optimizer
         self.communicator = communicator
         self.clock = Clock()
