@@ -1,6 +1,6 @@
-"""Numbers as people read them."""
+"""Numbers and lists as people read them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def in_seconds(value: float) -> str:
@@ -15,6 +15,14 @@ def counted(count: int, noun: str) -> str:
     if count == 1:
         return f"{count:,} {noun}"
     return f"{count:,} {noun}s"
+
+
+def list_first(words: Sequence[object]) -> str:
+    """Write the first four words with commas, and ``...`` in place of the others."""
+    shown = ", ".join(map(str, words[:4]))
+    if len(words) > 4:
+        shown += ", ..."
+    return shown
 
 
 def size(nbytes: float) -> str:

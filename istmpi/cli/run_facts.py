@@ -15,7 +15,7 @@ from istmpi.report import tables
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary
-from istmpi.units import counted, duration, number, size
+from istmpi.units import counted, duration, list_first, number, size
 
 
 def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
@@ -50,10 +50,7 @@ def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str
 def _describe_ranks(training: Training) -> str:
     ranks = training.communicator.size
     hosts = list(dict.fromkeys(training.hosts))
-    shown = hosts[:4]
-    if len(hosts) > 4:
-        shown.append("...")
-    words = f"{ranks} on {counted(len(hosts), 'host')}: {', '.join(shown)}"
+    words = f"{ranks} on {counted(len(hosts), 'host')}: {list_first(hosts)}"
     # A launcher sets the variable, even for a single rank.
     if ranks == 1 and not comm.rank_variable():
         words += " (started without mpirun; use mpirun -n P istmpi train for P ranks)"

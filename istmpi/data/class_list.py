@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 from istmpi.errors import ConfigError, DataError, did_you_mean
 from istmpi.foreign import printable
+from istmpi.units import list_first
 
 OPTION = (
     "classes",
@@ -54,7 +55,7 @@ def require_trained(
     unknown = [label for label in labels if label not in trained]
     # A network cannot predict a class that it never saw, and its score would hide that.
     if unknown:
-        names = ", ".join(map(printable, sorted(trained)[:4])) + ", ..." * (len(trained) > 4)
+        names = list_first([printable(name) for name in sorted(trained)])
         raise DataError(
             f"{source}: no training example has the {split} label {printable(str(unknown[0]))}; "
             f"training has {names}. Write labels alike in all splits, remove such examples, or "

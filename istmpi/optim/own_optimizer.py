@@ -13,6 +13,7 @@ from istmpi.code import calling, shown
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.foreign import is_figure
 from istmpi.optim.probe import probe
+from istmpi.units import list_first
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -79,8 +80,7 @@ class OwnOptimizer:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
                     f"groups: no parameter's name matches {pattern!r}; the network has "
-                    f"{', '.join(names[:4])}"
-                    f"{', ...' * (len(names) > 4)}."
+                    f"{list_first(names)}."
                 )
 
     def make(self, network: nn.Module) -> torch.optim.Optimizer:

@@ -19,6 +19,7 @@ from istmpi.data.sparse.split import SparseSplit
 from istmpi.errors import ConfigError
 from istmpi.models.tables import Facts, find_table
 from istmpi.network.architecture import Architecture
+from istmpi.units import list_first
 
 if TYPE_CHECKING:
     import torch
@@ -152,14 +153,9 @@ def _require_none(differing: list[int], run: Run, what: str) -> None:
     ranks."""
     if not differing:
         return
-    ranks = ", ".join(map(str, differing[:4]))
-    if len(differing) > 1:
-        ranks = f"ranks {ranks}"
-    else:
-        ranks = f"rank {ranks}"
-    if len(differing) > 4:
-        ranks += ", ..."
-    error = ConfigError(f"{run.model.name}: {what.format(f'{ranks} and rank 0')}")
+    noun = "ranks" if len(differing) > 1 else "rank"
+    ranks = f"{noun} {list_first(differing)} and rank 0"
+    error = ConfigError(f"{run.model.name}: {what.format(ranks)}")
     error.everywhere = True
     raise error
 

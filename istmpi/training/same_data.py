@@ -17,6 +17,7 @@ from istmpi.data.dataset import SPLITS, Dataset, Split, describe_difference
 from istmpi.errors import ConfigError, DataError
 from istmpi.names import find_class_name
 from istmpi.tasks import OWN
+from istmpi.units import list_first
 
 if TYPE_CHECKING:
     from istmpi.engine.store import ParameterStore
@@ -151,21 +152,18 @@ def summarise_data(run: Run, data: Dataset) -> DataSummary:
 def _describe_differences(contents_by_rank: Sequence[Mapping[str, Contents]]) -> str:
     """Return how ranks' splits differ from rank 0's, with the ranks, in words; empty if they do
     not."""
-    ranks_by_difference: dict[str, list[str]] = {}
+    ranks_by_difference: dict[str, list[int]] = {}
     first = contents_by_rank[0]
     for rank, contents in enumerate(contents_by_rank):
         for split in SPLITS:
             present = contents.get(split, NO_SPLIT)
             expected = first.get(split, NO_SPLIT)
             for difference in _compare_splits(split, present, expected):
-                ranks_by_difference.setdefault(difference, []).append(str(rank))
-    words = []
-    for difference, ranks in ranks_by_difference.items():
-        shown = ", ".join(ranks[:4])
-        if len(ranks) > 4:
-            shown += ", ..."
-        words.append(f"{difference} (rank {shown})")
-    return "; ".join(words)
+                ranks_by_difference.setdefault(difference, []).append(rank)
+    return "; ".join(
+        f"{difference} (rank {list_first(ranks)})"
+        for difference, ranks in ranks_by_difference.items()
+    )
 
 
 def _compare_splits(name: str, present: Contents, expected: Contents) -> Iterator[str]:

@@ -26,6 +26,7 @@ from istmpi.data.callable.form import Form, require_tensors
 from istmpi.data.dataset import Split, add_to_checksum
 from istmpi.errors import DataError
 from istmpi.trees import Named, list_tensors
+from istmpi.units import list_first
 
 SAMPLED = 16
 """The number of examples from which a split's checksums are computed."""
@@ -143,9 +144,8 @@ class OwnSplit(Split):
         """Return an error that names the examples that the collate function refused."""
         place = raised_in(error)
         if place:
-            some = ", ".join(map(str, rows[:4])) + ", ..." * (len(rows) > 4)
             return DataError(
-                f"{self.name}: its collate function fails for examples {some}: "
+                f"{self.name}: its collate function fails for examples {list_first(rows)}: "
                 f"{short(error)}.{place}"
             )
         row = self._find_misfit(rows, items)
