@@ -153,7 +153,9 @@ def _require_none(differing: list[int], run: Run, what: str) -> None:
     ranks."""
     if not differing:
         return
-    noun = "ranks" if len(differing) > 1 else "rank"
+    noun = "rank"
+    if len(differing) > 1:
+        noun = "ranks"
     ranks = f"{noun} {list_first(differing)} and rank 0"
     error = ConfigError(f"{run.model.name}: {what.format(ranks)}")
     error.everywhere = True

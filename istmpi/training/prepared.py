@@ -97,9 +97,7 @@ class Prepared:
         self.tally = Tally(communicator, self.clock)
         # Sizes share the standardised targets, which need a pass over all labels.
         data_of_all_sizes = _standardise(self.run, data, communicator)
-        course = self.run.course(self.most_examples)
-        self.sizes = make_sizes(self.run, data_of_all_sizes, course, communicator)
-        self.size = next(iter(self.sizes.values()))
+        self._make_sizes(data_of_all_sizes)
         with communicator.agreed():
             self._plan(data)
         self._choose_device()
@@ -109,6 +107,11 @@ class Prepared:
         self._make_store()
         self.method = self._make_method()
         self._make_evaluator()
+
+    def _make_sizes(self, data: Dataset) -> None:
+        course = self.run.course(self.most_examples)
+        self.sizes = make_sizes(self.run, data, course, self.communicator)
+        self.size = next(iter(self.sizes.values()))
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
         """Continue with other settings, such as the number of rounds or the folder. Collective,
