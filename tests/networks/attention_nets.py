@@ -22,16 +22,6 @@ class Mha(nn.Module):
         return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
 
 
-class MhaWide(Mha):
-    """torch's own attention, whose width is divided into four heads."""
-
-    def __init__(self, shape, outputs, embed=24):
-        super().__init__(shape, outputs)
-        self.first = nn.Linear(shape[-1], embed)
-        self.attention = nn.MultiheadAttention(embed, 4, batch_first=True)
-        self.last = nn.Linear(embed, outputs)
-
-
 class MhaCross(nn.Module):
     """torch's own attention, with keys and values of widths of their own."""
 
@@ -44,22 +34,6 @@ class MhaCross(nn.Module):
     def forward(self, x):
         queries = self.query(x.mean(1, keepdim=True))
         return self.last(self.attention(queries, torch.tanh(self.key(x)), x, need_weights=False)[0][:, 0])
-
-
-class Sdpa(nn.Module):
-    """Fused queries, keys and values on a stream."""
-
-    def __init__(self, shape, outputs, embed=6, heads=12):
-        super().__init__()
-        self.heads, self.first, self.norm = heads, nn.Linear(shape[-1], embed), nn.LayerNorm(embed)
-        self.qkv, self.out = nn.Linear(embed, 3 * heads * DIM), nn.Linear(heads * DIM, embed)
-        self.last = nn.Linear(embed, outputs)
-
-    def forward(self, x):
-        x = self.first(x)
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, DIM)).permute(2, 0, 3, 1, 4)
-        heads = functional.scaled_dot_product_attention(q, k, v)
-        return self.last((x + self.out(heads.transpose(1, 2).flatten(2))).mean(1))
 
 
 class ByEinsum(nn.Module):
@@ -123,14 +97,11 @@ class Heads(nn.Module):
     def more(self, length):
         return 0
 
-    def turned(self, x):
-        return x
-
     def forward(self, x):
         q, k, v = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
-        scores = self.turned(q) @ self.turned(k).transpose(2, 3) / DIM**0.5 + self.more(x.shape[1])
+        scores = q @ k.transpose(2, 3) / DIM**0.5 + self.more(x.shape[1])
         return self.out((torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2).mean(1))
 
 
@@ -162,16 +133,6 @@ class Alibi(SlopesLearnt):
         self.register_buffer("slopes", 2.0 ** (-8 * (torch.arange(self.heads) + 1) / self.heads))
 
 
-class Rotary(Heads):
-    """Queries and keys are turned by their places."""
-
-    def turned(self, x):
-        angles = torch.arange(x.shape[2])[:, None] * torch.tensor([1.0])
-        first, second = x.chunk(2, -1)
-        cosine, sine = torch.cos(angles).to(x.dtype), torch.sin(angles).to(x.dtype)
-        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
-
-
 class Windows(nn.Module):
     """Attention before and behind pairs of places become one: axes of five kinds, with thousands of readings."""
 
@@ -190,22 +151,6 @@ class Windows(nn.Module):
         x = self.down(torch.relu(self.up(self.attended(self.into(x), 0).flatten(2)))).unflatten(-1, (self.heads, -1))
         x = torch.cat([x[:, 0:4:2], x[:, 1:4:2]], -1)
         return self.last(self.attended(x.flatten(2), 1).flatten(2).mean(1))
-
-
-class MultiQuery(nn.Module):
-    """Queries of so many heads, and one head of keys and values for all."""
-
-    def __init__(self, shape, outputs, heads=12):
-        super().__init__()
-        self.heads, self.query = heads, nn.Linear(shape[-1], heads * DIM)
-        self.key, self.value = nn.Linear(shape[-1], DIM), nn.Linear(shape[-1], DIM)
-        self.out = nn.Linear(heads * DIM, outputs)
-
-    def forward(self, x):
-        q = self.query(x).unflatten(-1, (self.heads, DIM)).transpose(1, 2)
-        k, v = self.key(x)[:, None], self.value(x)[:, None]
-        heads = torch.softmax(q @ k.transpose(2, 3), -1) @ v
-        return self.out(heads.transpose(1, 2).flatten(2).mean(1))
 
 
 class Latents(nn.Module):

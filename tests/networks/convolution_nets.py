@@ -21,21 +21,6 @@ class Lenet(nn.Module):
         return self.last(torch.relu(self.dense(x.flatten(1))))
 
 
-class Separable(nn.Module):
-    """A convolution of each channel by itself, and one of one pixel."""
-
-    def __init__(self, shape, outputs, channels=12, wide=14):
-        super().__init__()
-        self.first = nn.Conv2d(shape[0], channels, 1)
-        self.depthwise = nn.Conv2d(channels, channels, 3, groups=channels)
-        self.pointwise, self.norm = nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide)
-        self.last = nn.Linear(wide, outputs)
-
-    def forward(self, x):
-        x = self.depthwise(torch.relu(self.first(x)))
-        return self.last(torch.relu(self.norm(self.pointwise(x))).mean((2, 3)))
-
-
 class GroupsCounted(nn.Module):
     """Convolutions in groups of four channels, so many as an argument says."""
 
@@ -62,22 +47,6 @@ class GroupsFixed(nn.Module):
         return self.last(torch.relu(self.grouped(torch.relu(self.first(x)))).mean((2, 3)))
 
 
-class Residual(nn.Module):
-    """A block of two convolutions, normalised before them, that adds to its input."""
-
-    def __init__(self, shape, outputs, stream=6, inner=12):
-        super().__init__()
-        self.stem = nn.Conv2d(shape[0], stream, 3, padding=1, bias=False)
-        self.norm, self.first = nn.BatchNorm2d(stream), nn.Conv2d(stream, inner, 3, padding=1, bias=False)
-        self.inner_norm, self.second = nn.BatchNorm2d(inner), nn.Conv2d(inner, stream, 3, padding=1, bias=False)
-        self.last = nn.Linear(stream, outputs)
-
-    def forward(self, x):
-        x = self.stem(x)
-        inner = torch.relu(self.inner_norm(self.first(torch.relu(self.norm(x)))))
-        return self.last((x + self.second(inner)).mean((2, 3)))
-
-
 class Upsampling(nn.Module):
     """Transposed convolutions, the second one of each channel by itself."""
 
@@ -90,18 +59,6 @@ class Upsampling(nn.Module):
 
     def forward(self, x):
         return self.last(torch.relu(self.alone(torch.relu(self.up(torch.relu(self.first(x)))))).mean((2, 3)))
-
-
-class PixelShuffled(nn.Module):
-    """Channels in fours that become four pixels of one."""
-
-    def __init__(self, shape, outputs, channels=12):
-        super().__init__()
-        self.first = nn.Conv2d(shape[0], 4 * channels, 3, padding=1)
-        self.last = nn.Conv2d(channels, outputs, 3)
-
-    def forward(self, x):
-        return self.last(functional.pixel_shuffle(torch.relu(self.first(x)), 2)).mean((2, 3))
 
 
 class Inverted(nn.Module):
@@ -119,19 +76,6 @@ class Inverted(nn.Module):
         x = self.stem(x)
         inner = torch.relu(self.alone(torch.relu(self.up_norm(self.up(x)))))
         return self.last((x + self.down(inner)).mean((2, 3)))
-
-
-class Inception(nn.Module):
-    """Branches of two widths, beside each other on one axis."""
-
-    def __init__(self, shape, outputs, narrow=12, wide=14):
-        super().__init__()
-        self.small = nn.Conv2d(shape[0], narrow, 1)
-        self.large = nn.Conv2d(shape[0], wide, 3, padding=1)
-        self.last = nn.Conv2d(narrow + wide, outputs, 1)
-
-    def forward(self, x):
-        return self.last(torch.relu(torch.cat([self.small(x), self.large(x)], dim=1))).mean((2, 3))
 
 
 class DenseNet(nn.Module):

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 
 class Mlp(nn.Module):
@@ -41,20 +40,6 @@ class Glu(nn.Module):
     def forward(self, x):
         values, gates = self.up(x).chunk(2, dim=-1)
         return self.last(values * torch.sigmoid(gates))
-
-
-class SwiGlu(nn.Module):
-    """Gates and values of two products, and a product back onto a stream."""
-
-    def __init__(self, features, outputs, stream=6, hidden=12):
-        super().__init__()
-        self.into = nn.Linear(features, stream)
-        self.gate, self.up = nn.Linear(stream, hidden, bias=False), nn.Linear(stream, hidden, bias=False)
-        self.down, self.last = nn.Linear(hidden, stream, bias=False), nn.Linear(stream, outputs)
-
-    def forward(self, x):
-        x = self.into(x)
-        return self.last(x + self.down(functional.silu(self.gate(x)) * self.up(x)))
 
 
 class ResidualBlock(nn.Module):
@@ -101,54 +86,6 @@ class InPairs(ResidualMlp):
     block = PairsBlock
 
 
-class Highway(nn.Module):
-    """A layer whose gates let its own input through."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.into, self.change = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
-        self.gate, self.last = nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        x = self.into(x)
-        return self.last(torch.lerp(x, torch.relu(self.change(x)), torch.sigmoid(self.gate(x))))
-
-
-class Maxout(nn.Module):
-    """The largest of three numbers is a unit's."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.hidden, self.up = hidden, nn.Linear(features, 3 * hidden)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(self.up(x).view(len(x), self.hidden, 3).amax(-1))
-
-
-class Crelu(nn.Module):
-    """Both signs of the units, beside each other."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.up, self.last = nn.Linear(features, hidden), nn.Linear(2 * hidden, outputs)
-
-    def forward(self, x):
-        x = self.up(x)
-        return self.last(torch.cat([torch.relu(x), torch.relu(-x)], dim=1))
-
-
-class BesideInputs(nn.Module):
-    """Hidden units beside the inputs on one axis, which is no multiple of the units."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.up, self.last = nn.Linear(features, hidden), nn.Linear(hidden + features, outputs)
-
-    def forward(self, x):
-        return self.last(torch.cat([torch.relu(self.up(x)), x], dim=1))
-
-
 class UnitsAdded(nn.Module):
     """Each output is the sum of units of its own."""
 
@@ -159,13 +96,6 @@ class UnitsAdded(nn.Module):
 
     def forward(self, x):
         return torch.tanh(self.up(x)).view(len(x), self.outputs, self.units).sum(-1)
-
-
-class UnitsAveraged(UnitsAdded):
-    """Each output is the mean of units of its own."""
-
-    def forward(self, x):
-        return torch.tanh(self.up(x)).view(len(x), self.outputs, self.units).mean(-1)
 
 
 class TwoExits(nn.Module):
@@ -179,16 +109,3 @@ class TwoExits(nn.Module):
     def forward(self, x):
         x = torch.relu(self.first(x))
         return self.early(x), self.last(torch.relu(self.second(x)))
-
-
-class OneLayerTwice(nn.Module):
-    """One layer, called twice."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.again = nn.Linear(features, hidden), nn.Linear(hidden, hidden)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        return self.last(torch.tanh(self.again(torch.tanh(self.again(x)))))

@@ -19,15 +19,6 @@ class SoftExperts(nn.Module):
         return torch.einsum("be,beh,eho->bo", weights, hidden, self.down)
 
 
-class BatchedExperts(SoftExperts):
-    """The same by batched products, and the weights behind them."""
-
-    def forward(self, x):
-        weights = self.gate(x).softmax(-1)
-        made = torch.bmm(torch.relu(torch.bmm(x.expand(len(self.up), *x.shape), self.up)), self.down)
-        return (weights.T[..., None] * made).sum(0)
-
-
 class OpenExperts(SoftExperts):
     """All experts, each with a gate that does not know of the others: their sum."""
 
@@ -47,17 +38,6 @@ class TopExperts(SoftExperts):
         weights = torch.softmax(best, -1)
         hidden = torch.relu(torch.einsum("bf,bkfh->bkh", x, self.up[chosen]))
         return torch.einsum("bk,bkh,bkho->bo", weights, hidden, self.down[chosen])
-
-
-class MaskedExperts(SoftExperts):
-    """The two best experts: all are computed, and the weights of the others are 0."""
-
-    def forward(self, x):
-        scores = self.gate(x)
-        best = scores.topk(2, -1).values[:, -1:]
-        weights = torch.softmax(scores.masked_fill(scores < best, -torch.inf), -1)
-        hidden = torch.relu(torch.einsum("bf,efh->beh", x, self.up))
-        return torch.einsum("be,beh,eho->bo", weights, hidden, self.down)
 
 
 class ListedExperts(nn.Module):
@@ -84,16 +64,3 @@ class SoftmaxUnits(nn.Module):
 
     def forward(self, x):
         return self.last(torch.softmax(self.first(x), -1))
-
-
-class Codebook(nn.Module):
-    """A mean of learnt entries by how near they are."""
-
-    def __init__(self, features, outputs, entries=12):
-        super().__init__()
-        self.entries, self.last = nn.Parameter(torch.randn(entries, 5)), nn.Linear(5, outputs)
-        self.first = nn.Linear(features, 5)
-
-    def forward(self, x):
-        x = self.first(x)
-        return self.last(torch.tanh(torch.softmax(x @ self.entries.T, -1) @ self.entries))

@@ -7,19 +7,6 @@ from torch import nn
 from torch.nn import functional
 
 
-class Tangent(nn.Module):
-    """Products divided by the root of their width, as in the NTK parametrisation."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first = nn.Parameter(torch.randn(hidden, features))
-        self.second = nn.Parameter(torch.randn(outputs, hidden))
-
-    def forward(self, x):
-        x = torch.tanh(functional.linear(x, self.first) / self.first.shape[1] ** 0.5)
-        return functional.linear(x, self.second) / self.second.shape[1] ** 0.5
-
-
 class EqualisedRates(nn.Module):
     """Weights that each pass multiplies by the root of 2 / inputs; two layers share one width."""
 
@@ -81,11 +68,6 @@ class Units(nn.Module):
         return x.sum(1) / self.units
 
 
-class TimesTheirShare(Units):
-    def joined(self, x):
-        return (x * (1 / self.units)).sum(1)
-
-
 class MeanTimesWidth(Units):
     def joined(self, x):
         return x.mean(1) * self.units
@@ -94,16 +76,6 @@ class MeanTimesWidth(Units):
 class LastOfCumsum(Units):
     def joined(self, x):
         return x.cumsum(1)[:, -1]
-
-
-class PooledTimesWidth(Units):
-    def joined(self, x):
-        return functional.avg_pool1d(x.transpose(1, 2), self.units)[..., 0] * self.units
-
-
-class ZeroFrequency(Units):
-    def joined(self, x):
-        return torch.fft.fft(x, dim=1)[:, 0].real
 
 
 class IndexAdded(Units):
@@ -150,27 +122,6 @@ class RenormalisedExperts(nn.Module):
         return torch.einsum("be,beh,eho->bo", gates, hidden, self.second)
 
 
-class SkippedExperts(nn.Module):
-    """Experts without examples are not called."""
-
-    def __init__(self, features, outputs, experts=8, hidden=12):
-        super().__init__()
-        self.gate = nn.Linear(features, experts)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs)) for _ in range(experts)
-        )
-        self.outputs = outputs
-
-    def forward(self, x):
-        weight, chosen = self.gate(x).softmax(-1).max(-1)
-        y = x.new_zeros(len(x), self.outputs)
-        for number, expert in enumerate(self.experts):
-            rows = (chosen == number).nonzero()[:, 0]
-            if rows.numel():
-                y = y.index_add(0, rows, weight[rows, None] * expert(x[rows]))
-        return y
-
-
 class RareHead(nn.Module):
     """A head that few inputs reach."""
 
@@ -206,15 +157,3 @@ class ChosenFeatures(nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.first(x[:, self.chosen])))
-
-
-class FourierFeatures(nn.Module):
-    """Random frequencies in a plain attribute."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.frequencies = torch.randn(features, 4)
-        self.first, self.last = nn.Linear(4, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.first((x @ self.frequencies.to(x.dtype)).sin())))

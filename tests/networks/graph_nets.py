@@ -41,21 +41,3 @@ class Convolution(nn.Module):
         x = x @ self.weight
         x = torch.relu(x + self.heard(x, offsets, columns))
         return self.last(x + self.heard(x, offsets, columns))
-
-
-class GraphAttention(nn.Module):
-    """Attention over neighbours, with a softmax over the edges of a node."""
-
-    def __init__(self, features, outputs, heads=12):
-        super().__init__()
-        self.heads, self.values = heads, nn.Linear(features, 2 * heads)
-        self.hearing, self.heard = nn.Parameter(torch.randn(heads, 2)), nn.Parameter(torch.randn(heads, 2))
-        self.last = nn.Linear(2 * heads, outputs)
-
-    def forward(self, x, offsets, columns):
-        to, by = edges(offsets, columns)
-        x = self.values(x).unflatten(-1, (self.heads, 2))
-        scores = torch.tanh((x * self.hearing).sum(-1)[to] + (x * self.heard).sum(-1)[by]).exp()
-        total = x.new_zeros(len(x), self.heads).index_add(0, to, scores)
-        sums = torch.zeros_like(x).index_add(0, to, scores[..., None] * x[by])
-        return self.last(torch.relu(x + sums / (total[..., None] + 1)).flatten(1))

@@ -80,20 +80,6 @@ class Growing(nn.Module):
         return self.last(torch.relu(self.transition(torch.cat(channels, 1))).mean((2, 3)))
 
 
-class PointNet(nn.Module):
-    """The largest value of each global unit stands beside every point's own units."""
-
-    def __init__(self, shape, outputs, local=12, everywhere=14, head=16):
-        super().__init__()
-        self.own, self.all = nn.Conv1d(shape[0], local, 1), nn.Conv1d(local, everywhere, 1)
-        self.head, self.last = nn.Conv1d(local + everywhere, head, 1), nn.Conv1d(head, outputs, 1)
-
-    def forward(self, x):
-        own = torch.relu(self.own(x))
-        everywhere = self.all(own).amax(-1, keepdim=True).expand(-1, -1, x.shape[-1])
-        return self.last(torch.relu(self.head(torch.cat([own, everywhere], dim=1)))).mean(-1)
-
-
 class Branches(nn.Module):
     """Four branches, one of them the pooled inputs, behind which a flattened picture meets a dense layer."""
 
@@ -168,33 +154,6 @@ class CutRows(nn.Module):
     def forward(self, x):
         units, few, gates = self.first(x).split(self.cut, dim=1)
         return self.last(torch.cat([units * torch.sigmoid(gates), few], dim=1))
-
-
-class JoinedNormed(nn.Module):
-    """A layer normalisation over units and inputs: copies of units weigh more in its mean."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.up, self.norm = nn.Linear(features, hidden), nn.LayerNorm(hidden + features)
-        self.last = nn.Linear(hidden + features, outputs)
-
-    def forward(self, x):
-        return self.last(self.norm(torch.cat([self.up(x), x], dim=1)))
-
-
-class ScoreBeside(nn.Module):
-    """A score by a vector over units and inputs, as attention by addition has it."""
-
-    def __init__(self, shape, outputs, hidden=12, scores=14):
-        super().__init__()
-        self.up, self.joined = nn.Linear(shape[1], hidden), nn.Linear(hidden + shape[1], scores)
-        self.score, self.last = nn.Linear(scores, 1, bias=False), nn.Linear(shape[1] + hidden, outputs)
-
-    def forward(self, x):
-        h = torch.tanh(self.up(x))
-        joined = torch.cat([h, x], dim=-1)
-        weights = self.score(torch.tanh(self.joined(joined))).softmax(1)
-        return self.last((weights * torch.cat([x, h], dim=-1)).sum(1))
 
 
 class GroupBeside(nn.Module):

@@ -18,25 +18,17 @@ class GroupsOfNorm(nn.Module):
         return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
 
 
-class InstanceNormed(nn.Module):
-    """Each channel is normalised over its pixels."""
-
-    track = False
+class InstanceTracked(nn.Module):
+    """Each channel is normalised over its pixels, with running statistics."""
 
     def __init__(self, shape, outputs, channels=(8, 12)):
         super().__init__()
         self.first, self.second = nn.Conv2d(shape[0], channels[0], 3), nn.Conv2d(*channels, 3)
-        self.norm = nn.InstanceNorm2d(channels[1], affine=True, track_running_stats=self.track)
+        self.norm = nn.InstanceNorm2d(channels[1], affine=True, track_running_stats=True)
         self.last = nn.Linear(channels[1], outputs)
 
     def forward(self, x):
         return self.last(torch.relu(self.norm(self.second(torch.relu(self.first(x))))).mean((2, 3)))
-
-
-class InstanceTracked(InstanceNormed):
-    """The same with running statistics."""
-
-    track = True
 
 
 class LayerNormed(nn.Module):
@@ -51,19 +43,6 @@ class LayerNormed(nn.Module):
     def forward(self, x):
         x = torch.relu(self.first_norm(self.first(x)))
         return self.last(torch.relu(self.second_norm(self.second(x))))
-
-
-class RmsNormed(nn.Module):
-    """A root mean square over the units, written by hand."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.gain = nn.Linear(features, hidden), nn.Parameter(torch.ones(hidden))
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        return self.last(self.gain * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
 class BatchNormAct(nn.BatchNorm2d):

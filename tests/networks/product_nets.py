@@ -47,45 +47,6 @@ class Einsum(nn.Module):
         return torch.einsum("bh,ho->bo", torch.relu(torch.einsum("bh,hw->bw", x, self.second)), self.last)
 
 
-class OfList(nn.Module):
-    """Weights in a list, with inputs first."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        widths = [features, hidden, hidden, outputs]
-        self.weights = nn.ParameterList(torch.randn(pair) / 3 for pair in zip(widths, widths[1:]))
-
-    def forward(self, x):
-        for weight in self.weights[:-1]:
-            x = torch.tanh(x @ weight)
-        return x @ self.weights[-1]
-
-
-class LowRank(nn.Module):
-    """A matrix that is the product of two."""
-
-    def __init__(self, features, outputs, hidden=14, rank=12):
-        super().__init__()
-        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
-        self.a, self.b = nn.Parameter(torch.randn(hidden, rank) / 3), nn.Parameter(torch.randn(rank, hidden) / 3)
-
-    def forward(self, x):
-        return self.last(torch.relu(torch.relu(self.first(x)) @ (self.a @ self.b)))
-
-
-class Hyper(nn.Module):
-    """A network that makes the weights of another one for each example."""
-
-    def __init__(self, features, outputs, code=14, hidden=12):
-        super().__init__()
-        self.code, self.hidden = nn.Linear(features, code), hidden
-        self.up, self.last = nn.Linear(code, hidden * features), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        weights = self.up(torch.tanh(self.code(x))).view(len(x), self.hidden, x.shape[1])
-        return self.last(torch.relu(torch.bmm(weights, x[..., None])[..., 0]))
-
-
 class Machine(nn.Module):
     """A factorisation machine for each output: half the square of a sum less the sum of squares."""
 
@@ -111,21 +72,6 @@ class CosineHead(nn.Module):
         return 10 * functional.cosine_similarity(torch.tanh(self.first(x))[:, None], self.classes, dim=-1)
 
 
-class NormalisedHead(CosineHead):
-    """The same by two normalisations and a product."""
-
-    def forward(self, x):
-        x = functional.normalize(torch.tanh(self.first(x)), dim=-1)
-        return 10 * functional.linear(x, functional.normalize(self.classes, dim=-1))
-
-
-class Prototypes(CosineHead):
-    """The squared distance to a learnt point of each class."""
-
-    def forward(self, x):
-        return -(torch.tanh(self.first(x))[:, None] - self.classes).pow(2).sum(-1)
-
-
 class Outer(nn.Module):
     """All products of units of two layers."""
 
@@ -149,16 +95,3 @@ class Vector(nn.Module):
 
     def forward(self, x):
         return self.last((torch.relu(self.first(x)) @ self.vector)[:, None])
-
-
-class Bags(nn.Module):
-    """Numbers that are looked up in two tables, and averaged."""
-
-    def __init__(self, features, outputs, units=12):
-        super().__init__()
-        self.bag, self.table = nn.EmbeddingBag(9, units, mode="mean"), nn.Embedding(9, units)
-        self.last = nn.Linear(units, outputs)
-
-    def forward(self, x):
-        numbers = x.mul(4).long().remainder(9)
-        return self.last(torch.tanh(self.bag(numbers) * self.table(numbers).sum(1)))

@@ -16,18 +16,6 @@ class Lstm(nn.Module):
         return self.last(self.cell(x)[0][:, -1])
 
 
-class LstmDeep(nn.Module):
-    """So many layers, with dropout between them."""
-
-    def __init__(self, shape, outputs, hidden=12, depth=2):
-        super().__init__()
-        self.cell = nn.LSTM(shape[-1], hidden, depth, batch_first=True, dropout=0.2)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(self.cell(x)[0].mean(1))
-
-
 class LstmBoth(nn.Module):
     """Both directions, twice."""
 
@@ -60,30 +48,6 @@ class LstmForgets(Lstm):
         for bias in (self.cell.bias_ih_l0, self.cell.bias_hh_l0):
             nn.init.zeros_(bias)
         nn.init.ones_(self.cell.bias_ih_l0.data[hidden : 2 * hidden])
-
-
-class Gru(nn.Module):
-    """torch's own GRU."""
-
-    def __init__(self, shape, outputs, hidden=12):
-        super().__init__()
-        self.cell, self.last = nn.GRU(shape[-1], hidden, batch_first=True), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(self.cell(x)[1][0])
-
-
-class Irnn(nn.Module):
-    """A plain recurrence that starts as the identity."""
-
-    def __init__(self, shape, outputs, hidden=12):
-        super().__init__()
-        self.cell = nn.RNN(shape[-1], hidden, nonlinearity="relu", batch_first=True)
-        nn.init.eye_(self.cell.weight_hh_l0)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(self.cell(x)[0][:, -1])
 
 
 class GruCells(nn.Module):

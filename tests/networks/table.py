@@ -118,33 +118,23 @@ DENSE = (
     Row("dense_nets.Mlp", FLAT, "hidden1: second.weight, hidden2: last.weight"),
     Row("norm_nets.LayerNormed", FLAT, "hidden1: second.weight, hidden2: last.weight"),
     Row("dense_nets.BatchNormed", FLAT, "hidden, wide: last.weight"),
-    *rows("dense_nets", "Glu Maxout Crelu", FLAT, "hidden: last.weight"),
-    Row("norm_nets.RmsNormed", FLAT, "hidden: last.weight"),
-    Row("dense_nets.SwiGlu", FLAT, "stream: gate.weight up.weight last.weight, hidden: down.weight", default="hidden"),
+    Row("dense_nets.Glu", FLAT, "hidden: last.weight"),
     RESIDUAL,
     replace(RESIDUAL, network="dense_nets.InPairs", dtype="float32"),
-    Row("dense_nets.Highway", FLAT, "hidden: change.weight gate.weight last.weight"),
-    Row("dense_nets.BesideInputs", FLAT, "hidden: last.weight|"),
     Row("dense_nets.UnitsAdded", FLAT, "units: +sum"),
-    Row("dense_nets.UnitsAveraged", FLAT, "units"),
     Row("dense_nets.TwoExits", FLAT, "hidden1: second.weight early.weight, hidden2: last.weight"),
-    Row("dense_nets.OneLayerTwice", FLAT, "hidden: again.weight last.weight"),
 )
 CONVOLUTIONS = (
     Row("convolution_nets.Lenet", IMAGE, "channels1: second.weight, channels2: dense.weight, hidden: last.weight"),
-    Row("convolution_nets.Separable", IMAGE, "channels, wide: last.weight"),
     Row("convolution_nets.GroupsCounted", IMAGE, "groups: last.weight"),
     Row("convolution_nets.GroupsFixed", IMAGE, undealt={"channels": ORDER_OR_JOINED}, trains=False),
-    Row("convolution_nets.Residual", IMAGE, "stream: last.weight, inner: second.weight", default="inner"),
     Row("convolution_nets.Upsampling", IMAGE, "channels: up.weight, wide: last.weight"),
-    Row("convolution_nets.PixelShuffled", IMAGE, "channels: last.weight"),
     Row("convolution_nets.Inverted", IMAGE, "stream: down.weight last.weight, expand: down.weight", default="expand"),
-    Row("convolution_nets.Inception", IMAGE, "narrow: last.weight|, wide: last.weight|"),
     Row("convolution_nets.DenseNet", IMAGE, "growth: second.weight| last.weight|"),
 )
 NORMS = (
     Row("norm_nets.GroupsOfNorm", IMAGE, "groups: last.weight"),
-    *rows("norm_nets", "InstanceNormed InstanceTracked", IMAGE, "channels1: second.weight, channels2: last.weight"),
+    Row("norm_nets.InstanceTracked", IMAGE, "channels1: second.weight, channels2: last.weight"),
     Row("norm_nets.OfSubclass", IMAGE, "channels1, channels2: last.weight"),
     Row("norm_nets.NormTwice", FLAT, "hidden: second.weight last.weight"),
     Row("norm_nets.AndElsewhere", FLAT, "hidden: second.weight, wide: last.weight"),
@@ -157,30 +147,16 @@ PRODUCTS = (
     Row("product_nets.Bilinear", FLAT, "left: both.weight, right: both.weight", fan={"both.weight": 12}),
     Row("product_nets.Kan", FLAT, "hidden: second"),
     Row("product_nets.Einsum", FLAT, "hidden1: second, hidden2: last", fan={"first": 6, "second": 12, "last": 14}),
-    Row(
-        "product_nets.OfList",
-        FLAT,
-        "hidden: weights.1 weights.2",
-        fan={"weights.0": 6, "weights.1": 12, "weights.2": 12},
-    ),
-    Row("product_nets.LowRank", FLAT, "hidden: a last.weight, rank: a"),
-    Row("product_nets.Hyper", FLAT, "code: up.weight, hidden: last.weight"),
     Row("product_nets.Machine", FLAT, "factors: +sum", fan={"factors": 6}),
-    *rows("product_nets", "CosineHead NormalisedHead", FLAT, "hidden"),
-    Row("product_nets.Prototypes", FLAT, "hidden: +sum"),
+    Row("product_nets.CosineHead", FLAT, "hidden"),
     Row("product_nets.Outer", FLAT, "left: last.weight, right: last.weight", default="left"),
     Row("product_nets.Vector", FLAT, "hidden: vector"),
-    Row("product_nets.Bags", FLAT, "units: last.weight"),
 )
 TIED = (
     Row("tied_nets.TiedAutoencoder", FLAT, "hidden: last.weight +second.weight, code: +second.weight.t()"),
     Row("tied_nets.TiedFilters", IMAGE, "channels: +transposed"),
-    Row("tied_nets.Items", FLAT, "units: mix.weight +items.weight.t()"),
     Row("tied_nets.Lora", FLAT, "rank: b.weight", undealt={"hidden": FROZEN}),
-    Row("tied_nets.FrozenTrunk", FLAT, "hidden2: last.weight", undealt={"hidden1": FROZEN}),
-    Row("tied_nets.Sinusoids", SEQUENCE, "hidden: last.weight"),
     Row("tied_nets.LogitScale", FLAT, "hidden: last.weight"),
-    Row("tied_nets.Temperature", SEQUENCE, "heads: last.weight"),
 )
 ATTENTION = (
     Row(
@@ -189,14 +165,12 @@ ATTENTION = (
         "heads: attention.in_proj_weight attention.out_proj.weight last.weight",
         fan={"attention.in_proj_weight": 24, "attention.out_proj.weight": 24},
     ),
-    Row("attention_nets.MhaWide", SEQUENCE, undealt={"embed": ORDER}, trains=False),
     Row(
         "attention_nets.MhaCross",
         SEQUENCE,
         "heads: attention.q_proj_weight attention.out_proj.weight last.weight, keys: attention.k_proj_weight",
         fan={"attention.q_proj_weight": 24, "attention.k_proj_weight": 8, "attention.v_proj_weight": 6},
     ),
-    Row("attention_nets.Sdpa", SEQUENCE, "embed: qkv.weight last.weight, heads: out.weight", default="heads"),
     Row("attention_nets.ByEinsum", SEQUENCE, "heads: wo", fan={"wq": 6, "wk": 6, "wv": 6, "wo": 24}),
     Row(
         "attention_nets.EncoderLayer",
@@ -214,7 +188,7 @@ ATTENTION = (
         blocks="depth",
         random=True,
     ),
-    *rows("attention_nets", "Heads RelativeTable SlopesLearnt Rotary MultiQuery", SEQUENCE, "heads: out.weight"),
+    *rows("attention_nets", "Heads RelativeTable SlopesLearnt", SEQUENCE, "heads: out.weight"),
     Row("attention_nets.Alibi", SEQUENCE, undealt={"heads": ORDER}, trains=False),
     Row("attention_nets.Windows", SEQUENCE, "heads: qkv.0.weight up.weight down.weight qkv.1.weight last.weight"),
     Row("attention_nets.Latents", SEQUENCE, "latents"),
@@ -235,13 +209,6 @@ RECURRENT = (
         fan={"cell.weight_ih_l0": 6, "cell.weight_hh_l0": 12},
     ),
     Row(
-        "recurrent_nets.LstmDeep",
-        SEQUENCE,
-        "hidden: cell.weight_hh_l0 cell.weight_ih_l1 cell.weight_hh_l1 last.weight",
-        undealt={"depth": COUNT},
-        random=True,
-    ),
-    Row(
         "recurrent_nets.LstmBoth",
         SEQUENCE,
         "hidden: cell.weight_hh_l0 cell.weight_hh_l0_reverse cell.weight_ih_l1 cell.weight_hh_l1 "
@@ -257,14 +224,6 @@ RECURRENT = (
         settings=CONSTRUCTOR,
         kept=("cell.bias_ih_l0", "cell.bias_hh_l0"),
     ),
-    Row("recurrent_nets.Gru", SEQUENCE, "hidden: cell.weight_hh_l0 last.weight"),
-    Row(
-        "recurrent_nets.Irnn",
-        SEQUENCE,
-        "hidden: cell.weight_hh_l0 last.weight",
-        settings=CONSTRUCTOR,
-        kept=("cell.weight_hh_l0",),
-    ),
     Row("recurrent_nets.GruCells", SEQUENCE, "hidden: cell.weight_hh last.weight"),
     Row(
         "recurrent_nets.Mamba",
@@ -277,16 +236,8 @@ RECURRENT = (
 )
 EXPERTS = (
     Row("expert_nets.SoftExperts", FLAT, "experts, hidden: down", fan={"up": 6, "down": 12, "gate.weight": 6}),
-    Row("expert_nets.BatchedExperts", FLAT, "experts, hidden: down", fan={"up": 6, "down": 12}),
     Row("expert_nets.OpenExperts", FLAT, "experts: down, hidden: down"),
-    *rows(
-        "expert_nets",
-        "TopExperts MaskedExperts",
-        FLAT,
-        "experts, hidden: down",
-        means="experts",
-        fan={"up": 6, "down": 12},
-    ),
+    Row("expert_nets.TopExperts", FLAT, "experts, hidden: down", means="experts", fan={"up": 6, "down": 12}),
     Row(
         "expert_nets.ListedExperts",
         FLAT,
@@ -294,12 +245,10 @@ EXPERTS = (
         undealt={"experts": COUNT},
     ),
     Row("expert_nets.SoftmaxUnits", FLAT, "hidden", trains=None, refused="softmax"),
-    Row("expert_nets.Codebook", FLAT, "entries"),
 )
 GRAPHS = (
     Row("graph_nets.FixedGraph", SEQUENCE, "hidden1: second.weight, hidden2: last.weight"),
     Row("graph_nets.Convolution", NODES, "hidden: last.weight", fan={"weight": 9}),
-    Row("graph_nets.GraphAttention", NODES, "heads: last.weight"),
 )
 TEXT = (
     Row(
@@ -311,10 +260,10 @@ TEXT = (
 )
 TRAPS = (
     Row("trap_nets.HeadsFromWidth", SEQUENCE, undealt={"inner": ORDER}, trains=False),
-    *rows("trap_nets", "GroupsAtMost GroupsQuarter GroupsDivisor", IMAGE, undealt={"channels": ORDER}, trains=False),
+    *rows("trap_nets", "GroupsAtMost GroupsDivisor", IMAGE, undealt={"channels": ORDER}, trains=False),
     *rows(
         "trap_nets",
-        "WideBranch TrainingBranch Sorted CumulativeUnits Flipped LargestUnit Numbered",
+        "WideBranch TrainingBranch Sorted Numbered",
         FLAT,
         undealt={"hidden": ORDER},
         trains=False,
@@ -322,33 +271,22 @@ TRAPS = (
     Row("trap_nets.DrawsAlways", FLAT, undealt={"hidden": RANDOM}, trains=False, random=True),
     Row("trap_nets.UnusedLayer", FLAT, "hidden: last.weight", trains=None, refused=UNUSED),
     Row("trap_nets.Vae", FLAT, trains=False, refused=LOSS),
-    *rows("trap_nets", "Configured AnyArguments", FLAT, trains=False, refused=NO_WIDTHS),
-    Row("trap_nets.SingleOnly", FLAT, "hidden: last.weight", dtype="float32"),
+    Row("trap_nets.Configured", FLAT, trains=False, refused=NO_WIDTHS),
 )
 FACTORS = (
-    Row("factor_nets.Tangent", FLAT, "hidden: second^0.5"),
     Row("factor_nets.EqualisedRates", FLAT, "hidden: second.weight^0.5 last.weight^0.5"),
     Row("factor_nets.ByProduct", FLAT, "hidden: weight^0.5"),
     Row("factor_nets.MeanReadout", FLAT, "hidden"),
     Row("factor_nets.ScoresByHand", SEQUENCE, "width: +scores"),
-    *rows("factor_nets", "Units TimesTheirShare", FLAT, "units"),
+    Row("factor_nets.Units", FLAT, "units"),
     Row("factor_nets.MeanTimesWidth", FLAT, "units: +mean"),
     Row("factor_nets.LastOfCumsum", FLAT, "units: +cumsum"),
-    Row("factor_nets.PooledTimesWidth", FLAT, "units: +pool", trains=False, refused=HALVES),
-    Row("factor_nets.ZeroFrequency", FLAT, "units: +fft", trains=False, refused=HALVES),
     Row("factor_nets.IndexAdded", FLAT, "units: +index_add", trains=False, refused=HALVES),
     Row("factor_nets.SumOfLogarithms", FLAT, "units: +prod", trains=False, refused=HALVES),
     Row("factor_nets.TwoGates", FLAT, "units: +sum"),
     Row("factor_nets.RenormalisedExperts", FLAT, "experts, hidden: second", means="experts"),
-    Row(
-        "factor_nets.SkippedExperts",
-        FLAT,
-        "hidden: experts.0.2.weight experts.1.2.weight experts.2.2.weight experts.3.2.weight experts.4.2.weight "
-        "experts.5.2.weight experts.6.2.weight experts.7.2.weight",
-        undealt={"experts": "counts the modules"},
-    ),
     Row("factor_nets.RareHead", FLAT, "hidden: usual.weight rare.weight"),
-    *rows("factor_nets", "ShuffledFlow ChosenFeatures FourierFeatures", FLAT, trains=False, refused=BUILDS),
+    *rows("factor_nets", "ShuffledFlow ChosenFeatures", FLAT, trains=False, refused=BUILDS),
 )
 JOINED_ROWS = (
     Row("joined_nets.WideAndDeep", FLAT, "hidden1: second.weight, hidden2: last.weight|"),
@@ -366,16 +304,11 @@ JOINED_ROWS = (
         "growth: blocks.1.2.weight| blocks.2.2.weight| transition.weight|, "
         "neck: blocks.0.5.weight blocks.1.5.weight blocks.2.5.weight, half: last.weight",
     ),
-    Row(
-        "joined_nets.PointNet", SEQUENCE, "local: all.weight head.weight|, everywhere: head.weight|, head: last.weight"
-    ),
     Row("joined_nets.Branches", IMAGE, "one: last.weight|, three: three.weight last.weight|, five: last.weight|"),
     Row("joined_nets.FlatBeside", IMAGE, "channels: joined.weight|, hidden: last.weight"),
     Row("joined_nets.Recurrence", SEQUENCE, "hidden: next.weight| last.weight|"),
     Row("joined_nets.OwnWeights", FLAT, "units: second| last|, wide: last|", fan={"second": 18, "last": 26}),
     Row("joined_nets.CutRows", FLAT, "hidden: last.weight|"),
-    Row("joined_nets.JoinedNormed", FLAT, "hidden: last.weight| +norm", default="", trains=False, refused=FACTORLESS),
-    Row("joined_nets.ScoreBeside", SEQUENCE, "hidden: joined.weight| last.weight|, scores: score.weight"),
     Row("joined_nets.GroupBeside", IMAGE, "channels: last.weight| +norm", default="", trains=False, refused=FACTORLESS),
     Row("joined_nets.Padded", IMAGE, "channels: wide.weight last.weight|"),
     Row("joined_nets.CutTwice", SEQUENCE, "inner: last.weight, state: +sum"),

@@ -31,18 +31,6 @@ class TiedFilters(nn.Module):
         return self.last(torch.relu(functional.conv_transpose2d(x, self.filters.weight)).mean((2, 3)))
 
 
-class Items(nn.Module):
-    """Items that are looked up, and whose table makes the scores."""
-
-    def __init__(self, features, outputs, units=12):
-        super().__init__()
-        self.items, self.mix = nn.Embedding(outputs, units), nn.Linear(units, units)
-
-    def forward(self, x):
-        x = self.items(x.mul(4).long().remainder(self.items.num_embeddings)).mean(1)
-        return torch.tanh(self.mix(x)) @ self.items.weight.t()
-
-
 class Lora(nn.Module):
     """Adapters of a low rank on a layer that is frozen."""
 
@@ -58,31 +46,6 @@ class Lora(nn.Module):
         return self.last(torch.relu(self.trunk(x) + self.b(self.a(x))))
 
 
-class FrozenTrunk(nn.Module):
-    """A first layer that is not trained."""
-
-    def __init__(self, features, outputs, hidden=(12, 14)):
-        super().__init__()
-        self.trunk, self.second = nn.Linear(features, hidden[0]).requires_grad_(False), nn.Linear(*hidden)
-        self.last = nn.Linear(hidden[1], outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.second(torch.relu(self.trunk(x)))))
-
-
-class Sinusoids(nn.Module):
-    """Places as a parameter that is computed and not trained."""
-
-    def __init__(self, shape, outputs, hidden=12):
-        super().__init__()
-        angles = torch.arange(shape[0])[:, None] / 10.0 ** (torch.arange(shape[1]) / shape[1])
-        self.places = nn.Parameter(torch.sin(angles), requires_grad=False)
-        self.up, self.last = nn.Linear(shape[1], hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.up(x + self.places)).mean(1))
-
-
 class LogitScale(nn.Module):
     """Logits times the exponential of one learnt number."""
 
@@ -93,17 +56,3 @@ class LogitScale(nn.Module):
 
     def forward(self, x):
         return self.last(torch.relu(self.first(x))) * self.logit_scale.exp()
-
-
-class Temperature(nn.Module):
-    """Attention with a learnt temperature of each head."""
-
-    def __init__(self, shape, outputs, heads=12):
-        super().__init__()
-        self.heads, self.temperature = heads, nn.Parameter(torch.ones(heads, 1, 1))
-        self.qkv, self.last = nn.Linear(shape[-1], 6 * heads), nn.Linear(2 * heads, outputs)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, 2)).permute(2, 0, 3, 1, 4)
-        heads = torch.softmax(q @ k.transpose(2, 3) * self.temperature, -1) @ v
-        return self.last(heads.transpose(1, 2).flatten(2).mean(1))

@@ -37,14 +37,6 @@ class GroupsAtMost(nn.Module):
         return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
 
 
-class GroupsQuarter(GroupsAtMost):
-    """A quarter as many groups as channels: one, where there are few."""
-
-    @staticmethod
-    def groups(channels):
-        return min(32, channels // 4)
-
-
 class GroupsDivisor(GroupsAtMost):
     """The greatest common divisor with 8: one group, for an odd number of channels."""
 
@@ -110,27 +102,6 @@ class Sorted(Hidden):
         return x.sort(-1).values
 
 
-class CumulativeUnits(Hidden):
-    """Each unit with all before it."""
-
-    def changed(self, x):
-        return x.cumsum(-1)
-
-
-class Flipped(Hidden):
-    """The last unit first."""
-
-    def changed(self, x):
-        return x.flip(-1)
-
-
-class LargestUnit(Hidden):
-    """The units times the number of the largest."""
-
-    def changed(self, x):
-        return x * (1 + x.argmax(-1, keepdim=True))
-
-
 class Numbered(Hidden):
     """A constant of each unit, by its number."""
 
@@ -140,15 +111,6 @@ class Numbered(Hidden):
 
     def changed(self, x):
         return torch.tanh(x) * self.rates
-
-
-class SingleOnly(Hidden):
-    """An operation that has no double precision."""
-
-    def changed(self, x):
-        if x.dtype == torch.float64:
-            raise RuntimeError("expected scalar type Float but found Double")
-        return torch.relu(x)
 
 
 class Vae(nn.Module):
@@ -185,15 +147,3 @@ class Configured(nn.Module):
 
     def forward(self, x):
         return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
-
-
-class AnyArguments(nn.Module):
-    """Widths among arguments that have no name."""
-
-    def __init__(self, features, outputs, **widths):
-        super().__init__()
-        hidden = widths.get("hidden", 12)
-        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.first(x)))

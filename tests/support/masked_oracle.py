@@ -88,31 +88,6 @@ def mixture(weights, x, held, factor):
     return outputs
 
 
-def graph(weights, x, held, factor):
-    """Each node of a ring hears from itself and from its two neighbours."""
-
-    def heard(x):
-        return (x + x.roll(1, 1) + x.roll(-1, 1)) * torch.tensor(1 / 3).double()  # a buffer of single precision
-
-    x = torch.relu(heard(x @ weights["first.weight"].T + weights["first.bias"])) * held["hidden1"]
-    x = torch.relu(heard(factor["hidden1"] * (x @ weights["second.weight"].T))) * held["hidden2"]
-    return factor["hidden2"] * (x.mean(1) @ weights["last.weight"].T) + weights["last.bias"]
-
-
-def beside_inputs(weights, x, held, factor):
-    hidden = torch.relu(x @ weights["up.weight"].T + weights["up.bias"]) * held["hidden"]
-    of_hidden, of_inputs = weights["last.weight"].split([hidden.shape[1], x.shape[1]], dim=1)
-    return factor["hidden"] * (hidden @ of_hidden.T) + x @ of_inputs.T + weights["last.bias"]
-
-
-def inception(weights, x, held, factor):
-    narrow = functional.conv2d(x, weights["small.weight"], weights["small.bias"]).relu()
-    wide = functional.conv2d(x, weights["large.weight"], weights["large.bias"], padding=1).relu()
-    parts = [factor["narrow"] * narrow * held["narrow"].view(-1, 1, 1)]
-    parts.append(factor["wide"] * wide * held["wide"].view(-1, 1, 1))
-    return functional.conv2d(torch.cat(parts, 1), weights["last.weight"], weights["last.bias"]).mean((2, 3))
-
-
 def dense_net(weights, x, held, factor):
     there = held["growth"].view(-1, 1, 1)
 
@@ -135,14 +110,6 @@ def recurrence(weights, x, held, factor):
         state = torch.tanh(state) * held["hidden"]
     of_inputs, of_state = weights["last.weight"].split([x.shape[2], len(held["hidden"])], dim=1)
     return last @ of_inputs.T + factor["hidden"] * (before @ of_state.T) + weights["last.bias"]
-
-
-def own_weights(weights, x, held, factor):
-    h = torch.relu(x @ weights["first.weight"].T + weights["first.bias"]) * held["units"]
-    of_inputs, of_units = weights["second"].split([x.shape[1], h.shape[1]], dim=1)
-    second = torch.relu(x @ of_inputs.T + factor["units"] * (h @ of_units.T)) * held["wide"]
-    of_second, of_first = weights["last"].split([second.shape[1], h.shape[1]])
-    return factor["wide"] * (second @ of_second) + factor["units"] * (h @ of_first)
 
 
 GATES, HEAD, FUSED = (4, "hidden", 1), (1, "heads", 2), (3, "heads", 2)
@@ -201,39 +168,6 @@ CASES = {
         },
         mixture,
     ),
-    "graph": Case(
-        "graph_nets.FixedGraph",
-        {"hidden1": 13, "hidden2": 11},
-        {
-            "first.weight": ("hidden1", None),
-            "first.bias": ("hidden1",),
-            "second.weight": ("hidden2", "hidden1"),
-            "last.weight": (None, "hidden2"),
-        },
-        graph,
-    ),
-    "beside inputs": Case(
-        "dense_nets.BesideInputs",
-        {"hidden": 13},
-        {
-            "up.weight": ("hidden", None),
-            "up.bias": ("hidden",),
-            "last.weight": (None, ["hidden", 6]),
-        },
-        beside_inputs,
-    ),
-    "branches": Case(
-        "convolution_nets.Inception",
-        {"narrow": 13, "wide": 11},
-        {
-            "small.weight": ("narrow", None, None, None),
-            "small.bias": ("narrow",),
-            "large.weight": ("wide", None, None, None),
-            "large.bias": ("wide",),
-            "last.weight": (None, ["narrow", "wide"], None, None),
-        },
-        inception,
-    ),
     "growth": Case(
         "convolution_nets.DenseNet",
         {"growth": 13},
@@ -255,17 +189,6 @@ CASES = {
             "last.weight": (None, [6, "hidden"]),
         },
         recurrence,
-    ),
-    "own weights": Case(
-        "joined_nets.OwnWeights",
-        {"units": 13, "wide": 11},
-        {
-            "first.weight": ("units", None),
-            "first.bias": ("units",),
-            "second": ("wide", [6, "units"]),
-            "last": (["wide", "units"], None),
-        },
-        own_weights,
     ),
 }
 
