@@ -113,17 +113,13 @@ def test_a_planted_folder_is_refused_and_nothing_of_it_runs(tmp_path, shared, en
     assert not (tmp_path / "harm").exists() and done.stdout == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_a_killed_rank_gives_the_same_code_with_any_mpi(tmp_path, number):
+@pytest.mark.parametrize("command, code", [("kill -KILL $$", 137), ("kill -TERM $$", 143), ("exit 75", 75)])
+def test_a_rank_gives_the_same_code_with_any_mpi(tmp_path, command, code):
     for _ in range(3):  # mpirun itself may fail, as istmpi-run knows
-        done = istmpi_run(tmp_path, "bash", "-c", f"kill -{int(number)} $$")
+        done = istmpi_run(tmp_path, "bash", "-c", command)
         if done.returncode not in (141, 255):
             break
-    assert done.returncode == 128 + number, done.stderr
-
-
-def test_any_other_code_is_the_commands_own(tmp_path):
-    assert istmpi_run(tmp_path, "bash", "-c", "exit 75").returncode == 75
+    assert done.returncode == code, done.stderr
 
 
 MPIRUN = """[ "$1" != --version ] || { echo "VERSION"; exit; }
@@ -145,7 +141,6 @@ def stand_ins(folder, **programs):
     [
         ("HYDRA build details:", 255, "mpirun itself failed (exit code 255)"),
         ("HYDRA build details:", 11, "the run was killed (exit code 139)"),
-        ("HYDRA build details:", 1, None),
         ("mpirun (Open MPI) 4.1.4", 255, None),
     ],
 )
@@ -190,12 +185,9 @@ def relaunched(tmp_path, then, *words, command=("bash", "-c", "work")):
         ("touch lost-b; exit 1", ["--relaunch", 0], 1, ["a b c"]),
         ("touch lost-b; exit 3", ["--relaunch", 2], 3, ["a b c"]),
         ("touch lost-b; echo exit >next; exit 1", ["--relaunch", 1, "--nodes", 2], 0, ["a b", "a c"]),
-        ("touch lost-c; exit 1", ["--relaunch", 1, "--nodes", 2], 1, ["a b"]),
         ("touch lost-b; echo 'rm lost-b; touch lost-a; exit 1' >next; exit 1", ["--relaunch", 2], 1, 3),
-        ("touch lost-a lost-b lost-c; exit 1", ["--relaunch", 2], 1, ["a b c"]),
         ("exit 1", ["--relaunch", 2], 1, ["a b c"]),
         ("exit 76", ["--relaunch", 2], 76, ["a b c"] * 3),
-        ("exit 9", ["--relaunch", 1], 137, ["a b c"] * 2),
         ("exit 75", ["--relaunch", 1], 75, ["a b c"]),
     ],
 )
@@ -273,12 +265,9 @@ def test_a_run_goes_on_without_a_host_that_is_lost(emulated, tmp_path):
     assert json.loads((run / "summary.json").read_text())["last"]["score"]["score"] > 0.95
 
 
-@pytest.mark.parametrize(
-    "text", ["localhost\r\n\r\n# of us\r\n", "localhost slots=2\n", "localhost max_slots=4 slots=2\n"]
-)
-def test_a_file_of_hosts_from_windows_or_of_open_mpi_is_read(tmp_path, text):
+def test_a_file_of_hosts_from_windows_or_of_open_mpi_is_read(tmp_path):
     """Empty lines with Windows line ends are no hosts; slots= is for Open MPI alone."""
-    (tmp_path / "hosts.txt").write_bytes(text.encode())
+    (tmp_path / "hosts.txt").write_bytes(b"localhost max_slots=4 slots=2\r\n\r\n# of us\r\n")
     # MPICH's launcher writes to its proxies at the start: a program that is over by then ends the launcher with 141.
     program = ("sh", "-c", "sleep 2; echo started")
     done = istmpi_run(tmp_path, "--hosts", "hosts.txt", "--threads", "1", *program)

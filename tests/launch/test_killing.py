@@ -12,7 +12,7 @@ import pytest
 from disks import small_disk
 from following import lines, wait_for_rounds
 
-KILLS = ([0, 1], [1], [0])
+KILLS = ([0, 1], [1])
 """The ranks that are killed, one after another."""
 RUN = ["train", "--hidden", "256,256", "--local-steps", "2", "--checkpoint-every", "2"]
 RUN += ["--set", "evaluate.every=1000000", "--lr", "0.001", "--set", "method.optimizer_state=carry"]

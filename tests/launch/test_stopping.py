@@ -29,12 +29,10 @@ def reached(folder):
         return int(file.attrs["round"]), int(file.attrs["local_step"])
 
 
-TIME_ENDS = "import os, time; os.environ['SLURM_JOB_END_TIME'] = str(int(time.time()) + 63)"
 # SLURM's variables are not for the launcher, which would look for the job's nodes.
 SQUEUE = """
 import os
 os.environ["SLURM_JOB_ID"], os.environ["PATH"] = "7", os.getcwd() + ":" + os.environ["PATH"]
-os.environ.pop("SLURM_JOB_END_TIME", None)
 if rank == 0:
     with open("squeue", "w") as file:
         file.write("#!/bin/sh\\necho asked >>asked\\nANSWER\\n")
@@ -53,8 +51,6 @@ def said(series, folder):
         "one": [*SLOW, "--local-steps", "50", "--out", "one"],
         "all": [*SLOW, "--out", "all"],
         "file": file,
-        "time ends": TIME_ENDS,
-        "time": [*slow, "time"],
         "squeue answers": ANSWER,
         "answer": [*slow, "answer"],
         "squeue fails": SQUEUE.replace("ANSWER", "exit 1"),
@@ -114,11 +110,7 @@ def test_a_file_stops_the_run_and_the_same_command_goes_on(said, folder):
     assert said["on"].returncode == 75 and "started without mpirun" not in said["on"].stdout
 
 
-def test_the_end_of_the_jobs_time_stops_the_run(said):
-    assert said["time"].returncode == 75 and "stopped by the job's time limit" in said["time"].stderr, said["time"]
-
-
-def test_one_rank_asks_slurm_for_all(said, folder):
+def test_one_rank_asks_slurm_for_the_end_of_the_jobs_time(said, folder):
     (error,) = said["answer"].errors
     assert said["answer"].returncode == 75 and "the job's time limit" in error, said["answer"]
     assert "squeue --noheader --jobs 7" in said["no answer"].refusal()
