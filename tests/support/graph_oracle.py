@@ -6,6 +6,7 @@ From istmpi it takes the deals and the batches alone.
 import numpy as np
 import torch
 from graphs import naive_logits
+from holders import HoldersMean
 from torch.nn import functional
 
 from istmpi.data.batches import Batches
@@ -34,8 +35,7 @@ def train(run, lengths, split, weights, ranks):
     steps, means, layers = run.method.local_steps, [], len(lengths) + 1
     for round in range(run.train.rounds):
         deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round, None, run.method.redeal)
-        sums, counts = ({name: torch.zeros_like(values) for name, values in weights.items()} for _ in range(2))
-        losses = []
+        losses, after = [], HoldersMean(weights)
         for rank in range(ranks):
             held = {name: deal.units[name][rank] for name in lengths}
             where = {
@@ -52,12 +52,7 @@ def train(run, lengths, split, weights, ranks):
                 losses.append(float(loss.detach()))
                 for values, gradient in zip(own.values(), torch.autograd.grad(loss, list(own.values()))):
                     values.data -= run.optimizer.lr * gradient
-            for name, values in own.items():
-                sums[name][where[name]] += values.detach()
-                counts[name][where[name]] += 1
-        weights = {
-            name: torch.where(counts[name] > 0, sums[name] / counts[name].clamp(min=1), values)
-            for name, values in weights.items()
-        }
+            after.add(own, where)
+        weights = after.mean(weights)
         means.append(float(np.mean(losses)))
     return weights, means

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from batches import plain
+from holders import HoldersMean, stream_of
 from torch.nn import functional
 
-from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_for_training
 from istmpi.engine.partition import Partition
 
@@ -196,15 +196,11 @@ CASES = {
 def train(case, run, weights, ranks):
     """The full network's weights after all rounds of IST with plain SGD, and the mean loss of each round."""
     data = open_for_training(run.data).train
-    streams = []
-    for rank in range(ranks):
-        rows = place(run.data.placement, data.labels(), rank, ranks, run.train.seed, run.data.alpha)
-        streams.append(Batches(data, rows, run.train.batch, run.train.seed, rank))
+    streams = [stream_of(run, data, rank, ranks) for rank in range(ranks)]
     means, steps = [], run.method.local_steps
     for round in range(run.train.rounds):
         deal = Partition.draw(case.lengths, tuple(case.lengths), ranks, run.train.seed, round)
-        sums, counts = ({name: torch.zeros_like(values) for name, values in weights.items()} for _ in range(2))
-        losses = []
+        losses, after = [], HoldersMean(weights)
         for rank in range(ranks):
             held = {name: torch.zeros(length, dtype=torch.float64) for name, length in case.lengths.items()}
             for name in held:
@@ -218,14 +214,9 @@ def train(case, run, weights, ranks):
                 losses.append(float(loss.detach()))
                 for values, gradient in zip(own.values(), torch.autograd.grad(loss, list(own.values()))):
                     values.data -= run.optimizer.lr * gradient
-            for name, values in own.items():
-                there = mask(case.axes.get(name, ()), values.shape, held)
-                sums[name] += values.detach() * there
-                counts[name] += there
-        weights = {
-            name: torch.where(counts[name] > 0, sums[name] / counts[name].clamp(min=1), values)
-            for name, values in weights.items()
-        }
+            there = {name: mask(case.axes.get(name, ()), values.shape, held) > 0 for name, values in own.items()}
+            after.add({name: values[there[name]] for name, values in own.items()}, there)
+        weights = after.mean(weights)
         means.append(float(np.mean(losses)))
     return weights, means
 

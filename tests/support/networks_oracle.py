@@ -10,9 +10,9 @@ import networks
 import numpy as np
 import torch
 from batches import plain
+from holders import HoldersMean, stream_of
 from torch.nn import functional
 
-from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.models.resnet import ResNet
@@ -127,38 +127,22 @@ ORACLES["exits"] = Oracle(
 def train(oracle, lengths, run, weights, ranks):
     """The full network's weights after all rounds of IST, and the mean loss of every round; ``lengths``: of groups."""
     data = open_dataset(run.data.source).train
-    stream = [
-        Batches(
-            data,
-            place(run.data.placement, data.labels(), rank, ranks, run.train.seed, run.data.alpha),
-            run.train.batch,
-            run.train.seed,
-            rank,
-        )
-        for rank in range(ranks)
-    ]
+    streams = [stream_of(run, data, rank, ranks) for rank in range(ranks)]
     losses = []
     everybodys = [name for name in weights if _is_everybodys(oracle, name)]
     own = [{name: weights[name].clone() for name in everybodys} for _ in range(ranks)]
     for round in range(run.train.rounds):
         deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round)
-        total = {name: torch.zeros_like(values) for name, values in weights.items()}
-        count = {name: torch.zeros_like(values) for name, values in weights.items()}
-        of_round = []
+        of_round, after = [], HoldersMean(weights)
         for rank in range(ranks):
             held = {name: deal.units[name][rank] for name in lengths}
             first = round * run.method.local_steps
-            batches = [plain(stream[rank].at(first + step)) for step in range(run.method.local_steps)]
+            batches = [plain(streams[rank].at(first + step)) for step in range(run.method.local_steps)]
             trained = _local_steps(oracle, lengths, run, {**weights, **own[rank]}, held, ranks, batches, of_round)
             own[rank] = {name: trained.pop(name).clone() for name in everybodys}
-            for name, values in trained.items():
-                where = _where(oracle, name, weights[name], held)
-                total[name][where] += values
-                count[name][where] += 1
-        for name, values in weights.items():
-            values.copy_(torch.where(count[name] > 0, total[name] / count[name].clamp(min=1), values))
+            after.add(trained, {name: _where(oracle, name, weights[name], held) for name in trained})
         means = {name: sum(one[name] for one in own) / ranks for name in everybodys}
-        weights.update(means)
+        weights |= after.mean(weights) | means
         if (round + 1) % run.method.share_every == 0:
             for name in everybodys:
                 weights[name] = means[name]

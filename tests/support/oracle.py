@@ -10,9 +10,9 @@ import math
 
 import torch
 from batches import plain
+from holders import stream_of
 
 from istmpi.config.methods import METHODS
-from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_for_training
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
@@ -28,16 +28,7 @@ def train(run, network, ranks, groups, shares=None):
     ``network`` is an `istmpi.models.mlp.MLP`; only its lengths and parameter names are used.
     """
     dataset = open_for_training(run.data)
-    stream = [
-        Batches(
-            dataset.train,
-            place(run.data.placement, dataset.train.labels(), rank, ranks, run.train.seed, run.data.alpha),
-            run.train.batch,
-            run.train.seed,
-            rank,
-        )
-        for rank in range(ranks)
-    ]
+    streams = [stream_of(run, dataset.train, rank, ranks) for rank in range(ranks)]
     store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
     store.initialise(run.train.seed)
     weights = {name: tensor.clone() for name, tensor in store.tensors.items()}
@@ -68,7 +59,7 @@ def train(run, network, ranks, groups, shares=None):
             slots = kept[rank] if what == "keep" else slots
             for local_step in range(run.method.local_steps):
                 step = round * run.method.local_steps + local_step
-                x, y = map(torch.from_numpy, plain(stream[rank].at(step)))
+                x, y = map(torch.from_numpy, plain(streams[rank].at(step)))
                 loss = cross_entropy(forward(run.model, network, mine, held, x.double(), average), y)
                 gradients = torch.autograd.grad(loss, list(mine.values()))
                 losses.append(float(loss.detach()))

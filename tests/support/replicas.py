@@ -2,9 +2,9 @@
 
 import torch
 from batches import plain
+from holders import stream_of
 from torch.nn import functional
 
-from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.store import ParameterStore
 from istmpi.models import architecture
@@ -15,8 +15,7 @@ class Replica:
 
     def __init__(self, run, rank, ranks):
         data = open_dataset(run.data.source)
-        rows = place(run.data.placement, data.train.labels(), rank, ranks, run.train.seed, run.data.alpha)
-        self.batches = Batches(data.train, rows, run.train.batch, run.train.seed, rank)
+        self.batches = stream_of(run, data.train, rank, ranks)
         network = architecture(data.features, data.outputs, data.task, run.model)
         self.module = network.build(network.lengths)
         store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)

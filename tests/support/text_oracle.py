@@ -5,9 +5,9 @@ It knows of no axes pattern, layout, transfer or store. From istmpi it takes the
 
 import numpy as np
 import torch
+from holders import HoldersMean, stream_of
 from torch.nn import functional
 
-from istmpi.data.batches import Batches, place
 from istmpi.engine.partition import Partition
 from istmpi.models.transformer import Transformer
 
@@ -40,15 +40,12 @@ def train(settings, lengths, run, data, weights, ranks):
     layers = len(settings["heads"])
     queries = settings["queries"] * settings["head_dim"]
     per_head = {"query": queries, "key": settings["head_dim"], "value": settings["head_dim"]}
-    rows = [place("shared", data.train.labels(), rank, ranks, run.train.seed) for rank in range(ranks)]
-    streams = [Batches(data.train, rows[rank], run.train.batch, run.train.seed, rank) for rank in range(ranks)]
-    state = {name: [torch.zeros_like(values) for _ in AVERAGES] for name, values in weights.items()}
+    streams = [stream_of(run, data.train, rank, ranks) for rank in range(ranks)]
+    state = [{name: torch.zeros_like(values) for name, values in weights.items()} for _ in AVERAGES]
     losses = []
     for round in range(run.train.rounds):
         deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round)
-        sums = {name: [torch.zeros_like(values) for _ in range(3)] for name, values in weights.items()}
-        count = {name: torch.zeros_like(values) for name, values in weights.items()}
-        of_round = []
+        of_round, after, averages = [], HoldersMean(weights), [HoldersMean(weights) for _ in AVERAGES]
         for rank in range(ranks):
             held = {name: parts[rank] for name, parts in deal.units.items()}
             narrow = {**settings, "heads": [], "hidden": []}
@@ -69,7 +66,7 @@ def train(settings, lengths, run, data, weights, ranks):
                 network.parameters(), lr=run.optimizer.lr, weight_decay=run.optimizer.weight_decay
             )
             for name, parameter in network.named_parameters():
-                own = {kind: of[places[name]].clone() for kind, of in zip(AVERAGES, state[name])}
+                own = {kind: of[name][places[name]].clone() for kind, of in zip(AVERAGES, state)}
                 optimizer.state[parameter] = {"step": torch.tensor(float(round * steps)), **own}
             for step in range(steps):
                 batch = streams[rank].at(round * steps + step)
@@ -83,16 +80,11 @@ def train(settings, lengths, run, data, weights, ranks):
                         parameter.grad *= min(1.0, run.optimizer.clip / (norm + 1e-6))
                 optimizer.step()
                 of_round.append(float(loss.detach()))
-            for name, parameter in network.named_parameters():
-                found = [parameter.detach(), *(optimizer.state[parameter][kind] for kind in AVERAGES)]
-                for total, values in zip(sums[name], found):
-                    total[places[name]] += values
-                count[name][places[name]] += 1
-        for name in weights:
-            held_by = count[name].clamp(min=1)
-            kept = [weights[name], *state[name]]
-            weights[name], *state[name] = (
-                torch.where(count[name] > 0, total / held_by, before) for total, before in zip(sums[name], kept)
-            )
+            own = dict(network.named_parameters())
+            after.add(own, places)
+            for kind, average in zip(AVERAGES, averages):
+                average.add({name: optimizer.state[parameter][kind] for name, parameter in own.items()}, places)
+        weights = after.mean(weights)
+        state = [average.mean(kept) for average, kept in zip(averages, state)]
         losses.append(np.mean(of_round))
-    return weights, state, losses
+    return weights, {name: [kept[name] for kept in state] for name in weights}, losses

@@ -5,6 +5,7 @@ From istmpi it takes the deals and the batches' rows alone.
 
 import numpy as np
 import torch
+from holders import HoldersMean
 from sparse_rows import dense
 from torch.nn import functional
 
@@ -51,8 +52,7 @@ def train(run, lengths, split, weights, ranks):
     steps, means = run.method.local_steps, []
     for round in range(run.train.rounds):
         deal = Partition.draw(lengths, tuple(lengths), ranks, run.train.seed, round, None, run.method.redeal)
-        sums = [{name: torch.zeros_like(values) for name, values in weights.items()} for _ in range(3)]
-        of_round = []
+        of_round, after, speeds = [], HoldersMean(weights), HoldersMean(weights)
         for rank in range(ranks):
             held = {name: deal.units[name][rank] for name in lengths}
             where = {name: _where(name, values.shape, held) for name, values in weights.items()}
@@ -69,19 +69,13 @@ def train(run, lengths, split, weights, ranks):
                     change = gradient + run.optimizer.weight_decay * values.detach()
                     speed[name].mul_(run.optimizer.momentum).add_(change)
                     values.data -= run.optimizer.lr * speed[name]
-            for of, into in zip((own, speed, {name: torch.ones_like(one) for name, one in own.items()}), sums):
-                for name, values in of.items():
-                    into[name][where[name]] += values.detach()
-        weights = _mean(sums[0], sums[2], weights)
+            after.add(own, where)
+            speeds.add(speed, where)
+        weights = after.mean(weights)
         if run.method.optimizer_state == "carry":
-            carried = _mean(sums[1], sums[2], carried)
+            carried = speeds.mean(carried)
         means.append(float(np.mean(of_round)))
     return weights, means
-
-
-def _mean(sums, counts, stored):
-    """Of the holders; what nobody held stays as it was."""
-    return {name: torch.where(counts[name] > 0, sums[name] / counts[name].clamp(min=1), stored[name]) for name in sums}
 
 
 def _where(name, shape, held):
