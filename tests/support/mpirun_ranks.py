@@ -9,8 +9,8 @@
 * A rank that failed while others still wait for it (in a collective, most likely) ends the job after a grace period;
   ranks that wait for each other for ever end it when the test's time limit is up. Both name the test.
 * mpirun of one MPI with the library of another gives N worlds of one rank, where most tests would pass: refused.
-* A test runs at every rank count, or says ``@pytest.mark.ranks(min=2)`` or ``ranks(only=[2, 4])``; where it does not
-  run it is listed with that reason. ``ranks(also=5)`` adds a count that bin/test does not run otherwise.
+* A test runs at every rank count, or says ``@pytest.mark.ranks(min=2)`` or ``ranks(only=[2, 4])``.
+  ``ranks(also=5)`` adds a count that bin/test does not run otherwise.
 """
 
 import os
@@ -33,7 +33,6 @@ GRACE = float(os.environ.get("ISTMPI_TEST_GRACE", 10))  # seconds that a failed 
 
 _stderr = 2  # for the last words of a rank whose output is being captured
 _timer = pytest.StashKey[threading.Timer]()
-_deselected: dict[str, list[str]] = {}  # why: the tests
 _collection_errors: list[str] = []
 
 
@@ -76,26 +75,10 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.mpi)
-    keep, drop = [], []
-    for item in items:
-        reason = HERE in item.path.parents and refused(item, WORLD.size)
-        if reason:
-            drop.append(item)
-            _deselected.setdefault(reason, []).append(item.nodeid)
-        else:
-            keep.append(item)
+    drop = [item for item in items if HERE in item.path.parents and refused(item, WORLD.size)]
     if drop:
         config.hook.pytest_deselected(items=drop)
-        items[:] = keep
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    if _deselected:
-        terminalreporter.section("not run at this rank count" + " (names: -v)" * (not config.option.verbose))
-    for reason, names in sorted(_deselected.items()):
-        terminalreporter.line(f"{len(names)} of {reason}")
-        for name in names if config.option.verbose > 0 else ():
-            terminalreporter.line(f"    {name}")
+        items[:] = [item for item in items if item not in drop]
 
 
 def pytest_collectreport(report):

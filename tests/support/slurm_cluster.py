@@ -1,7 +1,5 @@
 """A SLURM cluster of several nodes on this host, for tests: slurmctld and one slurmd a node, all in one folder.
 
-    python tests/support/slurm_cluster.py COMMAND...       runs a command with a cluster of four nodes around it
-
 Needs Debian's slurm-wlm (22.05 or later) and root. Nothing of an installed SLURM's configuration is read or written.
 """
 
@@ -12,8 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -212,8 +208,3 @@ def rounds(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return max((json.loads(line)["round"] for line in lines if line.endswith("}")), default=0)
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="istmpi-slurm-") as name, Cluster(Path(name) / "cluster") as running:
-        sys.exit(subprocess.run(sys.argv[1:], env=running.environment).returncode)
