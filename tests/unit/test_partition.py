@@ -73,17 +73,6 @@ def test_another_group_reshuffles_no_other(redeal):
     assert same(few.units["hidden2"], many.units["hidden2"])
 
 
-def test_every_pair_of_units_meets():
-    """Over many rounds any two units are on one rank about as often as chance has it."""
-    together = np.zeros((8, 8))
-    for round in range(600):
-        for part in draw(ranks=2, lengths={"hidden1": 8}, groups=["hidden1"], round=round).units["hidden1"]:
-            together[np.ix_(part, part)] += 1
-    expected = 600 * 3 / 7
-    others = together[~np.eye(8, dtype=bool)]
-    assert np.abs(others - expected).max() < 5 * np.sqrt(expected * 4 / 7)
-
-
 # ---- shares
 
 
@@ -107,7 +96,7 @@ def test_shares_in_plain_numbers():
 # ---- a part redealt
 
 
-@pytest.mark.parametrize("redeal", [0.05, 0.2, 0.5, 0.99])
+@pytest.mark.parametrize("redeal", [0.05, 0.5])
 def test_no_more_than_the_fraction_changes_places(redeal):
     moved_at_all = 0
     for round in range(1, 8):
@@ -132,15 +121,6 @@ def test_jumping_to_a_round_equals_walking_there():
     backwards = [draw(round=round, redeal=0.2, seed=77).digest for round in reversed(range(12))]
     assert backwards[::-1] == walked
     assert len(set(walked)) == 12
-
-
-def test_over_many_rounds_every_unit_gets_everywhere():
-    seen = {unit: set() for unit in range(13)}
-    for round in range(120):
-        for rank, part in enumerate(draw(round=round, redeal=0.2).units["hidden2"]):
-            for unit in part:
-                seen[int(unit)].add(rank)
-    assert all(ranks == {0, 1, 2, 3} for ranks in seen.values())
 
 
 # ---- facts

@@ -71,13 +71,7 @@ def finite(tensor):
 
 
 @pytest.mark.parametrize(
-    "ranks, staging_bytes, kind",
-    [
-        *((1, 2**28, kind) for kind in ("all 0", "none")),
-        *((2, 1000, kind) for kind in ("all 0", "some")),
-        *((3, 2**28, kind) for kind in ("none", "shares")),
-        *((5, 5000, kind) for kind in ("all 0", "shares")),
-    ],
+    "ranks, staging_bytes, kind", [(1, 2**28, "none"), (2, 1000, "some"), (3, 2**28, "shares"), (5, 5000, "all 0")]
 )
 def test_push_after_pull_is_the_identity_bit_for_bit(ranks, kind, staging_bytes):
     names = parameters()
@@ -87,11 +81,6 @@ def test_push_after_pull_is_the_identity_bit_for_bit(ranks, kind, staging_bytes)
     subnets = move(names, owners, deal, stored, blanks(names, deal), staging_bytes)
     back = move(names, deal, owners, subnets.tensors, stored, staging_bytes)
     assert_same_bits(back.tensors, stored, names)
-    # Every element that two ranks' subnets share was also really pulled: pushed into nothing it is all there again.
-    once = move(names, deal, owners, subnets.tensors, blanks(names, owners), staging_bytes)
-    units = getattr(deal, "units", ())
-    complete = [name for name in names if names[name].pattern.dealt(units) <= 1 and "[" not in name]
-    assert_same_bits(once.tensors, stored, complete)
 
 
 def held_by_any(deal, parameter):
@@ -232,8 +221,8 @@ def test_the_mean_is_the_same_for_every_receiver():
 # ---- the plan
 
 
-@pytest.mark.parametrize("limit", [1, 64, 500, 5000])
-@pytest.mark.parametrize("kinds", [("owners", "all 0"), ("all 0", "owners"), ("none", "owners"), ("all 0", "all 1")])
+@pytest.mark.parametrize("limit", [1, 500])
+@pytest.mark.parametrize("kinds", [("owners", "all 0"), ("none", "owners")])
 def test_the_staging_limit_is_kept(kinds, limit):
     """No message is larger than a rank's share of the limit, or than one slab where a single one is larger."""
     names = parameters(dtypes=("float32",))
@@ -249,8 +238,7 @@ def test_the_staging_limit_is_kept(kinds, limit):
     blocks = [block for plan in plans for message in plan.sends for block in message]
     largest_slab = max(block.nbytes // max(block.shape) for block in blocks)
     assert in_rounds.largest_message <= max(limit // 3, largest_slab)
-    if limit < 5000:
-        assert in_rounds.calls[0] > 1
+    assert in_rounds.calls[0] > 1
     assert_same_bits(in_rounds.tensors, at_once.tensors, names)
 
 
