@@ -18,7 +18,6 @@ from istmpi.report import plots
 def test_a_schedule_is_that_of_pytorch(warm_up):
     """At every step; the last warm-up step has the full rate already, so a schedule begins behind it."""
     schedulers, steps = torch.optim.lr_scheduler, 40
-    cosine = Optimizer(lr=0.8, warm_up=warm_up, schedule="cosine")
     least, linear = (Optimizer(lr=0.8, warm_up=warm_up, schedule=name, least_lr=0.2) for name in ("cosine", "linear"))
     falling = Optimizer(lr=0.8, warm_up=warm_up, schedule="step", milestones=(0.3, 0.55, 0.9), decay=0.2)
     cycle = Optimizer(lr=0.8, schedule="one-cycle")
@@ -26,7 +25,6 @@ def test_a_schedule_is_that_of_pytorch(warm_up):
         (least, lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps - warm_up, 0.2)),
         (linear, lambda optimizer: schedulers.LinearLR(optimizer, 1, 0.25, steps - warm_up)),
         (cycle, lambda optimizer: schedulers.OneCycleLR(optimizer, 0.8, steps, cycle_momentum=False)),
-        (cosine, lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps - warm_up)),
         (falling, lambda optimizer: schedulers.MultiStepLR(optimizer, [at - warm_up for at in (12, 22, 36)], 0.2)),
     ):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
@@ -54,9 +52,7 @@ def test_a_plateau_falls_at_its_end_and_steps_end_at_the_least_rate():
     [
         ("schedule", "exponential", "schedule"),
         ("milestones", [0.5, 1.5], "fractions of the run"),
-        ("milestones", [0], "fractions of the run"),
         ("milestones", [], "fractions of the run"),
-        ("milestones", [0.5, 0.25], "must be increasing fractions"),
         ("milestones", [0.5, 0.5], "must be increasing fractions"),
         ("decay", 1.0, "decay"),
     ],
@@ -71,7 +67,6 @@ def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):
     "settings, steps, said",
     [
         ({"warm_up": 41}, 40, "optimizer.warm_up = 41 is more than the 40 local steps of the run"),
-        ({"warm_up": 41, "schedule": "cosine"}, 40, "optimizer.warm_up = 41"),
         ({"warm_up": 33, "schedule": "warm-up-stable-decay"}, 40, "beyond local step 32 of 40"),
         ({"warm_up": 1, "schedule": "one-cycle"}, 40, "moves the rate itself. Leave warm_up out."),
         ({"warm_up": 13, "schedule": "step", "milestones": (0.3, 0.6)}, 40, "beyond local step 12 of 40"),
@@ -90,8 +85,6 @@ def test_a_schedule_that_a_run_does_not_get_to_is_refused(settings, steps, said)
 @pytest.mark.parametrize(
     "options, said",
     [
-        ([], "learning rate 0.05"),
-        (["--warm-up", "40"], "learning rate 0.05, warmed up over 40 of 600 local steps"),
         (["--method", "fedavg", "--warm-up", "40"], "learning rate 0.05, warmed up over 40 of 720 local steps"),
         (
             ["--schedule", "step", "--set", "optimizer.milestones=[0.5,0.9]"],
@@ -131,9 +124,8 @@ def test_the_learning_rate_has_a_panel_where_it_changes(tmp_path):
             return picture.height
 
     assert height(0.1) == height(0.1, 0.1) == height(None, 0.1) < height(0.1, 0.05)
-    for rate in ("1", -0.1, [], float("nan")):
-        with pytest.raises(DataError, match="line 2: learning_rate is"):
-            height(0.1, rate)
+    with pytest.raises(DataError, match="line 2: learning_rate is"):
+        height(0.1, -0.1)
     folder = leave(tmp_path / "run", 0.1, 0.1)
     RunFolder(folder).write("run.toml", Run().override({"method.name": "ist"}).toml())
     with Image.open(plots.draw(folder)) as picture:

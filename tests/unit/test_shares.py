@@ -120,7 +120,6 @@ def test_a_log_gives_every_round_its_shares(tmp_path):
 @pytest.mark.parametrize(
     "line, says",
     [
-        ({"round": 1, "ranks": 2}, "no shares"),
         ({"round": 1, "ranks": 3, "rank0_share": 0.5, "rank1_share": 0.5}, "3 ranks; this run has 2"),
         ({"round": 1, "ranks": 2, "rank0_share": 0.5}, "rank1_share is missing"),
         ({"round": 1, "ranks": 2, "rank0_share": 0.5, "rank1_share": -1}, "rank1_share is -1"),
@@ -144,8 +143,6 @@ def test_what_is_typed():
     for wrong in "1;2", "nan,1", "true":
         with pytest.raises(ConfigError, match=r"method\.shares"):
             typed(wrong)
-    with pytest.raises(ConfigError, match=r"method.shares = 3 must be a list, auto, or a metrics\.jsonl\."):
-        Run().override({"method.shares": 3})
 
 
 def test_a_comparison_leaves_them_out_where_nothing_is_dealt(tmp_path):

