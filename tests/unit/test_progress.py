@@ -37,7 +37,7 @@ def screen(width=100, clock=time.monotonic):
     return Console(file=io.StringIO(), force_terminal=True, width=width, get_time=clock, highlight=False)
 
 
-@pytest.mark.parametrize("seconds, left", [(2, "0:00:14"), (40, "0:04:40"), (3600, "7:00:00")])
+@pytest.mark.parametrize("seconds, left", [(2, "0:00:14"), (3600, "7:00:00")])
 def test_the_time_left_is_told_however_long_a_round_takes(seconds, left):
     """Rich itself forgets within 30 seconds what it knew of the speed."""
     now = 0.0
@@ -54,7 +54,7 @@ def test_the_time_left_is_told_however_long_a_round_takes(seconds, left):
     assert f"{timedelta(seconds=3 * seconds)} +" in re.sub("\x1b.*?m", "", said)
 
 
-@pytest.mark.parametrize("width", [30, 50, 67, 80, 140])
+@pytest.mark.parametrize("width", [30, 67, 140])
 def test_the_live_view_fits_the_terminal(width):
     """Figures are whole or not there, what matters most first; nothing wraps."""
     console = screen(width)
