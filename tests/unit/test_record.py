@@ -51,23 +51,22 @@ def test_a_phase_inside_another_is_taken_out_of_it(now):
     assert clock.since({"compute": 9, "push": 16, "wait": 4}) == {"push": 2, "pull": 4}
 
 
-def test_a_folder_of_ones_own_is_the_first_that_is_free(tmp_path, monkeypatch):
+def test_a_folder_is_the_first_that_is_free_or_the_one_that_is_wanted(tmp_path, monkeypatch):
+    """Nothing is made before the run has been checked, and nothing is ever overwritten."""
     monkeypatch.chdir(tmp_path)
-    paths = []
-    for _ in range(3):
-        folder = RunFolder.choose("", "digits")
+    for path in ("runs/digits", "runs/digits-2", "a/b"):
+        folder = RunFolder.choose("a/b" if path == "a/b" else "", "digits")
+        assert str(folder.path) == path and not folder.path.exists()
         folder.make()
-        paths.append(str(folder.path))
-    assert paths == ["runs/digits", "runs/digits-2", "runs/digits-3"]
-
-
-def test_a_wanted_folder_is_made_with_its_parents(tmp_path):
-    folder = RunFolder.choose(str(tmp_path / "a" / "b"), "digits")
-    assert not (tmp_path / "a").exists(), "nothing is made before the run has been checked"
-    folder.make()
-    assert folder.path.is_dir() and folder.path.name == "b"
-    (tmp_path / "empty").mkdir()
-    RunFolder.choose(str(tmp_path / "empty"), "digits")
+    held = FolderLock(folder.path)
+    with pytest.raises(ConfigError, match=f"is used by another run, process {os.getpid()}"):
+        RunFolder.choose("a/b", "digits")
+    held.release()
+    with pytest.raises(ConfigError, match=r"--out a/b: the folder is not empty. .*, or --resume auto to continue it"):
+        RunFolder.choose("a/b", "digits")
+    Path("runs/notes.txt").touch()
+    with pytest.raises(ConfigError, match="the folder is not empty and not a run's folder"):
+        RunFolder.choose("runs", "digits", "auto")
 
 
 @pytest.mark.parametrize("left", ["job/7.json", "metrics.jsonl wandb/x", "run.toml checkpoints/x"])
@@ -78,25 +77,6 @@ def test_a_run_resumes_beside_what_a_job_or_another_program_left(tmp_path, left)
         (tmp_path / name).touch()
     assert RunFolder.choose(str(tmp_path), "digits", "auto").path == tmp_path
     assert all((tmp_path / name).exists() for name in left.split())
-
-
-def test_nothing_is_ever_overwritten(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=rf"--out {tmp_path}: the folder is not empty"):
-        RunFolder.choose(str(tmp_path), "digits")
-    with pytest.raises(ConfigError, match="the folder is not empty and not a run's folder"):
-        RunFolder.choose(str(tmp_path), "digits", "auto")
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_a_folder_in_which_a_run_is_at_work_is_not_to_be_removed(tmp_path):
-    held = FolderLock(tmp_path)
-    RunFolder(tmp_path).make()
-    with pytest.raises(ConfigError, match=f"is used by another run, process {os.getpid()}"):
-        RunFolder.choose(str(tmp_path), "digits")
-    held.release()
-    with pytest.raises(ConfigError, match="the folder is not empty. .*, or --resume auto to continue it"):
-        RunFolder.choose(str(tmp_path), "digits")
 
 
 def test_a_folder_that_cannot_be_made_or_vanished_is_refused(tmp_path):
@@ -125,15 +105,10 @@ def test_metrics_read_back_as_they_were_written(tmp_path):
     again = RunFolder.choose(str(folder.path), "digits", "auto")
     again.keep_metrics(1)
     assert again.metrics() == lines[:1], "a resumed run forgets the rounds that it runs again"
-
-
-def test_damaged_or_missing_metrics_are_refused_by_name(tmp_path):
-    folder = RunFolder(tmp_path)
-    with pytest.raises(DataError, match=r"metrics.jsonl does not hold the metrics of a run"):
-        folder.metrics()
-    (tmp_path / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n')
-    with pytest.raises(DataError, match=r"metrics.jsonl does not hold the metrics of a run"):
-        folder.metrics()
+    (folder.path / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n')
+    for unreadable in (folder, RunFolder(tmp_path)):
+        with pytest.raises(DataError, match=r"metrics.jsonl does not hold the metrics of a run"):
+            unreadable.metrics()
 
 
 def test_a_short_file_asks_for_little_memory_and_a_lack_of_it_blames_no_file(tmp_path):
@@ -164,27 +139,22 @@ def test_a_run_goes_on_in_the_folder_that_its_checkpoint_lies_in(tmp_path, monke
     assert not (tmp_path / "runs" / "digits").exists()
 
 
-@pytest.mark.parametrize("resume", ["", "auto"])
 @pytest.mark.parametrize(
-    "name", ["lock.json", "metrics.jsonl", "run.toml", "network.h5", "checkpoints/round-00000001.h5"]
-)
-@pytest.mark.parametrize(
-    "make, kind",
+    "name, make, kind",
     [
-        (os.mkfifo, "a pipe"),
-        (lambda path: path.symlink_to("/dev/zero"), "a device"),
-        (lambda path: path.symlink_to("nowhere"), "a link to nothing"),
-        (lambda path: path.mkdir(), "a folder"),
+        ("lock.json", os.mkfifo, "a pipe"),
+        ("run.toml", lambda path: path.symlink_to("/dev/zero"), "a device"),
+        ("network.h5", lambda path: path.symlink_to("nowhere"), "a link to nothing"),
+        ("checkpoints/round-00000001.h5", os.mkdir, "a folder"),
     ],
 )
-def test_what_is_no_file_in_a_run_s_folder_is_named_before_anybody_opens_it(tmp_path, name, make, kind, resume):
-    if resume:
-        (tmp_path / "metrics.jsonl").touch()
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).unlink(missing_ok=True)
+def test_what_is_no_file_in_a_run_s_folder_is_named_before_anybody_opens_it(tmp_path, name, make, kind):
+    (tmp_path / "checkpoints").mkdir()
     make(tmp_path / name)
-    with pytest.raises(ConfigError, match=f"{name} is {kind}; it must be a file. Remove it."):
-        RunFolder.choose(str(tmp_path), "digits", resume)
+    for resume in ("", "auto"):
+        with pytest.raises(ConfigError, match=f"{name} is {kind}; it must be a file. Remove it."):
+            RunFolder.choose(str(tmp_path), "digits", resume)
+        (tmp_path / "metrics.jsonl").touch()
 
 
 # ---- `istmpi runs` and environment variables
@@ -247,7 +217,7 @@ def test_rm_refuses_before_anything_is_removed(runs, name, message):
 
 
 @pytest.mark.parametrize("facts", [{}, {"host": "another", "system": "its own"}])
-@pytest.mark.parametrize("held, removed", [("both", "both/ist-1"), ("both/ist-0", "both"), ("both", "both")])
+@pytest.mark.parametrize("held, removed", [("both", "both/ist-1"), ("both/ist-0", "both")])
 def test_rm_refuses_a_run_in_use_here_or_on_another_host(runs, facts, held, removed):
     (runs / held / lock.FILE).write_text(json.dumps(lock._this_process() | facts))
     with pytest.raises(ConfigError, match="is in use by process .* Stop the run first: touch "):

