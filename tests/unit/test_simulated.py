@@ -32,31 +32,23 @@ def bytes_of(*values):
 
 
 def test_messages_of_one_sender_and_tag_do_not_overtake_each_other_and_others_do():
+    pairs = [(source, tag) for source in (0, 1) for tag in (7, 8)]
+
     def program(comm):
-        mpi = comm.mpi
         if comm.rank < 2:
-            requests = [
-                mpi.Isend([bytes_of(comm.rank, tag, number), BYTE], 2, tag) for number in (0, 1) for tag in (7, 8)
-            ]
-            wait_for(requests)
+            wait_for([comm.mpi.isend(number, 2, tag) for number in (0, 1) for tag in (7, 8)])
             return None
-        arrived = []
-        backoff = Backoff()
+        arrived, backoff = [], Backoff()
         while len(arrived) < 8:
             backoff.wait_unless(False)
-            for source in (0, 1):
-                for tag in (7, 8):
-                    while mpi.iprobe(source=source, tag=tag):
-                        message = np.zeros(3, np.uint8)
-                        mpi.Irecv([message, BYTE], source, tag).wait()
-                        arrived.append(tuple(message.tolist()))
+            for pair in pairs:
+                while comm.mpi.iprobe(*pair):
+                    arrived.append((pair, comm.mpi.irecv(*pair).wait()))
         return arrived
 
     orders = [results[2] for results in under_all(program)]
     for order in orders:
-        for source in (0, 1):
-            for tag in (7, 8):
-                assert [number for its, of, number in order if (its, of) == (source, tag)] == [0, 1]
+        assert all([number for its, number in order if its == pair] == [0, 1] for pair in pairs)
     assert len(set(map(tuple, orders))) > 5, "sources and tags overtake each other"
 
 
@@ -68,52 +60,6 @@ def test_with_any_tag_the_first_that_was_sent_is_received_first():
         return [comm.mpi.recv(source=1) for _ in range(5)]
 
     assert all(results[0] == [0, 1, 2, 3, 4] for results in under_all(program, 2))
-
-
-def test_collective_calls_hand_over_what_mpi_says():
-    def program(comm):
-        rank, size = comm.rank, comm.size
-        send = np.repeat(bytes_of(*range(10 * rank, 10 * rank + size)), [1 + other for other in range(size)])
-        counts = [1 + other for other in range(size)]
-        into = np.zeros(size * (rank + 1), np.uint8)
-        comm.alltoallv(
-            (send, counts, [sum(counts[:other]) for other in range(size)]),
-            (into, [rank + 1] * size, [other * (rank + 1) for other in range(size)]),
-        )
-        root = np.full(3, rank, np.int32)
-        comm.broadcast(root, 1)
-        with comm.among([2, 0]) as some:
-            among = some and (some.rank, some.allgather(rank))
-        with comm.on_this_host() as local:
-            here = local.size
-        return (
-            into.tolist(),
-            comm.allgatherv(np.arange(rank + 1), [1, 2, 3]).tolist(),
-            root.tolist(),
-            comm.allgather({"rank": rank}),
-            comm.gather_to_root((rank, "x")),
-            comm.broadcast_from_root([rank]),
-            comm.allreduce_max(rank),
-            comm.start_allreduce_max(7 - rank)(),
-            among,
-            here,
-        )
-
-    for results in (*under_all(program), simulate(program, 3).require()):
-        for rank, result in enumerate(results):
-            blocks = np.repeat([rank, 10 + rank, 20 + rank], rank + 1).tolist()
-            assert result == (
-                blocks,
-                [0, 0, 1, 0, 1, 2],
-                [1, 1, 1],
-                [{"rank": 0}, {"rank": 1}, {"rank": 2}],
-                [(0, "x"), (1, "x"), (2, "x")] if rank == 0 else None,
-                [0],
-                2,
-                7,
-                {0: (1, [2, 0]), 1: None, 2: (0, [2, 0])}[rank],
-                3,
-            )
 
 
 def test_objects_that_arrive_are_the_receivers_own():
@@ -130,16 +76,12 @@ def test_objects_that_arrive_are_the_receivers_own():
 def test_every_rank_has_a_random_generator_of_its_own():
     def program(comm):
         torch.manual_seed(comm.rank)
-        numbers = []
-        for _ in range(3):
-            numbers.append(torch.rand(1).item())
-            comm.barrier()
-        return numbers
+        comm.barrier()
+        return torch.rand(1).item()
 
     before = torch.get_rng_state()
-    for rank, numbers in enumerate(simulate(program, 3, Faults(1)).require()):
-        generator = torch.Generator().manual_seed(rank)
-        assert numbers == [torch.rand(1, generator=generator).item() for _ in range(3)]
+    drawn = [torch.rand(1, generator=torch.Generator().manual_seed(rank)).item() for rank in range(3)]
+    assert simulate(program, 3, Faults(1)).require() == drawn
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -160,12 +102,7 @@ def racing(comm):
 def test_a_schedule_is_a_function_of_its_seed():
     first, again = ([simulate(racing, 4, Faults(seed)) for seed in SEEDS] for _ in range(2))
     for one, other in zip(first, again, strict=True):
-        assert (one.results, one.trace, one.seconds, one.switches) == (
-            other.results,
-            other.trace,
-            other.seconds,
-            other.switches,
-        )
+        assert (one.results, one.trace, one.seconds) == (other.results, other.trace, other.seconds)
     assert len({outcome.trace for outcome in first}) > len(SEEDS) / 2
     assert len({outcome.results[0] for outcome in first}) > 1, "a race is found"
 

@@ -43,11 +43,9 @@ def test_the_recorded_bits_and_messages_come_out_when_ranks_stop_and_are_slow(ca
     "settings",
     [
         {"method__redeal": 0.5, "optimizer__momentum": 0.9, "method__optimizer_state": "carry"},
-        {"method__delay": 1, "train__rounds": 3},
         {"method__name": "dynamic-averaging", "method__threshold": 0.012},
-        {"method__name": "data-parallel", "model__dropout": 0.2},
     ],
-    ids=["ist redealt", "ist delayed", "dynamic-averaging", "data-parallel"],
+    ids=["ist redealt", "dynamic-averaging"],
 )
 def test_schedules_with_delays_stops_slow_and_lost_ranks_keep_the_law(settings):
     schedules = Schedules(small_run(**SHORT | settings), 3, KINDS)
@@ -85,10 +83,10 @@ def test_an_all_reduce_that_does_not_wait_for_its_messages_is_found(monkeypatch)
 
 
 def test_a_run_killed_at_any_call_and_resumed_comes_to_the_same_weights():
-    """Every 151st call of each rank, before it does anything or when its part is posted."""
+    """Every 251st call of each rank, before it does anything or when its part is posted."""
     schedules = Schedules(small_run(**SHORT), 3, KINDS)
     found = []
-    kills = [Kill(rank, call) for rank in range(3) for call in range(5 + rank, schedules.calls[rank], 151)]
+    kills = [Kill(rank, call) for rank in range(3) for call in range(5 + rank, schedules.calls[rank], 251)]
     for number, kill in enumerate(kills):
         posted = replace(kill, posted=bool(number % 2))
         schedule = schedules.run_killed(number, replace(Faults(number), kills=[posted]))
@@ -137,10 +135,8 @@ def test_the_command_tries_schedules_and_tells_findings(istmpi_command, tmp_path
     code, out, err = istmpi_command("simulate", run, "--ranks", 2, "--schedules", 3, "--faults", 5)
     assert code == 0, err
     assert out.startswith("3 schedules of 2 ranks in ") and out.endswith("): 0 findings\n")
-    for option in (["--resume", "auto"], ["--json"], ["--progress", "lines"], ["-v"]):
-        code, _, err = istmpi_command("simulate", "--schedules", 1, *option)
-        assert code == 2
-        assert err.startswith(f"istmpi: {option[0]} does not go with --schedules, which prints only findings.")
+    code, _, err = istmpi_command("simulate", "--schedules", 1, "--json")
+    assert code == 2 and err.startswith("istmpi: --json does not go with --schedules, which prints only findings.")
 
 
 def test_a_run_killed_before_its_summary_is_completed_by_the_same_command(tmp_path, monkeypatch):
