@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from small import small_run
 
 from istmpi.cli.commands.predict import command as predict_command
-from istmpi.cli.commands.prepare import command as prepare_command
 from istmpi.comm import world
 from istmpi.data.decoder import Notes
 from istmpi.data.dense.predict import read_inputs
@@ -46,7 +45,7 @@ def assumed(report, option):
 # --- numbers
 
 
-@pytest.mark.parametrize("field", ["1_5", "١٥", "1.5_0", "１"])
+@pytest.mark.parametrize("field", ["1_5", "١٥"])
 def test_what_python_alone_takes_for_a_number_is_none(table, field):
     with pytest.raises(DataError, match=r"in.csv, line 3: '.*' is not a number"):
         prepared(table(f"a,b,label\n1,2,x\n1,{field},y\n"))
@@ -120,14 +119,10 @@ def test_other_delimiters_are_read_when_given(table):
     "text, options, message",
     [
         ("a,b,label\n1,2,x,\n3,4,y,\n", {}, "line 2: 4 columns, but line 1 has 3. A delimiter at the end of a line"),
-        ("a,b,\n1,2,\n3,4,\n", {}, "line 2 has no label.*a delimiter at the end of a line starts another"),
         ("5.1,?,setosa\n" + "5,3,setosa\n" * 10, {}, r"line 1: '\?' is not a number, but others are.*--header yes"),
-        ("1,2,x,\n3,4,y,\n", {}, "line 1: 'x' is not a number, but others are"),
         ('a,b,label\n"0,5",2,x\n1,2,y\n3,4,y\n', {}, "'0,5' is not a number.*decimal point"),
         ("a,a,b\n1,2,x\n", {"label": "a"}, "several columns are called 'a'"),
         ('a,b,label\n1,2,"x\n3,4,y\n', {}, "in.csv is not a table: unexpected end of data"),
-        ("a,b,c\n1,2,x\n1,y,x\n", {}, "in.csv, line 3: 'y' is not a number"),
-        ("a,b,c\n1,2,x\n1,2\n", {}, "in.csv, line 3: 2 columns, but line 1 has 3"),
         ("a,b,c\n1,,x\n2,3,x\n", {}, "in.csv, line 2: '' is not a number"),
         ("a,b,c\n1,nan,x\n2,3,y\n", {}, "has nan as feature 1"),
         ("a,b,kind\n1,2,x\n", {"label": "kin"}, "in.csv has no column kin; did you mean kind"),
@@ -135,23 +130,10 @@ def test_other_delimiters_are_read_when_given(table):
         ("a,b,c\n1,2,x\n3,4,y\n", {"task": "regression"}, "the label x is not a number"),
         ("", {}, "it needs features and a label"),
         ("a,b,c\n", {}, "in.csv has no train ex"),
-        ("a,b,c\n", {"task": "regression"}, "in.csv has no train ex"),
-        ("a,b,c\n", {"task": "classification"}, "in.csv has no train ex"),
-        (
-            "label,p0,p1\n1,3,0\n0,4,0\n1,5,0\n",
-            {},
-            "in.csv has one class, 0. The labels may be in the column label: --label label.",
-        ),
-        (
-            "target,p0,p1\n1,3,0.5\n0,4,0.5\n1,5,0.5\n",
-            {},
-            "all labels are equal. The labels may be in the column target",
-        ),
+        ("label,p\n1,0\n0,0\n1,0\n", {}, "has one class, 0. The labels may be in the column label: --label label."),
+        ("target,p\n1,.5\n0,.5\n1,.5\n", {}, "all labels are equal. The labels may be in the column target"),
         ("a,b\n1,01\n2,1\n3,001\n", {}, "has one class, 1. The labels 001, 01, 1 are one number. Write codes as"),
-        ("a,b\n1,x\n2,x\n", {}, "in.csv has one class, x. A network needs at least two"),
         ("a,b\n1,cat\n2,dog\n3,NaN\n", {}, "example 2 has the name NaN, which programs write for a missing label"),
-        ("a,b\n1,cat\n2,NA\n", {}, "has the name NA"),
-        ("a,b\n1,cat\n2,null\n", {}, "has the name null"),
         ("5.1,3.5,0\n4.9,3.0,cat\n4.7,3.2,dog\n", {}, "line 1: 5.1, 3.5, 0 may be a header"),
         (",b\n0,x\n1,y\n", {}, "in.csv, line 1: '' is not a number"),
     ],
@@ -178,8 +160,6 @@ def test_blank_lines_and_white_space_around_labels_do_not_count(table):
         ("a,b,2", "3,4,0", True),
         ("0,1", "1,0", False),
         ("1,2,species", "0.5,7,dog", None),
-        ("400,401.5,402,kind", "1,2,3,dog", None),
-        ("2,1,dog", "1,2,dog", False),
         ("5.1,3.5,setosa", "5,3,setosa", False),
     ],
 )
@@ -231,17 +211,13 @@ def inputs(path, reading=READING, notes=None, width=2, **options):
 @pytest.mark.parametrize(
     "text, options",
     [
-        ("a,b\n1,2\n", {}),
-        ("b,a\n2,1\n", {}),
         ("kind,b,a\nx,2,1\n", {}),
         ("id,b,a,kind\ny,2,1,x\n", {"label": "id"}),
         ('" b ",a\r\n2,1\r\n', {}),
-        ("\ufeffb,a\n2,1\n", {}),
         ("b;a\n2;1\n", {"delimiter": ";"}),
         ("1,2\n", {"header": False}),
         ("c,d\n1,2\n", {"header": True, "reading": BARE}),
         ("1,2\n", {"reading": BARE}),
-        ("0,1\n1,2\n", {"reading": {**READING, "columns": ["0", "1"]}}),
         ("1,0\n2,1\n", {"reading": {**READING, "columns": ["0", "1"]}}),
     ],
 )
@@ -256,11 +232,9 @@ def test_columns_have_the_order_of_training(table, text, options):
         ("a,c\n1,2\n", {}, "feature 1 is 'c', but 'b' in the training data"),
         ("id,a,b\n1,1,2\n", {}, "feature 0 is 'id', but 'a' in"),
         ("1,2\n", {}, "feature 0 is '1'.*--header no reads a table without a header"),
-        ("a;b\n1;2\n", {}, "'1;2' is not a number"),
         ("a,b,b\n1,2,3\n", {}, "feature 2 is 'b', but without a name"),
         ("c,d\n1,2\n", {"reading": BARE}, "'c' is not a number.*--header yes"),
         ("1,2,3\n", {"reading": BARE}, "a row has 3 numbers.*takes 2.*--label"),
-        ("1,2,3\n", {"header": False}, "a row has 3 numbers"),
         ("a,b\n1,2\n", {"reading": {**READING, "columns": 7}}, "columns is 7; it must be a list of texts"),
     ],
 )
@@ -296,23 +270,16 @@ def test_a_network_answers_by_name(table, tmp_path):
         evaluate(str(tmp_path / "run/network.h5"), world(), str(other))
 
 
-def test_the_options_are_the_commands(table, tmp_path):
-    path = table("a,b,c\n" + "0,1,2\n0,1,3\n" * 5)
-
-    def run(*words):
-        return CliRunner().invoke(prepare_command, ["csv", str(path), str(tmp_path / "a.h5"), "--force", *words])
-
-    assert "the first line is a header: a, b, c (--header decides otherwise)" in " ".join(run().stdout.split())
-    assert json.loads(run("--header", "yes", "--json").stdout)["reading"]["header"] is True
-    assert "'maybe' must be yes or no" in run("--header", "maybe").output
+def test_the_options_are_the_commands(table, tmp_path, istmpi_command):
+    words = "prepare", "csv", table("a,b,c\n" + "0,1,2\n0,1,3\n" * 5), tmp_path / "a.h5"
+    assert json.loads(istmpi_command(*words, "--header", "yes", "--json")[1])["reading"]["header"] is True
+    assert "'maybe' must be yes or no" in istmpi_command(*words, "--header", "maybe")[2]
 
 
 def test_whole_numbers_that_float64_would_merge_are_refused(table):
     rows = "".join(f"{17 * 10**17 + n},{n % 2}\n" for n in range(1, 40))
     with pytest.raises(DataError, match=r"line 2: 1700000000000000001 has more digits than a float64 keeps"):
         prepared(table("time,label\n" + rows))
-    with pytest.raises(DataError, match=rf"line 3: -{2**53 + 1} has more digits"):
-        prepared(table(f"time,label\n1,0\n-{2**53 + 1},1\n3,0\n4,1\n"))
     with pytest.raises(DataError, match="the label: 1700000000000000001 has more digits"):
         prepared(table("a,b\n" + "".join(f"{n},{17 * 10**17 + n}\n" for n in range(1, 140))), task="regression")
     report, _, _ = prepared(table("a,b\n" + "".join(f"{2**53 * n},{n % 2}\n" for n in range(1, 40)), "exact.csv"))
