@@ -74,20 +74,18 @@ def test_heads_and_feed_forward_units_are_dealt_out_layer_by_layer(number):
 @pytest.mark.parametrize("number", [0, 1])
 def test_flops_are_those_that_pytorch_counts(number):
     found = examined(number)
-    for ranks in (1, 3):
-        dealt = {name: -(-found.lengths[name] // ranks) for name in found.default_groups}
-        lengths = {**found.lengths, **dealt}
-        network = found.build(lengths)
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            functional.cross_entropy(network(tokens(3)).flatten(0, 1), tokens(3).flatten()).backward()
-        assert counter.get_total_flops() == 3 * sum(sum(one.flops(lengths)) for one in found.operators)
+    lengths = found.lengths | {name: -(-found.lengths[name] // 3) for name in found.default_groups}
+    network = found.build(lengths)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        functional.cross_entropy(network(tokens(3)).flatten(0, 1), tokens(3).flatten()).backward()
+    assert counter.get_total_flops() == 3 * sum(sum(one.flops(lengths)) for one in found.operators)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", KINDS[:2], ids=str)
 def test_a_later_token_changes_nothing_that_was_said_before(kind):
     network, x = module(**kind), tokens()
     expected = network(x)
-    for place in range(1, WINDOW):
+    for place in (1, 5, WINDOW - 1):
         other = x.clone()
         other[:, place:] = (other[:, place:] + 1) % WORDS
         found = network(other)
@@ -123,25 +121,14 @@ def test_positions_matter_and_rotary_ones_only_by_their_distance():
     "changed, said",
     [
         ({"norm": "batch"}, "norm = 'batch' must be rms or layer"),
-        ({"positions": "none"}, "positions = 'none' must be rotary or learnt"),
-        ({"feed_forward": "relu"}, "feed_forward = 'relu' must be swiglu or gelu"),
         ({"heads": []}, "each need at least one number"),
         ({"head_dim": 5}, "head_dim = 5 must be even with rotary positions"),
-        ({"depth": 5}, "unknown setting model.depth"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(changed, said):
     with pytest.raises(ConfigError, match=said) as refused:
         user_network("transformer", (WINDOW,), WORDS, {**SMALL, **changed}, NEXT_TOKEN).build()
     assert "\n" not in str(refused.value)
-
-
-def test_it_is_as_large_as_its_formula_says():
-    """Embedding; four matrices of attention, three of SwiGLU and two norms a layer; a norm."""
-    with torch.device("meta"):
-        network = Transformer((WINDOW,), 1000, layers=6, embed=64, heads=(4,), head_dim=16, hidden=(160,))
-    expected = 1000 * 64 + 6 * (4 * 64 * 64 + 3 * 64 * 160 + 2 * 64) + 64
-    assert sum(parameter.numel() for parameter in network.parameters()) == expected
 
 
 def test_text_is_not_for_an_mlp_and_images_are_no_text():

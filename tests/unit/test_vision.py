@@ -9,8 +9,6 @@ from istmpi.config import Run
 from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
-from istmpi.inspection.tracing import trace
-from istmpi.models import architecture
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.norms import build_module
@@ -76,34 +74,10 @@ def test_its_flops_are_those_that_pytorch_counts(network, name):
         assert 4 * per_example == counter.get_total_flops(), lengths
 
 
-@pytest.mark.parametrize(
-    "name, settings, dealt",
-    [
-        ("resnet", {"stem": 7, "channels": [64, 128, 256, 512], "inner": [64, 128, 256, 512]}, "inner"),
-        ("vgg", {"channels": [64, 128, 256, 512, 512], "dense": [4096, 4096]}, "dense"),
-    ],
-)
-def test_at_the_size_of_imagenet_its_flops_are_those_that_pytorch_counts(name, settings, dealt):
-    """Known from four units of each width, for the published widths and their subnets on eight ranks."""
-    lists = {key: widths for key, widths in settings.items() if isinstance(widths, list)}
-    thin = user_network(name, IMAGENET, 1000, settings | {key: [4] * len(widths) for key, widths in lists.items()})
-    lengths = {f"{key}{place}": width for key, widths in lists.items() for place, width in enumerate(widths, 1)}
-    traced = trace(thin, dict.fromkeys(lengths, 4))
-    assert traced.inexact == ()
-    for ranks in (1, 8):
-        part = {key: [width // ranks if key == dealt else width for width in widths] for key, widths in lists.items()}
-        with torch.device("meta"), FlopCounterMode(display=False) as counter:
-            module = user_network(name, IMAGENET, 1000, settings | part).build().train()
-            module(torch.empty(4, *IMAGENET)).square().mean().backward()
-        held = {key: width // ranks if key.startswith(dealt) else width for key, width in lengths.items()}
-        per_example = sum(sum(operator.flops(held)) for operator in traced.products)
-        assert 4 * per_example == counter.get_total_flops(), ranks
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("name", ["vgg", "resnet"])
-def test_an_evaluation_moves_weights_and_no_activations_of_convolutions(network, name, ranks):
+def test_an_evaluation_moves_weights_and_no_activations_of_convolutions(network, name):
     """With the published channels: calibration and all of CIFAR-10's test images, even at 16 x 16."""
+    ranks = 4
     found, _ = network(name)
     widths = dict(zip(["channels1", "channels2", "channels3", "channels4"], [64, 128, 256, 512]))
     widths |= {"channels5": 512, "inner1": 64, "inner2": 128, "dense1": 4096, "dense2": 4096}
@@ -133,7 +107,6 @@ def test_an_evaluation_moves_weights_and_no_activations_of_convolutions(network,
     [
         # The published sizes (Simonyan and Zisserman, table 2), without convolutions' biases, with the norms' numbers.
         ("vgg", {"layers": 11}, 132_863_336 - 2_752 + 2 * 2_752 + 2 * 2 * 4_096),
-        ("vgg", {"layers": 13}, 133_047_848 - 2_944 + 2 * 2_944 + 2 * 2 * 4_096),
         ("vgg", {"layers": 16}, 138_357_544 - 4_224 + 2 * 4_224 + 2 * 2 * 4_096),
         # As torchvision's ResNet-18, but for the norms: pre-activation has one before each convolution.
         ("resnet", {"stem": 7}, 11_689_512 - 9_600 + 2 * 3_904),
@@ -150,31 +123,17 @@ def test_it_has_the_published_size(name, settings, parameters):
     [
         ("vgg", IMAGE, {"layers": 12}, "layers = 12 must be one of 11, 13, 16"),
         ("vgg", IMAGE, {"channels": [8, 8]}, "must be 5 numbers, one for each section"),
-        ("vgg", (64,), {}, r"examples of shape \(64,\) are not images"),
         ("resnet", IMAGE, {"blocks": [1]}, "must have the same length"),
         ("resnet", IMAGE, {"stem": 5}, "stem = 5 must be 3 or 7"),
         ("resnet", (7,), {}, "are not images"),
-        ("resnet", IMAGE, {"exits": [4]}, r"exits = \[4\] must be sections from 1 to 3"),
         ("resnet", IMAGE, {"exits": [2, 1]}, r"exits = \[2, 1\] must be sections from 1 to 3, each once and in order"),
-        ("vgg", IMAGE, {"exits": [0]}, r"exits = \[0\] must be sections from 1 to 5"),
         ("vgg", IMAGE, {"exits": 3}, "'int' object is not iterable"),
-        ("resnet", IMAGE, {"depth": 5}, "unknown setting model.depth"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(name, shape, changed, said):
     with pytest.raises(ConfigError, match=said) as refused:
         user_network(name, shape, 10, changed).build()
     assert "\n" not in str(refused.value)
-
-
-def test_its_settings_are_its_constructors():
-    run = Run().override({"model.name": "resnet", "model.inner": [4, 4, 4, 4]})
-    assert run.model.arguments == {"inner": [4, 4, 4, 4]}
-    assert Run.from_tree(run.tree(), "again").model == run.model
-    assert run.override({"model.name": "vgg"}).model.arguments == {}, "another network has other settings"
-    misspelt = Run().override({"model.name": "resnt"}).model
-    with pytest.raises(ConfigError, match="model.name = 'resnt' is not known; did you mean resnet"):
-        architecture(4, 2, "classification", misspelt)
 
 
 def test_a_class_says_what_is_dealt_out_by_default(tmp_path):
