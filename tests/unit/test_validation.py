@@ -18,7 +18,7 @@ from istmpi.errors import ConfigError
 from istmpi.training.best import Best
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.93])
+@pytest.mark.parametrize("fraction", [0.01, 0.5])
 def test_examples_are_divided_by_seed_each_class_alike(fraction):
     labels = np.repeat([0, 1, 2], [500, 30, 170])
     train, validation = split_indices(700, fraction, 3, labels)
@@ -38,20 +38,17 @@ def test_images_are_divided_and_keep_what_is_done_with_them():
     whole = open_for_training(Data(flip=True), seed=2)
     data = open_for_training(Data(flip=True, validation=0.2), seed=2)
     assert (len(data.train), len(data.splits["validation"]), len(data.test)) == (1150, 287, 360)
-    x, y = examples_of(whole.train, np.arange(1437))
-    rows = np.concatenate([examples_of(data.splits[name], np.arange(n))[0] for name, n in PARTS])
-    labels = np.concatenate([data.splits[name].labels() for name, _ in PARTS])
-    order, expected = (np.lexsort(np.column_stack([of.reshape(1437, -1), at]).T) for of, at in ((rows, labels), (x, y)))
-    np.testing.assert_array_equal(rows[order].reshape(1437, -1), x[expected].reshape(1437, -1))
-    np.testing.assert_array_equal(labels[order], y[expected])
+
+    def rows_of(split):
+        x, y = examples_of(split, np.arange(len(split)))
+        return [tuple(row) for row in np.column_stack([x.reshape(len(split), -1), y]).tolist()]
+
+    assert sorted(rows_of(data.train) + rows_of(data.splits["validation"])) == sorted(rows_of(whole.train))
     small = data.train.resize(4).reshape((16,))
     assert small.batch(np.arange(3)).inputs[0].shape == (3, 16)
     flipped, plain = (data.train.batch(np.arange(50), key).inputs[0] for key in (7, None))
     assert not torch.equal(flipped, plain)
     assert data.train.features_checksum != whole.train.features_checksum
-
-
-PARTS = (("train", 1150), ("validation", 287))
 
 
 def test_sparse_rows_are_divided(tmp_path):
@@ -61,12 +58,9 @@ def test_sparse_rows_are_divided(tmp_path):
     assert (len(train), len(validation)) == (30, 10)
     assert (train.count_labels(LABELS) + validation.count_labels(LABELS) == split.count_labels(LABELS)).all()
     rest, more = train.hold_out(0.5, 1)
-    for part in (rest, more):
-        for n in range(15):
-            mine = part.batch(np.array([n]))
-            theirs = split.batch(part.chosen[n : n + 1])
-            assert all(torch.equal(one, other) for one, other in zip(mine.inputs, theirs.inputs))
-            assert torch.equal(mine.targets.columns, theirs.targets.columns)
+    mine, theirs = rest.batch(np.arange(15)), split.batch(rest.chosen)
+    assert all(torch.equal(one, other) for one, other in zip(mine.inputs, theirs.inputs))
+    assert torch.equal(mine.targets.columns, theirs.targets.columns)
     assert not {*rest.chosen} & {*more.chosen} and {*rest.chosen, *more.chosen} == {*train.chosen}
     assert rest.labels_checksum != more.labels_checksum != train.labels_checksum
     total = sum(part.density * len(part) for part in (train, validation))
