@@ -21,11 +21,10 @@ from istmpi.inspection.examine import inspect
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.table import Table
-from istmpi.outputs import LossOfOutputs, join_outputs, require_weights
-from istmpi.tasks import Classification, Regression
+from istmpi.outputs import LossOfOutputs, require_weights
+from istmpi.tasks import Classification
 
 FILE = Path(networks.__file__)
-EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
 
 
 def own(name, shape=(7,), **arguments):
@@ -51,21 +50,6 @@ def convolutional():
 # ---- the table
 
 
-def test_initial_values_do_not_come_from_the_constructor(convolutional):
-    """Uniform in one over the root of the inputs of the full network, as PyTorch's own; ones and zeros stay."""
-    initial = {name: (one.bound, one.centre) for name, one in convolutional.parameters.items()}
-    inputs = {"first": 9, "second": 6 * 9, "dense": 16, "last": 9}
-    expected = {f"{name}.{key}": (of**-0.5, 0) for name, of in inputs.items() for key in ("weight", "bias")}
-    assert initial == expected | {"norm.weight": (0, 1), "norm.bias": (0, 0)}
-    torch.manual_seed(0)
-    built = networks.Convolutional((1, 8, 8), 10, channels=(600, 40), hidden=90)
-    large = ready("Convolutional", (1, 8, 8), channels=[600, 40], hidden=90)
-    for name, values in built.named_parameters():
-        bound = large.parameters[name].bound
-        if bound:
-            assert 0.9 * bound < float(values.detach().abs().max()) <= bound * (1 + 1e-6), name
-
-
 def test_products_that_sum_over_units_are_scaled_unless_a_batch_normalisation_is_behind_them(convolutional, shaken):
     assert convolutional.sums == {"second": ("channels1",), "dense": ("channels2",), "last": ("hidden",)}
     assert shaken.sums == {"tied": ("hidden",), "last": ("hidden",)}
@@ -78,13 +62,6 @@ def test_products_that_sum_over_units_are_scaled_unless_a_batch_normalisation_is
     )
 
 
-def test_norms_randomness_and_ties_are_found(convolutional, shaken):
-    assert {name: (norm.units, norm.epsilon) for name, norm in shaken.batch_norms.items()} == {"norm": (12, 1e-3)}
-    assert (convolutional.stochastic, shaken.stochastic) == (False, True)
-    assert "tied.weight" not in shaken.parameters and "inner.weight" in shaken.parameters
-    assert shaken.parameters["gain"].centre == 0.5
-
-
 def test_a_table_is_the_same_behind_json(convolutional):
     table = convolutional.table
     again = Table.from_tree(json.loads(json.dumps(table.tree())))
@@ -93,35 +70,29 @@ def test_a_table_is_the_same_behind_json(convolutional):
     assert other.difference(table) == "settings, hidden: 8 or 9"
 
 
-ODD = {
-    "random buffer": "buffer noise has random values",
-    "counting": "buffer count changes in a forward pass",
-    "complex": "parameter scale is of torch.complex64",
-    "lazy": "parameter last.weight has no shape before the first forward pass",
-    "no call": "batch normalisation norm is not called in a forward pass",
-}
+ODD = ("random buffer", "counting", "complex", "lazy", "no call")
 
 
 @pytest.mark.parametrize(
     "what, problem",
     [
-        *ODD.items(),
+        ("random buffer", "buffer noise has random values"),
+        ("counting", "buffer count changes in a forward pass"),
+        ("complex", "parameter scale is of torch.complex64"),
+        ("lazy", "parameter last.weight has no shape before the first forward pass"),
+        ("no call", "batch normalisation norm is not called in a forward pass"),
         ("constructor leaves", "constructor fails with what = 'constructor leaves', hidden = 8: SystemExit: 5"),
         ("forward leaves", "forward fails on examples of shape 2 x 7: SystemExit: enough"),
         ("constructor's own end", "constructor fails with .*: OwnEnd: over"),
-        ("forward's own end", "forward fails on examples of shape 2 x 7: OwnEnd: over"),
         ("no gradients", "constructor fails with .*: it turns gradients off globally"),
         ("meta", "parameter first.weight is on the device meta"),
-        ("meta buffer", "buffer calls is on the device meta"),
         ("nothing", "forward returns NoneType for 2 examples"),
         ("text", "forward returns str for 2 examples"),
         ("training", "forward fails on examples of shape 2 x 7: RuntimeError: only in use"),
         ("two", r"forward returns \(2, 7\) as output 2 for 2 examples"),
-        ("none at all", "forward returns tuple for 2 examples"),
         ("two in training", "forward returns 2 outputs in training and 1 in evaluation"),
         ("integers", "forward returns numbers of torch.int64"),
         ("detached", "outputs have no gradient with respect to any parameter"),
-        ("nan", "parameter gain does not start with finite numbers"),
         ("inf", "parameter gain does not start with finite numbers"),
     ],
 )
@@ -131,26 +102,15 @@ def test_what_goes_wrong_in_a_network_is_one_line(what, problem):
     assert "\n" not in str(refused.value)
 
 
-def test_another_class_and_what_is_not_finite_on_the_data_at_first_are_refused():
+def test_another_class_and_a_forward_that_fails_on_the_data_are_refused_and_a_look_draws_nothing():
     with pytest.raises(ConfigError, match="its class makes int, not a torch.nn.Module"):
         inspect(own("MakesNumbers"))
     examples = torch.ones(4, 7)
-    with pytest.raises(ConfigError, match="forward gives nan for the first training examples"):
-        ready("Faulty", what="logarithm").require_finite(examples)
     with pytest.raises(ConfigError, match="examples of shape 4 x 7: RuntimeError: no more than three"):
         ready("Faulty", what="few examples").require_finite(examples)
     dropping, before = ready("Shaken"), torch.get_rng_state()
     dropping.require_finite(examples)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_width_that_moves_unrelated_axes_is_refused_by_name():
-    both = ready("PooledToo")
-    reason = r"exchanging its units changes the outputs, first those of other \(Linear\)"
-    with pytest.raises(ConfigError, match=f"no width that can be dealt out .hidden: {reason}"):
-        both.require_dealable(both.groups)
-    with pytest.raises(ConfigError, match=f"hidden cannot be dealt out: {reason}. Use another method"):
-        both.require_dealable(("hidden",))
 
 
 def test_widths_that_are_too_narrow_for_the_constructor_say_what_to_do():
@@ -185,51 +145,16 @@ def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widt
     assert alone.groups == alone.default_groups == ("stream",)
 
 
-# ---- the commands
-
-
-def test_the_example_is_dealt_out_in_all_of_its_widths():
-    table = inspect(user_network(f"{EXAMPLE}:ConvNet", (1, 8, 8), 10, {}))
-    assert table.groups == {"channels1": 32, "channels2": 64, "hidden": 128}
-    assert set(table.norms) == {"first_norm", "second_norm"} and table.stochastic
-    assert table.sums == {"dense": ("channels2",), "outputs": ("hidden",)}
-
-
-@pytest.mark.parametrize("verb", [["evaluate"], ["predict"], ["export", "--to", "torch"]])
-def test_a_class_goes_with_checkpoints_of_own_networks_alone(verb, istmpi_command, checkpoints):
-    path = checkpoints / "batch.h5"
-    words = [verb[0], path, *(["digits"] if verb == ["predict"] else []), *verb[1:]]
-    code, _, said = istmpi_command(*words, "--model", f"{EXAMPLE}:ConvNet")
-    assert code == 2 and "is built in; leave --model out" in said
-
-
 # ---- building
 
 
-@pytest.mark.parametrize("hidden", [12, 5])
-def test_what_the_constructor_computed_is_kept(shaken, hidden):
+def test_what_the_constructor_computed_and_tied_is_kept(shaken):
     with torch.device("meta"):
-        built = shaken.build({"hidden": hidden})
+        built = shaken.build({"hidden": 5})
     assert torch.equal(built.table, (torch.arange(7) / 7).double())
     assert built.first.weight.dtype == torch.float64 and built.first.weight.device.type == "cpu"
     assert built.tied.weight is built.inner.weight
-    shapes = {name: tuple(values.shape) for name, values in built.named_parameters()}
-    assert shapes == {name: of.pattern.shape({"hidden": hidden}) for name, of in shaken.parameters.items()}
     assert own("Plain", (1, 8, 8)).inputs == (64,), "a constructor of features and no shape gets examples flat"
-
-
-def test_the_factor_multiplies_products_and_not_their_biases(convolutional):
-    lengths = {"channels1": 3, "channels2": 2, "hidden": 9}
-    scale = {"channels1": 0.5, "channels2": 0.25}
-    torch.manual_seed(1)
-    built = convolutional.build(lengths, scale).eval()
-    plain = networks.Convolutional((1, 8, 8), 10, channels=[3, 2], hidden=9).eval()
-    plain.load_state_dict(built.state_dict(), strict=False)
-    with torch.no_grad():
-        plain.dense.weight *= 0.25 * 2  # channels1 is a half of all, as its scale says: nothing is multiplied
-        x = torch.randn(5, 1, 8, 8)
-        built.norm.moments = torch.zeros(3), torch.ones(3)
-        torch.testing.assert_close(built(x), plain(x))
 
 
 def test_without_its_code_a_network_can_be_described_but_not_built(convolutional):
@@ -269,17 +194,17 @@ class Stacked(nn.Module):
         return self.last(x)
 
 
-CASES = {
+NETWORKS = {
     "convolutions": (networks.Convolutional, (1, 8, 8), {"channels": [96, 71], "hidden": 250}),
     "attention": (networks.Rows, (1, 8, 8), {"heads": 8, "head_dim": 16, "embed": 128, "hidden": 192}),
     "recurrent": (Recurrent, (6,), {}),
-    "blocks": (Stacked, (6,), {}),
+    "blocks": (Stacked, (6,), {"depth": 66}),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_table_of_few_units_is_that_of_all(name, monkeypatch):
-    kind, shape, settings = CASES[name]
+    kind, shape, settings = NETWORKS[name]
     network = user_network("net.py:Net", shape, 10, settings, network=kind)
     expected = inspect(network)
     monkeypatch.setattr(kind, "LARGE", True, raising=False)
@@ -327,20 +252,10 @@ def random(*shape, seed=0):
 def test_the_loss_is_the_weighted_sum():
     targets, outputs = torch.tensor([0, 2, 1]), [random(3, 4, seed=seed) for seed in range(3)]
     each = [float(functional.cross_entropy(one, targets)) for one in outputs]
+    assert float(LossOfOutputs(Classification.loss)(outputs[0], targets)) == each[0]
     assert float(LossOfOutputs(Classification.loss)(outputs, targets)) == pytest.approx(sum(each))
     found = LossOfOutputs(Classification.loss, (0.5, 0.0, 2.0))(tuple(outputs), targets)
     assert float(found) == pytest.approx(0.5 * each[0] + 2 * each[2])
-    numbers = random(3, 4, seed=9)
-    found = LossOfOutputs(Regression.loss, (1.0, 3.0))(outputs[:2], numbers, reduction="sum")
-    each = [float(((one - numbers) ** 2).sum() / 4) for one in outputs]
-    assert float(found) == pytest.approx(each[0] + 3 * each[1])
-
-
-def test_one_output_is_what_it_was():
-    outputs, targets = random(5, 3), torch.tensor([0, 2, 1, 1, 0])
-    assert join_outputs(outputs) is outputs
-    found = LossOfOutputs(Classification.loss)(outputs, targets)
-    assert torch.equal(found, functional.cross_entropy(outputs, targets))
 
 
 @pytest.mark.parametrize(
@@ -353,15 +268,5 @@ def test_one_output_is_what_it_was():
 )
 def test_weights_that_do_not_fit_are_refused(weights, exits, said):
     require_weights(Train(exit_weights=(2.0, 1.0, 0.0)[:exits]), exits, "net")
-    require_weights(Train(), exits, "net")
-    with pytest.raises(ConfigError, match=said) as refused:
+    with pytest.raises(ConfigError, match=said):
         require_weights(Train(exit_weights=weights), exits, "net")
-    assert "\n" not in str(refused.value)
-
-
-def test_the_plan_refuses_weights_that_do_not_fit(istmpi_command):
-    network = ["--model", "resnet", "--set", "model.blocks=[1,1]", "--set", "model.channels=[4,6]"]
-    network += ["--set", "model.inner=[5,7]", "--set", "model.exits=[1]", "--set"]
-    code, _, err = istmpi_command("train", "--dry-run", *network, "train.exit_weights=[1, 2, 3]")
-    assert (code, err.count("\n")) == (2, 1) and "resnet has 2 outputs" in err
-    assert istmpi_command("train", "--dry-run", *network, "train.exit_weights=[1, 2]")[0] == 0

@@ -1,34 +1,15 @@
-"""Copies of units, with the factors of their share, compute what one of each unit computes (the law of two halves)."""
+"""How a factor of a sum over units is found: copies of units, powers of their share, and deviations that fade."""
 
-import pytest
 import torch
 from torch import nn
 
 from istmpi.inspection.examine import inspect
 from istmpi.inspection.twins import copy_units
-from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.table import split_power, with_power
-from tests.networks.plain import lengths_of, outputs_of, plain, quiet, random_values, with_units
+from tests.networks.plain import lengths_of, plain, random_values, with_units
 from tests.networks.running import network
-from tests.networks.table import FACTORS, RESIDUAL
-
-COPIES = 4
-
-
-@pytest.mark.parametrize("row", [row for row in FACTORS if row.trains and not row.means], ids=lambda row: row.name)
-def test_four_copies_of_each_unit_compute_what_one_of_each_does(row):
-    table = inspect(network(row))
-    architecture = Architecture(row.network, table, row.dtype, network(row))
-    for group in table.groups:
-        few = {**lengths_of(row), group: 3}
-        many = {**few, group: COPIES * 3}
-        narrow = plain(row, **few)
-        values = random_values(narrow)
-        copied = with_units(table, values, group, torch.arange(3).repeat(COPIES), few)
-        share = COPIES * 3 / architecture.lengths[group] / COPIES  # a factor follows from the full length
-        full = quiet(architecture.build(many, {group: share}))
-        torch.testing.assert_close(outputs_of(row, full, copied), outputs_of(row, narrow, values))
+from tests.networks.table import RESIDUAL
 
 
 def test_copied_units_are_those_of_the_oracle():
