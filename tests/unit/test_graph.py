@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from graphs import CLASSES, FEATURES, NODES, made, matrix, naive_logits
+from graphs import CLASSES, FEATURES, NODES, made, matrix
 from torch.nn import functional
 
 from istmpi.config import Run
@@ -18,12 +18,12 @@ from istmpi.data.graph.split import Graph, GraphSplit, sample_neighbours
 from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
-from istmpi.models.aggregation import Bags, Edges, drop
+from istmpi.models.aggregation import Edges, drop
 from istmpi.models.graphs import GAT, GCN, SAGE
 from istmpi.models.tables import Facts, find_table
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
-from istmpi.tasks import NODE_CLASSES, NODE_LABELS, TASKS, NodeClasses, NodeLabels
+from istmpi.tasks import NODE_CLASSES, NodeClasses
 
 MODELS = {"gcn": GCN, "sage": SAGE}
 
@@ -66,27 +66,11 @@ def test_no_warning_about_sparse_matrices_reaches_a_user():
     assert not subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True).stderr
 
 
-@pytest.mark.parametrize("model", ["gcn", "sage"])
-def test_bags_of_words_train_as_sparse_rows(model):
-    """They give what dense ones do, which evaluation multiplies, and their gradients."""
-    inputs = split(several=True).batch(np.arange(1)).inputs
-    x, offsets, columns = inputs[0].double(), *inputs[1:]
-    assert isinstance(drop(x, torch.nn.Dropout(0.0)), Bags) and drop(x, torch.nn.Dropout(0.0).eval()) is x
-    network = MODELS[model](FEATURES, CLASSES, (5, 4)).double()
-    gradients = []
-    for mode in (True, False):
-        network.train(mode).zero_grad()
-        (network(x, offsets, columns) * torch.arange(1, CLASSES + 1)).square().sum().backward()
-        gradients.append([parameter.grad.clone() for parameter in network.parameters()])
-    for sparse, dense in zip(*gradients):
-        assert torch.allclose(sparse, dense, rtol=0, atol=1e-11 * dense.abs().max().item())
-
-
-@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize("model", [GCN, SAGE, GAT])
 def test_graph_networks_train_on_bags_of_words_under_autocast(model):
     """Sparse products have no bfloat16: they are in float32."""
     data = split(several=True)
-    network = {**MODELS, "gat": GAT}[model](FEATURES, CLASSES, (4, 4))
+    network = model(FEATURES, CLASSES, (4, 4))
     plain = network(*data.batch(np.arange(1)).inputs)
     with torch.autocast("cpu", torch.bfloat16):
         logits = network(*data.batch(np.arange(1)).inputs)
@@ -99,19 +83,16 @@ def test_graph_networks_train_on_bags_of_words_under_autocast(model):
     "arguments, said",
     [
         ({"hidden": 0}, r"model.hidden = \[0\] must name at least one layer of at least one unit\."),
-        ({"hidden": [8, -3]}, r"model.hidden = \[8, -3\] must name at least one layer"),
         ({"hidden": [1.5]}, r"model.hidden = \[1.5\] must be a whole number, each\."),
         ({"hidden": "abc"}, "model.hidden = 'abc' must be a list\\."),
-        ({"hidden": True}, "model.hidden = true must be a list\\."),
         ({"dropout": 1.0}, r"model.dropout = 1.0 must lie in \[0, 1\)\."),
         ({"aggregate_first": 3}, "model.aggregate_first = 3 must be true or false\\."),
     ],
 )
-@pytest.mark.parametrize("model", ["gcn", "sage"])
-def test_arguments_that_no_network_can_have_are_refused_before_it_is_made(model, arguments, said):
+def test_arguments_that_no_network_can_have_are_refused_before_it_is_made(arguments, said):
     with pytest.raises(ConfigError, match=said):
-        Run().override({"model.name": model, **{f"model.{name}": value for name, value in arguments.items()}})
-    assert Run().override({"model.name": model, "model.hidden": 32}).model.arguments["hidden"] == (32,)
+        Run().override({"model.name": "gcn", **{f"model.{name}": value for name, value in arguments.items()}})
+    assert Run().override({"model.name": "gcn", "model.hidden": 32}).model.arguments["hidden"] == (32,)
 
 
 def test_dropout_of_a_bag_of_words():
@@ -123,25 +104,10 @@ def test_dropout_of_a_bag_of_words():
     assert torch.equal(bags.transposed.to_dense(), kept.t())
     assert set(kept.unique().tolist()) == {0.0, 4.0} and not kept[x == 0].any()
     assert (kept > 0).sum().item() == pytest.approx(7500, abs=6 * (10000 * 0.25 * 0.75) ** 0.5)
-    assert not isinstance(drop(torch.ones(4, 4), torch.nn.Dropout(0.25)), Bags)
     none = torch.nn.Dropout(0.0)
-    x[:, ::40] = 0.0
-    for _ in range(2):
-        assert torch.equal(drop(x, none).matrix.to_dense(), x)
-    assert not isinstance(drop(x.bfloat16(), none), Bags)
-    x[:] = 1.0
-    assert drop(x, none) is x
-
-
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("model", MODELS)
-def test_networks_are_those_of_dense_matrices(model, first):
-    torch.manual_seed(0)
-    network = MODELS[model](FEATURES, CLASSES, (6, 4), aggregate_first=first).double()
-    weights = {name: torch.randn_like(values) for name, values in network.named_parameters()}
-    network.load_state_dict(weights)
-    expected = naive_logits(model, weights, whole(), {"hidden1": 1.0, "hidden2": 1.0})
-    assert torch.allclose(network(*whole()), expected, rtol=0, atol=1e-12)
+    assert torch.equal(drop(x, none).matrix.to_dense(), x)
+    for dense in (x.bfloat16(), x + 1):
+        assert drop(dense, none) is dense
 
 
 # ---- batches
@@ -163,13 +129,12 @@ def test_a_union_of_clusters_keeps_the_edges_between_them():
 @pytest.mark.parametrize("how", ["clusters", "neighbours"])
 def test_a_batch_is_a_function_of_seed_rank_and_step(how):
     """So is what is sampled."""
-    for rank in range(3):
-        one, other = (Batches(split(how), np.arange(5), 2, 7, rank) for _ in range(2))
-        for mine, theirs in [(one.at(step), other.at(step)) for step in (4, 0, 2)]:
-            assert all(torch.equal(*pair) for pair in zip(mine.inputs, theirs.inputs))
-            assert torch.equal(mine.targets, theirs.targets)
-    ranks = [Batches(split(how), np.arange(5), 2, 7, rank).indices(0).tolist() for rank in range(4)]
-    assert len({tuple(one) for one in ranks}) > 1
+    one, other, third = (Batches(split(how), np.arange(5), 2, 7, rank) for rank in (1, 1, 2))
+    for step in (4, 0):
+        mine, theirs = one.at(step), other.at(step)
+        assert all(torch.equal(*pair) for pair in zip(mine.inputs, theirs.inputs))
+        assert torch.equal(mine.targets, theirs.targets)
+    assert [one.indices(step).tolist() for step in range(3)] != [third.indices(step).tolist() for step in range(3)]
 
 
 def star(leaves):
@@ -193,8 +158,7 @@ def test_neighbours_are_sampled_evenly():
     assert count[0] == draws
     expected = draws * 3 / 10
     # Three of ten without replacement: the variance of a count is 0.7 of a multinomial one's times 10 / 9.
-    statistic = ((count[1:] - expected) ** 2 / expected).sum() / 0.7 * 0.9
-    assert statistic < 27.9
+    assert ((count[1:] - expected) ** 2 / expected).sum() / 0.7 * 0.9 < 27.9
 
 
 def test_a_sample_goes_out_hop_by_hop():
@@ -222,29 +186,6 @@ def test_the_size_of_an_example_is_that_of_batches():
     assert 1 <= nodes <= 2 and edges <= 1
 
 
-# ---- tasks
-
-
-def test_only_nodes_with_a_target_count():
-    outputs = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]], dtype=torch.float64)
-    targets = torch.tensor([0, -1, 1])
-    each = torch.nn.functional.cross_entropy(outputs, torch.tensor([0, 0, 1]), reduction="none")
-    assert float(NodeClasses.loss(outputs, targets)) == pytest.approx(float(each[0] + each[2]) / 2)
-    assert NodeClasses.points(outputs, targets) == 1
-    assert float(NodeClasses.loss(outputs, torch.full((3,), -1))) == 0
-
-
-def test_micro_f1_by_hand():
-    outputs = torch.tensor([[1.0, -1.0, 2.0], [3.0, 1.0, -2.0], [9.0, 9.0, 9.0]])
-    targets = torch.tensor([[1, 1, 0], [1, 0, 0], [-1, -1, -1]])
-    assert NodeLabels.points(outputs, targets) == (4, 7)  # 2 hits, 2 false alarms, 1 missed
-    assert NodeLabels.score_from_means(4 / 2, 7 / 2) == pytest.approx(4 / 7)
-    assert TASKS[NODE_LABELS].score_from_means(0.0, 0.0) == 0
-    odds = outputs[:2].double().sigmoid()
-    expected = -(targets[:2] * odds.log() + (1 - targets[:2]) * (1 - odds).log()).mean()
-    assert float(NodeLabels.loss(outputs.double(), targets)) == pytest.approx(float(expected))
-
-
 # ---- tables and costs
 
 
@@ -268,32 +209,27 @@ def of_table(model, **settings):
     return network
 
 
-def planned(model, ranks, optimizer="adam", **settings):
-    network = of_table(model, **settings)
-    run = Run().override({"model.name": model, "train.batch": 1, "optimizer.name": optimizer})
-    return cost(run, network, ranks).largest
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_products_are_what_torch_counts_and_sums_are_edges_times_widths(model):
     hidden = (12, 8)
     batch = split().batch(np.arange(1))
     network = MODELS[model](FEATURES, CLASSES, hidden)
 
-    dense_products = [0]
+    dense_products = []
 
     class Products(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
                 a, b = args[-2:]
                 if a.layout == b.layout == torch.strided:
-                    dense_products[0] += 2 * a.shape[0] * a.shape[1] * b.shape[1]
+                    dense_products.append(2 * a.numel() * b.shape[1])
             return func(*args, **(kwargs or {}))
 
     with Products():
         NodeClasses.loss(network(*batch.inputs), batch.targets).backward()
-    flops = planned(model, 1, hidden=hidden).flops
-    assert dense_products[0] == flops.products
+    run = Run().override({"model.name": model, "train.batch": 1, "optimizer.name": "adam"})
+    flops = cost(run, of_table(model, hidden=hidden), 1).largest.flops
+    assert sum(dense_products) == flops.products
     assert float(flops.lookups) == pytest.approx(2 * 2 * split().graph.edges * (12 + 8 + CLASSES))
 
 
@@ -325,14 +261,6 @@ def test_attention_is_over_what_a_node_hears_from_and_itself():
     assert torch.allclose(network(x.double(), offsets, columns), root[:, None] * (edges @ (root[:, None] * logits)))
 
 
-def test_heads_prove_dealable():
-    table = inspect(user_network("gat", (FEATURES,), CLASSES, {"heads": [4, 6]}, NODE_CLASSES))
-    assert table.dealt == ("heads1", "heads2")
-    axes = {name: entry.axes for name, entry in table.parameters.items()}
-    assert axes["layers.1.product.weight"] == "(heads2 units) (heads1 units)"
-    assert axes["last.weight"] == f"{CLASSES} (heads2 units)"
-
-
 @pytest.mark.parametrize("model, layers", [("gcn", 2), ("sage", 3)])
 def test_all_weights_are_gathered_where_the_layers_that_a_pass_makes_fit_too(model, layers):
     """GraphSAGE has the input of its widest layer and two products of it at a time."""
@@ -341,14 +269,6 @@ def test_all_weights_are_gathered_where_the_layers_that_a_pass_makes_fit_too(mod
     room = weights + layers * NODES * 64 * 4
     assert not evaluation_plan(network, 2, room, []).by_units
     assert evaluation_plan(network, 2, room - 1, []).by_units
-
-
-def test_settings_that_cannot_be_and_data_that_are_no_graph_are_refused():
-    for settings, said in (({"norm": "bath"}, "norm"), ({"hidden": (0,)}, "no elements|hidden")):
-        with pytest.raises(ConfigError, match=said):
-            inspect(user_network("gcn", (FEATURES,), CLASSES, settings, NODE_CLASSES))
-    with pytest.raises(ConfigError, match="a graph"):
-        user_network("sage", (64,), 10, {})
 
 
 def test_memory_falls_with_the_ranks_and_an_evaluation_has_the_place_of_gradients_and_activations(istmpi_command):
