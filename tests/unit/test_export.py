@@ -10,12 +10,16 @@ import pytest
 import torch
 from exported import predicted, raw, sequential
 from patience import patient
+from small import small_run
 from torch import nn
 
+from istmpi.checkpoint.saver import commit
+from istmpi.comm import world
 from istmpi.deploy.export import FORMS, export
+from istmpi.training.loop import Training
 
 PROGRAMS = ["batch", "layer", "regression", "double"]
-NAMES = ["batch", "layer", "none", "dealt", "leaky", "regression", "double"]
+NAMES = [*PROGRAMS, "none", "dealt", "leaky"]
 
 
 def run_torch(path, x):
@@ -111,16 +115,15 @@ def test_metadata_goes_along(exported):
     assert json.loads(metadata["data"])["shape"] == [1, 8, 8]
 
 
-@pytest.mark.parametrize("form", ["torch", "npz"])
-def test_a_network_without_calibration_needs_data(checkpoints, tmp_path, istmpi_command, form):
-    words = "export", checkpoints / "uncalibrated.h5", "--to", form, "--out", tmp_path / "network"
+def test_a_network_without_calibration_needs_data(checkpoints, tmp_path, istmpi_command):
+    words = "export", checkpoints / "uncalibrated.h5", "--to", "npz", "--out", tmp_path / "network"
     code, _, err = istmpi_command(*words)
     assert code == 2 and "--calibrate-on DATA" in err and len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
     assert istmpi_command(*words, "--calibrate-on", "digits")[0] == 0
     x = raw("digits")
     expected = predicted(checkpoints / "uncalibrated.h5", x, "digits")
-    np.testing.assert_allclose(RUN[form](tmp_path / "network", x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run_npz(tmp_path / "network", x), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -144,8 +147,7 @@ def test_nothing_is_left_of_an_export_that_fails(checkpoints, tmp_path, monkeypa
 
     monkeypatch.setattr("istmpi.files.sync", full)
     words = "export", checkpoints / "batch.h5", "--to", form, "--out", target
-    code, _, err = istmpi_command(*words)
-    assert code == 2 and "exists" in err
+    assert istmpi_command(*words)[0] == 2, "there is an older one"
     code, _, err = istmpi_command(*words, "--force")
     assert code == 74 and "No space left on device" in err and len(err.splitlines()) == 1
     assert target.read_text() == "older" and list(tmp_path.iterdir()) == [target]
@@ -157,8 +159,6 @@ def test_a_missing_library_is_named(checkpoints, tmp_path, monkeypatch, istmpi_c
         code, _, err = istmpi_command("export", checkpoints / "batch.h5", "--to", "onnx", "--out", tmp_path / "network")
         assert code == 2 and f"need {library}, " in err and "pip install 'istmpi[export]'" in err
         assert len(err.splitlines()) == 1 and list(tmp_path.iterdir()) == []
-    for form in ("safetensors", "npz", "torch"):
-        assert istmpi_command("export", checkpoints / "batch.h5", "--to", form, "--out", tmp_path / form)[0] == 0
 
 
 # ---- large networks: bounded memory, and what ONNX cannot take
@@ -173,16 +173,6 @@ def test_onnx_beyond_its_limit_is_refused_with_the_cure(checkpoints, tmp_path, m
     assert "exceed the 2 GiB of an ONNX file. Use --to safetensors." in err
 
 
-MAKE = """
-import sys
-from pathlib import Path
-from small import small_run
-from istmpi.checkpoint.saver import commit
-from istmpi.comm import world
-from istmpi.training.loop import Training
-training = Training(small_run(model__dtype="float32", model__hidden=[4096, 8192]), world())
-commit(Path(sys.argv[1]), *training.state(calibrated=True), "direct", world())
-"""
 EXPORT = """
 import re, resource, sys
 from pathlib import Path
@@ -208,10 +198,12 @@ else:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a limit")
 def test_a_network_larger_than_memory_is_exported(checkpoints, tmp_path):
-    """135 MB of weights, with room for 48 MiB; the whole network does not fit there."""
+    """67 MB of weights, with room for 48 MiB; the whole network does not fit there."""
     forms = ["safetensors", "npz"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     large = tmp_path / "large.h5"
-    for code, words in ((MAKE, [large]), (EXPORT, [checkpoints / "none.h5", large, *forms])):
-        subprocess.run([sys.executable, "-c", code, *words], check=True, env=environment, timeout=patient(100))
-    assert all((tmp_path / f"large.{form}").stat().st_size > 135e6 for form in forms)
+    training = Training(small_run(model__dtype="float32", model__hidden=[2048, 8192]), world())
+    commit(large, *training.state(calibrated=True), "direct", world())
+    words = [sys.executable, "-c", EXPORT, checkpoints / "none.h5", large, *forms]
+    subprocess.run(words, check=True, env=environment, timeout=patient(100))
+    assert all((tmp_path / f"large.{form}").stat().st_size > 67e6 for form in forms)

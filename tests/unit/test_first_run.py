@@ -24,8 +24,8 @@ from istmpi.training.epochs import convert_epochs
 DIGITS = open_for_training(Run().data)
 
 
-@pytest.mark.parametrize("placement", ["shared", "sharded", "by-label"])
-@pytest.mark.parametrize("epochs", [0.01, 1, 2.5, 7])
+@pytest.mark.parametrize("placement", ["shared", "by-label"])
+@pytest.mark.parametrize("epochs", [0.01, 1, 2.5])
 def test_rounds_are_the_fewest_in_which_every_rank_passes_so_often(placement, epochs):
     run = Run().override({"train.epochs": epochs, "data.placement": placement, "train.batch": 32})
     rounds = convert_epochs(run, DIGITS, 3).train.rounds
@@ -34,16 +34,10 @@ def test_rounds_are_the_fewest_in_which_every_rank_passes_so_often(placement, ep
     assert min(rounds * each for each in passes) >= Fraction(str(epochs))
     assert rounds == 1 or min((rounds - 1) * each for each in passes) < Fraction(str(epochs))
     assert convert_epochs(run.override({"train.rounds": 3}), DIGITS, 3).train.rounds == 3
+    with pytest.raises(ConfigError, match="train.rounds and train.epochs both say how long to train"):
+        Run().override({"train.rounds": 3, "train.epochs": epochs})
     fedavg = run.override({"method.name": "fedavg", "method.epochs": 2})
     assert convert_epochs(fedavg, DIGITS, 3).train.rounds == ceil(epochs / 2)
-
-
-def test_rounds_and_epochs_together_are_refused(tmp_path):
-    (tmp_path / "run.toml").write_text("[train]\nrounds = 3\nepochs = 2\n")
-    both = {"train.rounds": 3, "train.epochs": 2}
-    for refused in (lambda: Run().override(both), lambda: Run.load(str(tmp_path / "run.toml"))):
-        with pytest.raises(ConfigError, match=r"train.rounds and train.epochs both say how long to train"):
-            refused()
 
 
 def test_a_test_split_is_held_out_by_the_seed(tmp_path):
@@ -80,21 +74,17 @@ def test_the_loss_of_classes_is_its_formula(weights):
         Classification, Train(label_smoothing=0.3, class_weights=weights), Batches(split, range(6), 2, 0, 0)
     )
     outputs, targets = torch.randn(5, 3, dtype=torch.float64), torch.tensor([2, 0, 0, 1, 2])
-    w = {None: [1, 1, 1], "balanced": [6 / 9, 6 / 3, 6 / 6]}.get(weights, weights)
-    logs = outputs - outputs.exp().sum(1, keepdim=True).log()
-    expected = sum(
-        -0.7 * w[t] * row[t] - 0.3 / 3 * sum(w[c] * row[c] for c in range(3)) for row, t in zip(logs, targets.tolist())
-    )
-    assert float(loss(outputs, targets)) == pytest.approx(float(expected / sum(w[t] for t in targets.tolist())))
+    w = torch.tensor({None: [1, 1, 1], "balanced": [6 / 9, 6 / 3, 6 / 6]}.get(weights, weights)).double()
+    logs = w * (outputs - outputs.exp().sum(1, keepdim=True).log())
+    expected = -0.7 * logs[range(5), targets] - 0.3 * logs.mean(1)
+    assert float(loss(outputs, targets)) == pytest.approx(float(expected.sum() / w[targets].sum()))
     assert class_loss(Classification, Train(), None) is Classification.loss
 
 
 def test_a_loss_that_does_not_fit_is_refused():
     for settings, task, said in (
         ({"class_weights": (1.0, 2.0)}, CLASSIFICATION, r"= \[1.0, 2.0\] must be 'balanced' or a list of 3 numbers"),
-        ({"class_weights": "even"}, CLASSIFICATION, "= 'even' must be"),
         ({"logit_adjustment": 1.0}, REGRESSION, "train.logit_adjustment = 1.0 is for classes"),
-        ({"label_smoothing": 0.1}, REGRESSION, "train.label_smoothing = 0.1 is for classes"),
     ):
         with pytest.raises(ConfigError, match=said):
             require_classes(Train(**settings), task, 3, "ist")
@@ -134,8 +124,6 @@ def test_arguments_with_names_of_others_are_filled_in():
     assert network.facts == {"in_channels": 3, "num_classes": 10} and [*network.widths] == ["width"]
     given = user_network("net.py:Net", (3, 8, 8), 10, {"num_classes": 12}, network=Net)
     assert given.facts == {"in_channels": 3} and given.settings["num_classes"] == 12
-    with pytest.raises(ConfigError, match="in_channels has no default"):
-        user_network("net.py:Net", (8,), 10, {}, network=Net)
 
 
 def test_narrow_subnets_are_warned_of_in_one_line(istmpi_command):

@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import replace
-from datetime import datetime, timezone
 from unittest.mock import MagicMock
 
 import pytest
@@ -40,17 +39,14 @@ def test_a_record_is_flat_and_has_every_phase_and_every_rank():
         "rank0_exchange_seconds": 0.5, "rank1_exchange_seconds": 1.0,
     }  # fmt: skip
     assert json.loads(json.dumps(line)) == line
-    assert datetime.fromisoformat(line["time"]) == datetime.fromtimestamp(1.5e9, timezone.utc)
 
 
-@pytest.mark.parametrize("exits, more", [((0.5, 0.75), None), (None, {"P@3": 0.125})])
-def test_the_lines_of_an_earlier_istmpi_are_read_as_those_of_today(tmp_path, exits, more):
-    known = {"score": 0.75, "loss": 0.25, "examples": 9, "exits": exits, "bits_per_byte": 1.5, "more": more}
-    old = {"round": 5, "loss": 0.5, "score": {name: value for name, value in known.items() if value is not None}}
+def test_the_lines_of_an_earlier_istmpi_are_read_as_those_of_today(tmp_path):
+    facts = {"score": 0.75, "loss": 0.25, "examples": 9, "exits": [0.5, 0.75], "more": {"P@3": 0.125}}
     folder = RunFolder(tmp_path)
     folder.append({"round": 4, "loss": 0.75})
-    folder.append(old)
-    new = progress(Score(0.25, 0.75, 9, exits, 1.5, more)).record()
+    folder.append({"round": 5, "loss": 0.5, "score": facts | {"bits_per_byte": 1.5}})
+    new = progress(Score(0.25, 0.75, 9, (0.5, 0.75), 1.5, {"P@3": 0.125})).record()
     first, second = folder.metrics()
     assert first == {"round": 4, "loss": 0.75}
     assert second == {name: new[name] for name in second}
@@ -60,46 +56,34 @@ def test_the_lines_of_an_earlier_istmpi_are_read_as_those_of_today(tmp_path, exi
 
 
 class Listener(Watch):
-    """Notes what it is told."""
+    """Notes what it is told, until its disk is full."""
 
-    def __init__(self):
-        self.rounds, self.said = [], []
+    def __init__(self, full=False):
+        self.rounds, self.said, self.full = [], [], full
 
     def progressed(self, progress):
+        if self.full and progress.round == 3:
+            raise OSError(28, "No space left on device")
         self.rounds.append(progress.round)
 
     def noticed(self, message):
         self.said.append(message)
 
 
-class Log(Listener):
-    """A logger whose disk is full in round 3."""
-
-    def __init__(self, fails):
-        super().__init__()
-        self.fails = fails
-
-    def progressed(self, progress):
-        if self.fails and progress.round == 3:
-            raise OSError(28, "No space left on device")
-        super().progressed(progress)
-
-
 def test_a_logger_that_fails_in_the_middle_is_switched_off_alone():
-    display, failing, other = Listener(), Log(True), Log(False)
+    display, failing, other = Listener(), Listener(full=True), Listener()
     watch = LoggedWatch(display, {"wandb": failing, "other": other})
     for number in range(1, 5):
         watch.progressed(replace(progress(), round=number))
     watch.closed(None)
     assert display.rounds == other.rounds == [1, 2, 3, 4] and failing.rounds == [1, 2]
     (said,) = display.said
-    assert said.startswith("--log wandb is switched off: ") and said.endswith(". The run continues.")
-    assert "\n" not in said
+    assert said.startswith("--log wandb is switched off: ") and "\n" not in said
 
 
-@pytest.mark.parametrize("name, library", [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("mlflow", "mlflow")])
-def test_a_library_that_is_not_there_is_named_with_the_extra_that_has_it(monkeypatch, name, library):
-    monkeypatch.setitem(sys.modules, library, None)
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_library_that_is_not_there_is_named_with_the_extra_that_has_it(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DataError, match=rf"--log {name} need.*pip install 'istmpi\[{name}\]'"):
         open_loggers([name])
     monkeypatch.setattr("istmpi.loggers.find_spec", lambda module: None)
@@ -107,14 +91,13 @@ def test_a_library_that_is_not_there_is_named_with_the_extra_that_has_it(monkeyp
         require_installed([name])
 
 
-@pytest.mark.parametrize("done", [0, 3])
-def test_tensorboard_drops_the_rounds_that_a_job_repeats(monkeypatch, tmp_path, done):
+def test_tensorboard_drops_the_rounds_that_a_job_repeats(monkeypatch, tmp_path):
     library = MagicMock()
     monkeypatch.setattr("istmpi.loggers.tensorboard.optional", lambda *_: library)
-    training = MagicMock(rounds_done=done)
+    training = MagicMock(rounds_done=3)
     training.run.toml.return_value = ""
     open_loggers(["tensorboard"])["tensorboard"].started(training, MagicMock(path=tmp_path), None)
-    library.SummaryWriter.assert_called_once_with(str(tmp_path / "tensorboard"), purge_step=done + 1)
+    library.SummaryWriter.assert_called_once_with(str(tmp_path / "tensorboard"), purge_step=4)
 
 
 def test_figures_are_grouped_for_programs_that_draw_them():

@@ -35,7 +35,7 @@ class Uncached(torch.nn.Module):
         return self.network(tokens)
 
 
-@pytest.mark.parametrize("prompt, temperature", [([3], 0.7), ([1, 2, 3, 4, 5], 0.0), (list(range(WORDS)), 0.7)])
+@pytest.mark.parametrize("prompt, temperature", [([3], 0.7), ([1, 2, 3, 4, 5], 0.0)])
 @pytest.mark.parametrize("positions", ["rotary", "learnt"])
 def test_it_is_the_same_with_and_without_a_cache_and_behind_the_window(positions, prompt, temperature):
     network = decoder(positions=positions)
@@ -48,10 +48,9 @@ def test_it_is_the_same_with_and_without_a_cache_and_behind_the_window(positions
     assert len(set(with_it)) > 3 or temperature == 0
 
 
-@pytest.mark.parametrize("length", [1, 4])
-def test_within_the_window_it_is_the_likeliest_behind_all_that_came_before(length):
-    network, tokens = decoder(), list(range(length))
-    found = continue_prompt(make_predictor(network, WINDOW), tokens[:], WINDOW, NEVER, WINDOW - length + 1, 0.0, 0)
+def test_within_the_window_it_is_the_likeliest_behind_all_that_came_before():
+    network, tokens = decoder(), [0, 1, 2, 3]
+    found = continue_prompt(make_predictor(network, WINDOW), tokens[:], WINDOW, NEVER, WINDOW - 3, 0.0, 0)
     for token in found:
         with torch.no_grad():
             assert token == int(network(torch.tensor([tokens]))[0, -1].argmax())
@@ -75,7 +74,7 @@ def test_of_a_longer_prompt_the_last_window_counts_and_behind_it_half_is_kept():
     assert asked[8] == [5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
 def test_tokens_are_drawn_with_their_odds(temperature):
     logits = np.array([0.0, 2.0, -1.0, 1.0, -np.log(1e9)], np.float32)
     drawn = list(continue_prompt(lambda _: logits, [0], 4, NEVER, 8000, temperature, 11))
@@ -103,10 +102,9 @@ def test_pieces_of_a_tokenizer_file_are_its_text(tmp_path):
     tokenizer = open_tokenizer(str(make_tokenizer(tmp_path / "tokenizer.json")))
     text = "the  cat sat\n on the mat, café 猫 the end"
     tokens = tokenizer.encode(text.encode()).tolist()
-    pieces = list(texts(tokens, tokenizer))
+    pieces = list(filter(None, texts(tokens, tokenizer)))
     assert "".join(pieces) == tokenizer.decode(tokens).decode()
-    assert len(list(filter(None, pieces))) > 3
-    assert "\ufffd" not in "".join(pieces)
+    assert len(pieces) > 3 and "\ufffd" not in "".join(pieces)
 
 
 def test_prompts(tmp_path):
