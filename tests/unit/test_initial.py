@@ -76,11 +76,9 @@ def outputs(stores, x, of=None):
         return module(x)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("scale", [None, SCALE])
-@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"epoch": 3, "state_dict": state}])
-def test_the_full_network_is_that_of_a_state_dict(tmp_path, ranks, scale, wrap):
-    torch.save(wrap(state_of(plain(), "module.")), tmp_path / "theirs.pt")
+@pytest.mark.parametrize("ranks, scale", [(1, None), (3, SCALE)])
+def test_the_full_network_is_that_of_a_state_dict(tmp_path, ranks, scale):
+    torch.save(state_of(plain()), tmp_path / "theirs.pt")
     stores, fit = begun(tmp_path / "theirs.pt", ranks, scale)
     assert fit.weights == (107, 107) and len(fit.fitted) == 6
     assert fit.lines == [f"initial weights from {tmp_path / 'theirs.pt'}: 6 of 6 parameters fit, 107 of 107 weights."]
@@ -89,12 +87,12 @@ def test_the_full_network_is_that_of_a_state_dict(tmp_path, ranks, scale, wrap):
 
 
 def test_what_stands_before_every_name_is_passed_over(tmp_path):
-    for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "net.", "lit.model.module."):
+    for prefix in ("module.", "lit.model.module."):
         torch.save({"state_dict": state_of(plain(), prefix)}, tmp_path / "theirs.ckpt")
         assert begun(tmp_path / "theirs.ckpt")[1].weights == (107, 107)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_full_network_is_that_of_safetensors(tmp_path, dtype):
     """Among tensors of every type."""
     safetensors = pytest.importorskip("safetensors.torch")
@@ -117,6 +115,9 @@ def test_the_full_network_is_that_of_another_run_or_its_export(checkpoints, tmp_
         x = np.random.default_rng(0).normal(size=(9, int(np.prod(features)))).astype(np.float32)
         expected = CalibratedNetwork(checkpoint)(x.copy()) * checkpoint.header.temperature
         mean, std, _ = checkpoint.normalisation
+        (store,), _ = begun(path, 1, checkpoint.header.full_scale, of)
+        for of_file, tensor in checkpoint.tensors.items():
+            np.testing.assert_array_equal(store.tensors[of_file].numpy(), tensor.rows())
     x = torch.from_numpy((x - mean) / std)
     file = export(path, form, tmp_path / f"network{'.pt' if form == 'torch' else '.safetensors'}").path
     for start in (path, file):
@@ -124,15 +125,6 @@ def test_the_full_network_is_that_of_another_run_or_its_export(checkpoints, tmp_
         torch.testing.assert_close(outputs(stores, x, of).numpy(), expected, rtol=1e-4, atol=1e-4)
         assert not fit.missing and not fit.misshapen
     assert {name.partition(".")[0] for name in fit.unused} == {"input", "output"}
-
-
-def test_the_same_scale_gives_the_same_bits(checkpoints):
-    path = checkpoints / "dealt.h5"
-    with open_checkpoint(path) as checkpoint:
-        of, scale = checkpoint.architecture, checkpoint.header.full_scale
-        (store,), _ = begun(path, 1, scale, of)
-        for name, tensor in checkpoint.tensors.items():
-            np.testing.assert_array_equal(store.tensors[name].numpy(), tensor.rows())
 
 
 def test_what_fits_and_what_does_not_is_told(tmp_path):
@@ -162,22 +154,6 @@ class Evil:
         return print, ("run",)
 
 
-@pytest.mark.filterwarnings("default")  # torch's own: programs are deprecated
-@pytest.mark.parametrize(
-    "save, reason",
-    [
-        (lambda path: torch.save({"a": Evil()}, path), "it would run code: print"),
-        (lambda path: torch.jit.script(nn.Linear(2, 3)).save(path), "it is not a state dict"),
-        (lambda path: path.write_bytes(b"no weights at all"), "it is not a state dict"),
-    ],
-)
-def test_a_refusal_does_not_advise_to_run_the_code_of_a_file(tmp_path, save, reason):
-    save(tmp_path / "bad.pt")
-    with pytest.raises(DataError, match=f"bad.pt cannot be read: {reason}. Give a network.h5") as refused:
-        begun(tmp_path / "bad.pt")
-    assert "weights_only" not in str(refused.value)
-
-
 @pytest.mark.parametrize("json", [False, True])
 def test_a_dry_run_looks_at_the_file(tmp_path, capsys, json):
     run = Run.load("digits").override({"train.init": str(tmp_path / "a.pt"), "model.hidden": [7, 5]})
@@ -192,26 +168,28 @@ def test_a_dry_run_looks_at_the_file(tmp_path, capsys, json):
         show(run, 2, json)
 
 
+@pytest.mark.filterwarnings("default")  # torch's own: programs are deprecated
 @pytest.mark.parametrize("suffix", [".h5", ".safetensors", ".pt"])
-def test_what_is_no_file_of_weights_is_refused_in_one_line(tmp_path, suffix, capsys):
-    path = tmp_path / f"bad{suffix}"
-    header = b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}  '
-    contents = [b"\x10" + bytes(7) + b'{"a": 3}        ', b"\x40" + bytes(7) + header]
-    contents += [b"", b"no weights at all", b"sepal,kind\n0.1,iris\n", (2**40).to_bytes(8, "little") + b"{}"]
-    for content in contents:
-        path.write_bytes(content)
-        with pytest.raises(DataError, match="bad") as refused:
-            begun(path)
-        assert "\n" not in str(refused.value)
-    torch.save({"a": Evil()}, path)
-    with pytest.raises(DataError, match="bad"):
-        begun(path)
+@pytest.mark.parametrize(
+    "save, reason",
+    [
+        (lambda path: torch.save({"a": Evil()}, path), "it would run code: print"),
+        (lambda path: torch.jit.script(nn.Linear(2, 3)).save(path), "it is not a state dict"),
+        (lambda path: path.write_bytes(b"no weights at all"), "it is not a state dict"),
+        (lambda path: path.write_bytes((2**40).to_bytes(8, "little") + b"{}"), ""),
+        (lambda path: path.write_bytes(b""), ""),
+        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: None, "does not exist"),
+    ],
+)
+def test_what_is_no_file_of_weights_is_refused_in_one_line_and_runs_nothing(tmp_path, capsys, suffix, save, reason):
+    save(tmp_path / f"bad{suffix}")
+    with pytest.raises(DataError, match="bad") as refused:
+        begun(tmp_path / f"bad{suffix}")
+    said = str(refused.value)
+    assert (suffix != ".pt" or reason in said) and "\n" not in said
+    assert "weights_only" not in said, "no advice to run the code of a file"
     assert "run" not in capsys.readouterr().out
-    with pytest.raises(DataError, match="does not exist"):
-        begun(tmp_path / f"absent{suffix}")
-    (tmp_path / f"folder{suffix}").mkdir()
-    with pytest.raises(DataError, match="is a folder"):
-        begun(tmp_path / f"folder{suffix}")
 
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -225,7 +203,9 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": F32, "b": F32 | {"data_offsets": [4, 12]}}, 12),
         ({"a": F32 | {"shape": [-2, -1]}}, 8),
         ({"a": F32 | {"shape": [1] * 99}}, 8),
+        ({"a": F32 | {"shape": [3]}}, 8),
         ({"a": F32 | {"dtype": "F31"}}, 8),
+        ({"a": 3}, 8),
         ([F32], 8),
     ],
 )

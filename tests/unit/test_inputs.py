@@ -10,7 +10,7 @@ from istmpi.data.dense.predict import read_inputs
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.moments import Extent, Normalisation, subtract
 from istmpi.data.prepare import prepare
-from istmpi.data.sources import open_dataset, open_digits
+from istmpi.data.sources import open_dataset
 from istmpi.errors import DataError
 
 
@@ -28,14 +28,12 @@ def prepared(kind, source, tmp_path, **options):
     return data, rows
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["folder", "tar"])
-def test_wavs_become_the_prepared_spectrograms(tmp_path, packed):
+def test_wavs_become_the_prepared_spectrograms(tmp_path):
     folder = make_speech(tmp_path / "input")
     data, rows = prepared("speech", folder, tmp_path)
-    source = pack(folder, tmp_path / "clips.tar.gz") if packed else folder
-    found = {name.removeprefix("input/"): row for name, row in zip(*read(source, "speech", data.shape))}
-    clips = sorted(name for name in found if not name.startswith("_"))
-    assert len(clips) == 12 and "_background_noise_/hum.wav" in found
+    found = dict(zip(*read(pack(folder, tmp_path / "clips.tar.gz"), "speech", data.shape)))
+    clips = sorted(name for name in found if "/_" not in name)
+    assert len(clips) == 12 and "input/_background_noise_/hum.wav" in found
     for split in ("train", "test"):
         own = np.stack([found[name] for name in clips if ("eve" in name) == (split == "test")])
         np.testing.assert_array_equal(own, rows[split])
@@ -64,13 +62,6 @@ def test_a_prepared_file_is_read_as_it_is(tmp_path, kind):
         np.testing.assert_array_equal(x, rows[split])
 
 
-def test_the_digits(monkeypatch):
-    monkeypatch.setattr("istmpi.data.dense.split.BLOCK", 64 * 7)  # seven examples at a time
-    names, x = read("digits", "digits", (1, 8, 8))
-    assert names == list(range(360))
-    np.testing.assert_array_equal(x, examples_of(open_digits().test.with_normalisation(None), np.arange(360))[0])
-
-
 def test_a_table(tmp_path):
     folder = make_csv(tmp_path / "input")
     data, rows = prepared("csv", folder, tmp_path)
@@ -79,8 +70,6 @@ def test_a_table(tmp_path):
     (tmp_path / "bare.csv").write_text("1,2.5,-3,4e1\n\n5,6,7,8\n")
     names, x = read(tmp_path / "bare.csv", "csv", (4,))
     assert names == [0, 1] and x.tolist() == [[1, 2.5, -3, 40], [5, 6, 7, 8]]
-    (tmp_path / "headed.csv").write_text("a;b;c;d\n1;2;3;4\n")
-    assert read(tmp_path / "headed.csv", "csv", (4,))[1].tolist() == [[1, 2, 3, 4]]
 
 
 def test_arrays(tmp_path):
@@ -91,9 +80,7 @@ def test_arrays(tmp_path):
     np.savez(tmp_path / "named.npz", x=x.astype(np.float64), other=np.zeros(3))
     np.savez(tmp_path / "sole.npz", whatever=x)
     for name in ("all.npy", "data.npz", "named.npz", "sole.npz"):
-        names, read_x = read(tmp_path / name, "arrays", (4,))
-        assert names == list(range(5))
-        np.testing.assert_array_equal(read_x, x)
+        np.testing.assert_array_equal(read(tmp_path / name, "arrays", (4,))[1], x)
     np.testing.assert_array_equal(read(tmp_path / "one.npy", "arrays", (4,))[1], x[2:3])
     train = read(tmp_path / "data.npz", "arrays", (4,), split="train")[1]
     np.testing.assert_array_equal(train, example_arrays()["x_train"])
@@ -113,37 +100,38 @@ def test_an_unreadable_file_is_named_and_passed_over(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make, kind, message",
+    "name, content, kind, message",
     [
-        (lambda path: (path / "x.csv").write_text("1,2,3\n"), "csv", "a row has 3 numbers; the network takes 4"),
-        (lambda path: (path / "x.csv").write_text("1,2,3,4,5\n"), "csv", "column of labels with --label"),
-        (lambda path: (path / "x.csv").write_text("1,2,3,4\n1,2,3\n"), "csv", "line 2: 3 columns"),
-        (lambda path: (path / "x.csv").write_text("1,2,3,4\n1,2,x,4\n"), "csv", "'x' is not a number"),
-        (
-            lambda path: (path / "x.csv").write_text("1,2,3,4\n1,nan,3,4\n"),
-            "csv",
-            "input example 1 has nan as feature 1",
-        ),
-        (lambda path: (path / "x.csv").write_text("a,b,c,d\n"), "csv", "no examples"),
-        (lambda path: (path / "x.csv").write_text(""), "csv", "a row has 0 numbers"),
-        (lambda path: np.save(path / "x.npy", np.zeros((2, 5))), "arrays", "has examples of 5 numbers; the network"),
-        (lambda path: np.save(path / "x.npy", np.array(["a"])), "arrays", "give numbers"),
-        (lambda path: np.savez(path / "x.npz", a=np.zeros(4), b=np.zeros(4)), "arrays", "holds a, b; name the array"),
-        (lambda path: (path / "x.npz").write_bytes(b"PK nonsense"), "arrays", "cannot be read as a NumPy file"),
-        (lambda path: (path / "x.h5").write_text("text"), "arrays", "is not an HDF5 file"),
-        (lambda path: (path / "x.wav").write_text("text"), "arrays", "this network takes 2 x 2 numbers; give a .csv"),
-        (lambda path: (path / "x").mkdir(), "speech", "has no files"),
-        (lambda path: make_images(path / "x"), "speech", "holds no .wav"),
-        (lambda path: None, "speech", "does not exist"),
+        ("x.csv", "1,2,3\n", "csv", "a row has 3 numbers; the network takes 4"),
+        ("x.csv", "1,2,3,4,5\n", "csv", "column of labels with --label"),
+        ("x.csv", "1,2,3,4\n1,2,3\n", "csv", "line 2: 3 columns"),
+        ("x.csv", "1,2,3,4\n1,2,x,4\n", "csv", "'x' is not a number"),
+        ("x.csv", "1,2,3,4\n1,nan,3,4\n", "csv", "input example 1 has nan as feature 1"),
+        ("x.csv", "a,b,c,d\n", "csv", "no examples"),
+        ("x.npy", np.zeros((2, 5)), "arrays", "has examples of 5 numbers; the network"),
+        ("x.npy", np.array(["a"]), "arrays", "give numbers"),
+        ("x.npz", {"a": np.zeros(4), "b": np.zeros(4)}, "arrays", "holds a, b; name the array"),
+        ("x.npz", "PK nonsense", "arrays", "cannot be read as a NumPy file"),
+        ("x.h5", "text", "arrays", "is not an HDF5 file"),
+        ("x.wav", "text", "arrays", "this network takes 2 x 2 numbers; give a .csv"),
+        ("x", None, "speech", "has no files"),
+        ("x.wav", None, "speech", "does not exist"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(tmp_path, make, kind, message):
-    make(tmp_path)
-    made = next(tmp_path.iterdir(), tmp_path / "nothing.wav")
+def test_what_does_not_fit_is_refused_by_name(tmp_path, name, content, kind, message):
+    path = tmp_path / name
+    if isinstance(content, str):
+        path.write_text(content)
+    elif isinstance(content, dict):
+        np.savez(path, **content)
+    elif content is not None:
+        np.save(path, content)
+    elif name == "x":
+        path.mkdir()
     with pytest.raises(DataError) as refused:
-        read(made, kind, (2, 2) if kind == "arrays" else (4,))
+        read(path, kind, (2, 2) if kind == "arrays" else (4,))
     assert message in str(refused.value) and "\n" not in str(refused.value)
-    assert made.name in str(refused.value)
+    assert path.name in str(refused.value)
 
 
 # ---- values too close together for float32, and files of an earlier istmpi with an offset
@@ -156,9 +144,6 @@ KINDS = {
     "Unix times": 1.7e9 + STEPS,
     "int64": 1_700_000_000_000_000_000 + STEPS,
     "uint64": np.uint64(2**63) + STEPS.astype(np.uint64),
-    "int32": (50_000_000 + STEPS).astype(np.int32),
-    "coordinates": 5_400_000 + STEPS * 1e-3,
-    "small steps": STEPS * 1e-3 + 1e5,
     "negative": -1e9 - STEPS,
     "float32": (1.7e9 + 128.0 * (STEPS % 8)).astype(np.float32),
 }
@@ -185,11 +170,7 @@ def test_close_values_are_refused(tmp_path, kind):
 
 @pytest.mark.parametrize(
     "x, y, said",
-    [
-        (KINDS["Unix times"], LABELS, "1 feature .number 0."),
-        (STEPS + 0.5, KINDS["Unix times"], "1 output .number 0."),
-        (STEPS + 0.5, KINDS["Unix times"] + 0.5, "1 output .number 0."),
-    ],
+    [(KINDS["Unix times"], LABELS, "1 feature .number 0."), (STEPS + 0.5, KINDS["Unix times"], "1 output .number 0.")],
 )
 def test_close_numbers_to_predict_and_files_as_they_stand_are_refused(tmp_path, x, y, said):
     for read in (lambda: saved(tmp_path, x[:, None], y), lambda: open_dataset(str(tmp_path / "data.npz"))):
@@ -197,18 +178,7 @@ def test_close_numbers_to_predict_and_files_as_they_stand_are_refused(tmp_path, 
             read()
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        STEPS + 0.0,
-        1950 + STEPS % 70,
-        np.where(STEPS == 0, 1e9, STEPS),
-        np.full(N, 1.7e9),
-        (STEPS == 3) * 1.0,
-        STEPS.astype(np.uint8),
-        (1000 + STEPS % 2).astype(np.float16),
-    ],
-)
+@pytest.mark.parametrize("column", [1950 + STEPS % 70, np.where(STEPS == 0, 1e9, STEPS), np.full(N, 1.7e9)])
 def test_other_files_have_no_offset(tmp_path, column):
     data = open_prepared(saved(tmp_path, column[:, None]).target)
     assert data.offset is None and data.target_offset is None
