@@ -25,7 +25,6 @@ def no_launcher(monkeypatch):
         (STEP, (2, 3)),
         ({**SCRIPT, "SLURM_STEP_NUM_TASKS": "1"}, (0, 1)),  # an interactive shell, whose step is the shell
         ({**STEP, "PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
-        ({"SLURM_PROCID": "", "SLURM_STEP_NUM_TASKS": "4"}, (0, 1)),
         ({"PMI_RANK": "x", "PMI_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
     ],
 )
