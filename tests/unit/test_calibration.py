@@ -54,9 +54,9 @@ def calibrated(comm, examples, network=CONVOLUTIONAL):
     return {name: [of.clone() for of in pair] for name, pair in full.moments.items()}, passed[0]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize(
-    "network, examples", [*((CONVOLUTIONAL, examples) for examples in (2, 59, 300)), *((other, 59) for other in OTHERS)]
+    "network, examples", [*((CONVOLUTIONAL, examples) for examples in (2, 59)), *((other, 59) for other in OTHERS)]
 )
 def test_at_any_number_of_ranks_the_moments_are_those_of_one_batch(ranks, network, examples):
     """To rounding, and the same bits on all ranks; who has too few examples for all ranks passes them everywhere."""
@@ -86,15 +86,7 @@ def test_a_network_without_batch_normalisation_passes_nothing():
 # ---- how many
 
 
-def test_a_small_network_is_calibrated_on_as_many_as_ever(convolutional):
-    own = user_network(f"{FILE}:Convolutional", (1, 8, 8), 10, {"channels": (7, 5), "hidden": 6})
-    small = Architecture(own.name, inspect(own), "float64", own)
-    for ranks in (1, 4):
-        assert calibration_examples(run_of(train__rounds=1), small, ranks) == SAMPLED == 1024
-    assert calibration_examples(run_of(evaluate__calibration_examples=3000), convolutional, 4) == 3000
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("method", ["ist", "local-sgd"])
 def test_an_evaluation_takes_a_tenth_of_the_run_as_far_as_its_sample_decides(convolutional, ranks, method):
     counts = {}
@@ -113,10 +105,11 @@ def test_an_evaluation_takes_a_tenth_of_the_run_as_far_as_its_sample_decides(con
             assert share >= 0.1
         rounds = rounds_flops(run, convolutional, ranks)
         assert rounds == rounds_flops(run.override({"evaluate.every": 1}), convolutional, ranks)
-    assert [*counts.values()] == sorted(counts.values()) and counts[20000] == SAMPLED
-    seldom = run_of(method__name=method, evaluate__every=10)
-    often = run_of(method__name=method)
-    assert rounds_flops(seldom, convolutional, ranks) == 10 * rounds_flops(often, convolutional, ranks)
+    assert [*counts.values()] == sorted(counts.values()) and counts[20000] == SAMPLED == 1024
+    seldom = run_of(method__name=method, method__local_steps=20000, evaluate__every=10)
+    assert rounds_flops(seldom, convolutional, ranks) == 10 * rounds
+    wanted = run_of(evaluate__calibration_examples=3000)
+    assert calibration_examples(wanted, convolutional, ranks) == 3000
 
 
 # ---- the temperature of a classifier: where a search over a grid finds it
@@ -134,13 +127,13 @@ def drawn(seed, hotter, count=400, classes=5):
 def naive(logits, labels):
     """By the definition, tried on a grid."""
     smoothing, (count, classes) = 1 / (len(labels) + 2), logits.shape
-    best = None
+    totals = {}
     for temperature in np.exp(np.linspace(np.log(COLDEST), np.log(HOTTEST), 801)):
         scaled = logits.numpy() / temperature
         logs = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
         total = -(1 - smoothing) * logs[range(count), labels.numpy()].sum() - smoothing / classes * logs.sum()
-        best = min(best or (np.inf, 0), (total, temperature))
-    return best[1]
+        totals[total] = temperature
+    return totals[min(totals)]
 
 
 @pytest.mark.parametrize("hotter", [0.2, 1, 4])
