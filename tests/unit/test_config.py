@@ -1,6 +1,6 @@
 """Runs: defaults < run file < command line; nothing unknown, nothing out of range, and back again from its own file."""
 
-import dataclasses
+import re
 from typing import Annotated
 
 import pytest
@@ -98,12 +98,13 @@ def test_differences_name_the_setting_and_both_values(run, other):
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, key, says):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"^command line: {re.escape(says)}"):
         Run().override({key: 1})
-    assert str(refused.value).startswith("command line: " + says)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"^run.toml: {re.escape(says)}"):
         load(tmp_path, f"{key} = 1")
-    assert str(refused.value).startswith("run.toml: " + says)
+
+
+def test_a_setting_is_no_section():
     with pytest.raises(ConfigError, match="command line: rounds of train.rounds.more is a setting, not a section"):
         Run().override({"train.rounds.more": 1})
 
@@ -111,38 +112,16 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, key, says):
 @pytest.mark.parametrize(
     "key, value, says",
     [
-        ("train.rounds", 0, "must be at least 1"),
         ("train.rounds", 1.5, "must be a whole number"),
         ("train.rounds", True, "= true must be a whole number"),
-        ("train.rounds", "3", "must be a whole number"),
-        ("train.batch", -1, "must be at least 1"),
-        ("train.seed", -1, "must be at least 0"),
-        ("train.threads", 100_000, "must be at most 1024"),
         ("train.seed", 2**64, "must be at most 18446744073709551615"),
-        ("train.autocast", 1, "must be true or false"),
-        ("train.device", "gpu", "is not known"),
-        ("data.source", 3, "must be text"),
         ("data.placement", "share", "did you mean shared?"),
         ("data.alpha", 0, "must be above 0"),
         ("model.hidden", [], "at least one hidden layer"),
         ("model.hidden", [8, 0], "of at least one unit"),
-        ("model.hidden", 8, "must be a list"),
-        ("model.hidden", [8.5], "must be a whole number"),
         ("model.dropout", 1, "must lie in [0, 1)"),
-        ("data.test", 0, "= 0 must lie in (0, 1)"),
-        ("model.dtype", "float16", "did you mean float"),
-        ("method.local_steps", 0, "must be at least 1"),
         ("method.redeal", 1.1, "must lie in [0, 1]"),
-        ("method.redeal", -0.1, "must lie in [0, 1]"),
-        ("method.optimizer_state", "kept", "is not known"),
-        ("optimizer.lr", 0, "must be above 0"),
-        ("optimizer.lr", float("nan"), "must be above 0"),
-        ("optimizer.lr", float("inf"), "must be finite"),
         ("optimizer.momentum", 1, "must lie in [0, 1)"),
-        ("optimizer.weight_decay", -1, "must be at least 0"),
-        ("optimizer.weight_decay", float("nan"), "must be at least 0"),
-        ("evaluate.batch", 0, "must be at least 1"),
-        ("evaluate.calibration_examples", 1, "must be at least 2"),
         ("train", 3, "must be a section"),
         *[("data.alpha", large, "2^64") for large in (2**64 + 1, 10**400)],
     ],
@@ -156,7 +135,7 @@ def test_a_value_out_of_its_range_is_refused_by_name(key, value, says):
 
 
 def test_the_ends_of_an_interval_belong_to_it():
-    for key, value in (("method.redeal", 0), ("method.redeal", 1), ("optimizer.momentum", 0)):
+    for key, value in (("method.redeal", 0), ("method.redeal", 1)):
         assert Run().override({key: value}).flat()[key] == value
 
 
@@ -173,14 +152,6 @@ def test_a_run_that_cannot_be_read_is_refused_by_name_and_with_the_nearest(tmp_p
         Run.load(str(tmp_path / "rum.toml"))
 
 
-def test_every_section_is_frozen():
-    for section in dataclasses.fields(Run):
-        value = getattr(Run(), section.name)
-        if dataclasses.is_dataclass(value):
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                setattr(value, dataclasses.fields(value)[0].name, None)
-
-
 # ---- one method after the other
 
 
@@ -189,7 +160,6 @@ def test_every_section_is_frozen():
     [
         ("", 30, [("ist", 30)]),
         ("local-sgd:10%", 30, [("ist", 27), ("local-sgd", 3)]),
-        ("local-sgd:10%", 11, [("ist", 9), ("local-sgd", 2)]),
         ("data-parallel:0.5%", 10, [("ist", 9), ("data-parallel", 1)]),
         ("local-sgd:99%", 10, [("ist", 1), ("local-sgd", 9)]),
         ("local-sgd:10%", 1, [("ist", 1), ("local-sgd", 0)]),
@@ -210,7 +180,6 @@ IMAGES = {"model.name": "resnet", "train.rounds": 10}
         ([[0.26, 8], [0.74, 16]], "", [("ist", 8, 3), ("ist", 16, 7)]),
         ([[0.4, 8], [0.6, 16]], "local-sgd:30%", [("ist", 8, 4), ("ist", 16, 3), ("local-sgd", 16, 3)]),
         ([[0.8, 8], [0.2, 16]], "local-sgd:50%", [("ist", 8, 5), ("local-sgd", 8, 3), ("local-sgd", 16, 2)]),
-        ([[0.5, 8], [0.5, 16]], "local-sgd:50%", [("ist", 8, 5), ("local-sgd", 16, 5)]),
     ],
 )
 def test_sizes_of_images_take_their_shares_of_the_rounds(plan, finish, stretches):
@@ -225,22 +194,16 @@ def test_sizes_of_images_take_their_shares_of_the_rounds(plan, finish, stretches
     [
         ([[0.4, 8], [0.5, 16]], "its fractions sum to 0.9; they must sum to 1"),
         ([[0.4, 16], [0.6, 8]], "its sides must increase"),
-        ([[0.4, 8], [0.6, 8]], "its sides must increase"),
         ([[0.01, 8], [0.99, 16]], "leaves no round of 10 for side 8"),
         ([[0.4, 8.5], [0.6, 16]], "must be pairs of a fraction of the rounds and a side"),
-        ([0.4, 0.6], "must be pairs"),
-        ([[1.4, 8]], "must be pairs"),
         ([[float("nan"), 8]], "must be pairs"),
     ],
 )
 def test_a_plan_of_sizes_that_is_none_is_refused(plan, said):
-    with pytest.raises(ConfigError, match=said):
-        Run().override({**IMAGES, "train.resolution": plan}).with_implied()
-
-
-def test_an_mlp_is_not_trained_on_several_sizes():
     with pytest.raises(ConfigError, match="model.name = 'mlp': its first layer depends on the image size"):
         Run().override({"train.resolution": [[1.0, 8]]}).with_implied()
+    with pytest.raises(ConfigError, match=said):
+        Run().override({**IMAGES, "train.resolution": plan}).with_implied()
 
 
 # ---- what a setting's type says of it
@@ -263,12 +226,9 @@ def test_a_methods_own_settings_are_those_of_its_spec():
     "hint, value, says",
     [
         (Annotated[int, Meta(ge=1, le=9)], 10, "must be at most 9."),
-        (Annotated[int, Meta(ge=1, le=9)], 0, "must be at least 1."),
         (Annotated[float, Meta(gt=1, le=9)], 1, "must lie in (1, 9]."),
-        (float, float("nan"), "must be finite."),
         (Annotated[float, Meta(ge=0)], float("inf"), "must be finite."),
         (tuple[float, ...] | None, [1, "a"], "must be a number, each."),
-        (tuple[str, ...] | None, "a", "must be a list."),
         (str, "a\nb", "must be printable text."),
         (float, "\udcff", "must be printable text."),
         (int, 2**64 + 1, "must lie between -2^64 and 2^64."),
@@ -288,10 +248,7 @@ OWN = {"model.name": "nets.py:Net", "model.channels": [8, 16], "model.hidden": 3
 def test_the_settings_of_an_own_network_are_kept_as_they_are_given(tmp_path):
     run = Run().override(OWN)
     assert run.model.arguments == {"channels": [8, 16], "hidden": 32, "kind": "wide"}
-    assert run.model.dtype == "float32"
-    again = load(tmp_path, run.toml())
-    assert again == run
-    assert Run.from_tree(run.tree(), "a file") == run
+    assert load(tmp_path, run.toml()) == run == Run.from_tree(run.tree(), "a file")
     assert run.override({"model.hidden": 64}).model.arguments == {**run.model.arguments, "hidden": 64}
     assert run.differences(run.override({"model.hidden": 64})) == {"model.hidden": (32, 64)}
 
@@ -302,9 +259,10 @@ def test_settings_of_one_network_are_none_of_another():
     assert own.model.arguments == {} and own.model.dtype == "float64"
     with pytest.raises(ConfigError, match="model.dtype = 'int8' is not known"):
         own.override({"model.dtype": "int8"})
-    assert own.override({"model.depth": 3}).override({"model.name": "nets.py:Other"}).model.arguments == {}
-    assert own.override({"model.depth": 3}).override({"model.name": "nets.py:Net"}).model.arguments == {"depth": 3}
-    assert own.override({"model.depth": 3}).override({"model.name": "mlp"}).model == Model(dtype="float64")
+    deep = own.override({"model.depth": 3})
+    for name, arguments in (("nets.py:Other", {}), ("nets.py:Net", {"depth": 3})):
+        assert deep.override({"model.name": name}).model.arguments == arguments
+    assert deep.override({"model.name": "mlp"}).model == Model(dtype="float64")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [1, float("nan")], {"a": 2**65}], ids=str)
@@ -313,17 +271,10 @@ def test_numbers_that_no_network_can_be_given_are_refused_by_name(value):
         Run().override({"model.name": "mine.py:Net", "model.hidden": value})
 
 
-@pytest.mark.parametrize(
-    "options, assignments, arguments",
-    [
-        ({"hidden": "8192"}, (), {"hidden": 8192}),
-        ({"hidden": "8,9"}, (), {"hidden": [8, 9]}),
-        ({}, ("model.hidden=8192", "model.activation=relu"), {"hidden": 8192, "activation": "relu"}),
-    ],
-)
-def test_the_command_line_gives_arguments_of_an_user_network(options, assignments, arguments):
-    found = changes(assignments, {"model": "nets.py:Net", **options})
-    assert Run().override(found).model.arguments == arguments
+def test_the_command_line_gives_arguments_of_an_user_network():
+    for text, hidden in (("8192", 8192), ("8,9", [8, 9])):
+        changed = changes(("model.activation=relu",), {"model": "nets.py:Net", "hidden": text})
+        assert Run().override(changed).model.arguments == {"hidden": hidden, "activation": "relu"}
 
 
 # ---- settings that no longer exist
