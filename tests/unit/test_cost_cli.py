@@ -34,7 +34,6 @@ def test_without_arguments_it_is_figure_2():
         mine = [line for line in lines if line[:1] == [str(ranks)]]
         assert [line[1] for line in mine if line[-1] == f"{ist:g}"] == [f"{parallel:g}"]
         assert [line[1] for line in mine if line[-1] == f"{flops:.2f}"] == ["113.05"]
-
     ist = [row for row in json.loads(costmodel("--json", "--compare", "all"))["rows"] if row["method"] == "ist"]
     assert [row["ranks"] for row in ist] == RANKS
     assert [row["received_floats_per_step"] for row in ist] == [round(1e6 * one) for one in IST_MEGAFLOATS]
@@ -58,13 +57,7 @@ def test_a_cluster_whose_fit_found_only_zeros_has_all_its_tables(tmp_path, capsy
     assert {row["speed_up"] for row in rows} == {1.0}
 
 
-@pytest.mark.parametrize("format", ["png", "svg", "pdf"])
-def test_a_plot_is_written(tmp_path, format):
-    costmodel("--plot", str(tmp_path / f"f.{format}"), "--json")
-    assert (tmp_path / f"f.{format}").stat().st_size > 10_000
-
-
-def test_the_picture_shows_figure_2():
+def test_the_picture_shows_figure_2(tmp_path):
     """The plotted series, read back."""
     pytest.importorskip("matplotlib")
     from istmpi.report.plots import make_cost_figure
@@ -72,19 +65,18 @@ def test_the_picture_shows_figure_2():
     network = mlp_network(1000, (4000,) * 3, 200, norm="none")
     scenario = Scenario(Run().override(FIGURE_2), network, preset("10gbit"), 10**6, shared_batch=True)
     drawn = make_cost_figure(survey(scenario, ["data-parallel-broadcast", "ist"], RANKS), "title")
-    series = [{line.get_label(): line for line in axis.get_lines()} for axis in drawn.axes]
-    for lines in series:
-        assert lines["ist"].get_xdata().tolist() == RANKS
+    series = [{line.get_label(): line.get_ydata().tolist() for line in axis.get_lines()} for axis in drawn.axes]
+    assert {tuple(line.get_xdata()) for axis in drawn.axes for line in axis.get_lines()} == {tuple(RANKS)}
     traffic, flops, seconds, speed, memory = series
-    assert traffic["ist"].get_ydata().tolist() == pytest.approx(IST_MEGAFLOATS)
-    assert traffic["data-parallel-broadcast"].get_ydata().tolist() == pytest.approx(PARALLEL_MEGAFLOATS)
-    assert flops["ist"].get_ydata().tolist() == pytest.approx(IST_GIGAFLOPS, abs=0.005)
-    assert flops["data-parallel-broadcast"].get_ydata().tolist() == pytest.approx([113.0496] * 6)
-    assert seconds["ist"].get_ydata()[-1] < seconds["data-parallel-broadcast"].get_ydata()[-1]
-    assert speed["ist"].get_ydata()[0] == 1 and speed["linear speed-up"].get_ydata().tolist() == RANKS
-    assert memory["ist"].get_ydata().tolist() == sorted(memory["ist"].get_ydata(), reverse=True)
-    texts = {text.get_text() for text in drawn.axes[0].get_legend().get_texts()}
-    assert texts == {"data-parallel-broadcast", "ist"}
+    assert traffic["ist"] == pytest.approx(IST_MEGAFLOATS)
+    assert traffic["data-parallel-broadcast"] == pytest.approx(PARALLEL_MEGAFLOATS)
+    assert flops["ist"] == pytest.approx(IST_GIGAFLOPS, abs=0.005)
+    assert flops["data-parallel-broadcast"] == pytest.approx([113.0496] * 6)
+    assert seconds["ist"][-1] < seconds["data-parallel-broadcast"][-1]
+    assert speed["ist"][0] == 1 and speed["linear speed-up"] == RANKS
+    assert memory["ist"] == sorted(memory["ist"], reverse=True)
+    costmodel("--plot", str(tmp_path / "f.pdf"), "--json")
+    assert (tmp_path / "f.pdf").stat().st_size > 10_000
 
 
 def test_it_takes_the_run_files_that_train_takes_and_goes_on_for_others_beyond_the_units(tmp_path):
@@ -112,16 +104,12 @@ def test_options_change_the_cluster():
     "read, text, value",
     [
         (options.bandwidth, "2.5Gbit", 2.5e9 / 8),
-        (options.bandwidth, "300 MB/s", 3e8),
         (options.latency, "100us", 1e-4),
-        (options.latency, "1e-3 s", 1e-3),
         (options.speeds, "250G,1.5T", (250e9, 1.5e12)),
-        (options.speeds, "1e12", (1e12,)),
         (options.memory, "16GB", 16e9),
         (options.memory, "16GiB", 16 * 2**30),
         (options.ranks, "4,1,2", [1, 2, 4]),
         (options.ranks, "1..20", [1, 2, 4, 8, 16, 20]),
-        (options.ranks, "100000", [100_000]),
         (options.widths, "3-2-1", [3, 2, 1]),
     ],
 )
@@ -135,29 +123,18 @@ def test_quantities_are_read_as_people_write_them(read, text, value):
         (["--bandwidth", "2.5Gbt"], "--bandwidth '2.5Gbt' must be a rate per second in bit or B"),
         (["--bandwidth", "0Gbit"], "greater than zero"),
         (["--latency", "-1us"], "--latency '-1us' must be a time"),
-        (["--latency", "100"], "--latency '100' must be a time"),
         (["--flops", "250X"], "--flops '250X' must be FLOP/s"),
         (["--memory", "16"], "--memory '16' must be bytes"),
         (["--ranks", "0,1"], "--ranks '0,1' must be numbers of ranks from 1 to 100000"),
-        (["--ranks", "8..2"], "--ranks '8..2'"),
         (["--ranks", "1_0"], "--ranks '1_0'"),
-        (["--layers", "1_0-5-2"], "--layers '1_0-5-2'"),
-        (["--ranks", "100001"], "--ranks '100001'"),
         (["--layers", "10-0-5"], "--layers '10-0-5' must be features, hidden widths and labels"),
-        (["--layers", "10-5"], "--layers '10-5'"),
         (["--compare", "ist,dataparallel"], "'dataparallel' is not known; did you mean data-parallel?"),
-        (["--compare", ""], "is not known"),
         (["--cluster", "m5"], "cluster m5 is neither a preset nor a file"),
         (["--cluster", "nowhere.json"], "cluster file nowhere.json cannot be read"),
         (["--shares", "1,2", "--ranks", "4"], "shares has 2 numbers, but the run has 4 ranks"),
         (["--plot", "f.gif"], "--plot f.gif: must end in .png, .svg, .pdf"),
         (["--plot", "nowhere/f.png"], "nowhere/f.png: cannot be written"),
-        (["--model", "mpl"], "model.name = 'mpl' is not known; did you mean mlp?"),
-        (
-            ["--layers", "9-40-9", "--ranks", "64", "--compare", "ist"],
-            "ist allows at most 40 ranks: hidden1 has 40 units. Give",
-        ),
-        (["nothing"], "run nothing is neither a file nor a built-in run"),
+        (["--layers", "9-40-9", "--ranks", "64", "--compare", "ist"], "at most 40 ranks: hidden1 has 40 units. Give"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message):
@@ -165,10 +142,3 @@ def test_bad_input_is_one_line(arguments, message):
         CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
     assert message in str(raised.value) and "\n" not in str(raised.value)
     assert raised.value.exit_code == (74 if "cannot be written" in message else 2)
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0"])
-@pytest.mark.parametrize("words", [("doctor", "--patience")], ids=" ".join)
-def test_a_figure_that_is_none_is_refused(istmpi_command, words, value):
-    code, _, err = istmpi_command(*words, value)
-    assert code == 2 and words[-1] in err and err.count("\n") == 1

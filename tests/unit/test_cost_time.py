@@ -1,5 +1,6 @@
 """Time and advice: formulas by hand."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +29,7 @@ def scenario(cluster=PLAIN, shared_batch=False, **settings):
     return Scenario(run, NETWORK, cluster, 100_000, shared_batch)
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 8])
 def test_all_reduces_take_what_the_formulas_say(ranks):
     """Ring 2(P-1)(α + βm/P), behind two thirds of the step."""
     plan = scenario().cost("data-parallel", ranks)
@@ -40,7 +41,7 @@ def test_all_reduces_take_what_the_formulas_say(ranks):
     assert round_time(scenario().cost("data-parallel-broadcast", ranks), PLAIN).transfer == pytest.approx(10 * server)
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 8])
 def test_pull_and_push_take_what_the_formulas_say(ranks):
     mine = 4 * (4_800_000 / ranks + 32_000_000 / ranks**2)
     once = (ranks - 1) * ALPHA + BETA * mine * (1 - 1 / ranks)
@@ -107,29 +108,27 @@ def test_rows_hold_whole_numbers_exactly_and_are_consistent():
         ("[]", r"its content is \[\]; it must be an object"),
         ('{"format": "istmpi cluster", "version": 2}', "version is 2; it must be 1"),
         ('{"format": "istmpi cluster", "version": 1, "name": "x"}', "links is missing"),
-        (None, "cannot be read"),
     ],
 )
 def test_a_cluster_file_that_cannot_be_used(tmp_path, text, message):
-    path = tmp_path / "c.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(DataError, match=message) as raised:
-        load(path)
-    assert "istmpi measure" in str(raised.value)
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(DataError, match=f"{message}.*istmpi measure"):
+        load(tmp_path / "c.json")
+
+
+def test_a_cluster_reads_back_as_it_was_saved(tmp_path):
     measured = replace(preset("m5.2xlarge"), measured={"alltoallv": {"points": [{"bytes": 8, "seconds": 1e-6}]}})
-    measured.save(path)
-    assert load(path) == measured
+    measured.save(tmp_path / "c.json")
+    assert load(tmp_path / "c.json") == measured
 
 
 # ---- advice
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("hidden", [(64,), (4096,), (8192, 8192)])
-def test_advice_is_a_line_a_table_and_notes(name, hidden):
-    run = Run().override({"model.hidden": hidden})
-    advice = advise(Scenario(run, mlp_network(4096, hidden, 35), preset(name), 84_843), 16)
+def test_advice_is_a_line_a_table_and_notes(name):
+    run = Run().override({"model.hidden": (4096,)})
+    advice = advise(Scenario(run, mlp_network(4096, (4096,), 35), preset(name), 84_843), 16)
     assert all(line.endswith(".") and "\n" not in line for line in (advice.first, *advice.notes))
     assert all(len(row) == len(COLUMNS) and all(row) for row in advice.rows)
 
@@ -138,19 +137,16 @@ def test_advice_follows_its_rules():
     run = Run().override({"model.hidden": (8192, 8192)})
     case = Scenario(run, mlp_network(4096, (8192, 8192), 35), preset("m5.2xlarge"), 84_843)
     first = advise(case, 8).first
-    ranks = int(first.split(" on ")[1].split()[0])
-    assert first.startswith("Run ist")
+    ranks, steps = map(int, re.match(r"Run ist on (\d+) ranks with (\d+) ", first).groups())
     of_a_rank, of_a_half = (case.cost("ist", count).held.share_of_a_rank for count in (ranks, 2 * ranks))
     assert of_a_rank >= LEAST_SHARE > of_a_half
-    steps = int(first.split(" with ")[1].split()[0])
 
     def share(steps):
         run = case.run.override({"method.local_steps": steps})
         time = round_time(replace(case, run=run).cost("ist", ranks), case.cluster)
         return time.transfer / time.total
 
-    fewer = LOCAL_STEPS[LOCAL_STEPS.index(steps) - 1]
-    assert share(steps) <= TRANSFER_SHARE < share(fewer)
+    assert share(steps) <= TRANSFER_SHARE < share(LOCAL_STEPS[LOCAL_STEPS.index(steps) - 1])
 
 
 def test_advice_respects_memory_and_prefers_what_changes_less_where_it_costs_little():
@@ -165,13 +161,6 @@ def test_advice_respects_memory_and_prefers_what_changes_less_where_it_costs_lit
 
 
 # ---- how measurements become figures
-
-
-def test_a_fit_finds_the_line_that_the_points_are_on():
-    sizes = [1e3, 1e5, 1e7]
-    (latency, each), error = fit([[3, 3, 3], sizes], [3 * 1e-4 + 1e-9 * size for size in sizes])
-    assert (latency, each) == (pytest.approx(1e-4), pytest.approx(1e-9))
-    assert error < 1e-9
 
 
 def test_short_messages_count_as_much_as_long_ones():
