@@ -39,30 +39,22 @@ def test_ls_lists_what_can_be_opened_for_people_and_for_programs(istmpi_command,
     assert (network["file"], network["rounds"], network["ranks"]) == ("network.h5", 4, 1)
 
 
-def test_ls_of_nothing_is_refused(istmpi_command, tmp_path):
+@pytest.mark.parametrize("name", ["folder", "file", "nothing"])
+def test_ls_of_nothing_is_refused(istmpi_command, tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    for name in ("folder", "file", "nothing"):
-        code, _, err = istmpi_command("checkpoint", "ls", tmp_path / name)
-        assert code == 2 and len(err.splitlines()) == 1
+    code, _, err = istmpi_command("checkpoint", "ls", tmp_path / name)
+    assert (code, err.count("\n")) == (2, 1)
 
 
 def test_show_names_everything_for_people_and_for_programs(istmpi_command, checkpoints):
     code, out, _ = istmpi_command("checkpoint", "show", checkpoints / "batch.h5")
+    facts = ("method ist, seed 5", "4 of 4 rounds", "examples 1 x 8 x 8", "10: 0, 1, 2", "hidden2.linear.weight")
+    facts += ("hidden2 hidden1", "11 x 13", "hidden1.norm.bias/momentum_buffer")
     assert code == 0
-    for fact in (
-        "method ist, seed 5",
-        "4 of 4 rounds",
-        "examples 1 x 8 x 8",
-        "10: 0, 1, 2",
-        "hidden2.linear.weight",
-        "hidden2 hidden1",
-        "11 x 13",
-        "hidden1.norm.bias/momentum_buffer",
-        "calibrated  yes; outputs divided by a temperature of ",
-    ):
+    for fact in (*facts, "calibrated  yes; outputs divided by a temperature of "):
         assert fact in out
-    code, out, _ = istmpi_command("checkpoint", "show", checkpoints / "stopped.h5")
+    _, out, _ = istmpi_command("checkpoint", "show", checkpoints / "stopped.h5")
     assert "2 of 3 rounds" in out and "calibrated  no" in out
     shown = json.loads(istmpi_command("checkpoint", "show", checkpoints / "batch.h5", "--json")[1])
     weight = {"name": "hidden1.linear.weight", "axes": "hidden1 features", "dtype": "float32"}
@@ -72,26 +64,20 @@ def test_show_names_everything_for_people_and_for_programs(istmpi_command, check
 
 
 def test_rounds_of_passes_are_not_counted_in_local_steps_of_the_run(istmpi_command, checkpoints, tmp_path):
-    _, out, _ = istmpi_command("checkpoint", "show", checkpoints / "fedavg.h5")
-    assert "2 of 3 rounds" in out
     shutil.copy(checkpoints / "fedavg.h5", tmp_path)
     _, out, _ = istmpi_command("checkpoint", "ls", tmp_path)
-    assert out.splitlines()[1].split("  ")[2].strip() == ""
-    _, out, _ = istmpi_command("checkpoint", "ls", tmp_path, "--json")
-    (entry,) = json.loads(out)
+    assert "2 of 3" in out and out.splitlines()[1].split("  ")[2].strip() == ""
+    (entry,) = json.loads(istmpi_command("checkpoint", "ls", tmp_path, "--json")[1])
     assert (entry["round"], entry["local_steps"]) == (2, None)
 
 
 def test_verify_names_each_damaged_place(istmpi_command, run_folder, monkeypatch):
     monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0)
     code, out, err = istmpi_command("checkpoint", "verify", run_folder)
-    assert code == 2
-    lines = out.splitlines()
-    assert len(lines) == 3 and lines[0].endswith("round-00000001.h5: valid") and lines[2].endswith("network.h5: valid")
-    assert "damaged: model/hidden1.linear.weight, rows 0 to 12: the checksum differs" in lines[1]
-    assert err.splitlines()[-1] == "istmpi: 1 of 3 files cannot be used."
-    size = (run_folder / "network.h5").stat().st_size
-    assert "network.h5" in err and size > 20000
+    first, damaged, network = out.splitlines()
+    assert code == 2 and first.endswith("round-00000001.h5: valid") and network.endswith("network.h5: valid")
+    assert "damaged: model/hidden1.linear.weight, rows 0 to 12: the checksum differs" in damaged
+    assert "network.h5" in err and err.splitlines()[-1] == "istmpi: 1 of 3 files cannot be used."
     assert istmpi_command("checkpoint", "verify", run_folder / "network.h5")[0] == 0
 
 

@@ -18,7 +18,7 @@ from istmpi.errors import DataError
 from istmpi.hdf5 import CREATION
 
 
-@pytest.mark.parametrize("name, copies", [("batch", 200), ("stopped", 100), ("codistillation", 40), ("local", 40)])
+@pytest.mark.parametrize("name, copies", [("batch", 100), ("stopped", 60), ("codistillation", 40)])
 def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(checkpoints, tmp_path, name, copies):
     """Flipped and lost bytes, edited settings, swapped datasets and more (damaging.py)."""
     kinds = damaged(checkpoints / f"{name}.h5", tmp_path, contents, 11, copies)
@@ -51,9 +51,7 @@ def edited(checkpoints, tmp_path):
 MOMENTUM = "optim/hidden1.linear.weight/momentum_buffer"
 
 
-@pytest.mark.parametrize(
-    "path", ["model/hidden2.linear.weight", MOMENTUM, "norm/labels/std", "input/mean", "input/classes"]
-)
+@pytest.mark.parametrize("path", ["model/hidden2.linear.weight", MOMENTUM, "norm/labels/std", "input/classes"])
 @pytest.mark.parametrize("thorough", [False, True], ids=["dataset", "with its checksums"])
 def test_a_missing_dataset_is_named(edited, istmpi_command, path, thorough):
     def remove(file):
@@ -70,12 +68,9 @@ def test_a_missing_dataset_is_named(edited, istmpi_command, path, thorough):
     "change, message",
     [
         (lambda file: file.attrs.modify("version", 3), "format version 3; this istmpi reads versions 1 and 2"),
-        (lambda file: file.attrs.__delitem__("run"), "it has no attribute run"),
         (lambda file: file.attrs.__setitem__("format", "other"), "not a checkpoint of istmpi"),
-        (lambda file: file.attrs.__setitem__("run", b"{}]"), "damaged"),
         (lambda file: file.attrs.__setitem__("run", b'{"modell": {}}'), "its run cannot be read"),
         (lambda file: file["model/labels.linear.weight"].attrs.modify("axes", b"labels hidden1"), "its run has"),
-        (lambda file: file["model/labels.linear.weight"].attrs.modify("axes", b"labels (hidden2"), "not closed"),
         (lambda file: replace(file, "norm/hidden1/std", np.ones(3, np.float32)), r"norm/hidden1/std is \(3,\)"),
         (lambda file: replace(file, "model/labels.linear.weight", np.ones((3, 11), np.float32)), r"its run has \(10,"),
         (lambda file: replace(file, MOMENTUM, None), "momentum_buffer"),
@@ -106,20 +101,15 @@ def set_in(name, key, value):
 ODD = {
     "a round that cannot be": set_root("round", 2**62),
     "a round that is infinite": set_root("round", np.inf),
-    "a round below 0": set_root("round", -1),
     "a round that is a text": set_root("round", "6"),
-    "several rounds": set_root("round", [3, 4]),
     "no ranks": set_root("ranks", 0),
     "seconds that are no number": set_root("seconds", np.nan),
     "a loss that is empty": set_root("loss", h5py.Empty("f8")),
     "another seed": set_root("seed", 6),
-    "a run that is null": set_root("run", "null"),
     "a run that is nested": set_root("run", "[" * 20_000),
     "a run of two lines": set_root("run", '{"a": \n'),
-    "data that is a list": set_root("data", "[1]"),
     "a shape that is none": set_in("data", "shape", ["a"]),
     "outputs that are null": set_in("data", "outputs", None),
-    "another task": set_in("data", "task", "art"),
     "versions that are numbers": set_in("versions", "torch", 2),
 }
 """Edits that no version of the format believes."""
@@ -188,14 +178,12 @@ def write_hdf5(path):
     "make, message",
     [
         (lambda path: path.write_text("name,value\n1,2\n"), "not an HDF5 file"),
-        (lambda path: path.write_bytes(b""), "not an HDF5 file"),
         (lambda path: path.mkdir(), "is a folder"),
         (write_hdf5, "not a checkpoint of istmpi"),
-        (lambda path: None, "does not exist"),
         (lambda path: path.symlink_to(path), "does not exist"),
         (lambda path: os.mkfifo(path), "does not exist"),
     ],
-    ids=["text", "empty", "folder", "other HDF5", "nothing", "loop", "pipe"],
+    ids=["text", "folder", "other HDF5", "loop", "pipe"],
 )
 @pytest.mark.parametrize("words", ["checkpoint show {}", "predict {} digits", "export {} --to npz"])
 def test_what_is_no_checkpoint_is_refused_in_one_line(istmpi_command, tmp_path, make, message, words):
@@ -204,15 +192,6 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(istmpi_command, tmp_path, 
     code, _, err = istmpi_command(*(path if word == "{}" else word for word in words.split()))
     assert code == 2
     assert message in err and str(path) in err and len(err.splitlines()) == 1
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_refused(checkpoints, tmp_path):
-    path = tmp_path / "secret.h5"
-    path.write_bytes((checkpoints / "batch.h5").read_bytes())
-    path.chmod(0)
-    with pytest.raises(DataError, match="Permission denied"):
-        contents(path)
 
 
 def test_reading_needs_h5py_alone(checkpoints):
