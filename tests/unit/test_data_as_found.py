@@ -1,5 +1,6 @@
 """Files as programs and people write them: read with the values that they mean, or refused in one line."""
 
+import contextlib
 import os
 
 import numpy as np
@@ -62,7 +63,6 @@ def svm(columns, comment="", label="{}", query=""):
 SPARSE = {
     "zero-based": (svm((1, 5), "# Column indices are zero-based\n"), 6, {"counted_from": 0}),
     "one-based": (svm((1, 5), "# Column indices are one-based\n"), 5, {"counted_from": 1}),
-    "no comment": (svm((1, 5)), 5, {"counted_from": 1}),
     "queries": (svm((1, 5), query=" qid:3"), 5, {"counted_from": 1}),
     "labels with a point": (svm((1, 5), label="{}.0"), 5, {"counted_from": 1}),
 }
@@ -88,11 +88,8 @@ def test_sparse_rows_as_scikit_learn_and_letor_write_them(tmp_path, case):
     "values, refused",
     [
         (1e8 + 0.5 * np.arange(32), True),
-        (1e8 + 0.1 * np.arange(32), True),
-        (16777216.0 + np.arange(32), True),
         (1e8 + 1e6 * np.arange(32), False),
         (0.1 * np.arange(1, 33), False),
-        (np.full(32, 0.1), False),
         (np.tile([0.12522, 0.12525], 16), False),  # a word of Reuters, in two documents
     ],
 )
@@ -100,11 +97,9 @@ def test_sparse_values_that_float32_merges_are_refused(tmp_path, values, refused
     """A feature's values that float32 rounds need a range that is not too small."""
     rows = [f"{number % 2} 1:{value!r} 2:{number + 1}\n" for number, value in enumerate(values.tolist())]
     (tmp_path / "a.svm").write_text("".join(rows))
-    if not refused:
+    message = "a.svm: values of feature 1 are too close together for the 24 bits of float32"
+    with pytest.raises(DataError, match=message) if refused else contextlib.nullcontext():
         assert prepare("xc", tmp_path / "a.svm", tmp_path / "data.h5").features == 2
-        return
-    with pytest.raises(DataError, match="a.svm: values of feature 1 are too close together for the 24 bits of float32"):
-        prepare("xc", tmp_path / "a.svm", tmp_path / "data.h5")
 
 
 def make(kind, folder, labels):
@@ -115,27 +110,22 @@ def make(kind, folder, labels):
             (folder / label).mkdir(exist_ok=True)
             Image.fromarray(np.full((4, 5), number, np.uint8)).save(folder / label / f"{number}.png")
         return folder
-    if kind == "arrays":
-        np.savez(folder / "a.npz", x=np.arange(3.0 * len(labels)).reshape(-1, 3), y=np.array(labels))
-        return folder / "a.npz"
     rows = [f"{number},{number * number},{label}" for number, label in enumerate(labels)]
     (folder / "a.csv").write_text("\n".join(["a,b,label", *rows]))
     return folder / "a.csv"
 
 
-@pytest.mark.parametrize("kind", ["images", "arrays", "csv"])
+@pytest.mark.parametrize("kind", ["images", "csv"])
 def test_a_site_that_lacks_a_class_gets_the_list_of_all(tmp_path, kind):
     """With --classes, files of several sites have the same classes in the same order, whatever they hold."""
-    made = {}
-    for site, labels in (("one", ["dog", "cat"]), ("two", ["cat"]), ("three", ["dog", "owl"])):
+    for site, labels, numbers in (("one", ["cat"], {0}), ("two", ["dog", "owl"], {1, 2})):
         source = make(kind, tmp_path / site, labels * 10)
         report = prepare(kind, source, tmp_path / f"{site}.h5", classes="cat,dog,owl")
-        made[site] = open_prepared(report.target)
-        assert made[site].classes == ("cat", "dog", "owl") and made[site].outputs == 3
-    assert set(made["three"].train.labels()) == {1, 2} and set(made["two"].train.labels()) == {0}
+        made = open_prepared(report.target)
+        assert made.classes == ("cat", "dog", "owl") and made.outputs == 3
+        assert set(made.train.labels()) == numbers
     with pytest.raises(DataError, match="the label owl is not among --classes"):
-        prepare(kind, tmp_path / "three" / {"images": "", "arrays": "a.npz", "csv": "a.csv"}[kind],
-                tmp_path / "other.h5", classes="cat,dog")  # fmt: skip
+        prepare(kind, source, tmp_path / "other.h5", classes="cat,dog")
     for classes in ("cat", "cat,cat", "cat,,dog", ""):
         with pytest.raises(ConfigError, match="give at least two different names, separated by commas"):
             prepare(kind, source, tmp_path / "other.h5", classes=classes)

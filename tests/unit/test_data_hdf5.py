@@ -1,7 +1,6 @@
 """The prepared file: what is written is read, complete or not at all; damage is named."""
 
 import os
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,8 +51,7 @@ def test_what_is_written_is_read(file):
     x, y = examples_of(data.train, rows)
     assert x.dtype == np.float32 and x.flags.c_contiguous and y.dtype == np.int64
     np.testing.assert_allclose(x, (X[rows] - X[:20].mean(0)) / X[:20].std(0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(y, Y[rows])
-    np.testing.assert_array_equal(data.test.labels(), Y[20:])
+    assert y.tolist() == Y[rows].tolist() and data.test.labels().tolist() == Y[20:].tolist()
     examples_of(data.train, rows)[0][:] = 0
     np.testing.assert_array_equal(examples_of(data.train, rows)[0], x)  # they are copies
     with h5py.File(file, "r+") as again:  # the file is not held open
@@ -122,19 +120,12 @@ def damage(file, edit):
     [
         (lambda f: f.attrs.__delitem__("format"), "not prepared data"),
         (lambda f: f.attrs.__setitem__("version", 9), "has format version 9; this istmpi reads versions 1 and 2"),
-        (lambda f: f.attrs.__setitem__("version", "one"), "has format version 'one'"),
-        (lambda f: f.attrs.__setitem__("shape", "wide"), "is damaged"),
         (lambda f: f.attrs.__setitem__("task", "art"), "has task 'art'"),
         (lambda f: f.attrs.__delitem__("shape"), "has no attribute shape"),
         (lambda f: f.attrs.__setitem__("test", 0), "have changed since saving"),
         (lambda f: f.__delitem__("train/y"), "has no dataset train/y"),
-        (lambda f: f.__delitem__("test"), "has no dataset test/x"),
         (lambda f: f.__delitem__("classes"), "damaged: classes is missing"),
-        (lambda f: f.attrs.__setitem__("outputs", 4), "have changed since saving"),
         (lambda f: f["train/y"].__setitem__(5, 3), "damaged: train/y, rows 0 to 19: the checksum differs"),
-        (lambda f: f["test/y"].__setitem__(1, -1), "damaged: test/y, rows 0 to 9: the checksum differs"),
-        (lambda f: f["classes"].__setitem__(0, b"z"), "damaged: classes, rows 0 to 2: the checksum"),
-        (lambda f: f["normalisation/std"].__setitem__(0, 0), "damaged: normalisation/std, rows 0 to 5: the checksum"),
     ],
 )
 def test_damage_is_named(file, istmpi_command, edit, message):
@@ -157,18 +148,11 @@ def elsewhere(kind):
         x, folder = file["train/x"][...], Path(file.filename).parent
         del file["train/x"]
         if kind == "external link":
-            with h5py.File(folder / "other.h5", "w") as other:
-                other["x"] = x
-            file["train/x"] = h5py.ExternalLink("other.h5", "/x")
-        elif kind == "link to a pipe":
             os.mkfifo(folder / "pipe.h5")
             file["train/x"] = h5py.ExternalLink("pipe.h5", "/x")
         elif kind == "group that is a link":
             file.move("train", "aside")
             file["train"] = h5py.SoftLink("/aside")
-        elif kind == "soft link":
-            file["aside"] = x
-            file["train/x"] = h5py.SoftLink("/aside")
         elif kind == "external storage":
             (folder / "raw.bin").write_bytes(x.tobytes())
             file.create_dataset("train/x", x.shape, x.dtype, external=[(str(folder / "raw.bin"), 0, x.nbytes)])
@@ -185,10 +169,8 @@ def elsewhere(kind):
 @pytest.mark.parametrize(
     "kind, message",
     [
-        ("external link", r"train/x is a link to /x in other.h5"),
-        ("link to a pipe", r"train/x is a link to /x in pipe.h5"),
+        ("external link", r"train/x is a link to /x in pipe.h5"),
         ("group that is a link", r"train/x is a link to /aside"),
-        ("soft link", r"train/x is a link to /aside"),
         ("external storage", r"train/x, which lies in another file \(.*raw.bin\)"),
         ("virtual", "train/x, which is a virtual"),
     ],
@@ -213,54 +195,26 @@ def test_a_file_of_version_1_is_read_and_said_to_have_no_checksums(file, istmpi_
 
 @pytest.fixture
 def wide(tmp_path):
-    """The path of a file whose 50 training rows are 5 blocks, and its training rows as they are stored."""
-    x = np.random.default_rng(1).normal(size=(60, 1600)).astype(np.float32)
-    path = tmp_path / "wide.h5"
-    y = np.zeros(60, int)
-    write(path, groups=1, splits={"train": (x[:50], y[:50]), "test": (x[50:], y[50:])})
-    return path, x[:50]
-
-
-def test_blocks_have_checksums(wide):
-    path, x = wide
-    with h5py.File(path) as file:
-        checksums = file["checksums/train/x"][...]
-        assert file["checksums/train/y"].shape == (1,)
-    blocks = len(checksums)
-    assert blocks == -(-x.nbytes // 2**16) == 5
-    for block, checksum in enumerate(checksums):
-        assert zlib.crc32(x[50 * block // blocks : 50 * (block + 1) // blocks]) == checksum
+    """The path of a file whose 50 training rows are 5 blocks."""
+    x, y = np.random.default_rng(1).normal(size=(60, 1600)).astype(np.float32), np.zeros(60, int)
+    return write(tmp_path / "wide.h5", groups=1, splits={"train": (x[:50], y[:50]), "test": (x[50:], y[50:])})
 
 
 def test_a_damaged_block_is_noticed_when_a_row_of_it_is_read(wide, istmpi_command):
-    path, x = wide
-    with h5py.File(path) as file:
+    with h5py.File(wide) as file:
         offset = file["train/x"].id.get_offset()
-    content = bytearray(path.read_bytes())
-    content[offset + x[:27].nbytes + 5] ^= 64  # row 27 is in block 2, rows 20 to 29
-    path.write_bytes(content)
-    split = open_prepared(path).train
+    content = bytearray(wide.read_bytes())
+    content[offset + 27 * 1600 * 4 + 5] ^= 64  # row 27 is in block 2, rows 20 to 29
+    wide.write_bytes(content)
+    split = open_prepared(wide).train
     examples_of(split, np.arange(20))
     examples_of(split, np.arange(30, 50)[::-1])
+    message = f"{wide} is damaged: train/x, rows 20 to 29: the checksum differs."
     for rows in ([29], [20, 0]):
-        with pytest.raises(DataError, match="is damaged: train/x, rows 20 to 29: the checksum differs") as refused:
+        with pytest.raises(DataError, match=f"^{message}"):
             examples_of(split.with_normalisation(None), np.array(rows))
-        assert str(path) in str(refused.value) and "\n" not in str(refused.value)
-    code, out, err = istmpi_command("data", "verify", path)
-    assert code == 2 and out == f"{path} is damaged: train/x, rows 20 to 29: the checksum differs.\n"
-    assert err == "istmpi: 1 of 1 file cannot be used.\n"
-
-
-def test_a_block_is_compared_once(wide, monkeypatch):
-    path, _ = wide
-    split = open_prepared(path).train
-    compared, crc32 = [], zlib.crc32
-    monkeypatch.setattr(zlib, "crc32", lambda rows: compared.append(len(rows)) or crc32(rows))
-    examples_of(split, np.array([3, 4, 45]))
-    assert compared == [10, 10]
-    examples_of(split, np.arange(50))
-    examples_of(split, np.arange(50))
-    assert compared == [10] * 5
+    code, out, err = istmpi_command("data", "verify", wide)
+    assert (code, out, err) == (2, f"{message}\n", "istmpi: 1 of 1 file cannot be used.\n")
 
 
 @pytest.mark.parametrize("name", ["train/x", "classes", "reading"])
