@@ -6,11 +6,12 @@ import io
 import json
 import pickle
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from data_files import make_graph
-from graphs import FEATURES, NODES, Matrix, matrix, write
+from graphs import NODES, Matrix, matrix, write
 
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
@@ -67,7 +68,7 @@ def test_arrays_of_pyg(tmp_path):
 def test_a_directed_graph_is_heard_one_way_and_an_edge_told_in_both_is_not_there_twice(tmp_path):
     report, data = prepared(tmp_path, arrays(), directed=True)
     assert np.array_equal(edges_of(data), expected_edges(directed=True))
-    assert report.facts["directed edges"] == 4 and report.facts["dropped duplicate edges"] == 1
+    assert (report.facts["directed edges"], report.facts["dropped duplicate edges"]) == (4, 1)
     report, data = prepared(tmp_path, arrays(edge_index=np.concatenate([PAIRS, PAIRS[::-1]], axis=1)))
     assert np.array_equal(edges_of(data), expected_edges())
     assert report.facts["dropped duplicate edges"] == 2  # 1-2 was there twice in each way
@@ -129,19 +130,13 @@ def planetoid(folder):
     """Nodes 0 to 3 without, 4, 5 and 7 for testing; 6 is in no list."""
     folder.mkdir()
     dense, classes = np.eye(8, 3, dtype=np.float32) + 1, np.eye(2, dtype=np.int32)[[0, 1, 1, 0, 1, 0, 0, 1]]
-    order = [7, 4, 5]
-    parts = {
-        "x": Matrix(*csr(dense[:2]), dense[:2].shape),
-        "allx": Matrix(*csr(dense[:4]), dense[:4].shape),
-        "tx": Matrix(*csr(dense[order]), dense[order].shape),
-        "y": classes[:2],
-        "ally": classes[:4],
-        "ty": classes[order],
-        "graph": {0: [1, 7], 1: [0, 1], 4: [5], 7: [0], 6: []},
-    }
+    parts = {"graph": {0: [1, 7], 1: [0, 1], 4: [5], 7: [0], 6: []}}
+    for prefix, nodes in (("", [0, 1]), ("all", [0, 1, 2, 3]), ("t", [7, 4, 5])):
+        parts[f"{prefix}x"] = Matrix(*csr(dense[nodes]), dense[nodes].shape)
+        parts[f"{prefix}y"] = classes[nodes]
     for name, value in parts.items():
         (folder / f"ind.tiny.{name}").write_bytes(python2(value))
-    (folder / "ind.tiny.test.index").write_text("".join(f"{node}\n" for node in order))
+    (folder / "ind.tiny.test.index").write_text("7\n4\n5\n")
     return dense, classes
 
 
@@ -168,14 +163,10 @@ class Runs:
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        *(
-            ("graph", pickle.dumps(value, protocol=2), r"ind\.tiny\.graph is not a Planetoid pickle")
-            for value in (Runs(), {0: Runs()}, np.array([Runs()], object))
-        ),
-        *(
-            ("graph", python2(lists), "ind.tiny.graph is not a dictionary of node lists")
-            for lists in ({0: [1], b"a": []}, {0: [1.5]}, {0: {1: 2}})
-        ),
+        ("graph", pickle.dumps({0: Runs()}, protocol=2), r"ind\.tiny\.graph is not a Planetoid pickle"),
+        ("graph", pickle.dumps(np.array([Runs()], object), protocol=2), "is not a Planetoid pickle"),
+        ("graph", python2({0: [1], b"a": []}), "ind.tiny.graph is not a dictionary of node lists"),
+        ("graph", python2({0: [1.5]}), "is not a dictionary of node lists"),
         ("test.index", b"500000000\n4\n5\n", r"ind.tiny.\* do not fit together"),  # with features for each before it
         ("test.index", b"0_7\n4\n5\n", "ind.tiny.test.index cannot be read: '0_7' is not a number"),
     ],
@@ -193,16 +184,13 @@ def test_another_file_of_planetoid_is_refused_and_runs_nothing(tmp_path, name, c
 
 def test_clusters_are_cut_once(tmp_path):
     pytest.importorskip("pymetis")
-    generator = np.random.default_rng(0)
-    inside = [np.stack([generator.integers(0, 20, 80), generator.integers(0, 20, 80)]) + 20 * n for n in range(3)]
+    inside = np.random.default_rng(0).integers(0, 20, (3, 2, 80)) + 20 * np.arange(3)[:, None, None]
     pairs = np.concatenate([*inside, np.array([[0, 20, 40], [21, 41, 1]])], axis=1)
     given = {"edge_index": pairs, "x": np.ones((60, 2)), "y": np.arange(60) % 2}
     report, data = prepared(tmp_path, given, clusters=3, normalise="none")
-    clusters = data.train.graph.clusters
     assert report.facts["clusters"] == 3 and report.facts["share of edges between clusters"] < 0.2
-    assert [len({*clusters[20 * n : 20 * n + 20]}) for n in range(3)] == [1, 1, 1]
-    how = Data(source=str(report.target), graph="clusters")
-    assert len(open_for_training(how).train) == 3
+    assert [len({*part}) for part in np.split(data.train.graph.clusters, 3)] == [1, 1, 1]
+    assert len(open_for_training(Data(source=str(report.target), graph="clusters")).train) == 3
 
 
 def test_clusters_need_metis_and_a_graph_that_was_cut(tmp_path, monkeypatch):
@@ -232,24 +220,17 @@ CSR = {
 BAD = {
     "an edge to a node that does not exist": ({"edge_index": FAR}, {}, "edge 1 goes from node 1 to node 9"),
     "a negative node": ({"edge_index": -FAR}, {}, "node -1, but"),
-    "edges of another shape": ({"edge_index": np.zeros((3, 4), int)}, {}, r"shape \(3, 4\)"),
     "a node that is trained on and scored": ({"test_mask": Y >= 0}, {}, "node 0 is both a train and a test node"),
     "no edge": ({"edge_index": np.zeros((2, 3), int)}, {}, "no edges"),
-    "a mask of another length": ({"train_mask": np.ones(5, bool)}, {}, r"train_mask has the shape \(5,\)"),
     "no training node": ({"train_mask": np.zeros(6, bool)}, {}, "no training node"),
-    "no node to be scored": ({"test_mask": np.zeros(6, bool)}, {}, "no test node"),
     "features with NaN": ({"x": np.where(X == 4, np.nan, X)}, {}, "node 2 has nan as feature 1"),
-    "features of other nodes": ({"x": X[:5]}, {}, "features of 5 nodes, but labels of 6"),
     "features that float32 merges": ({"x": 1.7e9 + np.arange(6.0)[:, None]}, {}, "too close together for the 24 bits"),
     "a node without a label": ({"y": np.array([0, 1, -1, 1, 0, 1])}, {}, "test node 2 has no label"),
-    "several labels that are none": ({"y": np.full((6, 2), 3)}, {}, "has 3 as label 0"),
-    "labels that are not whole": ({"y": np.full(6, 0.5)}, {}, "whole numbers"),
     "labels beyond all integers": ({"y": np.full(6, 1e300)}, {}, "whole numbers"),
     "labels of no class": ({"y": np.zeros((6, 0))}, {}, r"its labels have the shape \(6, 0\)"),
     "a mask of neither true nor false": ({"train_mask": np.full(6, np.nan)}, {}, "train_mask must be true or false"),
     "a matrix of edges without rows": ({**CSR, "adj_indptr": np.array(5)}, {}, "are not compressed sparse rows"),
     "columns that are no list": ({**CSR, "adj_indices": CSR["adj_indices"][:, None]}, {}, "not compressed sparse rows"),
-    "a shape in words": ({**CSR, "adj_shape": np.array(["a", "b"])}, {}, "are not compressed sparse rows"),
     "a shape of nothing": ({**CSR, "adj_shape": np.array([6, 0])}, {}, "are not compressed sparse rows"),
     "values in words": ({**CSR, "adj_data": np.full(4, "x")}, {}, "are not compressed sparse rows"),
     "more clusters than nodes": ({}, {"clusters": 7}, "--clusters 7"),
@@ -265,13 +246,6 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, case):
     assert "\n" not in str(error.value) and not (tmp_path / "graph.h5").exists()
 
 
-def test_more_ranks_than_units_are_refused_in_one_line(tmp_path, istmpi_command):
-    source = write(tmp_path / "graph.h5")
-    words = ["--data", source, "--model", "gcn", "--hidden", "7,3", "--batch", "1", "--dry-run", "--ranks", "4"]
-    code, out, err = istmpi_command("train", *words)
-    assert (code, out, err.count("\n")) == (2, "", 1) and "hidden2" in err
-
-
 @pytest.mark.parametrize("several", [False, True])
 def test_predictions_are_what_was_scored(tmp_path, istmpi_command, several):
     """A line for each node; those of the test nodes have the score that the run's summary says."""
@@ -283,14 +257,14 @@ def test_predictions_are_what_was_scored(tmp_path, istmpi_command, several):
     code, out, err = istmpi_command("predict", folder / "network.h5", source)
     assert code == 0, err
     rows, data = list(csv.DictReader(io.StringIO(out))), open_prepared(source)
-    assert [row["node"] for row in rows] == [str(node) for node in range(NODES)]
-    labels, test = data.train.graph.labels, data.test.nodes
+    assert [row.pop("node") for row in rows] == [str(node) for node in range(NODES)]
+    test = data.test.nodes
+    true = data.train.graph.labels[test]
     if several:
-        said = np.array([[float(value) > 0.5 for value in list(row.values())[1:]] for row in rows])[test]
-        true = labels[test] == 1
-        assert score == pytest.approx(2 * (said & true).sum() / (said.sum() + true.sum()))
+        said = np.array([[float(value) > 0.5 for value in rows[node].values()] for node in test])
+        assert score == pytest.approx(2 * (said & (true == 1)).sum() / (said.sum() + (true == 1).sum()))
     else:
-        assert score == pytest.approx(np.mean([int(rows[node]["class"]) == labels[node] for node in test]))
+        assert score == pytest.approx(np.mean([int(rows[node]["class"]) for node in test] == true))
 
 
 def test_the_command_tells_what_it_found_and_ends_with_2(tmp_path, istmpi_command):
@@ -305,11 +279,8 @@ def test_the_command_tells_what_it_found_and_ends_with_2(tmp_path, istmpi_comman
 
 
 def test_a_damaged_file_is_named(tmp_path):
-    path = write(tmp_path / "graph.h5")
-    content = bytearray((tmp_path / "graph.h5").read_bytes())
-    place = content.find(open_prepared(path).train.graph.x[20].tobytes())
-    content[place] ^= 1
-    (tmp_path / "graph.h5").write_bytes(content)
+    path = Path(write(tmp_path / "graph.h5"))
+    row = open_prepared(path).train.graph.x[20].tobytes()
+    path.write_bytes(path.read_bytes().replace(row, bytes([row[0] ^ 1]) + row[1:], 1))
     with pytest.raises(DataError, match="damaged"):
         open_prepared(path).test.batch(np.arange(1))
-    assert open_prepared(path).train.graph.x.shape == (NODES, FEATURES)
