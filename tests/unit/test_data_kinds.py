@@ -11,7 +11,6 @@ from batches import examples_of
 from data_files import (
     example_arrays,
     make_cifar,
-    make_csv,
     make_idx,
     make_images,
     make_speech,
@@ -52,7 +51,7 @@ def test_speech_goes_by_the_lists(tmp_path):
         prepared(tmp_path, "speech", folder)
 
 
-@pytest.mark.parametrize("rate", [8000, 11025, 16000, 44100])
+@pytest.mark.parametrize("rate", [8000, 11025, 44100])
 def test_any_rate_gives_the_same_features_of_the_same_sound(rate):
     """One tone of half a second: its band is loudest in the middle of the second, and silence is around it."""
     seconds = np.arange(rate // 2) / rate
@@ -96,11 +95,11 @@ def test_where_the_sound_lies_and_how_loud_it_is_does_not_matter():
 def test_stereo_is_averaged_and_another_rate_refused(tmp_path):
     folder = make_speech(tmp_path / "input")
     sound = np.random.default_rng(0).uniform(-0.5, 0.5, 8000)
-    write_wav(folder / "no" / "ann_nohash_0.wav", np.stack([sound, sound], axis=1))
-    _, stereo = prepared(tmp_path, "speech", folder)
-    write_wav(folder / "no" / "ann_nohash_0.wav", sound)
-    _, mono = prepared(tmp_path, "speech", folder)
-    np.testing.assert_allclose(stereo["train"][0], mono["train"][0], atol=1e-3)
+    found = []
+    for channels in (np.stack([sound, sound], axis=1), sound):
+        write_wav(folder / "no" / "ann_nohash_0.wav", channels)
+        found.append(prepared(tmp_path, "speech", folder)[1]["train"][0])
+    np.testing.assert_allclose(*found, atol=1e-3)
     write_wav(folder / "no" / "bob_nohash_0.wav", sound, rate=16000)
     with pytest.raises(DataError, match="no/bob_nohash_0.wav has 16000 Hz but no/ann_nohash_0.wav has 8000"):
         prepared(tmp_path, "speech", folder)
@@ -133,25 +132,13 @@ def test_images_without_splits_are_split_by_class_and_one_of_another_size_is_nam
 
 @pytest.mark.parametrize("classes", [10, 100])
 def test_cifar_binary_and_python_are_the_same(tmp_path, classes):
-    data, binary = prepared(tmp_path, "images", make_cifar(tmp_path / "binary", classes, binary=True))
-    assert data.shape == (3, 32, 32) and data.outputs == classes and data.classes[3] == "class03"
-    assert (len(data.train), len(data.test)) == (20 if classes == 10 else 4, 4)
-    labels = data.train.labels().copy()
-    data, python = prepared(tmp_path, "images", make_cifar(tmp_path / "python", classes, binary=False))
-    np.testing.assert_array_equal(binary["train"], python["train"])
-    np.testing.assert_array_equal(data.train.labels(), labels)
-
-
-def test_a_pickle_that_runs_code_is_refused(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "owned"), "w"))
-
-    folder = make_cifar(tmp_path / "python", 10, binary=False)
-    (folder / "data_batch_2").write_bytes(pickle.dumps({b"data": Evil()}))
-    with pytest.raises(DataError, match="data_batch_2 is not one of CIFAR's pickles: it asks for .*open"):
-        prepare("images", folder, tmp_path / "data.h5")
-    assert not (tmp_path / "owned").exists()
+    found = []
+    for binary in (True, False):
+        data, raw = prepared(tmp_path, "images", make_cifar(tmp_path / str(binary), classes, binary))
+        assert data.shape == (3, 32, 32) and data.outputs == classes and data.classes[3] == "class03"
+        assert (len(data.train), len(data.test)) == (20 if classes == 10 else 4, 4)
+        found.append((raw["train"].tolist(), data.train.labels().tolist()))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("binary, file", [(True, "data_batch_3.bin"), (False, "data_batch_3")])
@@ -179,10 +166,8 @@ def test_idx(tmp_path, zipped):
     [
         ("train-images-idx3-ubyte", lambda old: old[:-1], "has fewer bytes than the"),
         ("t10k-labels-idx1-ubyte", lambda old: b"\0\0\x0d\1" + old[4:], "is not an idx file"),
-        ("train-labels-idx1-ubyte", lambda old: old[:9], "has fewer bytes than the 20"),
         ("t10k-images-idx3-ubyte", lambda old: old + b"more", "has more bytes than the"),
         ("train-labels-idx1-ubyte", lambda old: old[:7] + b"\x13" + old[8:-1], "has 19 labels"),
-        ("train-images-idx3-ubyte.gz", lambda old: old[:-20], "cannot be read"),
         ("t10k-labels-idx1-ubyte.gz", lambda old: old[:-8] + bytes(4) + old[-4:], "cannot be read: CRC check failed"),
     ],
 )
@@ -216,17 +201,6 @@ def test_arrays_from_npy_files(tmp_path):
 # --- csv
 
 
-def table(tmp_path, text, **options):
-    (tmp_path / "in.csv").write_text(text)
-    return prepared(tmp_path, "csv", tmp_path / "in.csv", **options)
-
-
-def test_csv_with_train_and_test(tmp_path):
-    data, raw = prepared(tmp_path, "csv", make_csv(tmp_path / "input"))
-    np.testing.assert_allclose(raw["train"], example_arrays()["x_train"], atol=1e-5)
-    assert data.classes == ("kind0", "kind1", "kind2") and len(data.test) == 5
-
-
 @pytest.mark.parametrize("label", ["parity", "0", "-3"])
 def test_csv_label_by_name_and_number(tmp_path, label):
     """In a file that is packed."""
@@ -238,39 +212,7 @@ def test_csv_label_by_name_and_number(tmp_path, label):
     np.testing.assert_array_equal(data.train.labels(), np.rint(raw["train"][:, 0]) % 2)
 
 
-# --- labels of all kinds
-
-
-@pytest.mark.parametrize("label", [0.5, np.nan, -np.inf])
-def test_a_class_that_is_no_whole_number_is_refused(tmp_path, label):
-    message = f"the label of train example 3 is {label}; a class must be a whole number or a name"
-    arrays = example_arrays()
-    arrays["y_train"] = arrays["y_train"].astype(np.float64)
-    np.savez(tmp_path / "whole.npz", **arrays)
-    assert prepared(tmp_path, "arrays", tmp_path / "whole.npz", task="classification")[0].classes == ("0", "1", "2")
-    arrays["y_train"][3] = label
-    np.savez(tmp_path / "in.npz", **arrays)
-    with pytest.raises(DataError, match=f"in.npz: {message}"):
-        prepared(tmp_path, "arrays", tmp_path / "in.npz", task="classification")
-    rows = [f"{i},{i * i},{i % 2}" for i in range(20)]
-    rows[3] = f"3,9,{label}"
-    with pytest.raises(DataError, match=f"in.csv: {message.replace('train ', '')}"):
-        table(tmp_path, "\n".join(rows), task="classification")
-
-
-@pytest.mark.parametrize("dtype", [np.complex64, "datetime64[s]"])
-def test_labels_that_are_no_numbers_and_no_names_are_refused(tmp_path, dtype):
-    arrays = example_arrays()
-    labels = {name: arrays[name].astype(dtype) for name in ("y_train", "y_test")}
-    np.savez(tmp_path / "in.npz", **arrays | labels)
-    with pytest.raises(DataError, match=r"in.npz: the labels are of (complex|date).*; give whole numbers or names"):
-        prepared(tmp_path, "arrays", tmp_path / "in.npz")
-
-
 # ---- CIFAR's pickles
-
-
-PIXELS = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
 
 
 def read(content):
@@ -290,20 +232,17 @@ OBJECTS = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR"
 
 
 def test_python_2_and_3_are_read_alike():
-    python2 = python2_batch(PIXELS, [6, 9, 9], b"labels")
+    images = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
+    python2 = python2_batch(images, [6, 9, 9], b"labels")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of how the published pickles build their dtype
         known = pickle.loads(python2, encoding="bytes")
-    found = read(python2)
-    assert found.keys() == known.keys() == {b"batch_label", b"labels", b"data", b"filenames"}
-    assert found[b"labels"] == known[b"labels"] == [6, 9, 9] and found[b"filenames"] == [b"image.png"] * 3
-    for protocol in (2, 3, 4):
-        again = read(pickle.dumps(known, protocol=protocol))
-        np.testing.assert_array_equal(again.pop(b"data"), PIXELS)
-        assert again == {key: value for key, value in known.items() if key != b"data"}
-    np.testing.assert_array_equal(found[b"data"], known[b"data"])
-    fortran = {b"data": np.asfortranarray(PIXELS)}
-    np.testing.assert_array_equal(read(pickle.dumps(fortran, protocol=2))[b"data"], PIXELS)
+    assert known.keys() == {b"batch_label", b"labels", b"data", b"filenames"}
+    known[b"data"] = np.asfortranarray(known[b"data"])
+    for content in (python2, *(pickle.dumps(known, protocol=protocol) for protocol in (2, 3, 4))):
+        found = read(content)
+        np.testing.assert_array_equal(found.pop(b"data"), images)
+        assert found == {key: value for key, value in known.items() if key != b"data"}
 
 
 @pytest.mark.parametrize(
@@ -314,15 +253,9 @@ def test_python_2_and_3_are_read_alike():
         (array(b"K\x01\x85", OBJECTS, b"A" * 8), "an array of 'O8', not of numbers"),
         (array(b"K\x01\x85", b"N", b"A"), "an array that does not hold numbers"),
         (array(b"M\x00\x10M\x00\x10\x86", BYTES, b"A" * 8), "cannot reshape array of size 8"),
-        (array(b"J\xff\xff\xff\xffJ\xff\xff\xff\xff\x86", BYTES, b"A"), "that does not hold numbers"),
-        (b"cnumpy\nmatrix\n", "it asks for 'numpy.matrix'"),
         (b"cnumpy.core.multiarray\nscalar\n(" + BYTES + b"U\x01AtR", "it asks for 'numpy.core.multiarray.scalar'"),
         (b"cos\nsystem\n(U\x02idtR", "it asks for 'os.system'"),
-        (b"cbuiltins\ngetattr\n", "it asks for 'builtins.getattr'"),
         (b"cnumpy\ndtype\n}U\x04evilK\x01sb", "it is damaged"),
-        (b"h\x00", "it is damaged"),
-        (b"R", "it is damaged"),
-        (b"\x93", "it is damaged"),
         (b"B\xff\xff\xff\xff", "it is damaged"),
         (b"I" + b"9" * 5000 + b"\n", "it is damaged"),
         (b"cos\n" + b"\x1b\x0b" * 500 + b"\n)R", "it asks for 'os"),
@@ -339,20 +272,25 @@ def test_a_pickle_cannot_take_all_memory():
     assert read(b"K\x07r\xff\xff\xff\x7f.") == 7
 
 
+class Evil:
+    def __reduce__(self):
+        return (open, ("owned", "w"))
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
         (lambda batch: {**batch, b"data": batch[b"data"].astype(np.float32)}, "pixels .* of float32 and 4 labels are"),
         (lambda batch: {**batch, b"labels": [0.5, 1, 2, 3]}, "its labels must be whole numbers from 0 to 9"),
-        (lambda batch: {**batch, b"labels": [0, 1, 2, 10]}, "its labels must be whole numbers from 0 to 9"),
         (lambda batch: {**batch, b"labels": [0, 1, 2]}, r"pixels \(4, 3072\) of uint8 and 3 labels are not CIFAR's"),
-        (lambda batch: {**batch, b"labels": 3}, "it has no list labels"),
-        (lambda batch: [batch], "it has no ndarray data"),
+        (lambda batch: {**batch, b"data": Evil()}, "is not one of CIFAR's pickles: it asks for .*open"),
     ],
 )
-def test_a_batch_that_is_not_cifars_is_named(tmp_path, content, message):
+def test_a_batch_that_is_not_cifars_is_named(tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
     folder = make_cifar(tmp_path / "python", 10, binary=False)
     batch = read((folder / "data_batch_3").read_bytes())
     (folder / "data_batch_3").write_bytes(pickle.dumps(content(batch), protocol=2))
     with pytest.raises(DataError, match=f"data_batch_3.*{message}"):
         prepare("images", folder, tmp_path / "data.h5")
+    assert not (tmp_path / "owned").exists(), "no code runs"

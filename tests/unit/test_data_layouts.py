@@ -6,7 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 from batches import examples_of
-from data_files import make_csv, make_images, make_speech, pack, read_notes, write_wav
+from data_files import MAKERS, make_speech, pack, read_notes, write_files, write_wav
 from PIL import Image
 
 from istmpi.data.dense.predict import read_inputs
@@ -32,32 +32,29 @@ def images(folder, *names):
 # ---- class folders
 
 
+DOG = "train/dog/0.png"
+
+
 @pytest.mark.parametrize(
     "names, counts, said",
     [
         (["train/cat/2019/#.png*3", "train/dog/#.png*2", "test/cat/#.png"], {"train": 5, "test": 1}, ""),
         (["TRAIN/cat/#.png*3", "TRAIN/dog/0.png", "Testing/cat/#.png*2"], {"train": 4, "test": 2}, ""),
-        (
-            ["training/a/0.png", "training/dog/0.png", "VALID/a/0.png"],
-            {"train": 2, "test": 1},
-            "validation examples are used for testing",
-        ),
+        (["train/a/0.png", DOG, "VALID/a/0.png"], {"train": 2, "test": 1}, "validation examples are used for testing"),
         (["trn/a/0.png", "trn/dog/0.png", "tst/a/0.png", "dev/a/0.png"], {"train": 2, "test": 1, "validation": 1}, ""),
         (
-            ["my/data/train/a/0.png", "my/data/train/dog/0.png", "my/data/test/a/b/0.png", "my/logo.png"],
+            [f"my/{DOG}", "my/train/a/0.png", "my/test/a/b/0.png", "my/logo.png"],
             {"train": 2, "test": 1},
             "1 .png; such as my/logo",
         ),
         (["my/cat/2019/#.png*5", "my/dog/#.png*5"], {"train": 8, "test": 2}, "classes are the folders in my/"),
-        (["train/train/0.png", "train/dog/0.png", "test/train/0.png"], {"train": 2, "test": 1}, ""),
-        (["train/cat/0.png", "train/dog/0.png", "val/cat/0.png"], {"train": 2, "test": 1}, "are used for testing"),
-        (["train/a/0.png", "train/dog/0.png", "valid/a/0.png", "validation/a/0.png"], {"train": 2, "test": 2}, ""),
+        (["train/train/0.png", DOG, "test/train/0.png"], {"train": 2, "test": 1}, ""),
+        (["train/a/0.png", DOG, "valid/a/0.png", "validation/a/0.png"], {"train": 2, "test": 2}, ""),
         (["train/#.png*5", "dog/#.png*5"], {"train": 8, "test": 2}, ""),
-        (["cat_valid/#.png*5", "dog_invalid/#.png*5"], {"train": 8, "test": 2}, ""),
         (
-            ["cat/#.png*5", "dog/#.png*5", "0.png", "1.png"],
+            ["cat_valid/#.png*5", "dog_invalid/#.png*5", "0.png"],
             {"train": 8, "test": 2},
-            "2 files not read: 2 .png; such as 0.png",
+            "1 file not read: 1 .png; such as 0.png",
         ),
     ],
 )
@@ -74,21 +71,14 @@ def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, sai
     "names, message",
     [
         (["cat/train/0.png", "cat/test/0.png", "dog/train/0.png"], "cat/test/0.png has a folder test/, but a split"),
-        (["a/train/cat/0.png", "b/test/cat/0.png"], "a/train/cat/0.png has a folder train/"),
         (["train/cat/val/0.png", "test/cat/0.png"], "train/cat/val/0.png has a folder val/"),
         (["Train/cat/0.png", "more/cat/0.png"], "more/cat/0.png is in neither"),
         (["Train/cat/0.png", "Test/0.png"], "Test/0.png is not in a class folder; it must be Test/CLASS/FILE"),
         (["seg_train/seg_train/cat/0.png", "seg_test/seg_test/cat/0.png"], "seg_test, seg_train are named like"),
-        (["training_set/cat/0.png", "test_set/cat/0.png"], "the folders test_set, training_set are named like splits"),
-        (["train_images/0.png", "test_images/0.png"], "the folders test_images, train_images are named like splits"),
         (["Training Set/cat/0.png", "Test Set/cat/0.png"], "the folders Test Set, Training Set are named like"),
-        (["seg_train/0.png", "seg_test/0.png", "pred/0.png"], "the folders seg_test, seg_train are named like splits"),
         (["images/#.png*4"], "in has one class, images. Put the files of each class into a folder: CLASS/FILE"),
         (["train/a/0.png", "val/a/0.png", "val/b/0.png"], "val/b/0.png is of class b, which train/ lacks."),
-        (["train/a/0.png", "val/0.png"], "val/0.png is not in a class folder; it must be val/CLASS/FILE."),
         (["train/a/0.png", "train/b/0.png"], "has no test examples"),
-        (["val/a/0.png", "val/b/0.png"], "has no train examples"),
-        # Tiny ImageNet
         (["train/n01/images/0.png", "val/images/0.png"], "val/images/0.png is of class images, which .*annotations"),
     ],
 )
@@ -100,10 +90,11 @@ def test_splits_in_other_places_are_refused_in_one_line(tmp_path, names, message
 
 def test_recordings_may_be_in_folders_of_splits(tmp_path):
     made = make_speech(tmp_path / "made")
-    for split, word, speaker in ((s, w, p) for s, p in (("Train", "ann"), ("Test", "eve")) for w in ("no", "yes")):
-        folder = tmp_path / "in" / split / word / "session"
-        folder.mkdir(parents=True)
-        (made / word / f"{speaker}_nohash_0.wav").rename(folder / "a.wav")
+    for split, speaker in (("Train", "ann"), ("Test", "eve")):
+        for word in ("no", "yes"):
+            folder = tmp_path / "in" / split / word / "session"
+            folder.mkdir(parents=True)
+            (made / word / f"{speaker}_nohash_0.wav").rename(folder / "a.wav")
     report = prepare("speech", tmp_path / "in", tmp_path / "data.h5")
     assert (report.counts, report.classes) == ({"train": 2, "test": 2}, ("no", "yes"))
     (tmp_path / "in" / "testing_list.txt").write_text("no/session/a.wav")
@@ -112,21 +103,19 @@ def test_recordings_may_be_in_folders_of_splits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "texts, counts, said",
+    "names, splits, said",
     [
-        (("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"), ["train", "test", "validation"], ""),
-        (("Training/a", "dev/b"), ["train", "test"], "validation documents are used for testing"),
-        (("train-0.txt", "train-1.txt", "test-0.txt"), ["train", "test"], ""),
-        (("train.txt", "test.txt", "README"), [], "file names are not splits: README names none"),
+        (("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"), 3, ""),
+        (("Training/a", "dev/b"), 2, "validation documents are used for testing"),
+        (("train-0.txt", "train-1.txt", "test-0.txt"), 2, ""),
+        (("train.txt", "test.txt", "README"), 0, "file names are not splits: README names none"),
     ],
 )
-def test_splits_of_documents_are_named_in_any_way(tmp_path, texts, counts, said):
-    for name in texts:
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_text("some words")
-    report = prepare("text", tmp_path / "in", tmp_path / "data.h5")
-    assert said in read_notes(report) and report.split.startswith("of the documents") == (not counts)
-    assert list(report.counts) == (counts or ["train", "test"])
+def test_splits_of_documents_are_named_in_any_way(tmp_path, names, splits, said):
+    source = write_files(tmp_path / "in", dict.fromkeys(names, b"some words"))
+    report = prepare("text", source, tmp_path / "data.h5")
+    assert said in read_notes(report) and report.split.startswith("of the documents") == (not splits)
+    assert list(report.counts) == ["train", "test", "validation"][: splits or 2]
 
 
 # ---- links, and what is not read
@@ -158,18 +147,10 @@ def test_links_of_a_tar_are_counted(tmp_path):
     assert "3 names skipped: hidden, not files, or links (tar -h --hard-dereference" in read_notes(report)
 
 
-@pytest.mark.parametrize("kind", ["images", "speech", "csv", "xc"])
+@pytest.mark.parametrize("kind", ["images", "speech", "csv"])
 def test_files_that_are_not_read_are_counted_by_ending(tmp_path, kind):
-    folder = tmp_path / "in"
-    if kind == "xc":
-        folder.mkdir()
-        for name in ("train.svm", "test.svm"):
-            (folder / name).write_text("0 1:1\n1 2:1\n")
-    else:
-        {"images": make_images, "speech": make_speech, "csv": make_csv}[kind](folder)
-    (folder / "bird").mkdir()
-    for name in ("bird/a.xyz", "bird/b.XYZ", "NOTES", ".hidden"):
-        (folder / name).write_text("?")
+    folder = MAKERS[kind](tmp_path / "in")
+    write_files(folder, dict.fromkeys(("bird/a.xyz", "bird/b.XYZ", "NOTES", ".hidden"), b"?"))
     said = read_notes(prepare(kind, folder, tmp_path / "data.h5"))
     assert " files not read: 2 .xyz, 1 without an ending" in said and "such as NOTES" in said
     assert "1 name skipped" in said and "such as .hidden" in said
@@ -178,7 +159,7 @@ def test_files_that_are_not_read_are_counted_by_ending(tmp_path, kind):
 # ---- images
 
 
-@pytest.mark.parametrize("ending, form", [("jfif", "JPEG"), ("JPE", "JPEG"), ("avif", "AVIF"), ("pgm", "PPM")])
+@pytest.mark.parametrize("ending, form", [("JPE", "JPEG"), ("avif", "AVIF")])
 def test_what_pillow_reads_is_read(tmp_path, ending, form):
     if form == "AVIF" and not pytest.importorskip("PIL.features").check("avif"):
         pytest.skip("this Pillow reads no .avif")
@@ -208,7 +189,7 @@ def test_one_image_of_16_bits_stops_nothing(tmp_path):
 
 @pytest.mark.parametrize("kind, name", [("images", "train/cat/0.png"), ("speech", "no/ann_nohash_0.wav")])
 def test_messages_have_no_addresses(tmp_path, kind, name):
-    folder = (make_images if kind == "images" else make_speech)(tmp_path / "in")
+    folder = MAKERS[kind](tmp_path / "in")
     (folder / name).write_bytes(b"not what it is called")
     with pytest.raises(DataError, match=name) as error:
         prepare(kind, folder, tmp_path / "data.h5")
@@ -221,7 +202,7 @@ def test_messages_have_no_addresses(tmp_path, kind, name):
 LISTED = "no/eve_nohash_0.wav\nturn on/eve_nohash_1.wav\n"
 
 
-@pytest.mark.parametrize("text", [LISTED, LISTED.replace("\n", "  \r\n\r\n"), "\ufeff" + LISTED, LISTED + "no/x.wav\n"])
+@pytest.mark.parametrize("text", ["\ufeff" + LISTED.replace("\n", "  \r\n\r\n"), LISTED + "no/x.wav\n"])
 def test_lines_of_a_list_are_paths(tmp_path, text):
     """Those of no file are counted, and a word may have a space."""
     folder = make_speech(tmp_path / "in")

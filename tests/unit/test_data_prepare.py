@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 from batches import examples_of
 from click.testing import CliRunner
-from data_files import MAKERS, make_arrays, make_idx, make_images, make_speech, pack
+from data_files import MAKERS, make_images, make_speech, pack
 from disks import small_disk
 
 from istmpi.checkpoint.state import collect_inputs
 from istmpi.cli import output
 from istmpi.cli.commands.prepare import command
 from istmpi.data.archive import Archive
-from istmpi.data.decoder import Notes, read_class_folders
 from istmpi.data.dense.split import build_material
 from istmpi.data.hdf5 import open_prepared
-from istmpi.data.images.prepare import ENDINGS
 from istmpi.data.kind import Kind
 from istmpi.data.prepare import KINDS, prepare
 from istmpi.data.writer import Material
@@ -66,23 +64,21 @@ def test_an_archive_of_something_else_is_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind, file", [("speech", "yes/ann_nohash_0.wav"), ("images", "train/dog/3.png")])
-@pytest.mark.parametrize("damage", [b"", b"this is not what it is called", "half"])
-def test_bad_files_are_skipped_and_named_up_to_a_limit(tmp_path, kind, file, damage):
+@pytest.mark.parametrize("keep", [0, 30])
+def test_bad_files_are_skipped_and_named_up_to_a_limit(tmp_path, kind, file, keep):
     folder = MAKERS[kind](tmp_path / "input")
-    path = folder / file
-    path.write_bytes(path.read_bytes()[:30] if damage == "half" else damage)
+    (folder / file).write_bytes((folder / file).read_bytes()[:keep])
     (tmp_path / "old.h5").write_text("old")
+    message = rf"1 of \d+ files cannot be read, more than 1.0%, among them {file}.*--max"
     for target in ("data.h5", "old.h5"):
-        with pytest.raises(
-            DataError, match=rf"1 of \d+ files cannot be read, more than 1.0%, among them {file}.*--max"
-        ):
+        with pytest.raises(DataError, match=message):
             prepare(kind, folder, tmp_path / target, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["input", "old.h5"]
     assert (tmp_path / "old.h5").read_text() == "old"
 
     report = prepare(kind, folder, tmp_path / "data.h5", max_bad=0.1)
     assert report.skipped == [file]
-    path.unlink()
+    (folder / file).unlink()
     prepare(kind, folder, tmp_path / "without.h5")
     np.testing.assert_equal(content(tmp_path / "data.h5"), content(tmp_path / "without.h5") | {"@skipped": 1})
 
@@ -99,19 +95,18 @@ def test_progress_runs_to_the_end(tmp_path, kind, phase, count):
 
 def test_the_target_is_checked_before_the_work(tmp_path):
     (tmp_path / "data.h5").write_text("precious")
-    with pytest.raises(ConfigError, match="--force"):
-        prepare("arrays", tmp_path / "not even there", tmp_path / "data.h5")
-    prepare("arrays", make_arrays(tmp_path / "input"), tmp_path / "data.h5", force=True)
-    assert len(open_prepared(tmp_path / "data.h5").train) == 20
-    with pytest.raises(OutputError, match="the folder .* does not exist"):
-        prepare("arrays", tmp_path / "input", tmp_path / "nowhere" / "data.h5")
-    with pytest.raises(OutputError, match="/proc/data.h5: cannot be written"):
-        prepare("arrays", tmp_path / "input", "/proc/data.h5")
+    for target, message in (
+        (tmp_path / "data.h5", "--force"),
+        (tmp_path / "nowhere" / "data.h5", "the folder .* does not exist"),
+        ("/proc/data.h5", "/proc/data.h5: cannot be written"),
+    ):
+        with pytest.raises((ConfigError, OutputError), match=message):
+            prepare("arrays", tmp_path / "not even there", target)
 
 
-@pytest.mark.parametrize("size", ["12k", "400k", "1200k"])
+@pytest.mark.parametrize("size", ["12k", "1200k"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, size):
-    """Wherever it is full: at the first byte, or when no row has room or the last. HDF5 itself may crash then."""
+    """Wherever it is full: when no row has room or the last. HDF5 itself may crash then."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(4000, 64)).astype(np.float32), np.arange(4000) % 3
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
@@ -146,9 +141,8 @@ def test_a_disk_without_room_for_what_an_archive_holds_is_not_the_archives_fault
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, kind, options, message):
-    folder = MAKERS.get(kind, make_images)(tmp_path / "input")
     with pytest.raises(ConfigError, match=message):
-        prepare(kind, folder, tmp_path / "data.h5", **options)
+        prepare(kind, MAKERS.get(kind, make_images)(tmp_path / "input"), tmp_path / "data.h5", **options)
 
 
 def test_a_reader_library_that_is_absent_is_named_with_the_cure(tmp_path, monkeypatch):
@@ -165,27 +159,11 @@ def test_spoken_digits(shared_data, tmp_path):
     assert np.bincount(labels).tolist() == [50] * 10
 
 
-def test_the_layout_of_cifar10_as_jpegs(shared_data):
-    """The names alone: decoding all takes a while."""
-    examples = read_class_folders(Archive(shared_data / "cifar10.tar"), ENDINGS, Notes())
-    splits = [example.split for example in examples]
-    assert (splits.count("train"), splits.count("test")) == (50_000, 10_000)
-    assert len({example.label for example in examples}) == 10
-
-
 # ---- the command, and what it says of its decisions
 
 
 def invoke(*words):
     return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
-
-
-def test_the_table_at_the_end(tmp_path):
-    result = invoke("idx", make_idx(tmp_path / "input"), tmp_path / "data.h5")
-    assert result.exit_code == 0 and result.stderr == ""
-    for words in ("data.h5", "20 examples", "6 examples", "20 (1 x 5 x 4)", " kB"):
-        assert words in result.stdout
-    assert "0.0 MB" not in result.stdout and "skipped" not in result.stdout
 
 
 def test_the_options_reach_the_library_and_a_log_file_gets_a_line_now_and_then(tmp_path, monkeypatch):
@@ -236,7 +214,7 @@ def test_the_command_says_what_was_assumed_and_left_out(source, tmp_path):
     words = ["made", source, tmp_path / "data.h5", "--force"]
     table = " ".join(invoke(*words).stdout.split())
     assert "assumed the first line of 3 is [a] header (--header decides otherwise)" in table
-    assert "left out 2 rows without a label" in table
+    assert "left out 2 rows without a label" in table and "4 examples" in table and "skipped" not in table
     report = json.loads(invoke(*words, "--json").stdout)
     assert report["assumed"] == [{"text": "the first line of 3 is [a] header", "option": "--header"}]
     assert report["left_out"] == [{"text": "2 rows without a label", "option": ""}]
