@@ -6,9 +6,8 @@ import random
 import h5py
 import numpy as np
 import pytest
-from data_files import pack, read_notes, write_files
+from data_files import read_notes, write_files
 
-from istmpi.data.batches import Batches
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import draw_test
 from istmpi.data.prepare import prepare
@@ -20,8 +19,20 @@ TRAIN = b"3 5 4\n0,2 1:0.5 4:-1e-3\n3 0:1\n1,0 2:2.5 3:3.4e38\n"
 TEST = b"2 5 4\n2 0:1 1:1\n0,1,3 4:7\n"
 
 
-def prepared(folder, source):
-    return open_prepared(prepare("xc", source, folder / "data.h5", force=True).target)
+def make(folder, contents, **options):
+    """The report of rows out of files by their names, or out of one file alone."""
+    source = write_files(folder / "src", contents)
+    source = source / next(iter(contents)) if len(contents) == 1 else source
+    return prepare("xc", source, folder / "data.h5", force=True, **options)
+
+
+def prepared(folder, contents):
+    return open_prepared(make(folder, contents).target)
+
+
+def listed(rows, test, text):
+    """The files of one table with lists of its rows for training and testing."""
+    return {"a_data.txt": text, "a_trSplit.txt": rows, "a_tstSplit.txt": test}
 
 
 def rows_of(split):
@@ -72,18 +83,16 @@ def made_rows(count, seed=0, features=50, labels=12):
 
 
 def test_rows_are_those_of_the_source(tmp_path):
-    data = prepared(tmp_path, write_files(tmp_path / "src", {"train.txt": TRAIN, "test.txt": TEST}))
-    assert rows_of(data.train) == naive(TRAIN)
-    assert rows_of(data.test) == naive(TEST)
+    data = prepared(tmp_path, {"train.txt": TRAIN, "test.txt": TEST})
+    assert (rows_of(data.train), rows_of(data.test)) == (naive(TRAIN), naive(TEST))
     assert (data.task, data.kind, data.shape, data.outputs, data.classes) == ("multi-label", "xc", (5,), 4, None)
     assert data.train.density == 5 / 3 and data.train.count_labels(4).tolist() == [2, 1, 1, 1]
 
 
-@pytest.mark.parametrize("form", ["tar", "tar.gz", "gz", "crlf", "spaces", "mark", "old names"])
+@pytest.mark.parametrize("form", ["gz", "crlf", "spaces", "mark", "old names"])
 def test_packing_and_white_space_change_nothing(tmp_path, form):
     rows = made_rows(200), made_rows(60, seed=1)
     plain = {name: text_of(of, 50, 12) for name, of in zip(("train.txt", "test.txt"), rows)}
-    expected = [naive(text) for text in plain.values()]
     changed = {
         "gz": {f"{name}.gz": gzip.compress(text) for name, text in plain.items()},
         "crlf": {name: text.replace(b"\n", b"\r\n") for name, text in plain.items()},
@@ -91,20 +100,17 @@ def test_packing_and_white_space_change_nothing(tmp_path, form):
         "spaces": {name: text.replace(b"\n", b" \t\n\n") for name, text in plain.items()},
         "old names": {**{f"eurlex_{name}": text for name, text in plain.items()}, "labels.txt": b"a\nb\n"},
     }
-    source = write_files(tmp_path / "src", changed.get(form, plain))
-    source = pack(source, tmp_path / f"src.{form}") if form.startswith("tar") else source
-    data = prepared(tmp_path, source)
-    assert [rows_of(data.train), rows_of(data.test)] == expected
+    data = prepared(tmp_path, changed[form])
+    assert [rows_of(data.train), rows_of(data.test)] == [naive(text) for text in plain.values()]
 
 
 def test_one_file_with_lists_of_rows_or_one_row_in_five_for_testing(tmp_path):
     text, test = text_of(made_rows(50), 50, 12), draw_test(50)
-    data = prepared(tmp_path, write_files(tmp_path / "alone", {"rows.txt": text}) / "rows.txt")
+    data = prepared(tmp_path / "alone", {"rows.txt": text})
     assert rows_of(data.train) == [row for row, out in zip(naive(text), test) if not out]
     assert rows_of(data.test) == [row for row, out in zip(naive(text), test) if out]
     text = text_of(made_rows(10), 50, 12)
-    lists = {"a_trSplit.txt": b"10 1\n2 2\n3 3\n4 4\n5 5\n", "a_tstSplit.txt": b"1 9\n7 8\n"}
-    data = prepared(tmp_path, write_files(tmp_path / "src", {"a_data.txt": text, **lists}))
+    data = prepared(tmp_path, listed(b"10 1\n2 2\n3 3\n4 4\n5 5\n", b"1 9\n7 8\n", text))
     rows = naive(text)
     assert rows_of(data.train) == [rows[n] for n in (1, 2, 3, 4, 9)]  # in the order of the file
     assert rows_of(data.test) == [rows[0], rows[6]]
@@ -114,32 +120,17 @@ def test_one_file_with_lists_of_rows_or_one_row_in_five_for_testing(tmp_path):
 def test_svmlight_is_counted_from_one_unless_it_has_a_zero(tmp_path, from_one):
     train = b"1,0 1:0.5 7:2 # a comment\n# another\n2 3:1\n" + (b"" if from_one else b"0 0:1\n")
     test = b"0 2:1\n"
-    data = prepared(tmp_path, write_files(tmp_path / "src", {"train.svm": train, "test.svm": test}))
+    data = prepared(tmp_path, {"train.svm": train, "test.svm": test})
     assert rows_of(data.train) == naive(train, from_one) and rows_of(data.test) == naive(test, from_one)
     assert (data.shape, data.outputs) == ((7 if from_one else 8,), 3)
 
 
 def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
-    """A blank line is one where the header counts it."""
-    blank = b"3 5 4\n0 1:1\n\n1 1:1\n"
-    report = prepare("xc", write_files(tmp_path / "src", {"train.txt": blank, "test.txt": TEST}), tmp_path / "blank.h5")
-    assert report.counts == {"train": 2, "test": 2} and report.facts["dropped rows without features"] == 1
     train = b"5 5 4\n0,2,2 1:0.5\n 1:1\n3\n3,3 0:1\n1:2\n"
-    report = prepare("xc", write_files(tmp_path / "src", {"train.txt": train, "test.txt": TEST}), tmp_path / "data.h5")
+    report = make(tmp_path, {"train.txt": train, "test.txt": TEST})
     assert rows_of(open_prepared(report.target).train) == [([0, 2], [(1, 0.5)]), ([3], [(0, 1.0)])]
     assert report.counts == {"train": 2, "test": 2}
     assert [*report.facts.values()] == [4, 3, 1, 1.5, 1, 2, 2]  # labels, in training; in a row; dropped; repeated
-
-
-def test_a_batch_is_a_function_of_seed_rank_and_step(tmp_path):
-    texts = {"train.txt": text_of(made_rows(40), 50, 12), "test.txt": TEST.replace(b" 5 4", b" 50 12")}
-    data = prepared(tmp_path, write_files(tmp_path / "src", texts))
-    one, other = (Batches(data.train, np.arange(40), 7, 3, 1) for _ in range(2))
-    batch, again = one.at(11), other.at(11)
-    assert all(a.equal(b) for a, b in zip(batch.inputs, again.inputs))
-    rows, targets = rows_of(data.train), batch.targets
-    labels = [targets.columns[a:b].tolist() for a, b in zip(targets.offsets, targets.offsets[1:])]
-    assert labels == [rows[n][0] for n in one.indices(11)]
 
 
 # ---- what is wrong
@@ -152,24 +143,17 @@ def test_a_batch_is_a_function_of_seed_rank_and_step(tmp_path):
         (b"3 5 4", b"2 5 4", 4, "but there are more"),
         (b"3 5 4", b"3 5", 1, "is not a header"),
         (b"3 5 4", b"9" * 5000 + b" 5 4", 1, "its header is 999"),
-        (b"3 5 4", b"3 5 0", 1, "at least 1"),
         (b" 0:1", b" 5:1", 3, "feature 5 is out of range"),
-        (b" 0:1", b" -1:1", 3, "feature -1"),
         (b" 0:1", b" 0_1:1", 3, "'0_1' is not a feature number"),
         (b"1,0", b"1,4", 4, "label 4 is out of range"),
         (b"1,0", b"1,99999999999999999999", 4, "out of range"),
-        (b"1,0", b"1.5,0", 4, "'1.5'"),
         (b"1,0", b"1_0,0", 4, "'1_0' is not a label number"),
-        (b" 2:2.5", b" qid:x", 4, "'qid' is not a feature number"),
         (b" 2:2.5", " ٢:2.5".encode(), 4, "is not a feature number"),
         (b" 2:2.5", b" 2 2.5", 4, "has no colon"),
         (b" 2:2.5", b" 2:", 4, "no number"),
-        (b" 2:2.5", b" 2:a", 4, "no number"),
         (b" 2:2.5", b" 2:2_5", 4, "'2:2_5' has no number"),
-        (b" 2:2.5", b" 2:nan", 4, "finite"),
         (b" 2:2.5", b" 2:1e39", 4, "finite"),
         (TRAIN, b"", 1, "empty"),
-        (TRAIN, b"1 5 4\n", 2, "empty"),
         (TRAIN, b"1 5 4\n0\n", 2, "no train row"),
         (TEST, TEST.replace(b"2 5 4", b"2 6 4"), 1, "6 features"),
         (TEST, b"0 0:1 1:1\n", 1, "no header"),
@@ -178,15 +162,11 @@ def test_a_batch_is_a_function_of_seed_rank_and_step(tmp_path):
 def test_what_is_wrong_is_named_by_file_and_line(tmp_path, old, new, line, said):
     contents = {"train.txt": TRAIN.replace(old, new), "test.txt": new if old == TEST else TEST}
     with pytest.raises(DataError) as error:
-        prepare("xc", write_files(tmp_path / "src", contents), tmp_path / "data.h5")
+        make(tmp_path, contents)
     message = str(error.value)
     name = "test.txt" if old == TEST else "train.txt"
     assert f"{name}, line {line}" in message and said in message and "\n" not in message
     assert not (tmp_path / "data.h5").exists()
-
-
-LARGE = b"9" * 5000
-"""Python's int() raises for more than 4,300 digits."""
 
 
 @pytest.mark.parametrize(
@@ -195,33 +175,30 @@ LARGE = b"9" * 5000
         (b"1\n11\n", "line 2: there is no row 11"),
         (b"0\n", "line 1"),
         (b"", "line 1"),
-        (b"1\n" + LARGE, "a_trSplit.txt, line 2: there is no row 9,999"),
+        (b"1\n" + b"9" * 5000, "a_trSplit.txt, line 2: there is no row 9,999"),  # int() takes 4,300 digits
         (b"1\n2\n", "a_data.txt has 1 row that two lists name, such as row 2"),
     ],
 )
 def test_lists_of_rows_that_do_not_fit(tmp_path, rows, said):
-    source = {"a_data.txt": text_of(made_rows(10), 50, 12), "a_trSplit.txt": rows, "a_tstSplit.txt": b"2\n"}
     with pytest.raises(DataError, match=said):
-        prepare("xc", write_files(tmp_path / "src", source), tmp_path / "data.h5")
+        make(tmp_path, listed(rows, b"2\n", text_of(made_rows(10), 50, 12)))
 
 
 def test_labels_to_be_scored_must_occur_in_training(tmp_path):
-    source = write_files(tmp_path / "src", {"train.txt": b"1 5 4\n0 1:1\n", "test.txt": b"1 5 4\n1,2 1:1\n"})
     with pytest.raises(DataError, match="test.txt, line 2: .*occurs in training"):
-        prepare("xc", source, tmp_path / "data.h5")
+        make(tmp_path, {"train.txt": b"1 5 4\n0 1:1\n", "test.txt": b"1 5 4\n1,2 1:1\n"})
 
 
-def test_damage_is_found_when_it_is_read(tmp_path):
-    target = prepare(
-        "xc", write_files(tmp_path / "src", {"train.txt": TRAIN, "test.txt": TEST}), tmp_path / "data.h5"
-    ).target
+@pytest.mark.parametrize("name", ["train/data", "train/indptr", "train/label_indices"])
+def test_damage_is_found_when_it_is_read(tmp_path, name):
+    target = make(tmp_path, {"train.txt": TRAIN, "test.txt": TEST}).target
     with h5py.File(target) as file:
-        places = [file[name].id.get_offset() for name in ("train/data", "train/indptr", "train/label_indices")]
-    content = target.read_bytes()
-    for place in places:
-        target.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        with pytest.raises(DataError, match="damaged|prepare it again"):
-            rows_of(open_dataset(str(target)).train)
+        place = file[name].id.get_offset()
+    content = bytearray(target.read_bytes())
+    content[place] ^= 4
+    target.write_bytes(content)
+    with pytest.raises(DataError, match="damaged|prepare it again"):
+        rows_of(open_dataset(str(target)).train)
 
 
 # ---- what the files do not say
@@ -231,38 +208,29 @@ SVM = b"# from somewhere\n\n0 1:1 2:1\n1 3:1 # x\n\n# y\n0 1:2 2:1\n1 3:2\n0 1:3
 
 
 def test_what_rows_without_a_header_leave_open_is_said_and_kept(tmp_path):
-    report = prepare("xc", write_files(tmp_path / "src", {"a.svm": SVM}) / "a.svm", tmp_path / "data.h5")
+    report = make(tmp_path, {"a.svm": SVM})
     assert report.reading == open_prepared(report.target).reading == {"counted_from": 1}
     assert (report.features, sum(report.counts.values())) == (3, 6)
-    for line in (
-        "features are counted from 1: feature 0 does not occur (--counted-from decides otherwise)",
-        "2 lines of a.svm, blank or a comment",
-    ):
-        assert line in read_notes(report)
+    counted = "features are counted from 1: feature 0 does not occur (--counted-from decides otherwise)"
+    assert counted in read_notes(report) and "2 lines of a.svm, blank or a comment" in read_notes(report)
 
 
 def test_an_option_says_where_features_count_from(tmp_path):
-    source = write_files(tmp_path / "src", {"a.svm": SVM}) / "a.svm"
-    report = prepare("xc", source, tmp_path / "data.h5", counted_from=0)
-    assert (report.features, report.reading) == (4, {"counted_from": 0}) and "are counted from" not in read_notes(
-        report
-    )
-    source.write_bytes(SVM + b"1 0:1\n")
+    report = make(tmp_path, {"a.svm": SVM}, counted_from=0)
+    assert (report.features, report.reading) == (4, {"counted_from": 0})
+    assert "are counted from" not in read_notes(report)
     with pytest.raises(DataError, match="a.svm, line 11: feature 0 is out of range"):
-        prepare("xc", source, tmp_path / "data.h5", counted_from=1, force=True)
+        make(tmp_path, {"a.svm": SVM + b"1 0:1\n"}, counted_from=1)
     for counted_from, content in ((0, TRAIN), (2, SVM)):
-        source.write_bytes(content)
         with pytest.raises(ConfigError, match="counted_from is"):
-            prepare("xc", source, tmp_path / "data.h5", counted_from=counted_from, force=True)
+            make(tmp_path, {"a.svm": content}, counted_from=counted_from)
 
 
 def test_labels_of_two_signs_have_a_cure_that_works(tmp_path):
     text = b"-1 1:1\n+1 2:1\n-1 1:2\n+1 2:2\n-1 1:3\n+1 2:3\n"
-    source = write_files(tmp_path / "src", {"a.svm": text}) / "a.svm"
     with pytest.raises(DataError, match="line 1: label -1; labels are numbers from 0. Write 0 instead of -1"):
-        prepare("xc", source, tmp_path / "data.h5")
-    source.write_bytes(text.replace(b"-1 ", b"0 "))
-    assert prepare("xc", source, tmp_path / "data.h5").facts["labels"] == 2
+        make(tmp_path, {"a.svm": text})
+    assert make(tmp_path, {"a.svm": text.replace(b"-1 ", b"0 ")}).facts["labels"] == 2
 
 
 FIRST, SECOND, THIRD = ([0], [(1, 1.0)]), ([0], [(2, 1.0)]), ([0], [(3, 1.0)])
@@ -275,12 +243,10 @@ FIRST, SECOND, THIRD = ([0], [(1, 1.0)]), ([0], [(2, 1.0)]), ([0], [(3, 1.0)])
         (b"4 5 4\n0 1:1\n0 2:1\n0 3:1\n\n\n", b"2\n", ([FIRST, THIRD], [SECOND]), True),
         (b"3 5 4\n\n0 1:1\n\n0 2:1\n0 3:1\n\n", b"2\n", ([FIRST, THIRD], [SECOND]), False),
     ],
-    ids=["inside", "at the end", "beside rows"],
 )
 def test_blank_lines_are_rows_where_the_header_needs_them(tmp_path, text, test, split, counted):
     """Row 3 of a list is another row with them than without."""
-    lists = {"a_trSplit.txt": b"1\n3\n", "a_tstSplit.txt": test}
-    report = prepare("xc", write_files(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5")
+    report = make(tmp_path, listed(b"1\n3\n", test, text))
     data = open_prepared(report.target)
     assert (rows_of(data.train), rows_of(data.test)) == split
     assert ("1 blank line of a_data.txt, counted as rows" in read_notes(report)) == counted
@@ -289,15 +255,13 @@ def test_blank_lines_are_rows_where_the_header_needs_them(tmp_path, text, test, 
 @pytest.mark.parametrize("rows", [4, 6])
 def test_a_header_that_blank_lines_do_not_make_right_is_refused(tmp_path, rows):
     text = b"%d 5 4\n0 1:1\n\n0 2:1\n\n0 3:1\n" % rows
-    lists = {"a_trSplit.txt": b"1\n3\n", "a_tstSplit.txt": b"2\n"}
     with pytest.raises(DataError, match="a_data.txt, line 6: the header states.*ends after 3, and 2 blank lines"):
-        prepare("xc", write_files(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5")
+        make(tmp_path, listed(b"1\n3\n", b"2\n", text))
 
 
 def test_rows_in_no_list_and_columns_beside_the_first_are_said(tmp_path):
-    text = text_of(made_rows(10), 50, 12)
-    lists = {"a_trSplit.txt": b"\xef\xbb\xbf10 1\n2 2\n2 3\n4 4\n5 5\n3 6\n7 7", "a_tstSplit.txt": b"1\n8\n"}
-    said = read_notes(prepare("xc", write_files(tmp_path / "src", {"a_data.txt": text, **lists}), tmp_path / "data.h5"))
+    rows = b"\xef\xbb\xbf10 1\n2 2\n2 3\n4 4\n5 5\n3 6\n7 7"
+    said = read_notes(make(tmp_path, listed(rows, b"1\n8\n", text_of(made_rows(10), 50, 12))))
     assert "the split is the first of 2 columns of a_trSplit.txt" in said
     assert "2 rows of a_data.txt that no list names, such as row 6" in said
 
@@ -338,9 +302,7 @@ def test_rows_to_predict_are_read_as_those_of_training(tmp_path, text, first, ex
     [
         (b"0 0:1\n", "feature 0 is out of range: there are 5, numbered from 1"),
         (b"0 6:1\n", "feature 6 is out of range: there are 5, numbered from 1"),
-        (b"0 1:x\n", "no number"),
         (b"3 5 4\n0 1:1\n", "states 3 rows"),
-        (b"3\n", "is not a header"),
     ],
 )
 def test_rows_that_cannot_be_those_of_training_are_refused(tmp_path, text, message):
@@ -349,8 +311,7 @@ def test_rows_that_cannot_be_those_of_training_are_refused(tmp_path, text, messa
 
 
 def test_prepared_rows_to_predict_are_counted_as_those_of_training(tmp_path):
-    (tmp_path / "zero.svm").write_text("0 0:1 2:2\n1 1:1 3:2\n" * 5)
-    report = prepare("xc", tmp_path / "zero.svm", tmp_path / "zero.h5")
-    assert sum(map(len, read_rows(str(report.target), 4, reading={"counted_from": 0}))) == 2
-    with pytest.raises(DataError, match="zero.h5: its features were counted from 0, but from 1 in the network's"):
-        list(read_rows(str(report.target), 4, reading={"counted_from": 1}))
+    target = make(tmp_path, {"zero.svm": b"0 0:1 2:2\n1 1:1 3:2\n" * 5}).target
+    assert sum(map(len, read_rows(str(target), 4, reading={"counted_from": 0}))) == 2
+    with pytest.raises(DataError, match="data.h5: its features were counted from 0, but from 1 in the network's"):
+        list(read_rows(str(target), 4, reading={"counted_from": 1}))
