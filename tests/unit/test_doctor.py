@@ -66,11 +66,9 @@ def test_a_launcher_of_another_mpi_is_named(tmp_path):
 @pytest.mark.parametrize(
     "per_rank, name, state, fact",
     [
-        ([("a", [0, 1], 2, 2)], "cores", "green", "2 threads a rank"),
         ([("a", [0], 16, 1)], "cores", "yellow", "a has 16 cores, but its ranks may use only 1"),
         ([("a", [0, 1], 2, 1)] * 4, "cores", "yellow", "4 ranks share 2 cores of a"),
         ([("a", [0], 2, 1), ("a", [1], 2, 1)], "cores", "green", "1 thread a rank"),
-        ([("a", [0], 1, 1), ("b", [0], 1, 1)], "ranks", "green", "2 on 2 hosts: a, b"),
         ([("a", [0, 1], 2, 1)] * 2 + [("b", [0, 1], 2, 2)], "ranks", "yellow", "unevenly spread"),
     ],
 )
@@ -88,7 +86,6 @@ ETH, OTHER, BRIDGE = "eth0 (10.0.0.1)", "eth0 (10.0.0.2)", "docker0 (172.17.0.1)
     "by_host, chosen, state, fact",
     [
         ({"a": ([ETH], [])}, {}, "green", "eth0 (10.0.0.1); all ranks are on one host"),
-        ({"a": ([ETH], []), "b": ([OTHER], [])}, {}, "green", "eth0 (10.0.0.1)"),
         ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {}, "yellow", "MPI may choose a slow or unconnected"),
         ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {"FI_TCP_IFACE": "eth0"}, "green", "by FI_TCP_IFACE=eth0"),
         ({"a": ([ETH, "ib0 (10.1.0.1)"], ["mlx5_0"]), "b": ([OTHER], [])}, {}, "green", "mlx5_0"),
