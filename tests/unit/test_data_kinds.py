@@ -1,6 +1,7 @@
 """Each input format: what it says is what is stored, and what is wrong with it is named."""
 
 import gzip
+import os
 import pickle
 import struct
 import warnings
@@ -23,7 +24,7 @@ from istmpi.data.dense.speech import log_mel
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.pickles import PickleError, read_pickle
 from istmpi.data.prepare import prepare
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
 
 
 def prepared(tmp_path, kind, source, **options):
@@ -119,9 +120,7 @@ def test_images_are_stored_channels_first(tmp_path, mode, channels):
     assert len(np.unique(data.mean)) == channels
 
 
-def test_images_without_splits_are_split_by_class_and_one_of_another_size_is_named_or_resized(tmp_path):
-    data, _ = prepared(tmp_path, "images", make_images(tmp_path / "classes", splits=()))
-    assert [np.bincount(split.labels()).tolist() for split in (data.train, data.test)] == [[4, 4], [1, 1]]
+def test_an_image_of_another_size_is_named_or_resized(tmp_path):
     folder = make_images(tmp_path / "input")
     Image.new("RGB", (7, 4)).save(folder / "train" / "dog" / "2.png")
     with pytest.raises(DataError, match="train/dog/2.png is 7x4 but test/cat/0.png is 6x4.*--size N"):
@@ -294,3 +293,77 @@ def test_a_batch_that_is_not_cifars_is_named(tmp_path, monkeypatch, content, mes
     with pytest.raises(DataError, match=f"data_batch_3.*{message}"):
         prepare("images", folder, tmp_path / "data.h5")
     assert not (tmp_path / "owned").exists(), "no code runs"
+
+
+# ---- files as programs and people write them
+
+
+SPLITS = {
+    "other spelling": ("<=50K >50K", "<=50K. >50K.", "no training example has the test label <=50K."),
+    "words for numbers": ("0 1", "no yes", "no training example has the test label no; training has 0, 1."),
+    "hidden": ("0 1", "-1 -1", "no training example has the test label -1"),
+    "decimals": ("0 1", "0.0 1.0", "train labels are whole numbers, such as 0, but the label 0.0 of another split has"),
+}
+
+
+@pytest.mark.parametrize("case", SPLITS)
+def test_labels_of_a_split_that_training_lacks_are_refused(tmp_path, case):
+    """They would be classes without training examples, or make numbers to predict of classes."""
+    train, test, message = SPLITS[case]
+    for name, labels in (("train", train), ("test", test)):
+        rows = [f"{number},{label}" for number, label in enumerate(labels.split() * 3)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b", *rows]))
+    with pytest.raises(DataError) as refused:
+        prepare("csv", tmp_path, tmp_path / "data.h5")
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_the_index_that_pandas_writes_is_no_feature(tmp_path, name):
+    """A column without a name is left out and told; values and classes of the others stay."""
+    rows = [f"{20 - number},{number % 3},{number * 2},{'xy'[number % 2]}" for number in range(20)]
+    (tmp_path / "in.csv").write_text("\n".join([f"{name},a,b,label", *rows]))
+    report = prepare("csv", tmp_path / "in.csv", tmp_path / "data.h5")
+    assert report.features == 2 and report.reading["columns"] == ["a", "b"] and report.classes == ("x", "y")
+    expected = f"in.csv: {name or 'a column without a name'}, as pandas writes an index"
+    assert expected in [str(note) for note in report.left_out]
+
+
+def test_codes_that_are_one_number_are_told(tmp_path):
+    """The labels 01 and 1 are one class, and a line says so."""
+    (tmp_path / "in.csv").write_text("a,b\n" + "1,01\n2,1\n3,2\n4,02\n" * 3)
+    report = prepare("csv", tmp_path / "in.csv", tmp_path / "data.h5")
+    assert report.classes == ("1", "2") and "the labels 01, 1 are one number" in map(str, report.assumed)
+    folder = tmp_path / os.fsdecode(b"k\xe4se")  # a path that is not UTF-8
+    folder.mkdir()
+    (folder / "t.csv").write_text("a,b,label\n" + "1,2,x\n3,4,y\n" * 5)
+    assert open_prepared(prepare("csv", folder / "t.csv", tmp_path / "t.h5").target).classes == ("x", "y")
+
+
+def make(kind, folder, labels):
+    """A small source of a kind whose examples have these labels."""
+    folder.mkdir()
+    if kind == "images":
+        for number, label in enumerate(labels):
+            (folder / label).mkdir(exist_ok=True)
+            Image.fromarray(np.full((4, 5), number, np.uint8)).save(folder / label / f"{number}.png")
+        return folder
+    rows = [f"{number},{number * number},{label}" for number, label in enumerate(labels)]
+    (folder / "a.csv").write_text("\n".join(["a,b,label", *rows]))
+    return folder / "a.csv"
+
+
+@pytest.mark.parametrize("kind", ["images", "csv"])
+def test_a_site_that_lacks_a_class_gets_the_list_of_all(tmp_path, kind):
+    """With --classes, files of several sites have the same classes in the same order, whatever they hold."""
+    for site, labels, numbers in (("one", ["cat"], {0}), ("two", ["dog", "owl"], {1, 2})):
+        source = make(kind, tmp_path / site, labels * 10)
+        report = prepare(kind, source, tmp_path / f"{site}.h5", classes="cat,dog,owl")
+        made = open_prepared(report.target)
+        assert made.classes == ("cat", "dog", "owl") and made.outputs == 3
+        assert set(made.train.labels()) == numbers
+    with pytest.raises(DataError, match="the label owl is not among --classes"):
+        prepare(kind, source, tmp_path / "other.h5", classes="cat,dog")
+    for classes in ("cat", "cat,cat", "cat,,dog", ""):
+        with pytest.raises(ConfigError, match="give at least two different names, separated by commas"):
+            prepare(kind, source, tmp_path / "other.h5", classes=classes)
