@@ -14,7 +14,7 @@ from istmpi.config import Run
 from istmpi.errors import ConfigError, DataError
 from istmpi.multilabel import Labels
 from istmpi.record import FAILURE, RunFolder
-from istmpi.report.comparison import NOT_REACHED, Spread, best, compare, default_targets, find_reached, smooth
+from istmpi.report.comparison import NOT_REACHED, Spread, compare, default_targets, find_reached, smooth
 from istmpi.report.curves import read_curves
 from istmpi.report.sheets import notes, sheets, verdict
 from istmpi.tasks import TASKS, higher_is_better
@@ -143,13 +143,6 @@ def test_runs_of_one_method_with_other_settings_are_not_repeats():
     table = sheets(found)[-1]
     assert table.title == "Settings that differ"
     assert table.rows == (("train.rounds", ("4", "4", "4", "9")), ("method.local_steps", ("20", "60", "20", "20")))
-
-
-def test_the_best_of_a_row_is_where_there_is_a_choice():
-    slow, fast, never = Spread((3.0,)), Spread((1.0,)), Spread((NOT_REACHED,))
-    assert best([slow, fast, never]) == {1} and best([slow, fast, never], higher=True) == {0}
-    assert best([fast, slow, fast]) == {0, 2} and best([fast, never]) == {0}
-    assert best([fast]) == best([fast, fast]) == best([never, never]) == best([]) == frozenset()
 
 
 def test_runs_with_different_scores_or_on_different_data_are_not_compared():
