@@ -7,19 +7,17 @@ from math import sqrt
 import images_oracle
 import numpy as np
 import pytest
-from data_files import make_speech
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from istmpi.config import Run
 from istmpi.data.batches import Batches
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.dense.split import DenseSplit
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.images.split import Augmentation, ImageSplit, augment, downscale, require_sides, resize_images
 from istmpi.data.prepare import prepare
-from istmpi.data.sources import open_dataset, open_digits, open_for_training
+from istmpi.data.sources import open_dataset, open_digits
 from istmpi.errors import ConfigError, DataError
 
 ALL = Augmentation(crop=2, flip=True, cutout=3)
@@ -58,21 +56,13 @@ def test_a_version_is_that_of_the_naive_oracle(crop, flip, cutout, key, rows):
 
 
 @pytest.mark.parametrize("how", [ALL, Augmentation(flip=True)])
-def test_without_a_key_nothing_is_random(how):
+def test_without_a_key_nothing_is_random_and_what_is_stored_stays(how):
     images, rows = split(how=how), np.array([3, 3, 0])
-    plain = DenseSplit(images.x, images.y, images.mean, images.std, shape=images.shape)
+    plain = DenseSplit(images.x.copy(), images.y, images.mean, images.std, shape=images.shape)
+    images.batch(rows, 5)
     for seen in (images.batch(rows), split(how=Augmentation()).batch(rows, 5)):
         np.testing.assert_array_equal(given_to_the_network(seen), given_to_the_network(plain.batch(rows)))
     assert images.features_checksum == plain.features_checksum
-
-
-def test_a_network_that_takes_numbers_gets_the_same_version_flat_and_what_is_stored_stays():
-    images, rows = split(), np.arange(6)
-    flat = given_to_the_network(images.reshape((60,)).batch(rows, 9))
-    np.testing.assert_array_equal(flat.reshape(6, 3, 5, 4), given_to_the_network(images.batch(rows, 9)))
-    stored = ImageSplit(np.ones((2, 48), np.float32), np.arange(2), shape=(3, 4, 4), augmentation=ALL)
-    stored.batch(np.arange(2), 1)
-    assert flat.shape == (6, 60) and (stored.x == 1).all()
 
 
 # ---- chance
@@ -136,15 +126,6 @@ def test_never_twice_the_same_key_and_for_ever_the_same(monkeypatch):
 # ---- what a run may ask for
 
 
-def test_training_images_alone_have_versions():
-    run = Run().override({"data.crop": 2, "data.flip": True, "data.cutout": 3})
-    data, rows = open_for_training(run.data), np.arange(50)
-    assert data.train.augmentation == ALL and not data.test.augmentation
-    assert not np.array_equal(*(given_to_the_network(data.train.batch(rows, key)) for key in (1, 2)))
-    assert np.array_equal(*(given_to_the_network(data.test.batch(rows, key)) for key in (1, 2)))
-    assert open_for_training(Run().data).train.augmentation == Augmentation()
-
-
 def test_what_would_leave_nothing_of_an_image_is_refused():
     for how, says in (
         (Augmentation(crop=8), r"data.crop = 8 must be below the 8 pixels of digits's images \(1 x 8 x 8\)."),
@@ -164,12 +145,6 @@ def test_data_that_are_no_images_are_refused_in_one_line(tmp_path, monkeypatch, 
         "istmpi: data.crop = 4 is for images [channels, height, width], but data.npz is of kind arrays, "
         "with examples of 6 numbers. Leave it out.\n"
     )
-
-
-def test_spectra_are_no_images(tmp_path):
-    spectra = prepare("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5").target
-    with pytest.raises(ConfigError, match="of kind speech, with examples of 1 x 128 x 32 numbers"):
-        augment(open_dataset(str(spectra)), Augmentation(flip=True))
 
 
 # ---- smaller images

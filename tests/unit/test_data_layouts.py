@@ -45,17 +45,13 @@ DOG = "train/dog/0.png"
         (
             [f"my/{DOG}", "my/train/a/0.png", "my/test/a/b/0.png", "my/logo.png"],
             {"train": 2, "test": 1},
-            "1 .png; such as my/logo",
+            "such as my/logo",
         ),
         (["my/cat/2019/#.png*5", "my/dog/#.png*5"], {"train": 8, "test": 2}, "classes are the folders in my/"),
         (["train/train/0.png", DOG, "test/train/0.png"], {"train": 2, "test": 1}, ""),
         (["train/a/0.png", DOG, "valid/a/0.png", "validation/a/0.png"], {"train": 2, "test": 2}, ""),
         (["train/#.png*5", "dog/#.png*5"], {"train": 8, "test": 2}, ""),
-        (
-            ["cat_valid/#.png*5", "dog_invalid/#.png*5", "0.png"],
-            {"train": 8, "test": 2},
-            "1 file not read: 1 .png; such as 0.png",
-        ),
+        (["cat_valid/#.png*5", "dog_invalid/#.png*5", "0.png"], {"train": 8, "test": 2}, "1 .png; such as 0.png"),
     ],
 )
 def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, said):
@@ -174,26 +170,13 @@ def test_what_pillow_reads_is_read(tmp_path, ending, form):
 
 def test_one_image_of_16_bits_stops_nothing(tmp_path):
     folder = images(tmp_path / "in", "cat/#.png*15", "dog/#.png*15")
-    Image.fromarray(np.zeros((4, 5), np.uint16)).save(folder / "cat" / "0.png")
+    wide = Image.fromarray(np.zeros((4, 5), np.uint16))
+    wide.save(folder / "cat" / "0.png")
     report = prepare("images", folder, tmp_path / "data.h5", max_bad=0.05)
     assert report.skipped == ["cat/0.png"] and sum(report.counts.values()) == 29
-    for path in folder.rglob("*.png"):
-        Image.fromarray(np.zeros((4, 5), np.uint16)).save(path)
-    for share, message in (
-        (0.05, r"2 of 30 files cannot be read, .*cat/0.png.*\(pixels of mode I;16"),
-        (1, "has no train examples"),
-    ):
-        with pytest.raises(DataError, match=message):
-            prepare("images", folder, tmp_path / "data.h5", force=True, max_bad=share)
-
-
-@pytest.mark.parametrize("kind, name", [("images", "train/cat/0.png"), ("speech", "no/ann_nohash_0.wav")])
-def test_messages_have_no_addresses(tmp_path, kind, name):
-    folder = MAKERS[kind](tmp_path / "in")
-    (folder / name).write_bytes(b"not what it is called")
-    with pytest.raises(DataError, match=name) as error:
-        prepare(kind, folder, tmp_path / "data.h5")
-    assert " at 0x" not in str(error.value) and "<" not in str(error.value)
+    wide.save(folder / "cat" / "1.png")
+    with pytest.raises(DataError, match=r"2 of 30 files cannot be read, .*cat/0.png.*\(pixels of mode I;16"):
+        prepare("images", folder, tmp_path / "data.h5", force=True, max_bad=0.05)
 
 
 # ---- recordings

@@ -71,8 +71,9 @@ def test_bad_files_are_skipped_and_named_up_to_a_limit(tmp_path, kind, file, kee
     (tmp_path / "old.h5").write_text("old")
     message = rf"1 of \d+ files cannot be read, more than 1.0%, among them {file}.*--max"
     for target in ("data.h5", "old.h5"):
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=message) as refused:
             prepare(kind, folder, tmp_path / target, force=True)
+        assert " at 0x" not in str(refused.value) and "<" not in str(refused.value), "an address or an object"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["input", "old.h5"]
     assert (tmp_path / "old.h5").read_text() == "old"
 
@@ -149,14 +150,6 @@ def test_a_reader_library_that_is_absent_is_named_with_the_cure(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(DataError, match=r"soundfile.*pip install 'istmpi\[data\]'"):
         prepare("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5")
-
-
-def test_spoken_digits(shared_data, tmp_path):
-    report = prepare("speech", shared_data / "spoken-digits.tar.gz", tmp_path / "data.h5")
-    assert report.counts == {"train": 2500, "test": 500}
-    assert report.features == 4096 and len(report.classes) == 10 and report.skipped == []
-    labels = open_prepared(tmp_path / "data.h5").test.labels()
-    assert np.bincount(labels).tolist() == [50] * 10
 
 
 # ---- the command, and what it says of its decisions

@@ -88,14 +88,6 @@ def test_a_single_document_is_cut(tmp_path, istmpi_command):
     assert (code, err) == (0, "") and "90 tokens" in out and "vocabulary  256" in out
 
 
-def test_files_named_after_splits_are_splits_where_there_are_no_others(tmp_path):
-    texts = {"wiki/train.txt": b"one", "wiki/test.txt": b"two", "wiki/valid.txt": b"three"}
-    data = prepared(tmp_path, write_files(tmp_path / "input", texts))
-    assert [stream(data, split) for split in data.splits] == [with_ends([text]) for text in (b"one", b"two", b"three")]
-    other = write_files(tmp_path / "program", {"train.py": b"one", "test.py": b"two", "model.py": b"three"})
-    assert prepare("text", other, tmp_path / "data.h5", force=True).facts["train documents"] == 2
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=300).map(lambda text: text.replace(b"\0", b"")), st.integers(1, 40))
 def test_any_bytes_come_back(text, size):
@@ -213,14 +205,12 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(tmp_path
     [
         ({"a.txt": b"one\0two"}, "", "1 of 1 documents cannot be read.*a.txt .it has a byte 0, which is reserved"),
         ({"a.txt": b"caf\xe9"}, "tokenizer.json", "1 of 1 documents cannot.*it is not UTF-8, as this tokeni"),
-        ({"a.txt": b"caf\xc3"}, "tokenizer.json", "1 of 1 documents cannot.*it is not UTF-8, as this tokeni"),
         ({"a.jsonl": b'{"text": "\\ud800"}'}, "tokenizer.json", "a.jsonl, line 1 .it is not UTF-8"),
         ({"a.txt": b""}, "", "has no text: every file is empty"),
         ({"a.txt": b"x"}, "wordpiece", "tokenizer wordpiece is not bytes or a file"),
         ({"a.txt": b"{}"}, "input/a.txt", "a.txt is not a tokenizer: .*Give a tokenizer"),
         ({"a.jsonl": b'{"text": "x"}\n{"txt": "y"}'}, "", "a.jsonl, line 2 has no text under 'text'; it has txt"),
         ({"a.jsonl": b'{"text": "x"}\n{"text": null}'}, "", "a.jsonl, line 2: its text is null, not text"),
-        ({"a.jsonl": b'["x"]'}, "", "a.jsonl, line 1 has no text under 'text'; it has no keys"),
         ({"a.jsonl": b'{"text": "\xff"}'}, "", "a.jsonl, line 1 is not JSON"),
         ({"a.jsonl": b"[" * 100_000}, "", "a.jsonl, line 1 is not JSON"),
         ({"a.gz": gzip.compress(b"text" * 99)[:-9]}, "", "input: a.gz cannot be read: Compressed file ended before"),
