@@ -36,20 +36,6 @@ class MhaCross(nn.Module):
         return self.last(self.attention(queries, torch.tanh(self.key(x)), x, need_weights=False)[0][:, 0])
 
 
-class ByEinsum(nn.Module):
-    """Attention by einsum, with weights that have an axis of heads."""
-
-    def __init__(self, shape, outputs, heads=12):
-        super().__init__()
-        self.wq, self.wk, self.wv = (nn.Parameter(torch.randn(shape[-1], heads, DIM) / 2) for _ in range(3))
-        self.wo = nn.Parameter(torch.randn(heads, DIM, outputs) / 2)
-
-    def forward(self, x):
-        q, k, v = (torch.einsum("btf,fhd->bhtd", x, weight) for weight in (self.wq, self.wk, self.wv))
-        attended = torch.softmax(torch.einsum("bhqd,bhkd->bhqk", q, k) / DIM**0.5, -1)
-        return torch.einsum("bhqk,bhkd,hdo->bo", attended, v, self.wo) / x.shape[1]
-
-
 class EncoderLayer(nn.Module):
     """torch's own layer of an encoder."""
 
@@ -103,16 +89,6 @@ class Heads(nn.Module):
         )
         scores = q @ k.transpose(2, 3) / DIM**0.5 + self.more(x.shape[1])
         return self.out((torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2).mean(1))
-
-
-class RelativeTable(Heads):
-    """A learnt number of each head for each pair of places, which is added."""
-
-    def prepare(self, length):
-        self.table = nn.Parameter(torch.randn(self.heads, length, length))
-
-    def more(self, length):
-        return self.table[:, :length, :length]
 
 
 class SlopesLearnt(Heads):

@@ -19,15 +19,6 @@ class SoftExperts(nn.Module):
         return torch.einsum("be,beh,eho->bo", weights, hidden, self.down)
 
 
-class OpenExperts(SoftExperts):
-    """All experts, each with a gate that does not know of the others: their sum."""
-
-    def forward(self, x):
-        weights = torch.sigmoid(self.gate(x))
-        hidden = torch.relu(torch.einsum("bf,efh->beh", x, self.up))
-        return torch.einsum("be,beh,eho->bo", weights, hidden, self.down)
-
-
 class TopExperts(SoftExperts):
     """The two best experts, by weights that add up to 1."""
 

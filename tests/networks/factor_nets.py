@@ -32,13 +32,6 @@ class ByProduct(nn.Module):
         return (torch.relu(self.hidden(x)) @ self.weight) / self.weight.shape[0] ** 0.5
 
 
-class MeanReadout(ByProduct):
-    """A readout divided by the width, as in muP: a mean."""
-
-    def forward(self, x):
-        return (torch.relu(self.hidden(x)) @ self.weight) / self.weight.shape[0]
-
-
 class ScoresByHand(nn.Module):
     """Attention whose scores are divided by the root of the width of a head."""
 
@@ -71,11 +64,6 @@ class Units(nn.Module):
 class MeanTimesWidth(Units):
     def joined(self, x):
         return x.mean(1) * self.units
-
-
-class LastOfCumsum(Units):
-    def joined(self, x):
-        return x.cumsum(1)[:, -1]
 
 
 class IndexAdded(Units):

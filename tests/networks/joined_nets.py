@@ -97,21 +97,6 @@ class Branches(nn.Module):
         return self.last(x.flatten(1))
 
 
-class FlatBeside(nn.Module):
-    """A flattened picture of channels beside units of the same width, and beside the means of the picture."""
-
-    def __init__(self, shape, outputs, channels=12, hidden=14):
-        super().__init__()
-        self.first, self.side = nn.Conv2d(shape[0], channels, 3), nn.Linear(shape[0], channels)
-        self.joined = nn.Linear(channels * 9 + channels + shape[0], hidden)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        picture = functional.adaptive_avg_pool2d(torch.relu(self.first(x)), 3).flatten(1)
-        means = x.mean((2, 3))
-        return self.last(torch.relu(self.joined(torch.cat([picture, torch.tanh(self.side(means)), means], dim=1))))
-
-
 class Recurrence(nn.Module):
     """A recurrence by hand: the inputs beside the state, into the next state and into the outputs."""
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations, weight_norm
+from torch.nn.utils import parametrizations
 
 
 class GroupsOfNorm(nn.Module):
@@ -114,12 +114,6 @@ class WeightNormed(nn.Module):
 
     def forward(self, x):
         return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
-
-
-class WeightNormedOld(WeightNormed):
-    """The same by a hook, as it was before parametrisations."""
-
-    normed = staticmethod(weight_norm)
 
 
 class SpectralNormed(WeightNormed):

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 
 class Bilinear(nn.Module):
@@ -59,30 +58,6 @@ class Machine(nn.Module):
         sums = torch.einsum("bf,fok->bok", x, self.factors)
         squares = torch.einsum("bf,fok->bok", x**2, self.factors**2)
         return self.linear(x) + 0.5 * (sums**2 - squares).sum(-1)
-
-
-class CosineHead(nn.Module):
-    """Cosines between the units and a learnt direction of each class."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.classes = nn.Linear(features, hidden), nn.Parameter(torch.randn(outputs, hidden))
-
-    def forward(self, x):
-        return 10 * functional.cosine_similarity(torch.tanh(self.first(x))[:, None], self.classes, dim=-1)
-
-
-class Outer(nn.Module):
-    """All products of units of two layers."""
-
-    def __init__(self, features, outputs, left=8, right=12):
-        super().__init__()
-        self.left, self.right = nn.Linear(features, left), nn.Linear(features, right)
-        self.last = nn.Linear(left * right, outputs)
-
-    def forward(self, x):
-        left, right = torch.tanh(self.left(x)), torch.tanh(self.right(x))
-        return self.last((left[:, :, None] * right[:, None]).flatten(1))
 
 
 class Vector(nn.Module):

@@ -139,7 +139,7 @@ NORMS = (
     Row("norm_nets.NormTwice", FLAT, "hidden: second.weight last.weight"),
     Row("norm_nets.AndElsewhere", FLAT, "hidden: second.weight, wide: last.weight"),
     Row("norm_nets.OnSphere", FLAT, "hidden: last.weight +length"),
-    *rows("norm_nets", "WeightNormed WeightNormedOld", FLAT, "hidden1: +product +length-of-rows, hidden2: last.weight"),
+    Row("norm_nets.WeightNormed", FLAT, "hidden1: +product +length-of-rows, hidden2: last.weight"),
     Row("norm_nets.SpectralNormed", FLAT, trains=False, refused=BUFFER),
     Row("norm_nets.Standardised", IMAGE, "channels1: +product, channels2: last.weight"),
 )
@@ -148,8 +148,6 @@ PRODUCTS = (
     Row("product_nets.Kan", FLAT, "hidden: second"),
     Row("product_nets.Einsum", FLAT, "hidden1: second, hidden2: last", fan={"first": 6, "second": 12, "last": 14}),
     Row("product_nets.Machine", FLAT, "factors: +sum", fan={"factors": 6}),
-    Row("product_nets.CosineHead", FLAT, "hidden"),
-    Row("product_nets.Outer", FLAT, "left: last.weight, right: last.weight", default="left"),
     Row("product_nets.Vector", FLAT, "hidden: vector"),
 )
 TIED = (
@@ -171,7 +169,6 @@ ATTENTION = (
         "heads: attention.q_proj_weight attention.out_proj.weight last.weight, keys: attention.k_proj_weight",
         fan={"attention.q_proj_weight": 24, "attention.k_proj_weight": 8, "attention.v_proj_weight": 6},
     ),
-    Row("attention_nets.ByEinsum", SEQUENCE, "heads: wo", fan={"wq": 6, "wk": 6, "wv": 6, "wo": 24}),
     Row(
         "attention_nets.EncoderLayer",
         SEQUENCE,
@@ -188,7 +185,7 @@ ATTENTION = (
         blocks="depth",
         random=True,
     ),
-    *rows("attention_nets", "Heads RelativeTable SlopesLearnt", SEQUENCE, "heads: out.weight"),
+    *rows("attention_nets", "Heads SlopesLearnt", SEQUENCE, "heads: out.weight"),
     Row("attention_nets.Alibi", SEQUENCE, undealt={"heads": ORDER}, trains=False),
     Row("attention_nets.Windows", SEQUENCE, "heads: qkv.0.weight up.weight down.weight qkv.1.weight last.weight"),
     Row("attention_nets.Latents", SEQUENCE, "latents"),
@@ -236,7 +233,6 @@ RECURRENT = (
 )
 EXPERTS = (
     Row("expert_nets.SoftExperts", FLAT, "experts, hidden: down", fan={"up": 6, "down": 12, "gate.weight": 6}),
-    Row("expert_nets.OpenExperts", FLAT, "experts: down, hidden: down"),
     Row("expert_nets.TopExperts", FLAT, "experts, hidden: down", means="experts", fan={"up": 6, "down": 12}),
     Row(
         "expert_nets.ListedExperts",
@@ -276,11 +272,9 @@ TRAPS = (
 FACTORS = (
     Row("factor_nets.EqualisedRates", FLAT, "hidden: second.weight^0.5 last.weight^0.5"),
     Row("factor_nets.ByProduct", FLAT, "hidden: weight^0.5"),
-    Row("factor_nets.MeanReadout", FLAT, "hidden"),
     Row("factor_nets.ScoresByHand", SEQUENCE, "width: +scores"),
     Row("factor_nets.Units", FLAT, "units"),
     Row("factor_nets.MeanTimesWidth", FLAT, "units: +mean"),
-    Row("factor_nets.LastOfCumsum", FLAT, "units: +cumsum"),
     Row("factor_nets.IndexAdded", FLAT, "units: +index_add", trains=False, refused=HALVES),
     Row("factor_nets.SumOfLogarithms", FLAT, "units: +prod", trains=False, refused=HALVES),
     Row("factor_nets.TwoGates", FLAT, "units: +sum"),
@@ -305,7 +299,6 @@ JOINED_ROWS = (
         "neck: blocks.0.5.weight blocks.1.5.weight blocks.2.5.weight, half: last.weight",
     ),
     Row("joined_nets.Branches", IMAGE, "one: last.weight|, three: three.weight last.weight|, five: last.weight|"),
-    Row("joined_nets.FlatBeside", IMAGE, "channels: joined.weight|, hidden: last.weight"),
     Row("joined_nets.Recurrence", SEQUENCE, "hidden: next.weight| last.weight|"),
     Row("joined_nets.OwnWeights", FLAT, "units: second| last|, wide: last|", fan={"second": 18, "last": 26}),
     Row("joined_nets.CutRows", FLAT, "hidden: last.weight|"),

@@ -6,7 +6,6 @@ over those that it has. The full network sums over all, by the share of a rank. 
 batches alone.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -46,30 +45,6 @@ def lstm(weights, x, held, factor):
     return factor["hidden"] * (state @ weights["last.weight"].T) + weights["last.bias"]
 
 
-def encoder(weights, x, held, factor):
-    """A layer of nn.TransformerEncoderLayer, normalised behind its sums, whose stream is made of heads of two."""
-    heads, hidden = held["heads"].repeat_interleave(2), held["hidden"]
-    of_heads, of_hidden = factor["heads"], factor["hidden"]
-
-    def normalised(x, name):
-        mean = (x * heads).sum(-1, keepdim=True) / heads.sum()
-        variance = ((x - mean) ** 2 * heads).sum(-1, keepdim=True) / heads.sum()
-        x = (x - mean) / torch.sqrt(variance + 1e-5)
-        return (x * weights[f"layer.{name}.weight"] + weights[f"layer.{name}.bias"]) * heads
-
-    def product(x, name, by):
-        return by * (x @ weights[f"{name}weight"].T) + weights[f"{name}bias"]
-
-    x = product(x, "into.", 1) * heads
-    q, k, v = product(x, "layer.self_attn.in_proj_", of_heads).unflatten(-1, (3, -1, 2)).permute(2, 0, 3, 1, 4)
-    attended = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(2), -1) @ v
-    attended = attended.transpose(1, 2).flatten(2) * heads
-    x = normalised(x + product(attended, "layer.self_attn.out_proj.", of_heads) * heads, "norm1")
-    inner = torch.relu(product(x, "layer.linear1.", of_heads)) * hidden
-    x = normalised(x + product(inner, "layer.linear2.", of_hidden) * heads, "norm2")
-    return product(x.mean(1), "last.", of_heads)
-
-
 def autoencoder(weights, x, held, factor):
     hidden = torch.tanh(x @ weights["first.weight"].T + weights["first.bias"]) * held["hidden"]
     code = torch.tanh(factor["hidden"] * (hidden @ weights["second.weight"].T) + weights["second.bias"]) * held["code"]
@@ -100,19 +75,7 @@ def dense_net(weights, x, held, factor):
     return product("last", first, second).mean((2, 3))
 
 
-def recurrence(weights, x, held, factor):
-    """The outputs get the state before the last step, and the last step."""
-    of_inputs, of_state = weights["next.weight"].split([x.shape[2], len(held["hidden"])], dim=1)
-    state = x.new_zeros(len(x), len(held["hidden"]))
-    for step in x.unbind(1):
-        last, before = step, state
-        state = step @ of_inputs.T + factor["hidden"] * (state @ of_state.T) + weights["next.bias"]
-        state = torch.tanh(state) * held["hidden"]
-    of_inputs, of_state = weights["last.weight"].split([x.shape[2], len(held["hidden"])], dim=1)
-    return last @ of_inputs.T + factor["hidden"] * (before @ of_state.T) + weights["last.bias"]
-
-
-GATES, HEAD, FUSED = (4, "hidden", 1), (1, "heads", 2), (3, "heads", 2)
+GATES = (4, "hidden", 1)
 CASES = {
     "lstm": Case(
         "recurrent_nets.Lstm",
@@ -125,25 +88,6 @@ CASES = {
             "last.weight": (None, "hidden"),
         },
         lstm,
-    ),
-    "encoder": Case(
-        "attention_nets.EncoderLayer",
-        {"heads": 13, "hidden": 11},
-        {
-            "into.weight": (HEAD, None),
-            "into.bias": (HEAD,),
-            "layer.self_attn.in_proj_weight": (FUSED, HEAD),
-            "layer.self_attn.in_proj_bias": (FUSED,),
-            "layer.self_attn.out_proj.weight": (HEAD, HEAD),
-            "layer.self_attn.out_proj.bias": (HEAD,),
-            "layer.linear1.weight": ("hidden", HEAD),
-            "layer.linear1.bias": ("hidden",),
-            "layer.linear2.weight": (HEAD, "hidden"),
-            "layer.linear2.bias": (HEAD,),
-            **{f"layer.norm{number}.{key}": (HEAD,) for number in (1, 2) for key in ("weight", "bias")},
-            "last.weight": (None, HEAD),
-        },
-        encoder,
     ),
     "autoencoder": Case(
         "tied_nets.TiedAutoencoder",
@@ -179,16 +123,6 @@ CASES = {
             "last.weight": (None, [2, (2, "growth", 1)], None, None),
         },
         dense_net,
-    ),
-    "recurrence": Case(
-        "joined_nets.Recurrence",
-        {"hidden": 13},
-        {
-            "next.weight": ("hidden", [6, "hidden"]),
-            "next.bias": ("hidden",),
-            "last.weight": (None, [6, "hidden"]),
-        },
-        recurrence,
     ),
 }
 
