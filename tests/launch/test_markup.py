@@ -1,22 +1,9 @@
 """Names that a terminal, or its library, would obey: they are shown as they are, by every command."""
 
-import re
-from pathlib import Path
-
-import istmpi
-
 LABELS = ("[/red]", "[bold]", ":cat:", "[link=a]b", "back\\")
 RUN = "[bold]run"
 ODD = "[/m]\x1b[31m"
 SEEN = r"[/m]\x1b[31m"
-
-
-def test_consoles_read_no_names_as_markup():
-    for file in Path(istmpi.__file__).parent.rglob("*.py"):
-        text = re.sub(r"\s+", "", file.read_text())
-        assert not re.search(r"\bConsole\((?!emoji=False)(?=[^)]*\w=)", text), f"{file} has a console with emojis"
-        assert not re.search(r"TextColumn\([^)]*\{(?![^)]*markup=False)", text), f"{file} has a column with markup"
-        assert "fromrich.markup" not in text, f"{file} escapes markup, which istmpi's console does not read"
 
 
 def test_every_command_shows_names_as_they_are(series, tmp_path):
