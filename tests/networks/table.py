@@ -14,25 +14,8 @@ ORDER = "exchanging its units"
 """Units are not interchangeable: exchanging them changes the outputs."""
 COUNT = "changes which parameters exist"
 """It counts modules, of which none adds to its input."""
-JOINED = "an axis of .* has"
-"""Its units are interchangeable, but lie beside other numbers on an axis, which is no multiple of them."""
-ORDER_OR_JOINED = f"{ORDER}|{JOINED}"
-RANDOM = "other outputs for the same examples|two equal calls"
-"""Nothing can be proved: two equal calls differ."""
-UNUSED = "unused|not used|never used"
-"""Nothing uses a layer."""
-BUFFER = "buffer"
-"""Training changes a buffer that belongs to units."""
-LOSS = "own loop|istmpi.with_loss|loss inside"
-"""It returns a part of its loss, and the message says how such a loss is had."""
-BUILDS = "draws random values"
-"""Two builds with the same parameters and buffers compute different outputs."""
 HALVES = "two equal halves change the outputs"
 """No factor makes a sum over its units right."""
-FACTORLESS = "no factor makes its sums right"
-"""A normalisation joins its units with other numbers."""
-NO_WIDTHS = "wrapper"
-"""No argument is an integer, and the message gives the wrapper that is the cure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +51,6 @@ class Row:
     kept: tuple[str, ...] = ()
     """Parameters that start as the constructor made them, with these settings."""
     dtype: str = "float64"
-    random: bool = False
-    """Training draws random numbers."""
 
     @property
     def name(self) -> str:
@@ -127,7 +108,7 @@ DENSE = (
 CONVOLUTIONS = (
     Row("convolution_nets.Lenet", IMAGE, "channels1: second.weight, channels2: dense.weight, hidden: last.weight"),
     Row("convolution_nets.GroupsCounted", IMAGE, "groups: last.weight"),
-    Row("convolution_nets.GroupsFixed", IMAGE, undealt={"channels": ORDER_OR_JOINED}, trains=False),
+    Row("convolution_nets.GroupsFixed", IMAGE, undealt={"channels": f"{ORDER}|an axis of .* has"}, trains=False),
     Row("convolution_nets.Upsampling", IMAGE, "channels: up.weight, wide: last.weight"),
     Row("convolution_nets.Inverted", IMAGE, "stream: down.weight last.weight, expand: down.weight", default="expand"),
     Row("convolution_nets.DenseNet", IMAGE, "growth: second.weight| last.weight|"),
@@ -140,7 +121,7 @@ NORMS = (
     Row("norm_nets.AndElsewhere", FLAT, "hidden: second.weight, wide: last.weight"),
     Row("norm_nets.OnSphere", FLAT, "hidden: last.weight +length"),
     Row("norm_nets.WeightNormed", FLAT, "hidden1: +product +length-of-rows, hidden2: last.weight"),
-    Row("norm_nets.SpectralNormed", FLAT, trains=False, refused=BUFFER),
+    Row("norm_nets.SpectralNormed", FLAT, trains=False, refused="buffer"),
     Row("norm_nets.Standardised", IMAGE, "channels1: +product, channels2: last.weight"),
 )
 PRODUCTS = (
@@ -183,7 +164,6 @@ ATTENTION = (
         "depth",
         default="hidden",
         blocks="depth",
-        random=True,
     ),
     *rows("attention_nets", "Heads SlopesLearnt", SEQUENCE, "heads: out.weight"),
     Row("attention_nets.Alibi", SEQUENCE, undealt={"heads": ORDER}, trains=False),
@@ -264,10 +244,15 @@ TRAPS = (
         undealt={"hidden": ORDER},
         trains=False,
     ),
-    Row("trap_nets.DrawsAlways", FLAT, undealt={"hidden": RANDOM}, trains=False, random=True),
-    Row("trap_nets.UnusedLayer", FLAT, "hidden: last.weight", trains=None, refused=UNUSED),
-    Row("trap_nets.Vae", FLAT, trains=False, refused=LOSS),
-    Row("trap_nets.Configured", FLAT, trains=False, refused=NO_WIDTHS),
+    Row(
+        "trap_nets.DrawsAlways",
+        FLAT,
+        undealt={"hidden": "other outputs for the same examples|two equal calls"},
+        trains=False,
+    ),
+    Row("trap_nets.UnusedLayer", FLAT, "hidden: last.weight", trains=None, refused="unused|not used|never used"),
+    Row("trap_nets.Vae", FLAT, trains=False, refused="own loop|istmpi.with_loss|loss inside"),
+    Row("trap_nets.Configured", FLAT, trains=False, refused="wrapper"),
 )
 FACTORS = (
     Row("factor_nets.EqualisedRates", FLAT, "hidden: second.weight^0.5 last.weight^0.5"),
@@ -280,7 +265,7 @@ FACTORS = (
     Row("factor_nets.TwoGates", FLAT, "units: +sum"),
     Row("factor_nets.RenormalisedExperts", FLAT, "experts, hidden: second", means="experts"),
     Row("factor_nets.RareHead", FLAT, "hidden: usual.weight rare.weight"),
-    *rows("factor_nets", "ShuffledFlow ChosenFeatures", FLAT, trains=False, refused=BUILDS),
+    *rows("factor_nets", "ShuffledFlow ChosenFeatures", FLAT, trains=False, refused="draws random values"),
 )
 JOINED_ROWS = (
     Row("joined_nets.WideAndDeep", FLAT, "hidden1: second.weight, hidden2: last.weight|"),
@@ -302,7 +287,14 @@ JOINED_ROWS = (
     Row("joined_nets.Recurrence", SEQUENCE, "hidden: next.weight| last.weight|"),
     Row("joined_nets.OwnWeights", FLAT, "units: second| last|, wide: last|", fan={"second": 18, "last": 26}),
     Row("joined_nets.CutRows", FLAT, "hidden: last.weight|"),
-    Row("joined_nets.GroupBeside", IMAGE, "channels: last.weight| +norm", default="", trains=False, refused=FACTORLESS),
+    Row(
+        "joined_nets.GroupBeside",
+        IMAGE,
+        "channels: last.weight| +norm",
+        default="",
+        trains=False,
+        refused="no factor makes its sums right",
+    ),
     Row("joined_nets.Padded", IMAGE, "channels: wide.weight last.weight|"),
     Row("joined_nets.CutTwice", SEQUENCE, "inner: last.weight, state: +sum"),
 )
