@@ -260,6 +260,7 @@ FACTORS = (
     Row("factor_nets.ScoresByHand", SEQUENCE, "width: +scores"),
     Row("factor_nets.Units", FLAT, "units"),
     Row("factor_nets.MeanTimesWidth", FLAT, "units: +mean"),
+    Row("factor_nets.LastOfCumsum", FLAT, "units: +cumsum"),
     Row("factor_nets.IndexAdded", FLAT, "units: +index_add", trains=False, refused=HALVES),
     Row("factor_nets.SumOfLogarithms", FLAT, "units: +prod", trains=False, refused=HALVES),
     Row("factor_nets.TwoGates", FLAT, "units: +sum"),

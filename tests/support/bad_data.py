@@ -92,6 +92,7 @@ DATA = {
     # ---- classes
     "classes_set": (both(classes={"no", "yes"}), f"of type set. {NAMES}"),
     "classes_text": (both(classes="ny"), f"of type str. {NAMES}"),
+    "classes_bytes": (both(classes=b"ny"), f"of type bytes. {NAMES}"),
     "classes_true": (both(classes=True), f"of type bool. {NAMES}"),
     "classes_negative": (both(classes=-1), f"of type int. {NAMES}"),
     "classes_nested": (both(classes=[["no"], ["yes"]]), f"of type list. {NAMES}"),
