@@ -8,7 +8,6 @@ import json
 import os
 import random
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -30,15 +29,14 @@ def damage(path: Path, generator: random.Random) -> str:
     with h5py.File(path, "r") as file:
         spans = [(d.id.get_offset(), d.id.get_storage_size()) for d in all_datasets(file).values() if d.id.get_offset()]
     if generator.random() < 0.5:
-        name = generator.choice(list(BYTES))
-        content = bytearray(path.read_bytes())
-        path.write_bytes(BYTES[name](content, spans, generator))
-        return name
+        change = generator.choice(BYTES)
+        path.write_bytes(change(bytearray(path.read_bytes()), spans, generator))
+        return change.__name__.replace("_", " ")
     while True:
-        name = generator.choice(list(EDITS))
+        change = generator.choice(EDITS)
         with h5py.File(path, "r+", **CREATION) as file:
-            if EDITS[name](file, generator) is not False:
-                return name
+            if change(file, generator) is not False:
+                return change.__name__.replace("_", " ")
 
 
 def _place(content: bytearray, spans: list[tuple[int, int]], generator: random.Random, length: int = 1) -> int:
@@ -50,20 +48,20 @@ def _place(content: bytearray, spans: list[tuple[int, int]], generator: random.R
     return at
 
 
-def _flip(content, spans, generator):
+def flipped_bytes(content, spans, generator):
     for _ in range(generator.choice((1, 1, 1, 2, 8))):
         content[_place(content, spans, generator)] ^= generator.randrange(1, 256)
     return content
 
 
-def _zero(content, spans, generator):
+def zeros(content, spans, generator):
     length = generator.choice((1, 4, 8, 64, 512, 4096))
     at = _place(content, spans, generator, length)
     content[at : at + length] = bytes(len(content[at : at + length]))
     return content
 
 
-def _swap(content, spans, generator):
+def swapped_blocks(content, spans, generator):
     length = generator.choice((4, 64, 512, 4096))
     one, other = sorted(_place(content, spans, generator, 2 * length) for _ in range(2))
     if other - one >= length and other + length <= len(content):
@@ -74,7 +72,7 @@ def _swap(content, spans, generator):
     return content
 
 
-def _repeat(content, spans, generator):
+def a_block_twice(content, spans, generator):
     length = generator.choice((8, 64, 512, 4096))
     one, other = (_place(content, spans, generator, length) for _ in range(2))
     part = content[one : one + length]
@@ -82,35 +80,26 @@ def _repeat(content, spans, generator):
     return content
 
 
-def _truncate(content, spans, generator):
+def truncated(content, spans, generator):
     return content[: generator.randrange(len(content))]
 
 
-def _grow(content, spans, generator):
+def grown(content, spans, generator):
     length = generator.choice((1, 100, 5000))
     return content + (bytes(length) if generator.random() < 0.5 else generator.randbytes(length))
 
 
-def _insert(content, spans, generator):
+def bytes_put_in(content, spans, generator):
     at = _place(content, spans, generator)
     return content[:at] + generator.randbytes(generator.choice((1, 8, 512))) + content[at:]
 
 
-def _cut_out(content, spans, generator):
+def bytes_cut_out(content, spans, generator):
     at = _place(content, spans, generator)
     return content[:at] + content[at + generator.choice((1, 8, 512)) :]
 
 
-BYTES: dict[str, Callable] = {
-    "flipped bytes": _flip,
-    "zeros": _zero,
-    "swapped blocks": _swap,
-    "a block twice": _repeat,
-    "truncated": _truncate,
-    "grown": _grow,
-    "bytes put in": _insert,
-    "bytes cut out": _cut_out,
-}
+BYTES = (flipped_bytes, zeros, swapped_blocks, a_block_twice, truncated, grown, bytes_put_in, bytes_cut_out)
 
 
 def _any_place(file, generator):
@@ -122,14 +111,14 @@ def _any(file, generator):
     return generator.choice(list(datasets(file)))
 
 
-def _set_attribute(file, generator):
+def an_odd_attribute(file, generator):
     place = _any_place(file, generator)
     if not place.attrs:
         return False
     place.attrs[generator.choice(list(place.attrs))] = generator.choice(ODD)
 
 
-def _change_a_little(file, generator):
+def an_attribute_a_little_different(file, generator):
     name = generator.choice(list(file.attrs))
     value = file.attrs[name]
     if isinstance(value, np.integer | np.floating):
@@ -143,7 +132,7 @@ def _change_a_little(file, generator):
         file.attrs[name] = text[:at] + str((int(text[at]) + generator.randrange(1, 10)) % 10) + text[at + 1 :]
 
 
-def _edit_json(file, generator):
+def an_edited_setting(file, generator):
     texts = [name for name in ("run", "data", "versions") if name in file.attrs]
     if not texts:
         return False
@@ -161,27 +150,27 @@ def _edit_json(file, generator):
     file.attrs[name] = json.dumps(tree)
 
 
-def _delete_attribute(file, generator):
+def an_attribute_less(file, generator):
     place = _any_place(file, generator)
     if not place.attrs:
         return False
     del place.attrs[generator.choice(list(place.attrs))]
 
 
-def _add_attribute(file, generator):
+def an_attribute_more(file, generator):
     _any_place(file, generator).attrs[generator.choice(("note", "Round", "share"))] = generator.choice((1, "x"))
 
 
-def _delete(file, generator):
+def a_dataset_less(file, generator):
     del file[generator.choice(list(all_datasets(file)))]
 
 
-def _delete_with_checksums(file, generator):
+def a_dataset_less_with_its_checksums(file, generator):
     path = _any(file, generator)
     del file[path], file[CHECKSUMS + path]
 
 
-def _delete_group(file, generator):
+def a_group_less(file, generator):
     groups = sorted({path.rpartition("/")[0] for path in datasets(file)} - {""})
     group = generator.choice(groups)
     del file[group]
@@ -189,13 +178,13 @@ def _delete_group(file, generator):
         del file[CHECKSUMS + group]
 
 
-def _rename(file, generator):
+def a_dataset_renamed_with_its_checksums(file, generator):
     path = _any(file, generator)
     for prefix in ("", CHECKSUMS):
         file.move(prefix + path, f"{prefix}{path}2")
 
 
-def _swap_datasets(file, generator):
+def datasets_swapped_with_their_checksums(file, generator):
     """Of one shape where there are any, else any."""
     found = datasets(file)
     one = _any(file, generator)
@@ -219,12 +208,12 @@ def _put(file, path, values, **settings):
     file[CHECKSUMS + path] = np.array([zlib.crc32(np.ascontiguousarray(values).tobytes())], "<u4")
 
 
-def _add(file, generator):
+def a_dataset_more_with_its_checksums(file, generator):
     group = _any(file, generator).rpartition("/")[0]
     _put(file, f"{group}/more" if group else "more", np.zeros(generator.choice((1, 10)), np.float32))
 
 
-def _other_values(file, generator):
+def other_values_with_their_checksums(file, generator):
     path = _any(file, generator)
     values = file[path][...]
     flat = values.reshape(-1).view(np.uint8)
@@ -232,7 +221,7 @@ def _other_values(file, generator):
     _put(file, path, values)
 
 
-def _other_type(file, generator):
+def another_type(file, generator):
     path = _any(file, generator)
     values = file[path][...]
     if values.dtype.kind == "S":
@@ -241,27 +230,27 @@ def _other_type(file, generator):
         _put(file, path, values.astype(generator.choice((">f4", "<f8", "<f2", "<i4", ">i8", "u1", "S3"))))
 
 
-def _other_shape(file, generator):
+def another_shape(file, generator):
     path = _any(file, generator)
     values = file[path][...]
     shape = generator.choice((values.T, values[:-1], values.reshape(-1), values[None], np.concatenate([values] * 2)))
     _put(file, path, shape)
 
 
-def _other_layout(file, generator):
+def another_layout(file, generator):
     path = _any(file, generator)
     values = file[path][...]
     _put(file, path, values, **generator.choice(({"chunks": True}, {"compression": "gzip"}, {"fletcher32": True})))
 
 
-def _huge(file, generator):
+def a_huge_dataset(file, generator):
     path = generator.choice(list(all_datasets(file)))
     dtype = file[path].dtype
     del file[path]
     file.create_dataset(path, (generator.choice((2**33, 2**45)),), dtype, chunks=(1024,))
 
 
-def _link(file, generator):
+def a_link(file, generator):
     path = generator.choice(list(all_datasets(file)))
     folder = Path(file.filename).parent
     kind = generator.randrange(5)
@@ -287,7 +276,7 @@ def _link(file, generator):
     )[kind]
 
 
-def _hard_link(file, generator):
+def a_hard_link(file, generator):
     one, other = generator.choice(list(all_datasets(file))), generator.choice(list(all_datasets(file)))
     if one == other:
         return False
@@ -295,7 +284,7 @@ def _hard_link(file, generator):
     file[one] = file[other]
 
 
-def _elsewhere(file, generator):
+def values_elsewhere(file, generator):
     """External or virtual storage of the same values."""
     path = _any(file, generator)
     values, attributes = file[path][...], dict(file[path].attrs)
@@ -312,51 +301,51 @@ def _elsewhere(file, generator):
     dataset.attrs.update(attributes)
 
 
-def _group_for_dataset(file, generator):
+def a_group_for_a_dataset(file, generator):
     path = generator.choice(list(all_datasets(file)))
     del file[path]
     file.create_group(path)
 
 
-def _dataset_for_group(file, generator):
+def a_dataset_for_a_group(file, generator):
     group = generator.choice(sorted({path.partition("/")[0] for path in all_datasets(file) if "/" in path}))
     del file[group]
     file[group] = np.zeros(3)
 
 
-def _other_version(file, generator):
+def another_version(file, generator):
     file.attrs["version"] = generator.choice((0, 1, 3, 99))
 
 
-def _no_checksums(file, generator):
+def no_checksums(file, generator):
     if generator.random() < 0.5:
         del file.attrs[CHECKSUM]
     else:
         del file["checksums"]
 
 
-EDITS: dict[str, Callable] = {
-    "an odd attribute": _set_attribute,
-    "an attribute a little different": _change_a_little,
-    "an edited setting": _edit_json,
-    "an attribute less": _delete_attribute,
-    "an attribute more": _add_attribute,
-    "a dataset less": _delete,
-    "a dataset less, with its checksums": _delete_with_checksums,
-    "a group less": _delete_group,
-    "a dataset renamed, with its checksums": _rename,
-    "datasets swapped, with their checksums": _swap_datasets,
-    "a dataset more, with its checksums": _add,
-    "other values, with their checksums": _other_values,
-    "another type": _other_type,
-    "another shape": _other_shape,
-    "another layout": _other_layout,
-    "a huge dataset": _huge,
-    "a link": _link,
-    "a hard link": _hard_link,
-    "values elsewhere": _elsewhere,
-    "a group for a dataset": _group_for_dataset,
-    "a dataset for a group": _dataset_for_group,
-    "another version": _other_version,
-    "no checksums": _no_checksums,
-}
+EDITS = (
+    an_odd_attribute,
+    an_attribute_a_little_different,
+    an_edited_setting,
+    an_attribute_less,
+    an_attribute_more,
+    a_dataset_less,
+    a_dataset_less_with_its_checksums,
+    a_group_less,
+    a_dataset_renamed_with_its_checksums,
+    datasets_swapped_with_their_checksums,
+    a_dataset_more_with_its_checksums,
+    other_values_with_their_checksums,
+    another_type,
+    another_shape,
+    another_layout,
+    a_huge_dataset,
+    a_link,
+    a_hard_link,
+    values_elsewhere,
+    a_group_for_a_dataset,
+    a_dataset_for_a_group,
+    another_version,
+    no_checksums,
+)
