@@ -117,21 +117,13 @@ def pytest_runtest_makereport(item, call):
         _end_job(f"the ranks run different tests: {places}")
     if "failed" in outcomes or len(set(outcomes)) > 1:
         report.outcome = "failed"
-        report.longrepr = _by_rank(outcomes, texts)
+        failed = [
+            f"[rank {rank} of {WORLD.size}] {text}" for rank, text in enumerate(texts) if outcomes[rank] == "failed"
+        ]
+        report.longrepr = "\n".join(failed) or f"the ranks disagree: {outcomes}"
         report.sections = []  # they are in the text, each with its rank
         report.__dict__.pop("wasxfail", None)
     return report
-
-
-def _by_rank(outcomes, texts):
-    """The failures, each with the ranks that had it; ranks whose text is the same share it."""
-    ranks = {}
-    for rank, (outcome, text) in enumerate(zip(outcomes, texts, strict=True)):
-        if outcome == "failed":
-            ranks.setdefault(text, []).append(str(rank))
-    if not ranks:
-        return f"the ranks disagree: {', '.join(f'{o} on rank {rank}' for rank, o in enumerate(outcomes))}"
-    return "\n".join(f"[rank {', '.join(its)} of {WORLD.size}] {text}" for text, its in ranks.items())
 
 
 def _gather(value, failure=""):

@@ -68,9 +68,7 @@ class Odd(nn.Module):
         self.first = nn.Linear(features, hidden)
         self.norm = nn.BatchNorm1d(hidden)
         self.last = nn.Linear(hidden, outputs)
-        if what == "frozen":
-            self.first.weight.requires_grad_(False)
-        elif what == "scalar":
+        if what == "scalar":
             self.scale = nn.Parameter(torch.tensor(1.0))
         elif what == "computed":
             self.scale = nn.Parameter(torch.linspace(1, 2, features))
@@ -129,9 +127,6 @@ class Faulty(nn.Module):
         outputs = self.last(torch.relu(self.first(x)))
         if self.what == "constant":
             return 0 * outputs
-        if self.what == "counts":
-            self.calls += 1
-            return outputs + self.calls
         if self.what == "draws":
             return outputs + torch.randn_like(outputs)
         if self.what == "seldom drops":
