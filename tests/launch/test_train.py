@@ -29,18 +29,6 @@ BAD = {
     "the folder is not empty": ["--out", "used"],
     "hidden1 has 2 units, but the run has 3 ranks": ["--hidden", "2"],
 }
-REFUSED = {f"{command} nothing": "nowhere.h5 does not exist." for command in ("predict", "export", "evaluate")}
-REFUSED["demo"] = "istmpi demo starts its ranks itself: run it without mpirun."
-
-
-def write_sites(folder):
-    """A file for each of three ranks: three classes that a small network can tell apart."""
-    generator = np.random.default_rng(0)
-    y = generator.integers(0, 3, 300)
-    x = (generator.normal(size=(300, 12)) + 2 * np.eye(3, 12)[y]).astype(np.float32)
-    whole = {"x_train": x[:200], "y_train": y[:200], "x_test": x[200:], "y_test": y[200:]}
-    for rank in range(3):
-        np.savez(folder / f"site-{rank}.npz", **{name: values[rank::3] for name, values in whole.items()})
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +36,11 @@ def said(series, folder):
     """The outcomes of commands of one job of three ranks."""
     (folder / "used").mkdir()
     (folder / "used" / "precious").write_text("kept")
-    write_sites(folder)
     return series(
         3,
         folder,
         {
-            "predict nothing": ["predict", "nowhere.h5", "digits"],  # before MPI is up, as the next three
-            "export nothing": ["export", "nowhere.h5", "--to", "npz"],
+            "predict nothing": ["predict", "nowhere.h5", "digits"],  # before MPI is up, as the next one
             "demo": ["demo"],
             **{text: ["train", "--out", "bad", *words] for text, words in BAD.items()},
             "train": ["train", *SMALL, "--out", "run", "--evaluate-every", "2"],
@@ -63,9 +49,7 @@ def said(series, folder):
             "finished": ["train", "run/run.toml", "--resume", "auto"],
             "in the way": PLOT_IN_THE_WAY,
             "plot": ["train", "run/run.toml", "--out", "again", "--resume", "auto", "--rounds", "4"],
-            "sites": ["train", *SMALL, "--rounds", "10", "--data", "site-{rank}.npz", "--out", "sites"],
             "diverges": ["train", *SMALL, "--lr", "1e30", "--out", "diverged"],
-            "evaluate nothing": ["evaluate", "nowhere.h5"],
             "evaluate": ["evaluate", "run/network.h5", "--calibrate"],
             "predict": ["predict", "run/network.h5", "digits"],
             "export": ["export", "run/network.h5", "--to", "npz"],
@@ -108,10 +92,9 @@ def test_its_network_is_evaluated_and_exported_once(said, folder):
         assert file["hidden2.weight"].shape == (16, 32)
 
 
-@pytest.mark.parametrize("command, message", REFUSED.items())
-def test_what_cannot_be_done_is_told_once(said, command, message):
-    alone = command.startswith(("predict", "export"))
-    assert said[command].refusal(alone) == f"istmpi: {message}"
+def test_what_cannot_be_done_is_told_once(said):
+    assert said["predict nothing"].refusal(alone=True) == "istmpi: nowhere.h5 does not exist."
+    assert said["demo"].refusal() == "istmpi: istmpi demo starts its ranks itself: run it without mpirun."
 
 
 def test_in_a_pipe_there_is_no_bar_also_where_colours_are_asked_for(said):
@@ -124,13 +107,6 @@ def test_in_a_pipe_there_is_no_bar_also_where_colours_are_asked_for(said):
 def test_a_finished_run_is_left_as_it_is_and_gets_the_plot_that_it_lacks(said, folder):
     assert said["finished"].returncode == 0 and "nothing left to train" in said["finished"].stdout, said["finished"]
     assert (folder / "run" / "progress.png").is_file()
-
-
-def test_a_file_for_each_rank(said, folder):
-    assert said["sites"].returncode == 0, said["sites"]
-    assert "placement local" in said["sites"].stdout
-    score = json.loads((folder / "sites" / "summary.json").read_text())["last"]["score"]
-    assert score["examples"] == 100 and score["score"] > 0.8
 
 
 @pytest.mark.parametrize("message", BAD)
