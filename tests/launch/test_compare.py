@@ -31,7 +31,7 @@ Method.attempt = fails
 @pytest.fixture(scope="module")
 def said(series, folder):
     """The outcomes of commands of one job."""
-    to_stop = ["compare", *SMALL, "--rounds", "300", "--methods", "ist,local-sgd", "--out", "stopped"]
+    to_stop = ["compare", *SMALL, "--rounds", "120", "--methods", "ist,local-sgd", "--out", "stopped"]
     compare = ["compare", "digits", *SMALL, "--rounds", "6", "--repeats", "2", "--out", "compared"]
     job = series(
         2,
@@ -85,8 +85,8 @@ def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(said, folde
     assert said["on"].returncode == 0, said["on"]
     assert "ist-0 is already finished" in said["on"].stdout and "resuming from" in said["on"].stdout
     assert (now / "ist-0" / "metrics.jsonl").read_bytes() == (then / "ist-0" / "metrics.jsonl").read_bytes()
-    assert [line["round"] for line in lines(now / "local-sgd-0")] == list(range(1, 301))
-    assert len(lines(then / "local-sgd-0")) < 300
+    assert [line["round"] for line in lines(now / "local-sgd-0")] == list(range(1, 121))
+    assert len(lines(then / "local-sgd-0")) < 120
 
 
 def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(said, folder):

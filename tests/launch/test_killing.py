@@ -66,7 +66,7 @@ def test_kills_lose_an_interval_each_and_change_nothing(start, series, tmp_path)
 # What is damaged is passed over: tests/mpi/test_going_back.py, tests/unit/test_checkpoint_damage.py.
 
 
-@pytest.mark.parametrize("how", IN_TURNS, ids=" ".join)
+@pytest.mark.parametrize("how", IN_TURNS[::2], ids=" ".join)
 def test_a_full_disk_loses_nothing(series, tmp_path, how):
     """Room for one checkpoint of 1.2 MB and not for a second: the run goes on, then gives up, with the first intact."""
     with small_disk(tmp_path / "disk", "2m") as disk:
