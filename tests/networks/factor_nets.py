@@ -21,17 +21,6 @@ class EqualisedRates(nn.Module):
         return x
 
 
-class ByProduct(nn.Module):
-    """`(h @ w) / sqrt(width)` by hand."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.hidden, self.weight = nn.Linear(features, hidden), nn.Parameter(torch.randn(hidden, outputs))
-
-    def forward(self, x):
-        return (torch.relu(self.hidden(x)) @ self.weight) / self.weight.shape[0] ** 0.5
-
-
 class ScoresByHand(nn.Module):
     """Attention whose scores are divided by the root of the width of a head."""
 

@@ -128,7 +128,7 @@ PRODUCTS = (
     Row("product_nets.Bilinear", FLAT, "left: both.weight, right: both.weight", fan={"both.weight": 12}),
     Row("product_nets.Kan", FLAT, "hidden: second"),
     Row("product_nets.Einsum", FLAT, "hidden1: second, hidden2: last", fan={"first": 6, "second": 12, "last": 14}),
-    Row("product_nets.Machine", FLAT, "factors: +sum", fan={"factors": 6}),
+    Row("product_nets.Machine", FLAT, "factors: +sum"),
     Row("product_nets.Vector", FLAT, "hidden: vector"),
 )
 TIED = (
@@ -138,17 +138,11 @@ TIED = (
     Row("tied_nets.LogitScale", FLAT, "hidden: last.weight"),
 )
 ATTENTION = (
-    Row(
-        "attention_nets.Mha",
-        SEQUENCE,
-        "heads: attention.in_proj_weight attention.out_proj.weight last.weight",
-        fan={"attention.in_proj_weight": 24, "attention.out_proj.weight": 24},
-    ),
+    Row("attention_nets.Mha", SEQUENCE, "heads: attention.in_proj_weight attention.out_proj.weight last.weight"),
     Row(
         "attention_nets.MhaCross",
         SEQUENCE,
         "heads: attention.q_proj_weight attention.out_proj.weight last.weight, keys: attention.k_proj_weight",
-        fan={"attention.q_proj_weight": 24, "attention.k_proj_weight": 8, "attention.v_proj_weight": 6},
     ),
     Row(
         "attention_nets.EncoderLayer",
@@ -213,7 +207,7 @@ RECURRENT = (
 )
 EXPERTS = (
     Row("expert_nets.SoftExperts", FLAT, "experts, hidden: down", fan={"up": 6, "down": 12, "gate.weight": 6}),
-    Row("expert_nets.TopExperts", FLAT, "experts, hidden: down", means="experts", fan={"up": 6, "down": 12}),
+    Row("expert_nets.TopExperts", FLAT, "experts, hidden: down", means="experts"),
     Row(
         "expert_nets.ListedExperts",
         FLAT,
@@ -224,7 +218,7 @@ EXPERTS = (
 )
 GRAPHS = (
     Row("graph_nets.FixedGraph", SEQUENCE, "hidden1: second.weight, hidden2: last.weight"),
-    Row("graph_nets.Convolution", NODES, "hidden: last.weight", fan={"weight": 9}),
+    Row("graph_nets.Convolution", NODES, "hidden: last.weight"),
 )
 TEXT = (
     Row(
@@ -236,7 +230,7 @@ TEXT = (
 )
 TRAPS = (
     Row("trap_nets.HeadsFromWidth", SEQUENCE, undealt={"inner": ORDER}, trains=False),
-    *rows("trap_nets", "GroupsAtMost GroupsDivisor", IMAGE, undealt={"channels": ORDER}, trains=False),
+    Row("trap_nets.GroupsDivisor", IMAGE, undealt={"channels": ORDER}, trains=False),
     *rows(
         "trap_nets",
         "WideBranch TrainingBranch Sorted Numbered",
@@ -256,7 +250,6 @@ TRAPS = (
 )
 FACTORS = (
     Row("factor_nets.EqualisedRates", FLAT, "hidden: second.weight^0.5 last.weight^0.5"),
-    Row("factor_nets.ByProduct", FLAT, "hidden: weight^0.5"),
     Row("factor_nets.ScoresByHand", SEQUENCE, "width: +scores"),
     Row("factor_nets.Units", FLAT, "units"),
     Row("factor_nets.MeanTimesWidth", FLAT, "units: +mean"),

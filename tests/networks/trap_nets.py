@@ -21,28 +21,16 @@ class HeadsFromWidth(nn.Module):
         return self.last(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).mean(1))
 
 
-class GroupsAtMost(nn.Module):
-    """Groups of one channel, where there are few."""
-
-    @staticmethod
-    def groups(channels):
-        return min(8, channels)
+class GroupsDivisor(nn.Module):
+    """As many groups as the greatest common divisor with 8 says: one, for an odd number of channels."""
 
     def __init__(self, shape, outputs, channels=16):
         super().__init__()
         self.first = nn.Conv2d(shape[0], channels, 3)
-        self.norm, self.last = nn.GroupNorm(self.groups(channels), channels), nn.Linear(channels, outputs)
+        self.norm, self.last = nn.GroupNorm(gcd(8, channels), channels), nn.Linear(channels, outputs)
 
     def forward(self, x):
         return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
-
-
-class GroupsDivisor(GroupsAtMost):
-    """The greatest common divisor with 8: one group, for an odd number of channels."""
-
-    @staticmethod
-    def groups(channels):
-        return gcd(8, channels)
 
 
 class WideBranch(nn.Module):
