@@ -45,15 +45,6 @@ def _resnet(lengths, exits=()):
     return ResNet((1, 8, 8), 10, blocks=(1, 2), channels=(4, 6), inner=inner, exits=exits)
 
 
-def _block(name, group):
-    return {
-        f"{name}.norms.1.weight": (group,),
-        f"{name}.norms.1.bias": (group,),
-        f"{name}.convolutions.0.weight": (group, None, None, None),
-        f"{name}.convolutions.1.weight": (None, group, None, None),
-    }
-
-
 def _attention(lengths):
     return networks.Rows((1, 8, 8), 10, heads=lengths["heads"], head_dim=2, embed=6, hidden=lengths["hidden"], depth=1)
 
@@ -88,40 +79,30 @@ ORACLES = {
         },
         {"out.0": "heads", "down.0": "hidden"},
     ),
-    "resnet": Oracle(
-        _resnet,
-        {
-            **_block("sections.0.0", "inner1"),
-            **_block("sections.1.0", "inner2"),
-            **_block("sections.1.1", "inner2"),
-        },
-        {
-            f"sections.{place}.convolutions.1": group
-            for place, group in (("0.0", "inner1"), ("1.0", "inner2"), ("1.1", "inner2"))
-        },
-    ),
-    "resnet by blocks": Oracle(
-        _deep_resnet,
-        axes={},
-        sums={},
-        # The first block of the section halves the image: every rank has it.
-        blocks={"blocks2": [f"sections.1.{place}" for place in (1, 2, 3, 4)]},
-    ),
-    "resnet by both": Oracle(
-        _deep_resnet,
-        {
-            **_block("sections.1.0", "inner2"),
-            **{key: axes for place in (1, 2, 3, 4) for key, axes in _block(f"sections.1.{place}", "inner2").items()},
-        },
-        {f"sections.1.{place}.convolutions.1": "inner2" for place in range(5)},
-        {"blocks2": [f"sections.1.{place}" for place in (1, 2, 3, 4)]},
-    ),
 }
-ORACLES["exits"] = Oracle(
-    lambda lengths: _resnet(lengths, exits=(1,)),
-    ORACLES["resnet"].axes,
-    ORACLES["resnet"].sums,
-)
+INNER = {"sections.0.0": "inner1", "sections.1.0": "inner2", "sections.1.1": "inner2"}
+DEEP = [f"sections.1.{place}" for place in range(5)]
+BLOCKS = {"blocks2": DEEP[1:]}
+"""The first block of the section halves the image: every rank has it."""
+
+
+def _resnet_oracle(make, groups, blocks=None):
+    """Of a resnet, by the group within each block."""
+    axes, sums = {}, {}
+    for path, group in groups.items():
+        axes |= {f"{path}.norms.1.weight": (group,), f"{path}.norms.1.bias": (group,)}
+        axes[f"{path}.convolutions.0.weight"] = (group, None, None, None)
+        axes[f"{path}.convolutions.1.weight"] = (None, group, None, None)
+        sums[f"{path}.convolutions.1"] = group
+    return Oracle(make, axes, sums, blocks or {})
+
+
+ORACLES |= {
+    "resnet": _resnet_oracle(_resnet, INNER),
+    "exits": _resnet_oracle(lambda lengths: _resnet(lengths, exits=(1,)), INNER),
+    "resnet by blocks": _resnet_oracle(_deep_resnet, {}, BLOCKS),
+    "resnet by both": _resnet_oracle(_deep_resnet, dict.fromkeys(DEEP, "inner2"), BLOCKS),
+}
 
 
 def train(oracle, lengths, run, weights, ranks):
