@@ -30,14 +30,6 @@ ENVIRONMENT = {
 IN_TURN = Path(__file__).parents[1] / "support" / "in_turn.py"
 
 
-@pytest.fixture
-def emulated():
-    """The module of the emulated cluster, benchmarks/emulated.py."""
-    from benchmarks import emulated
-
-    return emulated
-
-
 def pytest_configure(config):
     if "PMI_SIZE" in os.environ or "OMPI_COMM_WORLD_SIZE" in os.environ:
         raise pytest.UsageError("tests/launch starts mpirun itself and cannot run under it; run: bin/test launch")

@@ -2,17 +2,13 @@
 
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from following import lines
-from patience import Limit, patient
+from patience import patient
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -217,51 +213,6 @@ def test_a_run_that_would_begin_anew_is_not_started_again(tmp_path):
     done, hosts = relaunched(tmp_path, "exit 76", "--relaunch", 1, command=("istmpi", "train", "digits"))
     said = "istmpi-run: --relaunch needs istmpi train RUN --resume auto, or a run's folder as RUN.\n"
     assert (done.returncode, done.stderr, hosts) == (2, said, [])
-
-
-SOON_MISSED = {f"OMPI_MCA_oob_tcp_keepalive_{name}": "1" for name in ("time", "intvl", "probes")}
-"""Open MPI 4 has to miss the host before the ranks give up, as with istmpi-run's own 30 s and the usual patience."""
-QUICK = ["--set", "comm.patience=5", "--hidden", "64,64", "--threads", "1", "--evaluate-every", "40"]
-
-
-@pytest.mark.timeout(300)
-def test_a_run_goes_on_without_a_host_that_is_lost(emulated, tmp_path):
-    """A host of three loses its network and its processes at once, with any MPI."""
-    if reason := emulated.obstacle():
-        pytest.skip(f"no emulated hosts: {reason}")
-    cluster, run = emulated.Cluster(f"relaunch{os.getpid()}"), tmp_path / "run"
-    cluster.up(3, "500mbit")
-    try:
-        hosts = cluster.hosts
-        (tmp_path / "hosts").write_text("\n".join(hosts) + "\n")
-        enter = cluster.entrance(tmp_path)
-        train = ["istmpi", "train", "digits", "--resume", "auto", "--rounds", 40, "--checkpoint-every", 5, "--out", run]
-        words = ["--hosts", tmp_path / "hosts", "--launcher", "mpirun", "--relaunch", 1, *train]
-        launcher = Path(os.environ.get("MPIRUN") or shutil.which("mpirun")).parent
-        path = os.pathsep.join(map(str, [launcher, Path(sys.executable).parent, os.environ["PATH"]]))
-        job = subprocess.Popen(
-            list(map(str, ["ip", "netns", "exec", cluster.switch, ROOT / "bin/istmpi-run", *words])) + QUICK,
-            env={**os.environ, **emulated.by_environment(enter), **SOON_MISSED, "PATH": path, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        limit = Limit(90)
-        while limit.left and len(lines(run)) < 10:
-            time.sleep(0.1)
-        subprocess.run(["ip", "-n", hosts[2], "link", "set", "eth0", "down"], check=True)
-        for process in subprocess.check_output(["ip", "netns", "pids", hosts[2]], text=True).split():
-            with suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
-        said, _ = job.communicate(timeout=patient(150))
-    finally:
-        cluster.down()
-    assert job.returncode == 0, said
-    assert f"no answer from {hosts[2]}; started again on {hosts[0]} {hosts[1]}; 0 more times at most" in said
-    metrics = lines(run)
-    assert [line["round"] for line in metrics] == list(range(1, 41))
-    assert (metrics[0]["ranks"], metrics[-1]["ranks"]) == (3, 2) and metrics[-1]["score"] > 0.9
 
 
 def test_a_file_of_hosts_from_windows_or_of_open_mpi_is_read(tmp_path):
