@@ -3,7 +3,6 @@
 Needs Debian's slurm-wlm (22.05 or later) and root. Nothing of an installed SLURM's configuration is read or written.
 """
 
-import json
 import os
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import h5py
+from following import lines
 from patience import Limit, patient
 
 CONFIGURATION = """
@@ -195,16 +195,10 @@ RUN = ("digits", "--hidden", "64,64", "--rounds", "40", "--threads", "1", "--eva
 
 def weights(folder: Path) -> dict[str, bytes]:
     """Every parameter of a finished run, to the last bit."""
-    found = {}
     with h5py.File(folder / "network.h5") as file:
-        file["model"].visititems(
-            lambda name, item: found.update({name: item[...].tobytes()}) if isinstance(item, h5py.Dataset) else None
-        )
-    return found
+        return {name: values[...].tobytes() for name, values in file["model"].items()}
 
 
 def rounds(folder: Path) -> int:
     """Rounds that a run has done so far, as its metrics tell."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return max((json.loads(line)["round"] for line in lines if line.endswith("}")), default=0)
+    return max((line["round"] for line in lines(folder)), default=0)
