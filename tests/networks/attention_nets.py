@@ -39,32 +39,14 @@ class MhaCross(nn.Module):
 class EncoderLayer(nn.Module):
     """torch's own layer of an encoder."""
 
-    first = False
-
     def __init__(self, shape, outputs, heads=6, hidden=12):
         super().__init__()
         self.into = nn.Linear(shape[-1], heads * DIM)
-        self.layer = nn.TransformerEncoderLayer(
-            heads * DIM, heads, hidden, 0.0, batch_first=True, norm_first=self.first
-        )
+        self.layer = nn.TransformerEncoderLayer(heads * DIM, heads, hidden, 0.0, batch_first=True)
         self.last = nn.Linear(heads * DIM, outputs)
 
     def forward(self, x):
         return self.last(self.layer(self.into(x)).mean(1))
-
-
-class Encoder(nn.Module):
-    """torch's own encoder, normalised first: so many layers that add to their input."""
-
-    def __init__(self, shape, outputs, hidden=12, depth=3):
-        super().__init__()
-        self.into = nn.Linear(shape[-1], 8)
-        layer = nn.TransformerEncoderLayer(8, 2, hidden, 0.1, batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
-        self.last = nn.Linear(8, outputs)
-
-    def forward(self, x):
-        return self.last(self.encoder(self.into(x)).mean(1))
 
 
 class Heads(nn.Module):

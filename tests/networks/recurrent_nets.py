@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 
 class Lstm(nn.Module):
@@ -63,23 +62,3 @@ class GruCells(nn.Module):
         for step in x.unbind(1):
             state = self.cell(step, state)
         return self.last(state)
-
-
-class Mamba(nn.Module):
-    """A selective state space: each channel's states decay at rates that start as 1, 2, 3 and so on."""
-
-    def __init__(self, shape, outputs, channels=12, states=6):
-        super().__init__()
-        self.into, self.step = nn.Linear(shape[-1], channels), nn.Linear(channels, channels)
-        self.read, self.write = nn.Linear(channels, states, bias=False), nn.Linear(channels, states, bias=False)
-        self.a_log = nn.Parameter(torch.log(torch.arange(1.0, states + 1)).repeat(channels, 1))
-        self.skip, self.last = nn.Parameter(torch.ones(channels)), nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        x = functional.silu(self.into(x))
-        steps, reads, writes = functional.softplus(self.step(x)), self.read(x), self.write(x)
-        state, made = x.new_zeros(*x[:, 0].shape, self.a_log.shape[1]), []
-        for u, step, read, write in zip(x.unbind(1), steps.unbind(1), reads.unbind(1), writes.unbind(1)):
-            state = state * torch.exp(-step[..., None] * self.a_log.exp()) + (step * u)[..., None] * write[:, None]
-            made.append((state * read[:, None]).sum(-1) + self.skip * u)
-        return self.last(torch.stack(made, 1).mean(1))

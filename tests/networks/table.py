@@ -86,7 +86,6 @@ def rows(module: str, names: str, *facts: object, **more: object) -> list[Row]:
 
 FROZEN = "changes the outputs"
 """A frozen weight is a buffer, which every rank has whole: its units have their places."""
-CONSTRUCTOR = {"model.init": "constructor"}
 RESIDUAL = Row(
     "dense_nets.ResidualMlp",
     FLAT,
@@ -151,14 +150,6 @@ ATTENTION = (
         "hidden: layer.linear2.weight",
         default="hidden",
     ),
-    Row(
-        "attention_nets.Encoder",
-        SEQUENCE,
-        "hidden: encoder.layers.0.linear2.weight encoder.layers.1.linear2.weight encoder.layers.2.linear2.weight, "
-        "depth",
-        default="hidden",
-        blocks="depth",
-    ),
     *rows("attention_nets", "Heads SlopesLearnt", SEQUENCE, "heads: out.weight"),
     Row("attention_nets.Alibi", SEQUENCE, undealt={"heads": ORDER}, trains=False),
     Row("attention_nets.Windows", SEQUENCE, "heads: qkv.0.weight up.weight down.weight qkv.1.weight last.weight"),
@@ -192,18 +183,10 @@ RECURRENT = (
         "recurrent_nets.LstmForgets",
         SEQUENCE,
         "hidden: cell.weight_hh_l0 last.weight",
-        settings=CONSTRUCTOR,
+        settings={"model.init": "constructor"},
         kept=("cell.bias_ih_l0", "cell.bias_hh_l0"),
     ),
     Row("recurrent_nets.GruCells", SEQUENCE, "hidden: cell.weight_hh last.weight"),
-    Row(
-        "recurrent_nets.Mamba",
-        SEQUENCE,
-        "channels: step.weight read.weight write.weight last.weight, states: +sum",
-        default="states",
-        settings=CONSTRUCTOR,
-        kept=("a_log", "skip"),
-    ),
 )
 EXPERTS = (
     Row("expert_nets.SoftExperts", FLAT, "experts, hidden: down", fan={"up": 6, "down": 12, "gate.weight": 6}),
