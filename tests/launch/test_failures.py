@@ -117,7 +117,7 @@ SCRIPT_WAYS = {
     "raises": ("if failing: raise RuntimeError('the last rank is out')", 1),
     "leaves with a number after the others": ("if failing: time.sleep(1); sys.exit(5)\nsys.exit()", 5),
     "sys.exit as if all were done": ("if failing: sys.exit(0)", 1),
-    "all leave, one later": ("comm.barrier()\nif failing: time.sleep(5)\nsys.exit()", 0),
+    "all leave, one later": ("comm.barrier()\nif failing: time.sleep(4)\nsys.exit()", 0),
 }
 
 
