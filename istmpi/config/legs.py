@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from istmpi.engine.fragments import departures
-from istmpi.engine.route import FRAGMENT, GATHER, PULL, PUSH, Leg, Parameters, Route
+from istmpi.engine.output_sums import NAME, split_steps
+from istmpi.engine.route import FRAGMENT, GATHER, MEAN, PULL, PUSH, Leg, Parameters, Route
 
 if TYPE_CHECKING:
-    from istmpi.config.spec import MethodSpec, RunSettings
+    from istmpi.config.received import RunSettings
+    from istmpi.config.spec import MethodSpec
 
 
 def through_owners(
@@ -34,6 +36,22 @@ def fragments(
     for fragment in leaving:
         sent = {name: parameters[name] for name in fragment.names}
         yield Leg(FRAGMENT, sent, during=range(fragment.leaves, fragment.arrives))
+
+
+def outputs(
+    spec: MethodSpec, run: RunSettings, route: Route, parameters: Parameters, round: int
+) -> Iterator[Leg]:
+    """Yield the sums of the outputs of a round's batches, each during the local steps before its
+    own."""
+    if route.outputs is None:
+        raise AssertionError("the route has no outputs")
+    for steps in split_steps(run.method.local_steps):
+        yield Leg(
+            MEAN,
+            route.outputs.of_steps(steps),
+            wire=route.choose_wire(round, NAME),
+            during=range(steps.start),
+        )
 
 
 def gather(

@@ -130,6 +130,12 @@ class SpecificSettings:
         Meta(ge=0),
         "Rounds before ranks learn from each other.",
     ] = 5
+    # joint
+    sigma: Annotated[
+        Positive | None,
+        "Number of subnets that a rank assumes to change as its own does during a round; by "
+        "default all. 1: no other subnet changes.",
+    ] = None
     # admm
     penalty: Annotated[
         float,

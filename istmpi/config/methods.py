@@ -4,7 +4,8 @@
 from fractions import Fraction
 
 from istmpi.config import legs
-from istmpi.config.spec import CARRY, KEEP, RESET, MethodSpec, count_gathered, count_reduced
+from istmpi.config.received import count_gathered, count_reduced
+from istmpi.config.spec import CARRY, KEEP, RESET, MethodSpec
 from istmpi.engine.partition import count_drawn
 from istmpi.errors import ConfigError, did_you_mean
 
@@ -129,6 +130,20 @@ _ALL = (
         received=count_gathered,
         always_carries=True,
         copies=lambda run, ranks, slots: ranks + slots,  # the others'; all of a round's start
+    ),
+    # decision 79. The first deal is that of all rounds.
+    MethodSpec(
+        "joint",
+        "each rank trains its own subnet on the sum of all subnets' outputs",
+        "joint.Joint",
+        legs=legs.outputs,
+        settings=("partition", "shares", "sigma"),
+        deals=True,
+        sums_outputs=True,
+        replicated=True,
+        always_carries=True,
+        encodes=True,
+        copies=lambda run, ranks, slots: 1 + slots,  # all of a round's start
     ),
     # Boyd et al. 2011, section 7. What is sent is the sum of weights and dual.
     MethodSpec(

@@ -132,10 +132,11 @@ class Evaluate:
     ] = None
 
     form: Annotated[
-        Literal["merged", "blocks", "best"] | None,
-        "The network to score and save: merged (the full network), blocks (averaged outputs of the "
+        Literal["merged", "blocks", "best", "sum"] | None,
+        "The network to score and save: merged (the full network), blocks (mean outputs of the "
         "subnets), or best (the better on validation or sampled training data). The default is "
-        "best with method.redeal = 0, otherwise merged.",
+        "best with method.redeal = 0, otherwise merged. Method joint alone has the form sum (added "
+        "outputs).",
     ] = None
 
     def rounds_between(self, rounds: int) -> int:

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from math import ceil
+from typing import TYPE_CHECKING
 
+from istmpi.config.received import HeldCounts, RunSettings, count_trained
 from istmpi.engine.axes import count_bytes
 from istmpi.engine.layout import Owners, TrainingLayout
+from istmpi.engine.output_sums import StepOutputs
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.partition import Partition
 from istmpi.engine.route import Leg, Parameters, Route
@@ -21,9 +24,6 @@ from istmpi.errors import ConfigError, did_you_mean
 from istmpi.optim.optimizers import choose_optimizer
 
 if TYPE_CHECKING:
-    from istmpi.config.method_settings import MethodSettings
-    from istmpi.config.sections import Optimizer, Train
-    from istmpi.data.settings import Data
     from istmpi.network.architecture import Architecture
     from istmpi.optim.course import Course
 
@@ -36,52 +36,6 @@ CARRY = "carry"
 RING_BYTES = 2**20
 """The least bytes of all undealt parameters for a ring all-reduce, if no outer step follows. A ring
 is nearer to the line's rate than all-to-all, but each rank sends 2(P-1) more messages."""
-
-
-class RunSettings(Protocol):
-    """The settings that a method's description reads (of `istmpi.config.Run`, which knows all
-    methods)."""
-
-    @property
-    def data(self) -> Data: ...
-
-    @property
-    def method(self) -> MethodSettings: ...
-
-    @property
-    def optimizer(self) -> Optimizer: ...
-
-    @property
-    def train(self) -> Train: ...
-
-    def last_rounds(self, course: Course | None = None) -> set[int]: ...
-
-
-class HeldCounts(Protocol):
-    """The counts of elements that a method's description reads (of `istmpi.cost.holdings`)."""
-
-    ranks: int
-
-    @property
-    def held_elements(self) -> int | Fraction: ...
-
-    @property
-    def network_elements(self) -> int: ...
-
-
-def count_trained(run: RunSettings, held: HeldCounts) -> int | Fraction:
-    """Return the elements that all ranks together hold while they train."""
-    return held.held_elements
-
-
-def count_reduced(run: RunSettings, held: HeldCounts) -> int:
-    """Return the elements that all ranks together receive in an all-reduce by a ring."""
-    return 2 * (held.ranks - 1) * held.network_elements
-
-
-def count_gathered(run: RunSettings, held: HeldCounts) -> int:
-    """Return the elements that all ranks together receive if each gets all others' networks."""
-    return held.ranks * (held.ranks - 1) * held.network_elements
 
 
 def choose_groups(run: RunSettings, architecture: Architecture) -> tuple[str, ...]:
@@ -128,6 +82,9 @@ class MethodSpec:
     """True if ranks send only the largest changes of weights."""
     learns_from_others: bool = False
     """True if ranks run batches through the other ranks' networks."""
+    sums_outputs: bool = False
+    """True if subnets learn from the sum of their outputs: ranks keep the subnets of the first
+    deal, and all ranks draw the same batches."""
     members: Callable[[RunSettings, int], int] = lambda run, ranks: ranks
     """The number of ranks that take part in a round, for a run and its number of ranks."""
     in_passes: bool = False
@@ -259,11 +216,22 @@ class MethodSpec:
             largest=self._choose_largest(run),
             own_slots=bool(self.own_slots(run)),
             sends_changes=self.sends_changes(run, ranks),
+            outputs=self._describe_outputs(run, architecture),
             slots=self.moved_slots(run),
             stored=self.slots(run),
             exchange=exchange,
             since=self.sends_since(run),
             means=self.sends_in_a_round(run),
+        )
+
+    def _describe_outputs(self, run: RunSettings, architecture: Architecture) -> StepOutputs | None:
+        if not self.sums_outputs:
+            return None
+        return StepOutputs(
+            # An example that is a graph has an output for each node.
+            rows=ceil(run.train.batch * architecture.nodes[0]),
+            values=architecture.code.numbers,
+            dtype=next(iter(architecture.parameters.values())).dtype,
         )
 
     def _choose_largest(self, run: RunSettings) -> Largest | None:
@@ -282,6 +250,9 @@ class MethodSpec:
     ) -> Partition:
         """Return a round's deal, by default with the run's fixed shares. Raises ConfigError if it
         is impossible."""
+        redeal = run.method.redeal
+        if self.sums_outputs:
+            redeal = 0.0
         return Partition.draw(
             lengths=architecture.lengths,
             groups=self.groups(run, architecture),
@@ -289,7 +260,7 @@ class MethodSpec:
             seed=run.train.seed,
             round=round,
             shares=shares or self.shares(run),
-            redeal=run.method.redeal,
+            redeal=redeal,
         )
 
     def shares(self, run: RunSettings) -> tuple[float, ...] | None:

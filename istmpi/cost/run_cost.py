@@ -12,6 +12,7 @@ from istmpi.cost.holdings import Holdings, Part
 from istmpi.cost.loads import Load, count_start_bytes, round_loads
 from istmpi.cost.rivals import find_method
 from istmpi.cost.whole_graph import whole_graph_bytes
+from istmpi.engine.axes import count_bytes
 from istmpi.engine.lengths import Number
 from istmpi.engine.route import Route
 from istmpi.methods import limits
@@ -123,7 +124,7 @@ def cost(
         examples_per_step=setup.batch * setup.held.members,
         sends=setup.route.means,
         loads=loads,
-        received_elements=setup.route.means * setup.spec.received(setup.run, setup.held),
+        received_elements=_count_received(setup),
         start_bytes=count_start_bytes(setup.route, architecture.parameters, setup.deal),
         since=setup.route.since,
     )
@@ -148,6 +149,14 @@ def _set_up(
     )
 
 
+def _count_received(setup: Setup) -> Number:
+    outputs = setup.route.outputs
+    if outputs is None:
+        return setup.route.means * setup.spec.received(setup.run, setup.held)
+    elements = setup.run.method.local_steps * outputs.rows * outputs.values
+    return 2 * (setup.held.ranks - 1) * elements
+
+
 def _local_steps(setup: Setup, examples: int | None) -> int:
     if examples is None:
         return setup.run.method.local_steps
@@ -162,7 +171,7 @@ def _count_parts(setup: Setup, loads: Sequence[Load]) -> list[PartCost]:
     step = Step(
         examples=setup.batch * Fraction(setup.architecture.nodes[0]),
         optimizer=optimizer,
-        others=(held.ranks - 1) * spec.learns_from_others,
+        others=_count_other_passes(setup),
         # Only such a step leaves rows of embeddings alone that its batch does not read.
         sparse=optimizer.name == "sgd" and not clips and not spec.sends_every_step,
     )
@@ -179,6 +188,15 @@ def _count_parts(setup: Setup, loads: Sequence[Load]) -> list[PartCost]:
     return parts
 
 
+def _count_other_passes(setup: Setup) -> int:
+    """Return how many times a batch passes forward besides the pass of its local step."""
+    others = setup.held.ranks - 1
+    if setup.spec.sums_outputs:
+        # A round of several steps begins with a pass of their batches.
+        return int(others > 0 and setup.run.method.local_steps > 1)
+    return others * setup.spec.learns_from_others
+
+
 def _copied_bytes(setup: Setup, part: Part) -> Number:
     """Return the bytes of the copies of parameters that a rank keeps in addition to its network."""
     spec = setup.spec
@@ -186,7 +204,11 @@ def _copied_bytes(setup: Setup, part: Part) -> Number:
     held = setup.held
     tensors = 1 + len(route.slots)
     subnet = held.bytes(part)
-    copies: Number = held.network_bytes * spec.copies(setup.run, held.ranks, len(route.stored))
+    copies: Number = subnet * spec.copies(setup.run, held.ranks, len(route.stored))
+    if route.outputs:
+        # The outputs of this rank and the sums of all ranks, for all batches of a round.
+        outputs = route.outputs.of_steps(range(setup.run.method.local_steps))
+        copies += 2 * count_bytes(outputs, {})
     # The slots of a round's start, in case the round is dropped.
     copies += held.network_bytes * len(spec.own_slots(setup.run))
     if route.stays:

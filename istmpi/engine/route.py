@@ -13,6 +13,7 @@ from istmpi import rng
 from istmpi.comm.codec import Wire
 from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import Layout, Owners, TrainingLayout
+from istmpi.engine.output_sums import StepOutputs
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.slots import select_weights, strip_slot
 
@@ -100,11 +101,15 @@ class Route:
     """The first round in which ranks exchange values."""
     means: int = 1
     """The number of means of common parameters in a round in which they are due."""
+    outputs: StepOutputs | None = None
+    """The outputs that ranks add up; None if subnets do not learn from the sum of their outputs. If
+    they do, ranks keep the units of the first deal, and no weight moves."""
 
     @property
     def keeps_all(self) -> bool:
-        """True if every rank keeps the whole network between rounds."""
-        return bool(self.common) and not self.groups
+        """True if every rank keeps what it trains between rounds: the whole network, or its subnet
+        of the first deal."""
+        return bool(self.common) and (not self.groups or self.outputs is not None)
 
     def leaves_early(self, round: int) -> bool:
         return bool(self.early) and round + 1 not in self.last
@@ -131,7 +136,7 @@ class Route:
                 _dealt(parameters, before),
                 source=before,
                 target=now,
-                wire=self._wire(round, HOP),
+                wire=self.choose_wire(round, HOP),
                 shared=False,
             )
         moving = {name: parameter for name, parameter in parameters.items() if name not in present}
@@ -145,7 +150,7 @@ class Route:
         if unrounded:
             yield pull
         if rounded:
-            yield replace(pull, parameters=rounded, wire=self._wire(round, PULL))
+            yield replace(pull, parameters=rounded, wire=self.choose_wire(round, PULL))
 
     def out_of(self, parameters: Parameters, round: int) -> Iterator[Leg]:
         """Yield the legs at a round's end: the mean of common parameters, if due, and the push of
@@ -159,7 +164,7 @@ class Route:
         if common and self.mean_is_due(round):
             if self.largest:
                 common = {name: common[name] for name in select_weights(common)}
-            wire = self.largest or self._wire(round, MEAN)
+            wire = self.largest or self.choose_wire(round, MEAN)
             yield Leg(MEAN, common, wire=wire, times=self.means)
         if dealt:
             # A later flush must write the values that arrived, so the sender replaces its own by
@@ -171,13 +176,13 @@ class Route:
                 source=self.deal(round),
                 target=self.owners,
                 exclude=after,
-                wire=self._wire(round, PUSH, settles=settles),
+                wire=self.choose_wire(round, PUSH, settles=settles),
             )
 
     def flushed(self, parameters: Parameters, round: int) -> Iterator[Leg]:
         """Yield the legs that bring the newest values to their owners after a round from which
         nothing left early."""
-        if self.stays:
+        if self.stays or (self.keeps_all and self.groups):
             deal = self.deal(round)
             yield Leg(FLUSH, _dealt(parameters, deal), deal, self.owners, shared=False)
         common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
@@ -251,7 +256,7 @@ class Route:
     def is_common(self, name: str) -> bool:
         return strip_slot(name) in self.common
 
-    def _wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:
+    def choose_wire(self, round: int, leg: str, settles: bool = False) -> Wire | None:
         """Return the form of a leg's values; None if they are sent unchanged."""
         if self.wire == "float32":
             return None

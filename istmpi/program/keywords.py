@@ -63,6 +63,7 @@ class Keywords(TypedDict, total=False):
     method_share_every: int
     method_shared_wire: Literal["top-k"] | None
     method_shares: Sequence[float] | str | None
+    method_sigma: float | None
     method_threshold: float
     method_top: int
     method_wire: Literal["float32", "bfloat16", "int8"]
@@ -99,6 +100,7 @@ class Keywords(TypedDict, total=False):
     share_every: int
     shared_wire: Literal["top-k"] | None
     shares: Sequence[float] | str | None
+    sigma: float | None
     threads: int
     threshold: float
     top: int
