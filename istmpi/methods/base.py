@@ -68,6 +68,8 @@ class Method(ABC):
     hands_over = True
     """True in a local step's last backward pass, whose gradients may be sent as soon as they are
     computed."""
+    reads_batches = True
+    """False if a user's own loop reads the batches and takes the local steps."""
     restores_itself = False
     """True if the method itself restores this rank's own values from a checkpoint; otherwise
     `Shards` does."""
@@ -75,7 +77,11 @@ class Method(ABC):
     def __init__(self, job: Job):
         self.job = job
         self.spec = METHODS[job.run.method.name]
-        self.subnet = Subnet(job, self.spec.sends_every_step)
+        self.subnet = Subnet(
+            job,
+            averages_gradients=self.spec.sends_every_step,
+            sums_outputs=self.spec.sums_outputs,
+        )
         self.task = job.task
         self.examples = 0
         loss = class_loss(job.task, job.run.train, job.batches)
@@ -178,7 +184,8 @@ class Method(ABC):
         subnet = self.subnet
         is_new = subnet.build(narrow(deal.lengths, store.parameters, deal.held(store.rank)))
         keeps_state = bool(self.spec.optimizer_slots(self.job.run))
-        if is_new or not keeps_state or subnet.optimizer is None or deal.units:
+        moves = bool(deal.units) and not self.shards.route.keeps_all
+        if is_new or not keeps_state or subnet.optimizer is None or moves:
             steps = 0
             if keeps_state:
                 # Adam corrects its moments by the number of steps that they have seen.
@@ -235,6 +242,10 @@ class Method(ABC):
         Collective."""
         self.shards.flush()
 
+    def values_of_subnet(self, number: int) -> Mapping[str, torch.Tensor]:
+        """Return the values that this rank has of its own subnet, whose number is its rank."""
+        return self.subnet.tensors or self.of_this_rank()
+
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
         """Return, in host memory, the whole tensors that differ from rank to rank between
         rounds."""
@@ -262,7 +273,7 @@ class Method(ABC):
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the value that a local step minimises, and the loss on the batch's targets; equal
         by default."""
-        outputs = self._adjustment(self.forward(network, batch))
+        outputs = self._adjustment(self.assume(self.forward(network, batch)))
         if issubclass(self.task, OwnTask):
             self._amounts = self.task.losses(outputs, batch)
             self._losses.add_facts(outputs, self._amounts)
@@ -270,6 +281,10 @@ class Method(ABC):
         else:
             loss = self.loss(outputs, batch.targets)
         return loss, loss
+
+    def assume(self, returned: Outputs) -> Outputs:
+        """Return what the loss takes for the outputs that this rank's network has returned."""
+        return returned
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
         """Return the network's outputs. With train.autocast its matrix products are in bfloat16."""

@@ -54,6 +54,7 @@ def require_usable(
     require_dealable(spec, phase, network)
     require_classes(run.train, data.task, data.outputs, name)
     _require_predictions(spec, data.task)
+    _require_sum(spec, run, data, network)
     for count in examples:
         if spec.in_passes and network.batch_norms:
             _require_last_batch(run, name, count)
@@ -74,6 +75,60 @@ def _require_predictions(spec: MethodSpec, task: str) -> None:
         raise ConfigError(
             f"method.name = {spec.name!r} needs predictions of classes, but this is {task}. "
             "Use another method."
+        )
+
+
+def _require_sum(spec: MethodSpec, run: Run, data: Dataset, network: Architecture) -> None:
+    """Raise ConfigError if subnets cannot learn from the sum of their outputs, or if another method
+    shall be scored as such a sum."""
+    form = run.evaluate.form
+    if not spec.sums_outputs:
+        if form == "sum":
+            raise ConfigError(
+                f"evaluate.form = 'sum' does not go with {spec.name}, whose subnets do not learn "
+                "from the sum of their outputs. Use method joint, or another form."
+            )
+        return
+    _require_sum_settings(spec.name, run, data)
+    outputs = len(network.table.output_names)
+    if outputs > 1:
+        raise ConfigError(
+            f"{run.model.name}: it has {outputs} outputs, but {spec.name} adds up one. Use another "
+            "method, or a network without early exits."
+        )
+    groups = spec.groups(run, network)
+    _require_undivided(groups, network, spec.name, "Use another method")
+
+
+def _require_sum_settings(name: str, run: Run, data: Dataset) -> None:
+    """Raise ConfigError if a setting does not go with the sum of subnets, method ``name``."""
+    form = run.evaluate.form
+    if form not in (None, "sum"):
+        raise ConfigError(
+            f"evaluate.form = {form!r} does not go with {name}, whose network is the sum of its "
+            "subnets. Leave it out."
+        )
+    if run.method.finish:
+        raise ConfigError(
+            f"method.finish = {run.method.finish!r} does not go with {name}: only {name} trains "
+            "subnets that are added up. Leave finish out."
+        )
+    # The batches of a user's program are compared when it has given the first ones.
+    of_program = data.network is not None
+    if run.data.placement != "shared" and not of_program:
+        raise ConfigError(
+            f"data.placement = {run.data.placement!r} does not go with {name}, which adds up the "
+            "outputs of all ranks for the same examples. Use shared."
+        )
+    if run.method.shares == "auto":
+        raise ConfigError(
+            f"method.shares = 'auto' does not go with {name}, whose subnets keep their units. Give "
+            "numbers, or leave it out."
+        )
+    if run.model.scale == "fitted":
+        raise ConfigError(
+            f"model.scale = 'fitted' does not go with {name}, whose network has no factors of "
+            "sums. Leave it out."
         )
 
 
@@ -195,7 +250,9 @@ def require_state(spec: MethodSpec, run: Run) -> None:
 def require_dealable(spec: MethodSpec, run: Run, architecture: Architecture) -> None:
     """Raise ConfigError if a method that deals out units cannot deal out those of the network."""
     if spec.deals and run.method.partition != ():
-        architecture.require_dealable(choose_groups(run, architecture), run.model.scale != "none")
+        # Outputs that are added up need no factor.
+        scaled = run.model.scale != "none" and not spec.sums_outputs
+        architecture.require_dealable(choose_groups(run, architecture), scaled)
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
@@ -216,7 +273,9 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             "(outer_lr, outer_momentum), which needs all weights in every round. Leave one out."
         )
     if spec.leaves_early(run, architecture, ranks):
-        _require_undivided(spec.groups(run, architecture), architecture)
+        _require_undivided(
+            spec.groups(run, architecture), architecture, "method.delay", "Leave it out"
+        )
     elif spec.stays and spec.delay(run) and ranks > 1:
         # Nothing stays with its holders, so nothing can leave them early.
         why = "a network without dealt units (method.partition)"
@@ -246,13 +305,15 @@ def _require_fragments(
         )
 
 
-def _require_undivided(groups: Sequence[str], architecture: Architecture) -> None:
-    """Raise ConfigError if all ranks have elements of a parameter that is dealt out, which
-    method.delay cannot send."""
+def _require_undivided(
+    groups: Sequence[str], architecture: Architecture, refusing: str, cure: str
+) -> None:
+    """Raise ConfigError if all ranks have elements of a parameter that is dealt out, which the
+    setting or method ``refusing`` cannot send or keep."""
     for name, parameter in architecture.parameters.items():
         pieces = parameter.pieces(dict.fromkeys(groups))
         if len(pieces) > 1 and not pieces[-1].pattern.dealt(groups):
             raise ConfigError(
-                f"method.delay does not go with {name} ({parameter.pattern}), which is dealt out "
-                "in part. Leave method.delay out."
+                f"{refusing} does not go with {name} ({parameter.pattern}), which is dealt out in "
+                f"part. {cure}."
             )

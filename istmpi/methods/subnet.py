@@ -28,13 +28,16 @@ class Subnet:
     names in the store.
 
     ``averages_gradients``: True if gradients are sent to other ranks; then all gradients are dense.
+    ``sums_outputs``: True if outputs of all subnets are added up. Sums over units then have no
+    factor, and label layers return their outputs.
     """
 
     network: nn.Module
     optimizer: torch.optim.Optimizer | None = None
 
-    def __init__(self, job: Job, averages_gradients: bool):
+    def __init__(self, job: Job, averages_gradients: bool, sums_outputs: bool):
         self._job = job
+        self._sums_outputs = sums_outputs
         self._lengths: dict[str, int] | None = None
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = choose_optimizer(job.run.optimizer)
@@ -55,14 +58,16 @@ class Subnet:
             return False
         job = self._job
         self._lengths = None
-        scale = job.store.scale
-        if lengths == job.architecture.lengths:
+        scale: Mapping[str, float] | None = job.store.scale
+        if self._sums_outputs:
+            scale = None
+        elif lengths == job.architecture.lengths:
             scale = job.store.full_scale
         network = job.architecture.without_values(scale, lengths)
         # decision 27: kept while lengths stay, because fresh pages cost more than values.
         self.network = to_empty(network, job.device).train()
         self._lengths = dict(lengths)
-        if issubclass(job.task, MultiLabel):
+        if issubclass(job.task, MultiLabel) and not self._sums_outputs:
             defer(self.network)
         if self._sparse:
             for bag in find_bags(self.network):
@@ -106,19 +111,26 @@ class Subnet:
         network (dropout).
         """
         job = self._job
-        if stochastic:
-            # torch.manual_seed would note a call, with its stack, for each kind of device that is
-            # not in use.
-            key = rng.key(job.run.train.seed, "dropout", job.communicator.rank, number) >> 1
-            torch.default_generator.manual_seed(key)
-            if job.device.type == "cuda":
-                torch.cuda.manual_seed(key)
+        self.seed(number, stochastic)
         if self._sparse and not job.run.optimizer.momentum:
             for layer in label_layers(self.network):
                 layer.rate = rate
                 layer.decay = job.run.optimizer.weight_decay
         with self._calling("zero_grad"):
             self._present_optimizer.zero_grad(set_to_none=True)
+
+    def seed(self, step: int, stochastic: bool) -> None:
+        """Seed the random numbers of a ``stochastic`` network (dropout) for the run's local step
+        ``step``."""
+        if not stochastic:
+            return
+        job = self._job
+        # torch.manual_seed would note a call, with its stack, for each kind of device that is not
+        # in use.
+        key = rng.key(job.run.train.seed, "dropout", job.communicator.rank, step) >> 1
+        torch.default_generator.manual_seed(key)
+        if job.device.type == "cuda":
+            torch.cuda.manual_seed(key)
 
     def end_step(self, number: int, rate: float) -> None:
         """Update the weights by their gradients, with the learning rate ``rate``."""

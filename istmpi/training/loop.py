@@ -19,10 +19,12 @@ from istmpi.checkpoint.state import (
     restore,
     restore_frozen,
 )
+from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import list_kinds
-from istmpi.errors import DataError, DivergedError
+from istmpi.errors import ConfigError, DataError, DivergedError
+from istmpi.evaluation.blocks import ValuesOf, choose_form
 from istmpi.evaluation.evaluator import Score
 from istmpi.foreign import forbid_exit
 from istmpi.methods.base import drive
@@ -125,7 +127,11 @@ class Training(Prepared):
             # At the end of a phase, the weights go to their owners; these bytes are this round's.
             self.rounds_done = number + 1
             self.method = self._make_method(method)
-        last = self.tally.end(method.examples - examples)
+        examples = method.examples - examples
+        # Ranks that add up outputs train on the same examples, which count once.
+        if method.spec.sums_outputs and self.communicator.rank:
+            examples = 0
+        last = self.tally.end(examples)
         last = adapt_shares(self.shares, method, number, last)
         self.tally.count(last, self.rounds_done, loss)
         self._check_time_limit()
@@ -170,7 +176,8 @@ class Training(Prepared):
 
     def evaluate(self, split: str = "test") -> Score:
         with self.clock("evaluate"):
-            self.method.publish()
+            if not self.method.spec.sums_outputs:
+                self.method.publish()
             # Scoring computes the moments of batch normalisations.
             self.calibrated_after = self.rounds_done
             self._fit_scale()
@@ -184,15 +191,26 @@ class Training(Prepared):
                 error.args = (f"{error} {self.position}; its weights are kept.{cure}",)
                 raise
 
-    def arrange(self, number: int) -> None:
+    def arrange(self, number: int, values_of: ValuesOf | None = None) -> None:
         """Make the evaluator score the run's form (evaluate.form), with subnets of round
-        ``number``. Collective."""
-        form = self.evaluator.form_of_run
+        ``number``. Collective.
+
+        ``values_of`` is as for `SharedBlocks`; by default it has the present values of this rank's
+        subnet.
+        """
+        form = choose_form(self.run)
         if form == "merged":
             return
         deal = self.method.holders(number)
+        if form == "sum" and values_of is None:
+            # Every rank scores the subnet that it trains: no weight moves.
+            values_of = self._values_of_subnet
         if isinstance(deal, Partition):
-            self.evaluator.arrange(deal, form)
+            self.evaluator.arrange(deal, form, values_of)
+
+    def _values_of_subnet(self, number: int) -> Mapping[str, torch.Tensor]:
+        # A run may go on with another method object, so it is looked up at each call.
+        return self.method.values_of_subnet(number)
 
     def _validate(self, best: Best) -> Score:
         score = self.evaluate("validation")
@@ -251,6 +269,8 @@ class Training(Prepared):
         # A program calibrates with a loader of its own.
         if not self.calibrated and self.dataset.network is None:
             self._fit_scale()
+            if self.method.spec.sums_outputs:
+                self.arrange(max(self.rounds_done - 1, 0))
             self.evaluator.calibrate()
             self.evaluator.network.release()
             self.calibrated_after = self.rounds_done
@@ -312,7 +332,9 @@ class Training(Prepared):
 
     def _begin_state(self, header: Header, restored: Mapping[str, torch.Tensor]) -> list[str]:
         """Note the round since which ranks' own optimizer states count; return a note if the
-        checkpoint lacks them."""
+        checkpoint lacks them. Raises ConfigError if a sum of subnets shall go on as another
+        network."""
+        _require_same_subnets(header, self.run, self.communicator.size)
         # decision 70: a mean of the ranks' states would be the state of none.
         self.state_since = header.state_since
         run, since = self._find_phase()
@@ -329,3 +351,23 @@ class Training(Prepared):
         return [
             f"optimizer_state = keep: each rank begins with a new optimizer state, because {why}"
         ]
+
+
+def _require_same_subnets(header: Header, run: Run, ranks: int) -> None:
+    """Raise ConfigError unless both or neither of a checkpoint and a run are a sum of subnets, of
+    one on each rank."""
+    before = header.run.method.name
+    now = run.method.name
+    was_sum = find_method_spec(before).sums_outputs
+    is_sum = find_method_spec(now).sums_outputs
+    if was_sum != is_sum and header.round:
+        raise ConfigError(
+            f"method.name = {now!r}: the checkpoint is of {before}. The sum of subnets and another "
+            f"network cannot continue each other. Resume with --method {before}, or begin a new "
+            "run."
+        )
+    if was_sum and header.ranks != ranks:
+        raise ConfigError(
+            f"the checkpoint is the sum of {header.ranks} subnets, one of each rank, and this run "
+            f"has {ranks} ranks. Resume on {header.ranks}."
+        )

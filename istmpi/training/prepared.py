@@ -224,7 +224,8 @@ class Prepared:
         if calibrated:
             temperature = self._temperature
         blocks = 0
-        if self.calibrated and self.evaluator.form == "blocks":
+        is_sum = find_method_spec(self.run.method.name).sums_outputs
+        if is_sum or (self.calibrated and self.evaluator.form == "blocks"):
             blocks = self.communicator.size
         most_examples: dict[int, int] = {}
         # One number alone follows from the data and the ranks of the file.

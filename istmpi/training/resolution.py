@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.config.methods import find_method_spec
 from istmpi.data.batches import Batches, place
 from istmpi.data.dataset import Dataset
 from istmpi.data.images.split import require_sides, resize_images
@@ -66,6 +67,10 @@ def make_sizes(
             run.train.seed,
             settings.alpha,
         )
+    stream = rank
+    if find_method_spec(run.method.name).sums_outputs:
+        # Ranks add up outputs for the same examples.
+        stream = 0
     sizes = {}
     for side in sides:
         images = resize_images(data, side)
@@ -73,7 +78,7 @@ def make_sizes(
         with communicator.agreed():
             require_resizable(run, network)
         images = images.reshape(network.example_shape)
-        batches = Batches(images.train, rows, run.train.batch, run.train.seed, rank)
+        batches = Batches(images.train, rows, run.train.batch, run.train.seed, stream)
         sizes[side] = Size(side, network, images, batches)
     return sizes
 

@@ -11,7 +11,7 @@ from typing import Any
 from istmpi.checkpoint.folder import BEST, NETWORK, list_checkpoints, require_valid
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
-from istmpi.checkpoint.state import fill
+from istmpi.checkpoint.state import fill, read_own
 from istmpi.comm import HangWatch
 from istmpi.errors import (
     DataError,
@@ -287,7 +287,8 @@ def _score_file(training: Training, path: Path, round: int) -> Score:
         fault = training.store.not_finite()
         if fault:
             raise DataError(f"{path}: {fault}; weights must be finite.")
-    training.arrange(round - 1)
+        values_of = read_own(checkpoint)
+    training.arrange(round - 1, values_of)
     return training.evaluator.score()
 
 

@@ -1,0 +1,324 @@
+"""Joint training of subnets on the sum of their outputs.
+
+The units are dealt out once. Every rank keeps the subnet of its units, and no weight is sent. The
+network is all P subnets side by side, and its output is the sum of theirs:
+
+    S = sum over p of z_p
+
+All ranks draw the same batches. At the beginning of a round of J local steps, each rank passes the
+J batches through its subnet, without gradients, and the ranks add up the outputs. Each rank then
+takes its J steps without communication. Step j minimises
+
+    loss(S_j + sigma (z_p - z_p at the round's start)) / sigma
+
+A rank thus knows what the others answered, and assumes how they change meanwhile: sigma = P (the
+default) assumes that all subnets move as its own does, and sigma = 1 that all others stand still.
+sigma = P is the safe parameter of the adding variant of CoCoA+ (Ma et al. 2015, arXiv 1502.03508),
+here for subnets instead of blocks of coordinates; sigma = 1 is a Jacobi step. With J = 1 the
+gradient is that of the whole sum for every sigma, as in joint training of an ensemble (Webb et al.
+2019, arXiv 1902.04422). Codistillation (arXiv 1804.03235) teaches each network the mean of the
+others instead, so that each can stand alone; here only the sum counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from istmpi import rng
+from istmpi.comm import Communicator, Traffic, threads_may_call
+from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.comm.background import BackgroundRunner
+from istmpi.data.batch import Batch
+from istmpi.engine.output_sums import NAME, split_steps
+from istmpi.engine.store import Tensors, on_host
+from istmpi.engine.transfer import Transfer
+from istmpi.errors import ConfigError
+from istmpi.methods.job import Job
+from istmpi.methods.replicated import ReplicatedMethod
+from istmpi.network.added import find_added
+from istmpi.trees import map_tensors
+
+if TYPE_CHECKING:
+    from istmpi.comm.codec import Wire
+    from istmpi.outputs import Outputs
+
+
+SEVERAL = 4
+"""Examples with which a rank looks for parameters that are only added to the outputs."""
+
+
+class Joint(ReplicatedMethod):
+    """A method in which ranks keep their subnets, and add up outputs instead of weights."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        settings = job.run.method
+        self._local_steps: int = settings.local_steps
+        self._sigma = settings.sigma or float(job.communicator.size)
+        # One subnet is the whole sum, which it need not assume.
+        self._is_alone = job.communicator.size == 1 and self._sigma == 1
+        # A single step passes its batch only once.
+        self.needs_batches = self._local_steps > 1 and not self._is_alone
+        # Sums travel while ranks take steps, so their messages are separate from all others.
+        self._beside = job.communicator.duplicate()
+        self._sums: OutputSums | None = None
+        self._batches: list[Batch] = []
+        self._local_step = 0
+        # The norm is that of all ranks' gradients, so this method clips in place of the subnet.
+        self._clip = self.subnet.clip
+        self.subnet.clip = 0.0
+        self._added: Sequence[str] = ()
+        """The parameters that are only added to the outputs. They count on rank 0 alone."""
+
+    def round(self, number: int) -> Iterator[int]:
+        self.begin(number)
+        self._start = {name: values.clone() for name, values in self.each_rank().items()}
+        self._local_step = 0
+        self._sums = OutputSums(self._beside, self._local_steps, self._choose_wire(number))
+        if self.reads_batches:
+            self._look_ahead(number)
+        yield from self.local_steps(number)
+        self._finish_sums()
+        self._start = {}
+
+    # ---- the sums of a round
+
+    def _look_ahead(self, number: int) -> None:
+        """Read the round's batches, and begin to add up their outputs."""
+        first = self.first_step(number)
+        dtype = getattr(torch, self.job.run.model.dtype)
+        self._batches = []
+        for step in range(first, first + self._local_steps):
+            self._batches.append(super().batch(step).to(self.job.device, dtype))
+        self.look_ahead(number, self._batches)
+
+    def batch(self, step: int) -> Batch:
+        return self._batches[self._local_step]
+
+    def look_ahead(self, number: int, batches: Sequence[Batch]) -> None:
+        """Pass the batches of a round through the subnet, and begin to add up the outputs."""
+        if not self.needs_batches:
+            return
+        assert self._sums is not None, "`round` makes it"
+        for step, batch in enumerate(batches, start=self.first_step(number)):
+            self.subnet.seed(step, self._is_stochastic)
+            with torch.no_grad():
+                self._sums.put(self._require_whole(self.forward(self.subnet.network, batch)))
+
+    @property
+    def _is_stochastic(self) -> bool:
+        # A loop may draw random numbers that the inspection of the network has not seen.
+        return self.job.architecture.stochastic or not self.reads_batches
+
+    def assume(self, returned: Outputs) -> torch.Tensor:
+        """Return the sum of all outputs as this rank assumes it, for the outputs that its subnet
+        has ``returned`` now. Raises ConfigError unless they are one tensor."""
+        outputs = self._require_whole(returned)
+        if self._is_alone:
+            return outputs
+        assert self._sums is not None, "`round` makes it"
+        if self._local_steps == 1:
+            self._sums.put(outputs.detach())
+        elif not self._sums.complete:
+            raise ConfigError(
+                f"method.name = {self.spec.name!r} adds up the outputs of a round's batches at its "
+                "beginning: call round.take(loader) for these batches."
+            )
+        with self.job.clock("all-reduce"):
+            start, total = self._sums.wait(self._local_step)
+        return Assumed.apply(outputs, start, total, self._sigma)
+
+    def after_update(self, done: int) -> None:
+        self._local_step = done
+
+    def leaves(self, local_step: int, steps: int) -> bool:
+        """Answer as `Method.leaves`, but False for a single step, for whose sum all ranks wait."""
+        return self._local_steps > 1 and super().leaves(local_step, steps)
+
+    def before_update(self) -> None:
+        """Clip the gradients by the norm over all ranks; between two exchanges, by an estimate of
+        it: all ranks' parts are taken to be as long as this one's."""
+        if not self._clip:
+            return
+        gradients = [p.grad for p in self.subnet.network.parameters() if p.grad is not None]
+        squares = sum(float(gradient.double().square().sum()) for gradient in gradients)
+        if self._local_steps == 1:
+            with self.job.clock("all-reduce"):
+                squares = float(self.job.communicator.allreduce_sum(np.array([squares]))[0])
+        else:
+            squares *= self.job.communicator.size
+        # As nn.utils.clip_grad_norm_, which is kept from a division by 0.
+        factor = self._clip / (sqrt(squares) + 1e-6)
+        if factor < 1:
+            for gradient in gradients:
+                gradient.mul_(factor)
+
+    def _finish_sums(self) -> None:
+        if self._sums:
+            self._sums.finish(self.job.communicator.traffic)
+        self._sums = None
+        self._batches = []
+
+    # ---- what a rank keeps
+
+    def begin(self, number: int) -> None:
+        is_first = not self.subnet.tensors
+        super().begin(number)
+        if is_first:
+            self._count_once()
+
+    def rollback(self) -> None:
+        self._finish_sums()
+        super().rollback()
+
+    def of_this_rank(self) -> Tensors:
+        """Return the tensors without a dealt axis: every subnet has its own."""
+        tensors = super().of_this_rank()
+        if not self.subnet.tensors:
+            return tensors
+        return {name: values for name, values in tensors.items() if not self._is_dealt(name)}
+
+    def fill_store(self) -> None:
+        """Give the owners the dealt tensors, of which no two ranks have the same elements, and rank
+        0's tensors without a dealt axis: what the sum has once is there."""
+        store = self.job.store
+        tensors = on_host(self.each_rank())
+        moved = {name: store.parameters[name] for name in tensors if self._is_dealt(name)}
+        push = Transfer(moved, self.holders(0), store.owners, store.rank, shared=False)
+        push.run(tensors, store.tensors, self.job.communicator)
+        self.give_mean((0,))
+
+    def _is_dealt(self, name: str) -> bool:
+        return self.job.store.parameters[name].pattern.dealt(self.holders(0).units) > 0
+
+    def _count_once(self) -> None:
+        """Keep what is only added to the outputs on rank 0: the sum has it once, as the whole
+        network."""
+        network = self.subnet.network
+        job = self.job
+        with job.communicator.agreed():
+            examples = job.architecture.code.examples(SEVERAL, job.architecture.dtype)
+            inputs = map_tensors(lambda values: values.to(job.device), examples)
+            added = find_added(network, inputs)
+        # Subnets of other widths may round otherwise: one rank decides.
+        self._added = job.communicator.broadcast_from_root(added)
+        if job.communicator.rank == 0:
+            return
+        for name in self._added:
+            parameter = network.get_parameter(name)
+            parameter.detach().zero_()
+            parameter.requires_grad_(False)
+
+    def _choose_wire(self, number: int) -> Wire | None:
+        return self.shards.route.choose_wire(number, NAME)
+
+    def _require_whole(self, returned: Outputs) -> torch.Tensor:
+        """Return a network's outputs. Raises ConfigError unless they are one tensor."""
+        if isinstance(returned, torch.Tensor):
+            return returned
+        raise ConfigError(
+            f"{self.job.run.model.name}: its forward returns {type(returned).__name__}, but "
+            f"method.name = {self.spec.name!r} adds up one tensor. Return a tensor, or use another "
+            "method."
+        )
+
+
+class Assumed(torch.autograd.Function):
+    """The sum S + sigma (z - z at the round's start), whose loss is divided by sigma: z gets the
+    gradient of the loss for the sum, once."""
+
+    @staticmethod
+    def forward(
+        outputs: torch.Tensor, start: torch.Tensor, total: torch.Tensor, sigma: float
+    ) -> torch.Tensor:
+        return total + sigma * (outputs - start)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return gradient, None, None, None
+
+
+class OutputSums:
+    """The sums over ranks of the outputs of a round's ``steps`` batches, as they were at the
+    round's start. The sums arrive in the background, if threads may call MPI."""
+
+    def __init__(self, communicator: Communicator, steps: int, wire: Wire | None):
+        self._communicator = communicator
+        communicator.traffic = Traffic()
+        self._wire = wire
+        self._messages = list(split_steps(steps))
+        self._starts: list[torch.Tensor] = []
+        self._totals: dict[int, torch.Tensor] = {}
+        """The sums that have arrived, by local step; flat, in host memory."""
+        self._arrived = [threading.Event() for _ in self._messages]
+        self._runner = BackgroundRunner("outputs")
+        self._finished = False
+
+    def put(self, outputs: torch.Tensor) -> None:
+        """Hand over the outputs of the next batch; they leave with the last batch of a message."""
+        self._starts.append(outputs)
+        for number, steps in enumerate(self._messages):
+            if steps.stop == len(self._starts):
+                flat = torch.cat([self._starts[step].reshape(-1) for step in steps]).cpu()
+                work = partial(self._add_up, number, flat)
+                if threads_may_call():
+                    self._runner.put(work)
+                else:
+                    # A rank that leaves the round must have taken part in all sums.
+                    work()
+
+    @property
+    def complete(self) -> bool:
+        """True if all batches' outputs were handed over."""
+        return len(self._starts) == self._messages[-1].stop
+
+    def wait(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return this rank's outputs of a batch at the round's start, and the sum of all ranks'."""
+        start = self._starts[step]
+        number = next(n for n, steps in enumerate(self._messages) if step in steps)
+        with self._communicator.waiting_for_itself("outputs"):
+            self._arrived[number].wait()
+        if step not in self._totals:
+            # The thread has failed: `finish` raises its error.
+            self._finish_runner()
+        total = self._totals[step].view(start.shape)
+        return start, total.to(start.device)
+
+    def finish(self, traffic: Traffic) -> None:
+        """Wait for all sums that are under way, and count their bytes in ``traffic``."""
+        self._finish_runner()
+        traffic.add(self._communicator.traffic.bytes, self._communicator.traffic.calls)
+
+    def _finish_runner(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._runner.finish()
+
+    def _add_up(self, number: int, flat: torch.Tensor) -> None:
+        """Replace a message's values by their sums over ranks."""
+        steps = self._messages[number]
+        try:
+            forms = {}
+            key = 0
+            if self._wire:
+                forms[NAME] = self._wire.kind
+                key = rng.key(self._wire.key, number)
+            mean = MeanOverRanks({NAME: flat.nbytes}, self._communicator, forms, key)
+            mean.add(NAME, flat)
+            mean.finish()
+            flat *= self._communicator.size
+            sizes = [self._starts[step].numel() for step in steps]
+            self._totals.update(zip(steps, flat.split(sizes), strict=True))
+        finally:
+            self._arrived[number].set()
