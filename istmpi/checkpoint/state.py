@@ -3,7 +3,7 @@ ranks."""
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isclose
 
@@ -15,8 +15,9 @@ from istmpi import __version__
 from istmpi.checkpoint.format import Piece, place
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import library
+from istmpi.config.methods import find_method_spec
 from istmpi.data.dataset import Dataset
-from istmpi.engine.slots import Slot, strip_slot
+from istmpi.engine.slots import Slot, select_weights, strip_slot
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError
 from istmpi.network.architecture import Architecture
@@ -228,6 +229,26 @@ def restore(checkpoint: Checkpoint, store: ParameterStore) -> dict[str, torch.Te
         tensor.read_bytes(first, first + rows, _bytes(values).reshape(-1))
         tensors[name] = values
     return tensors
+
+
+def read_own(checkpoint: Checkpoint) -> Callable[[int], dict[str, torch.Tensor]] | None:
+    """Return a function that returns the weights that a subnet has alone, by the subnet's number;
+    None unless the network is the sum of its subnets."""
+    header = checkpoint.header
+    if not find_method_spec(header.run.method.name).sums_outputs:
+        return None
+    values_by_name = {}
+    for name in select_weights(checkpoint.own):
+        values_by_name[name] = checkpoint.own[name].rows()
+
+    def values_of(number: int) -> dict[str, torch.Tensor]:
+        values = {}
+        for name, joined in values_by_name.items():
+            of_number = np.split(joined, header.ranks)[number]
+            values[name] = torch.from_numpy(of_number)
+        return values
+
+    return values_of
 
 
 def _take_means(checkpoint: Checkpoint, store: ParameterStore) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from istmpi.checkpoint.reader import Checkpoint
-from istmpi.checkpoint.state import Moments, fill, read_moments
+from istmpi.checkpoint.state import Moments, fill, read_moments, read_own
 from istmpi.data.batch import Batch
 from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import make_examples, resize_images
@@ -142,7 +142,8 @@ def _build(
     fill(checkpoint, store)
     if checkpoint.header.blocks:
         deal = find_last_deal(checkpoint.header, architecture)
-        subnets = blocks.with_values(architecture, deal, store.tensors)
+        values_of = read_own(checkpoint)
+        subnets = blocks.with_values(architecture, deal, store.tensors, values_of)
         return subnets, subnets.layers
     module = architecture.without_values(store.full_scale).eval()
     for name, parameter in prepare(module, elsewhere=()).items():

@@ -12,7 +12,7 @@ import torch
 
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
-from istmpi.checkpoint.state import Moments, fill, read_moments
+from istmpi.checkpoint.state import Moments, fill, read_moments, read_own
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
@@ -28,6 +28,7 @@ from istmpi.deploy.fitting import (
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
+from istmpi.evaluation.blocks import ValuesOf
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.network.architecture import Architecture
 
@@ -61,17 +62,17 @@ def evaluate(
         checkpoint.require_valid(communicator.rank, communicator.size)
         header = checkpoint.header
         source = source or require_source(checkpoint)
-        changes = {"data.source": source, "data.placement": "shared"}  # also after local data
-        run = header.run.override(changes).with_implied()
+        run = _read_from(header.run, source)
         data = _open_data(checkpoint, source, split, communicator.rank, model)
         network, store = _load(checkpoint, data, communicator, model)
         data = resize_images(data, header.side).reshape(network.example_shape)
-        moments = read_moments(checkpoint)
         calibrate = calibrate or not checkpoint.calibrated
+        moments = None if calibrate else read_moments(checkpoint)
+        values_of = read_own(checkpoint)
     device = _choose_device(run, communicator)
     evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device)
-    _arrange(evaluator, header, network)
-    _set_moments(evaluator, None if calibrate else moments)
+    _arrange(evaluator, header, network, values_of)
+    _set_moments(evaluator, moments)
     with _refuse_divergence(f"{path}: ", f"on the {split} split of {source}"):
         score = evaluator.measure(data.splits[split])
     return Evaluation(
@@ -84,10 +85,21 @@ def evaluate(
     )
 
 
-def _arrange(evaluator: Evaluator, header: Header, network: Architecture) -> None:
-    """Arrange the last deal's subnets if the network is their mean; a whole one needs no deal."""
+def _read_from(run: Run, source: str) -> Run:
+    """Return the run with its data from ``source``, which all ranks read, also after local data."""
+    return run.override({"data.source": source, "data.placement": "shared"}).with_implied()
+
+
+def _arrange(
+    evaluator: Evaluator, header: Header, network: Architecture, values_of: ValuesOf | None
+) -> None:
+    """Arrange the last deal's subnets if the network is their mean or, with ``values_of``, their
+    sum; a whole one needs no deal."""
     if header.blocks:
-        evaluator.arrange(find_last_deal(header, network), "blocks")
+        form = "blocks"
+        if values_of:
+            form = "sum"
+        evaluator.arrange(find_last_deal(header, network), form, values_of)
 
 
 def _set_moments(evaluator: Evaluator, moments: Moments | None) -> None:

@@ -1,14 +1,16 @@
-"""The subnets of a deal side by side: the form ``blocks`` of ``evaluate.form``.
+"""The subnets of a deal side by side: the forms ``blocks`` and ``sum`` of ``evaluate.form``.
 
 A subnet is a rank's part of the network. If units are dealt only once (``method.redeal = 0``), no
 rank trains a weight between units of two ranks. The full network uses such weights with their
-initial values. The subnets side by side leave such weights out.
+initial values. The subnets side by side leave such weights out. Their outputs become a mean
+(blocks), or the sum that subnets of method joint were trained on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,8 @@ import torch
 from torch import nn
 
 from istmpi.comm import Communicator
+from istmpi.config import Run
+from istmpi.config.methods import find_method_spec
 from istmpi.devices import HOST
 from istmpi.engine.axes import narrow
 from istmpi.engine.layout import part_shape
@@ -24,23 +28,49 @@ from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
 from istmpi.network.architecture import Architecture
 from istmpi.network.leaves import prepare
-from istmpi.network.norms import Calibrated, Moments, calibrate
+from istmpi.network.norms import Calibrated, Moments, calibrating, compute_moments
 from istmpi.trees import call, list_tensors, map_tensors
 
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
 
+ValuesOf = Callable[[int], Mapping[str, torch.Tensor]]
+SIDE_BY_SIDE = ("blocks", "sum")
+"""The forms in which the network is its subnets side by side."""
 STEP = 2**22
 """The number of output elements that ranks add up at a time."""
+
+
+def choose_form(run: Run) -> str:
+    """Return the form in which a run's network is scored: merged, blocks, best (the better of
+    both), or sum."""
+    if find_method_spec(run.method.name).sums_outputs:
+        return "sum"
+    if run.evaluate.form:
+        return run.evaluate.form
+    if run.method.redeal or run.data.placement == "local":
+        return "merged"
+    return "best"
 
 
 class Blocks(nn.Module):
     """A module that holds the subnets ``numbers`` of a deal, without weights."""
 
-    def __init__(self, architecture: Architecture, deal: Partition, numbers: Sequence[int]):
+    def __init__(
+        self,
+        architecture: Architecture,
+        deal: Partition,
+        numbers: Sequence[int],
+        summed: bool = False,
+    ):
+        """``summed``: True if the network's output is the sum of the subnets' outputs, not their
+        mean."""
         super().__init__()
         self._architecture = architecture
-        self._deal = deal
+        self._divisor = 1
+        if not summed:
+            # Then the sum over all ranks is the mean over all subnets.
+            self._divisor = deal.ranks
         self.subnets = nn.ModuleDict()
         self.weights: dict[int, dict[str, nn.Parameter]] = {}
         """The parameters of each subnet, by its number."""
@@ -61,14 +91,27 @@ class Blocks(nn.Module):
         return layers
 
     def forward(self, *inputs: Any, **named: Any) -> Outputs:
-        """Return the sum of these subnets' outputs ``[b, ...]``, over the number of all subnets."""
+        """Return the sum of these subnets' outputs ``[b, ...]``; for a mean, over the number of all
+        subnets."""
         returned = [subnet(*inputs, **named) for subnet in self.subnets.values()]
         sums = []
         for tensors in zip(*map(list_tensors, returned), strict=True):
-            # Then the sum over all ranks is the mean over all subnets.
-            sums.append(torch.stack(tensors).sum(0) / self._deal.ranks)
+            sums.append(torch.stack(tensors).sum(0) / self._divisor)
         in_order = iter(sums)
         return map_tensors(lambda _: next(in_order), returned[0])
+
+
+class AddedUp(nn.Module):
+    """The whole network as a module, for a user's score: its ``forward`` is collective."""
+
+    def __init__(self, network: SharedBlocks):
+        super().__init__()
+        self.subnets = network.module
+        self._network = network
+        self.eval()
+
+    def forward(self, *inputs: Any, **named: Any) -> Outputs:
+        return self._network(*inputs, **named)
 
 
 class SharedBlocks:
@@ -87,8 +130,12 @@ class SharedBlocks:
         communicator: Communicator,
         deal: Partition,
         device: torch.device = HOST,
+        values_of: ValuesOf | None = None,
     ):
+        """``values_of``: a function that returns the values that only one subnet has, by its
+        number, if the network is the sum of the subnets; None for their mean."""
         self.device = device
+        self._values_of = values_of
         self._store = store
         self._communicator = communicator
         self.deal = deal
@@ -100,18 +147,23 @@ class SharedBlocks:
             # outputs of the copy must not count.
             numbers = [communicator.rank % deal.ranks]
             self._weight = 0.0
-        self.module = Blocks(architecture, deal, numbers).to(device)
+        self.module = Blocks(architecture, deal, numbers, summed=values_of is not None).to(device)
         self.moments: dict[str, Moments] = {}
         """Mean and variance of the units of all subnets' batch normalisations, as last calibrated
         or loaded."""
 
     def calibrate(self, *inputs: Any) -> None:
         """Take the weights, and calibrate the subnets on a batch. Collective."""
+        self.calibrate_by(lambda: call(self.module, inputs))
+
+    def calibrate_by(self, run: Callable[[], object]) -> None:
+        """Take the weights, and calibrate the subnets while ``run`` passes a batch. Collective."""
         self._take_weights()
         layers = self.module.layers
         for layer in layers.values():
             layer.moments = None
-        calibrate(self.module, layers, inputs)
+        with torch.no_grad(), calibrating(layers, compute_moments):
+            run()
         moments_here = {name: layer.moments for name, layer in layers.items()}
         for moments in self._communicator.allgather(moments_here):
             self.moments |= map_tensors(torch.Tensor.cpu, moments)
@@ -123,8 +175,8 @@ class SharedBlocks:
             layer.moments = map_tensors(lambda values: values.to(self.device), moments[name])
 
     @torch.no_grad()
-    def __call__(self, *inputs: Any) -> Outputs:
-        return map_tensors(self._add_up, call(self.module, inputs))
+    def __call__(self, *inputs: Any, **named: Any) -> Outputs:
+        return map_tensors(self._add_up, call(partial(self.module, **named), inputs))
 
     def finish(self) -> None:
         """Do nothing: no rank needs anything of other ranks between two passes."""
@@ -146,7 +198,17 @@ class SharedBlocks:
         """Take the subnets' weights from the owners, one subnet for each rank at a time."""
         store = self._store
         ranks = self._communicator.size
-        parameters = self._architecture.parameters
+        parameters = dict(self._architecture.parameters)
+        if self._values_of:
+            for number, weights in self.module.weights.items():
+                values = self._values_of(number)
+                for name, weight in weights.items():
+                    if name in values:
+                        weight.data = values[name].to(self.device)
+            # Every subnet has values of the same parameters.
+            parameters = {name: parameters[name] for name in parameters if name not in values}
+        if not parameters:
+            return
         for first in range(0, self.deal.ranks, ranks):
             # Transfers are collective: a rank without a subnet in this turn takes part with
             # another one.
@@ -158,8 +220,9 @@ class SharedBlocks:
                 tensors[name] = torch.empty(shape, dtype=self._architecture.dtype)
             transfer = Transfer(parameters, store.owners, layout, store.rank)
             transfer.run(store.tensors, tensors, self._communicator)
-            for name, weight in self.module.weights.get(numbers[store.rank], {}).items():
-                weight.data = tensors[name].to(self.device)
+            weights = self.module.weights.get(numbers[store.rank], {})
+            for name in tensors.keys() & weights:
+                weights[name].data = tensors[name].to(self.device)
 
 
 def _choose_subnets(deal: Partition, numbers: Sequence[int]) -> Partition:
@@ -171,12 +234,22 @@ def _choose_subnets(deal: Partition, numbers: Sequence[int]) -> Partition:
 
 
 def with_values(
-    architecture: Architecture, deal: Partition, values: Mapping[str, torch.Tensor]
+    architecture: Architecture,
+    deal: Partition,
+    values: Mapping[str, torch.Tensor],
+    values_of: ValuesOf | None = None,
 ) -> Blocks:
-    """Return all subnets of a deal in one process, with weights taken from whole parameters."""
-    blocks = Blocks(architecture, deal, range(deal.ranks))
+    """Return all subnets of a deal in one process, with weights taken from whole parameters.
+    ``values_of`` is as for `SharedBlocks`."""
+    blocks = Blocks(architecture, deal, range(deal.ranks), summed=values_of is not None)
     for number, weights in blocks.weights.items():
+        values_of_subnet: Mapping[str, torch.Tensor] = {}
+        if values_of:
+            values_of_subnet = values_of(number)
         for name, parameter in weights.items():
+            if name in values_of_subnet:
+                parameter.data = values_of_subnet[name]
+                continue
             axes = enumerate(architecture.parameters[name].pattern.axes)
             positions = [deal.positions(axis, place, number) for place, axis in axes]
             at = np.ix_(*positions)

@@ -28,7 +28,7 @@ from istmpi.devices import HOST, with_room
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
-from istmpi.evaluation.blocks import SharedBlocks
+from istmpi.evaluation.blocks import SIDE_BY_SIDE, SharedBlocks, ValuesOf
 from istmpi.evaluation.fitting import fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.own import OwnSums, join_loss
@@ -158,32 +158,25 @@ class Evaluator:
         self.network.release()
         return score
 
-    @property
-    def form_of_run(self) -> str:
-        """The form in which the run's network is scored.
-
-        It is merged, blocks, or best (the better of both).
-        """
-        if self._run.evaluate.form:
-            return self._run.evaluate.form
-        if self._run.method.redeal or self._local:
-            return "merged"
-        return "best"
-
-    def arrange(self, deal: Partition, form: str) -> None:
+    def arrange(self, deal: Partition, form: str, values_of: ValuesOf | None = None) -> None:
         """Score the network in ``form`` from now on. Collective.
 
         For best, it is the form with the better score now. The form is merged if no units are
-        dealt.
+        dealt. ``values_of``, for the form sum, is as for `SharedBlocks`.
         """
         self.network = self._merged
         self.form = "merged"
         if not deal.units or form == "merged":
             return
         # A deal that is kept for the whole run is built once.
-        if self._blocks is None or self._blocks.deal.digest != deal.digest:
+        if self._blocks is None or self._blocks.deal.digest != deal.digest or form == "sum":
             self._blocks = SharedBlocks(
-                self._architecture, self._store, self._communicator, deal, self._merged.device
+                self._architecture,
+                self._store,
+                self._communicator,
+                deal,
+                self._merged.device,
+                values_of,
             )
         if form == "best":
             merged = self._score_of_form(self._merged)
@@ -194,7 +187,9 @@ class Evaluator:
                 blocks_win = blocks < merged
             form = "blocks" if blocks_win else "merged"
         self.form = form
-        self.network = self._blocks if form == "blocks" else self._merged
+        self.network = self._merged
+        if form in SIDE_BY_SIDE:
+            self.network = self._blocks
 
     def _score_of_form(self, network: FullNetwork | SharedBlocks) -> float:
         """Return the score of a form of the network. Collective.
