@@ -7,18 +7,22 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from istmpi.code import shown
+from istmpi.code import calling, shown
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
+from istmpi.data.batch import Batch
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, IstmpiError, did_you_mean
+from istmpi.methods.base import Method
 from istmpi.methods.limits import require_read
 from istmpi.network.source import class_name
 from istmpi.optim.optimizers import PROGRAM
 from istmpi.optim.own_optimizer import Make, OwnOptimizer
+from istmpi.program.loaders import count_examples
 from istmpi.program.streams import Rows
 from istmpi.settings import find_types
 from istmpi.tasks import OWN
@@ -123,6 +127,37 @@ def read_inputs(example: Any) -> tuple[Any, ...]:
             "them."
         )
     return inputs
+
+
+def find_inputs(batch: Any) -> Any:
+    """Return the inputs of a network in a batch: the first element of a pair, or a tensor. Raises
+    ConfigError for another batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch
+    if isinstance(batch, list | tuple) and batch:
+        return batch[0]
+    raise ConfigError(
+        f"the loader's batch is {type(batch).__name__}, in which istmpi finds no inputs. Write "
+        'round.take(loader, inputs=lambda batch: batch["x"]).'
+    )
+
+
+def require_one_network(method: Method, name: str) -> None:
+    """Raise ConfigError if the network ``name`` is the sum of several subnets."""
+    if method.spec.sums_outputs:
+        error = ConfigError(
+            f"{name}: its network is the sum of {method.job.communicator.size} subnets, which a "
+            "state dict of its class cannot hold. Use job.save, and istmpi export --to onnx."
+        )
+        error.everywhere = True
+        raise error
+
+
+def read_batch(inputs: Callable[[Any], Any], batch: Any) -> Batch:
+    """Return a batch without targets, with what the user's function ``inputs`` returns for it."""
+    with calling("inputs", ConfigError):
+        returned = inputs(batch)
+    return Batch(read_inputs(returned), torch.zeros(0), count_examples(batch))
 
 
 def build_run(

@@ -33,6 +33,7 @@ from istmpi.program.arguments import (
     read_optimizer,
     require_count,
     require_kind,
+    require_one_network,
     require_resumable,
     require_same,
 )
@@ -335,19 +336,19 @@ class Distributed:
 
         training = self.training
         self._together("state_dict")
+        require_one_network(training.method, training.architecture.name)
         self._scoring.require_calibrated()
         training.method.publish()
-        store = training.store
         values: dict[str, np.ndarray] = {}
         for name in training.architecture.parameters:
-            whole = store.whole(name, self.communicator)  # every rank sends its rows
+            whole = training.store.whole(name, self.communicator)  # every rank sends its rows
             if self.communicator.rank == 0:
                 values[name] = whole.numpy()
         with self.communicator.agreed():
             if self.communicator.rank:
                 return None
             moments = training.evaluator.network.moments if training.calibrated else {}
-            state = collect_state(values, store.full_scale, moments, training.architecture)
+            state = collect_state(values, training.store.full_scale, moments, training.architecture)
             if state.problem:
                 raise ConfigError(f"{training.architecture.name}: {state.problem}.")
             return whole_state(state)

@@ -99,3 +99,25 @@ class Contents:
         if version == values._version:
             return False
         return before is None or not torch.equal(before, values)
+
+
+def find_fault(loss: Any) -> str:
+    """Say what is wrong with a loss: it must be one real number with a gradient. Empty if nothing
+    is."""
+    kind = ""
+    if not isinstance(loss, torch.Tensor):
+        kind = type(loss).__name__
+    elif loss.numel() != 1:
+        kind = str(tuple(loss.shape))
+    if kind:
+        return (
+            f"the loss is {kind}; it must be a tensor of one number. Take the mean over the batch"
+        )
+    if loss.is_complex():
+        return "the loss is complex; it must be a real number"
+    if not loss.requires_grad:
+        return (
+            "the loss has no gradient. Compute it from round.module, without torch.no_grad or "
+            "detach"
+        )
+    return ""

@@ -1,7 +1,7 @@
 """A round of a user's own loop: the subnet, its optimizer, and the local steps that the loop
 takes."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import reduce
 from typing import Any, Protocol
 
@@ -10,7 +10,9 @@ from torch import nn
 
 from istmpi.code import shown
 from istmpi.errors import ConfigError
-from istmpi.program.guard import Check, Contents, Guard, require_on
+from istmpi.methods.joint import Joint
+from istmpi.program.arguments import find_inputs, read_batch
+from istmpi.program.guard import Check, Contents, Guard, find_fault, require_on
 from istmpi.program.loaders import count_examples
 from istmpi.program.streams import Stream, Streams
 from istmpi.training.loop import Training
@@ -49,10 +51,13 @@ class Round:
         """The current local step's number in the run."""
         self._taken = False
         """True if the loop has taken the current local step."""
+        self._summed = False
+        """True if the loop has asked for `outputs` in the current local step."""
         self._averaged = False
         """True if the gradients of the current local step are averaged."""
         self._in_steps = False
         self._noted = False
+        self._method.reads_batches = False
         # A rank may stop early once it knows a step's time: not before all ranks took a loader.
         self._method.seconds_a_step = 0.0
         self._advance()
@@ -88,8 +93,22 @@ class Round:
     def local_steps(self) -> int:
         return self._method.steps(self.number - 1)
 
+    def outputs(self, returned: Any) -> Any:
+        """Return what the loss takes, for the outputs that `module` has ``returned``.
+
+        With method joint it is the sum of all subnets' outputs; with other methods, the outputs.
+        """
+        self._require_next()
+        self._summed = True
+        return self._method.assume(returned)
+
     def take(
-        self, loader: Iterable[Any], accumulate: int = 1, ahead: int = 0, local: bool = False
+        self,
+        loader: Iterable[Any],
+        accumulate: int = 1,
+        ahead: int = 0,
+        local: bool = False,
+        inputs: Callable[[Any], Any] | None = None,
     ) -> Iterator[Any]:
         """Yield the loader's next batch for each local step, or ``accumulate`` batches, whose
         gradients `step` adds up.
@@ -97,7 +116,9 @@ class Round:
         ``ahead``: number of batches of a map-style data set that a thread reads during a step.
         Random numbers that the loop draws from Python or NumPy then do not repeat. ``local``: True
         if each rank has its own data set. `istmpi.program.streams.Stream` says which batches a rank
-        gets.
+        gets. ``inputs``: a function that returns the inputs of `module` in a batch, as for
+        ``example`` of `Distributed`; only method joint calls it. By default they are the batch's
+        first element.
         """
         self._require_count("accumulate", accumulate, 1)
         self._require_count("ahead", ahead, 0)
@@ -106,6 +127,9 @@ class Round:
                 f"accumulate = {accumulate} does not go with {self._method.spec.name}, which "
                 "counts in epochs."
             )
+        if self._method.spec.sums_outputs:
+            yield from self._take_together(loader, accumulate, local, inputs or find_inputs)
+            return
         stream = self._job.streams.find(loader, local)
         self._parts = accumulate
         for _ in self.steps():
@@ -116,6 +140,37 @@ class Round:
                 )
                 self._method.examples += count_examples(batch)
                 yield batch
+
+    def _take_together(
+        self,
+        loader: Iterable[Any],
+        accumulate: int,
+        local: bool,
+        inputs: Callable[[Any], Any],
+    ) -> Iterator[Any]:
+        """Yield the batches of a round whose outputs ranks add up: the same on all ranks."""
+        method = self._method
+        assert isinstance(method, Joint), "the only method that adds up outputs"
+        if accumulate > 1 or local:
+            argument = "local = True"
+            if accumulate > 1:
+                argument = f"accumulate = {accumulate}"
+            raise ConfigError(
+                f"{argument} does not go with {method.spec.name}, whose ranks take the same "
+                "batches, one in each local step."
+            )
+        stream = self._job.streams.find(loader, together=True)
+        first = self._step
+        batches = [stream.at(first + step) for step in range(self.local_steps)]
+        if method.needs_batches:
+            dtype = method.job.architecture.dtype
+            read = [read_batch(inputs, batch).to(self.device, dtype) for batch in batches]
+            method.look_ahead(self.number - 1, read)
+            # The first step draws the random numbers that it has just drawn.
+            method.subnet.seed(first, stochastic=True)
+        for local_step in self.steps():
+            method.examples += count_examples(batches[local_step])
+            yield batches[local_step]
 
     def _require_count(self, argument: str, value: Any, least: int) -> None:
         if not isinstance(value, int) or value < least:
@@ -176,7 +231,9 @@ class Round:
         With ``accumulate`` of `take`, only a step's last call moves the weights, by the mean of the
         calls' losses. Raises ConfigError if the loss is not one number or has no gradient.
         """
-        self._require_loss(loss)
+        fault = find_fault(loss)
+        if fault:
+            raise self._error(fault)
         self._require_next()
         value = loss.detach().reshape(())
         if self._parts > 1:
@@ -269,6 +326,7 @@ class Round:
             return
         self._step = method.first_step(self.number - 1) + self._local_step
         self._taken = False
+        self._summed = False
         self._averaged = False
         method.job.communicator.whereabouts.step(self._local_step + 1)
         method.hands_over = False  # a loop may call backward() several times in a step
@@ -294,6 +352,11 @@ class Round:
             raise self._error(
                 "round.optimizer.step takes no closure: compute the loss once, and call "
                 "loss.backward()"
+            )
+        if method.spec.sums_outputs and not self._summed:
+            raise self._error(
+                f"the loss of {method.spec.name} needs the outputs of all subnets. Write loss = "
+                "my_loss(round.outputs(round.module(x)), y)"
             )
         self.average_gradients()
         method.subnet.end_step(self._step, method.rate(self._step))
@@ -329,26 +392,6 @@ class Round:
                 "no parameter of round.module got a gradient. Compute the loss from its outputs"
             )
         self._job.has_gradients = True
-
-    def _require_loss(self, loss: Any) -> None:
-        """Raise ConfigError unless the loss is one real number with a gradient."""
-        kind = ""
-        if not isinstance(loss, torch.Tensor):
-            kind = type(loss).__name__
-        elif loss.numel() != 1:
-            kind = str(tuple(loss.shape))
-        if kind:
-            raise self._error(
-                f"the loss is {kind}; it must be a tensor of one number. Take the mean over the "
-                "batch"
-            )
-        if loss.is_complex():
-            raise self._error("the loss is complex; it must be a real number")
-        if not loss.requires_grad:
-            raise self._error(
-                "the loss has no gradient. Compute it from round.module, without torch.no_grad or "
-                "detach"
-            )
 
     def _error(self, text: str) -> ConfigError:
         return ConfigError(f"round {self.number}: {text}.")

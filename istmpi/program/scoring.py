@@ -14,6 +14,7 @@ from istmpi.code import calling
 from istmpi.data.callable.split import control_random_numbers
 from istmpi.devices import HOST
 from istmpi.errors import ConfigError, DivergedError, IstmpiError
+from istmpi.evaluation.blocks import AddedUp, SharedBlocks
 from istmpi.evaluation.full import FullNetwork
 from istmpi.foreign import MOST
 from istmpi.program.guard import Guard, require_on
@@ -41,11 +42,24 @@ class Scoring:
         """The number of examples of the last scores, over all ranks."""
 
     @property
-    def _network(self) -> FullNetwork:
-        network = self._training.evaluator.network
-        # A program's network is scored merged: nothing calls `Evaluator.arrange`.
-        assert isinstance(network, FullNetwork)
-        return network
+    def _network(self) -> FullNetwork | SharedBlocks:
+        """The network to score: subnets that are added up, or the full network."""
+        training = self._training
+        if self._sums and not isinstance(training.evaluator.network, SharedBlocks):
+            training.arrange(0)
+        return training.evaluator.network
+
+    @property
+    def _sums(self) -> bool:
+        return self._training.method.spec.sums_outputs
+
+    @property
+    def _module(self) -> nn.Module:
+        """The network as the user's score takes it."""
+        network = self._network
+        if isinstance(network, SharedBlocks):
+            return AddedUp(network)
+        return network.module
 
     def average(
         self,
@@ -57,40 +71,51 @@ class Scoring:
         """Return each score's mean by its name ("" for a single score). Errors are as for
         `Distributed.evaluate`."""
         training = self._training
+        if self._sums and not same_loader:
+            raise ConfigError(
+                f"same_loader = False does not go with {training.run.method.name}: its ranks pass "
+                "the same examples. Give all ranks the same loader."
+            )
         network = self._network
         with training.clock("evaluate"):
-            training.method.publish()
+            if not self._sums:
+                training.method.publish()
             if calibrate is not None and training.architecture.batch_norms:
                 self._calibration = score, calibrate
                 self._calibrate(score, calibrate)
             else:
                 self.require_calibrated()
                 network.load_moments(network.moments)
+            module = self._module
             self._guard.watch(
-                network.module,
+                module,
                 lambda _, *inputs: require_on(
                     network.device, "the network to evaluate is", *inputs
                 ),
             )
-            sums = self._add_up(score, loader, same_loader)
+            sums = self._add_up(module, score, loader, same_loader)
+            if self._sums and self._communicator.rank:
+                # Every rank has the sums of all examples.
+                sums = {}
             network.finish()
             network.release()
             return self._average_over_ranks(sums)
 
-    def _add_up(self, score: ScoreOf, loader: Iterable[Any], same_loader: bool) -> Sums:
+    def _add_up(
+        self, module: nn.Module, score: ScoreOf, loader: Iterable[Any], same_loader: bool
+    ) -> Sums:
         """Return the sums over this rank's batches; empty without a batch."""
-        network = self._network
         # Ranks with loaders of their own read all batches, as a single rank does.
         rank = 0
         ranks = 1
-        if same_loader:
+        if same_loader and not self._sums:
             rank = self._communicator.rank
             ranks = self._communicator.size
         sums: Sums = {}
         with torch.no_grad():
             for batch in share_batches(loader, rank, ranks, self._training.run.train.seed):
                 with calling("the score"):
-                    returned = score(network.module, self._to_device(batch))
+                    returned = score(module, self._to_device(batch))
                 amounts = amounts_in(returned, count_examples(batch), "the score")
                 if not sums:
                     sums = {name: np.zeros(2) for name in amounts}
@@ -176,7 +201,8 @@ class Scoring:
             if batch is nothing:
                 raise ConfigError("calibrate: the loader has no batch.")
         network = self._network
-        network.calibrate_by(lambda: score(network.module, self._to_device(batch)))
+        module = self._module
+        network.calibrate_by(lambda: score(module, self._to_device(batch)))
         # The score may leave out a layer, whose moments then stay unknown.
         if None not in network.moments.values():
             training.calibrated_after = training.rounds_done

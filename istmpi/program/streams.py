@@ -6,7 +6,7 @@ import json
 import pickle
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class Rows(Split):
 class Stream(ABC):
     """The batches of a loader, unchanged, on one rank."""
 
+    together = False
+    """True if all ranks must take the same batches."""
     examples: int | None = None
     """The number of examples that this rank draws from; None if it is not known."""
     first: int | None = None
@@ -222,23 +224,31 @@ class Streams:
         self._new: list[Stream] = []
         """Streams whose first batches must still be compared between ranks."""
 
-    def find(self, loader: Iterable[Any], local: bool = False) -> Stream:
-        """Return a loader's stream; ``local``: ranks' data differ. Raises ConfigError or DataError
-        if unusable."""
+    def find(self, loader: Iterable[Any], local: bool = False, together: bool = False) -> Stream:
+        """Return a loader's stream. Raises ConfigError or DataError if unusable.
+
+        ``local``: True if ranks' data differ. ``together``: True if ranks take the same batches.
+        """
         key: Any = id(loader)
         if draws_at_random(loader):
             # A new loader of the same data set, as in each round, continues its stream.
             key = id(loader.dataset), loader.batch_size, loader.collate_fn, local
         if key not in self._streams:
-            self._streams[key] = self._open(loader, local)
+            self._streams[key] = self._open(loader, local, together)
         return self._streams[key]
 
-    def _open(self, loader: Iterable[Any], local: bool) -> Stream:
+    def _open(self, loader: Iterable[Any], local: bool, together: bool) -> Stream:
         """Return a new stream, once ranks have compared their data sets. Collective."""
         communicator = self._communicator
         rank = communicator.rank
+        ranks = communicator.size
+        if together:
+            # Each rank draws as a single one.
+            rank = 0
+            ranks = 1
         with communicator.agreed():
-            stream = open_stream(loader, self._seed, rank, communicator.size, self._note, local)
+            stream = open_stream(loader, self._seed, rank, ranks, self._note, local)
+            stream.together = together
             fingerprint = stream.fingerprint
         fingerprint_on_root = communicator.broadcast_from_root(fingerprint)
         with communicator.agreed():
@@ -266,7 +276,9 @@ class Streams:
         # Not when a batch is taken, because ranks take them at different times.
         per_rank = self._communicator.allgather([stream.first for stream in self._new])
         for stream, firsts in zip(self._new, zip(*per_rank)):
-            if firsts[0] and len(set(firsts)) == 1:
+            if stream.together:
+                _require_same(stream, firsts)
+            elif firsts[0] and len(set(firsts)) == 1:
                 self._note(
                     f"{type(stream.loader).__name__} gives all ranks the same first batch. Make it "
                     "depend on job.communicator.rank, or write round.take(loader, local=True) if "
@@ -339,6 +351,17 @@ class Streams:
                 _copy_into(folder, earlier / "loaders" / states.name)
         if states.is_file():
             self._states = _read_states(states)
+
+
+def _require_same(stream: Stream, firsts: Sequence[int | None]) -> None:
+    """Raise DataError unless all ranks have taken the same first batch."""
+    if len(set(firsts)) > 1:
+        error = DataError(
+            f"{type(stream.loader).__name__} gives ranks different batches, but they add up "
+            "outputs for the same examples. Let it not depend on the rank."
+        )
+        error.everywhere = True
+        raise error
 
 
 def _copy_into(folder: Path, file: Path) -> None:
