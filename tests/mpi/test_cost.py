@@ -5,7 +5,7 @@ from pathlib import Path
 import networks
 import pytest
 from own_runs import BOTH, DEEP
-from replay_cases import GCN, TEXT, TRANSFORMER, XC
+from replay_cases import GCN, OTHERS, TEXT, TRANSFORMER, XC
 from replaying import run_of
 from small import own_run, small_run
 
@@ -42,6 +42,7 @@ SPECIAL = {
     "dynamic-averaging": {"method__threshold": 0.0},
     "codistillation": {"method__burn_in": 1},
 }
+UNREAD = ("method__redeal", "method__optimizer_state")
 EXAMPLES = Path(networks.__file__).parents[2] / "examples"
 EXAMPLE = f"{EXAMPLES}/convnet.py:ConvNet"
 PACKAGES = {"llama": "transformers", "vision transformer": "timm"}
@@ -106,6 +107,10 @@ def cases():
         yield f"{method}, adam kept", combine(method, "plain", **ADAM | {"method__optimizer_state": "keep"})
     for method in ("ist", "local-sgd", "diloco"):
         yield f"{method}, outer, int8", combine(method, "plain", method__outer_momentum=0.5, method__wire="int8")
+    for case, settings in OTHERS.items():
+        # Sampled batches of a graph have other numbers of nodes.
+        if "train__resolution" not in settings and "data__graph" not in settings:
+            yield f"joint, {case}", {k: v for k, v in settings.items() if k not in UNREAD} | {"method__name": "joint"}
     for name, widths in WIDTHS.items():
         for case, settings in JOINED.items():
             yield f"{name}, {case}", {"model__name": f"{joined_nets.__file__}:{name}", **widths, **settings}

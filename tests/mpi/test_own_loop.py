@@ -30,6 +30,7 @@ METHODS = [
     {"method": "admm"},
     {"method": "downpour"},
     {"method": "easgd"},
+    {"method": "joint", "optimizer": "adam"},
 ]
 
 

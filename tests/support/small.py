@@ -5,6 +5,7 @@ import torch
 
 from istmpi.config import Run
 from istmpi.methods.ist import IST
+from istmpi.methods.joint import Joint
 from istmpi.training.loop import Training
 from istmpi.training.watch import Watch
 
@@ -43,7 +44,7 @@ def whole(training):
 
     Weights that stay with their holders have come home, as they do for a checkpoint.
     """
-    if isinstance(training.method, IST):
+    if isinstance(training.method, IST | Joint):
         training.method.publish()
     per_rank = training.communicator.allgather({name: t.numpy() for name, t in training.store.tensors.items()})
     return {name: np.concatenate([rows[name] for rows in per_rank]) for name in training.store.tensors}

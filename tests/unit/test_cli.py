@@ -232,11 +232,11 @@ def test_a_shell_gets_words_and_nothing_else_at_tab(words, offered):
     assert done.stderr == "" and [line.partition(",")[2] for line in done.stdout.splitlines()] == offered
 
 
-OUTER = ("data-parallel", "dynamic-averaging", "codistillation", "admm", "easgd", "downpour")
+OUTER = ("data-parallel", "dynamic-averaging", "codistillation", "admm", "easgd", "downpour", "joint")
 UNREAD = {
     "method.outer_lr=0.5": OUTER,
     "method.outer_momentum=0.5": OUTER,
-    "method.wire=int8": (*OUTER[1:], "streaming-diloco", "sparse-loco"),
+    "method.wire=int8": (*OUTER[1:-1], "streaming-diloco", "sparse-loco"),
     "method.optimizer_state=carry": (*OUTER[:1], *OUTER[2:], "streaming-diloco", "sparse-loco"),
     "method.local_steps=3": ("fedavg",),
     "method.delay=1": [name for name in METHODS if name not in ("ist", "streaming-diloco")],

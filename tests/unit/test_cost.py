@@ -157,7 +157,7 @@ def test_a_plan_in_fewer_bits_is_refused_where_training_would_be():
         phase_costs(run(name="ist", wire="bfloat16").override({"model.dtype": "float64"}), network, 2)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("ist", "fedavg")])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("ist", "fedavg", "joint")])
 def test_what_a_run_sends_is_the_sum_of_its_rounds(method):
     network, wanted = mlp_network(6, (10, 7), 5), run(name=method, local_steps=3, optimizer_state="carry", burn_in=2)
     wanted = wanted.override({"optimizer.name": "adam"})

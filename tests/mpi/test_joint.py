@@ -1,0 +1,264 @@
+"""Subnets that learn from the sum of their outputs: against plain PyTorch in one process, and scored as that sum."""
+
+import loops
+import numpy as np
+import pytest
+import torch
+from batches import plain
+from small import trained, whole
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import istmpi
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.config.methods import METHODS
+from istmpi.data.batches import Batches
+from istmpi.data.sources import open_dataset
+from istmpi.engine.store import ParameterStore
+from istmpi.errors import ConfigError
+from istmpi.optim.schedules import rate_at
+
+PLAIN = {"method__name": "joint", "model__norm": "none", "model__bias": True}
+MOMENTUM = {"optimizer__momentum": 0.9, "optimizer__lr": 0.03}
+OPTIMIZERS = {
+    "sgd": {},
+    "momentum, decay": MOMENTUM | {"optimizer__weight_decay": 0.1, "optimizer__schedule": "cosine"},
+    "adam": {"optimizer__name": "adamw", "optimizer__lr": 0.01, "optimizer__weight_decay": 0.1},
+    "clipped": MOMENTUM | {"optimizer__clip": 0.05},
+}
+
+
+class Mlp(nn.Module):
+    """The mlp of small runs with the weights of some units, or of all."""
+
+    def __init__(self, run, weights):
+        super().__init__()
+        self.weights = nn.ParameterDict({name.replace(".", "/"): values for name, values in weights.items()})
+        self.hidden = [f"hidden{number}" for number in range(1, len(run.model.hidden) + 1)]
+
+    def forward(self, x):
+        for name in [*self.hidden, "labels"]:
+            x = functional.linear(x, self.weights[f"{name}/linear/weight"], self.weights[f"{name}/linear/bias"])
+            if name != "labels":
+                x = torch.relu(x)
+        return x
+
+
+class Oracle:
+    """All subnets in one process, and the batches and rates of a run."""
+
+    def __init__(self, training, ranks):
+        self.run = run = training.run
+        network = training.architecture
+        data = open_dataset(run.data.source)
+        self.batches = Batches(data.train, np.arange(len(data.train)), run.train.batch, run.train.seed, 0)
+        self.test = plain(data.test.batch(np.arange(len(data.test))))
+        store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
+        store.initialise(run.train.seed)
+        self.deal = METHODS["joint"].deal(run, network, ranks, 0)
+        self.network = network
+        self.subnets = [Mlp(run, self.part(store.tensors, rank)) for rank in range(ranks)]
+        # The whole network has its output bias once.
+        for subnet in self.subnets[1:]:
+            subnet.weights["labels/linear/bias"].data.zero_()
+            subnet.weights["labels/linear/bias"].requires_grad_(False)
+
+    def part(self, tensors, rank):
+        """Return a rank's part of whole tensors."""
+        parts = {}
+        for name, values in tensors.items():
+            axes = enumerate(self.network.parameters[name].pattern.axes)
+            at = np.ix_(*[self.deal.positions(axis, place, rank) for place, axis in axes])
+            parts[name] = nn.Parameter(values[at].clone())
+        return parts
+
+    def optimizer(self, module):
+        settings = self.run.optimizer
+        trained = [values for values in module.parameters() if values.requires_grad]
+        if settings.name == "adamw":
+            return torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay)
+        return torch.optim.SGD(trained, settings.lr, settings.momentum, weight_decay=settings.weight_decay)
+
+    def set_rate(self, optimizer, step):
+        rounds, steps = self.run.train.rounds, self.run.method.local_steps
+        optimizer.param_groups[0]["lr"] = rate_at(self.run.optimizer, step, rounds * steps)
+
+    def batch(self, step):
+        x, y = plain(self.batches.at(step))
+        return torch.from_numpy(x).double(), torch.from_numpy(y)
+
+    def sum(self, x):
+        return sum(subnet(x) for subnet in self.subnets)
+
+    def train_on_stale_sums(self, sigma):
+        """Train each subnet by the formula: the loss of S + sigma (z - z at the round's start), over sigma."""
+        steps = self.run.method.local_steps
+        optimizers = [self.optimizer(subnet) for subnet in self.subnets]
+        for round in range(self.run.train.rounds):
+            batches = [self.batch(round * steps + step) for step in range(steps)]
+            with torch.no_grad():
+                starts = [[subnet(x) for subnet in self.subnets] for x, _ in batches]
+            for step, ((x, y), start) in enumerate(zip(batches, starts, strict=True)):
+                for subnet, own, optimizer in zip(self.subnets, start, optimizers, strict=True):
+                    self.set_rate(optimizer, round * steps + step)
+                    loss = functional.cross_entropy(sum(start) + sigma * (subnet(x) - own), y) / sigma
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+
+    def train_in_one_piece(self):
+        """Train the sum itself: all subnets are one network, and one optimizer has all weights."""
+        network = nn.ModuleList(self.subnets)
+        optimizer = self.optimizer(network)
+        trained = [values for values in network.parameters() if values.requires_grad]
+        for step in range(self.run.train.rounds * self.run.method.local_steps):
+            x, y = self.batch(step)
+            self.set_rate(optimizer, step)
+            optimizer.zero_grad()
+            functional.cross_entropy(self.sum(x), y).backward()
+            if self.run.optimizer.clip:
+                nn.utils.clip_grad_norm_(trained, self.run.optimizer.clip)
+            optimizer.step()
+
+
+def assert_same_subnets(comm, training, oracle, tolerance=1e-12):
+    found = training.method.subnet.network.state_dict()
+    for name, values in oracle.subnets[comm.rank].weights.items():
+        np.testing.assert_allclose(found[name.replace("/", ".")], values.detach(), rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.ranks(only=[1, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_round_of_one_step_trains_the_sum_itself(comm, optimizer):
+    """Gradients, clipping and decay are those of one network whose output is the sum, whatever sigma is."""
+    settings = PLAIN | OPTIMIZERS[optimizer] | {"method__local_steps": 1, "train__rounds": 9, "method__sigma": 1.7}
+    training, _ = trained(comm, **settings)
+    oracle = Oracle(training, comm.size)
+    oracle.train_in_one_piece()
+    assert_same_subnets(comm, training, oracle)
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_with_one_hidden_layer_the_sum_is_the_whole_network(comm, optimizer):
+    """The sum of subnets begins as the whole network, and one step a round keeps it: with one output bias."""
+    settings = PLAIN | OPTIMIZERS[optimizer] | {"model__hidden": [13], "method__local_steps": 1, "train__rounds": 9}
+    training, _ = trained(comm, **settings)
+    found = whole(training)
+    alone = Oracle(training, 1)
+    alone.train_in_one_piece()
+    for name, values in alone.subnets[0].weights.items():
+        np.testing.assert_allclose(found[name.replace("/", ".")], values.detach(), rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("sigma", [None, 1.0])
+@pytest.mark.parametrize("optimizer", ["momentum, decay", "adam"])
+def test_between_two_sums_a_rank_follows_the_formula(comm, optimizer, sigma):
+    settings = PLAIN | OPTIMIZERS[optimizer] | {"method__local_steps": 5, "method__sigma": sigma}
+    training, _ = trained(comm, **settings)
+    oracle = Oracle(training, comm.size)
+    oracle.train_on_stale_sums(sigma or comm.size)
+    assert_same_subnets(comm, training, oracle)
+    training.arrange(3)
+    score = training.evaluator.score()
+    x, y = map(torch.from_numpy, oracle.test)
+    with torch.no_grad():
+        loss = functional.cross_entropy(oracle.sum(x.double()), y)
+    assert score.form == "sum" and abs(score.loss - float(loss)) < 1e-12
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("wire, tolerance", [("bfloat16", 1e-2), ("int8", 3e-2)])
+def test_rounded_outputs_train_nearly_the_same(comm, wire, tolerance):
+    settings = PLAIN | {"method__local_steps": 5, "model__dtype": "float32"}
+    exact, _ = trained(comm, **settings)
+    rounded, _ = trained(comm, **settings, method__wire=wire)
+    for name, values in exact.method.subnet.network.state_dict().items():
+        difference = (values - rounded.method.subnet.network.state_dict()[name]).abs().max()
+        assert difference < tolerance and (difference > 0 or name == "labels.linear.bias")
+
+
+# ---- a user's own loop
+
+
+def loss_of(round, batch):
+    x, y = batch
+    return functional.cross_entropy(round.outputs(round.module(x.double())), y)
+
+
+class Perceptron(nn.Module):
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def make_job(comm, **settings):
+    arguments = {"features": 6, "outputs": 3}
+    return istmpi.Distributed(Perceptron, arguments, comm, example=torch.randn(4, 6), **loops.SETTINGS, **settings)
+
+
+@pytest.mark.ranks(only=[3])
+def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tmp):
+    """Ranks draw the same batches from a DataLoader, and a score's module adds up what they compute."""
+    examples = TensorDataset(torch.randn(48, 6, generator=loops.seeded(1)), torch.arange(48) % 3)
+    loader = DataLoader(examples, batch_size=8, shuffle=True)
+    job = make_job(comm, method="joint", lr=0.05)
+    taken = []
+    for round in loops.begin_rounds(job, 2, shared_tmp / "run"):
+        for batch in round.take(loader):
+            taken.append(batch[1].tolist())
+            round.step(loss_of(round, batch))
+    assert len(taken) == 6 and comm.allgather(taken) == [taken] * 3
+    assert job.summary.last.examples == 48, "an example that all ranks use counts once"
+    score = job.evaluate(loops.accuracy, loader)
+    x, labels = examples.tensors
+    with torch.no_grad():
+        outputs = comm.allreduce_sum(job.training.method.subnet.network(x.double()).numpy())
+    assert score == pytest.approx((outputs.argmax(1) == labels.numpy()).mean())
+    with open_checkpoint(job.save(shared_tmp / "network.h5")) as checkpoint:
+        assert checkpoint.header.blocks == 3
+    with pytest.raises(ConfigError, match="the sum of 3 subnets, which a state dict"):
+        job.state_dict()
+
+
+WRONG = {
+    "local = True": lambda round, loader: next(round.take(loader, local=True)),
+    "accumulate = 2": lambda round, loader: next(round.take(loader, accumulate=2)),
+    "needs the outputs of all subnets": lambda round, loader: [
+        round.step(round.module(x.double()).sum()) for x, _ in round.take(loader)
+    ],
+    "inputs=lambda": lambda round, loader: next(round.take([{"x": torch.zeros(2)}] * 3)),
+    "call round.take": lambda round, loader: [round.step(loss_of(round, next(iter(loader)))) for _ in round.steps()],
+}
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_use_in_a_loop_is_refused(comm, shared_tmp, message):
+    loader = DataLoader(TensorDataset(torch.randn(24, 1, 8, 8), torch.arange(24) % 10), batch_size=8)
+    job = loops.make_job(comm, method="joint")
+    round = next(loops.begin_rounds(job, 1, shared_tmp / "run"))
+    with pytest.raises(ConfigError, match=message):
+        WRONG[message](round, loader)
+
+
+REFUSED = {
+    "data.placement = 'sharded' does not go with joint": {"data__placement": "sharded"},
+    "method.finish = 'local-sgd:10%' does not go with joint": {"method__finish": "local-sgd:10%"},
+    "method.shares = 'auto' does not go with joint": {"method__shares": "auto"},
+    "model.scale = 'fitted' does not go with joint": {"model__scale": "fitted"},
+    "evaluate.form = 'merged' does not go with joint": {"evaluate__form": "merged"},
+    "evaluate.form = 'sum' does not go with ist": {"evaluate__form": "sum", "method__name": "ist"},
+}
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_added_up_is_refused(comm, message):
+    with pytest.raises(ConfigError, match=message):
+        trained(comm, **{"method__name": "joint", **REFUSED[message]})
