@@ -39,12 +39,18 @@ FACTOR = 3.0
 """The quotient of neighbouring learning rates."""
 EVALUATIONS = 10
 NEVER = "ist, never redealt"
+JOINT = "joint"
+"""Subnets that are trained on the sum of their outputs, with data that all ranks have."""
 METHODS: Mapping[str, Mapping[str, object]] = {
     "ist": {"method.name": "ist"},
     "ist, a tenth redealt": {"method.name": "ist", "method.redeal": 0.1},
     NEVER: {"method.name": "ist", "method.redeal": 0.0},
     "narrow, local SGD": {"method.name": "local-sgd"},
     "narrow, SparseLoCo": {"method.name": "sparse-loco"},
+    "joint": {"method.name": "joint"},
+    "joint, int8": {"method.name": "joint", "method.wire": "int8"},
+    "joint, J = 1": {"method.name": "joint"},
+    "joint, J = 60": {"method.name": "joint"},
     "whole, local SGD": {"method.name": "local-sgd"},
     "whole, SparseLoCo": {"method.name": "sparse-loco"},
     "whole, data parallel": {"method.name": "data-parallel"},
@@ -54,6 +60,7 @@ ALONE = "one rank"
 """A network that one rank trains on all data, as wide as a rank's or as all ranks' together; the same steps."""
 REGULARISED: Mapping[str, Mapping[str, object]] = {
     **{f"weight decay {decay:g}": {"optimizer.weight_decay": decay} for decay in (1e-4, 1e-3, 1e-2, 3e-2, 1e-1)},
+    **{f"clip {norm:g}": {"optimizer.clip": norm} for norm in (0.3, 1.0)},
     **{f"dropout {fraction:g}": {"model.dropout": fraction} for fraction in (0.1, 0.2, 0.4)},
 }
 """Settings that are tried at the best learning rate of a row."""
@@ -127,7 +134,12 @@ class Row:
     @property
     def rounds(self) -> int:
         """The rounds in which a rank makes the row's steps; one of FedAvg is a pass of half of the ranks."""
-        of_round = {"whole, data parallel": 1, "whole, FedAvg": self.task.examples / (2 * self.ranks * self.task.batch)}
+        of_round = {
+            "whole, data parallel": 1,
+            "whole, FedAvg": self.task.examples / (2 * self.ranks * self.task.batch),
+            "joint, J = 1": 1,
+            "joint, J = 60": 60,
+        }
         return max(round(self.steps / of_round.get(self.method, self.task.local_steps)), 1)
 
 
@@ -166,7 +178,7 @@ class Cell:
                 "train.seed": self.seed,
                 "train.threads": 1,
                 "evaluate.every": max(row.rounds // EVALUATIONS, 1),
-                "evaluate.form": "merged",
+                "evaluate.form": "sum" if row.method.startswith(JOINT) else "merged",
             }
         )
 
@@ -182,6 +194,10 @@ def measured(run: Run, communicator: Communicator) -> dict:
     except DivergedError as error:
         return {"diverged": str(error), "curve": curve, "ends": {"merged": {"validation": 0.0, "test": 0.0}}}
     forms = ("merged", "blocks") if run.method.redeal == 0 else ("merged",)
+    if run.method.name == JOINT:
+        training.arrange(training.rounds_done - 1)
+        ends["sum"] = {split: training.evaluator.score(split).score for split in ("validation", "test")}
+        forms = ()
     for form in forms:
         training.evaluator.arrange(training.method.holders(training.rounds_done - 1), form)
         ends[form] = {split: training.evaluator.score(split).score for split in ("validation", "test")}
@@ -277,7 +293,9 @@ def rows_of(task: Task, steps: int = 0) -> list[Row]:
     steps, several = steps or task.steps, [ranks for ranks in task.ranks if ranks > 1]
     widths = [(ranks, width or task.whole // ranks) for ranks in several for width in task.widths]
     alone = sorted({width for _, width in widths} | {ranks * width for ranks, width in widths})
-    rows = [Row(task, *each, method, steps) for each in widths for method in METHODS]
+    # Subnets are added up for the same examples.
+    methods = [name for name in METHODS if task.placement == "shared" or not name.startswith(JOINT)]
+    rows = [Row(task, *each, method, steps) for each in widths for method in methods]
     rows += [Row(task, 1, width, ALONE, steps) for width in alone]
     return rows + [replace(row, regularised=name) for row in rows for name in REGULARISED]
 
