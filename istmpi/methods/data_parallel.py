@@ -131,11 +131,12 @@ class DataParallel(ReplicatedMethod):
                 )
 
     def before_update(self) -> None:
+        mean = self._mean
         for name, parameter in self.subnet.network.named_parameters():
             if parameter.grad is None:
                 # A user's network may not use it in every step, but all ranks send the same.
                 parameter.grad = torch.zeros_like(parameter)
-            if not self._mean.has(name):
-                self._mean.add(name, parameter.grad)
+            if not mean.has(name):
+                mean.add(name, parameter.grad)
         with self.job.clock("all-reduce"):
-            self._mean.finish()
+            mean.finish()

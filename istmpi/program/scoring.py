@@ -201,8 +201,7 @@ class Scoring:
             if batch is nothing:
                 raise ConfigError("calibrate: the loader has no batch.")
         network = self._network
-        module = self._module
-        network.calibrate_by(lambda: score(module, self._to_device(batch)))
+        network.calibrate_by(lambda: score(self._module, self._to_device(batch)))
         # The score may leave out a layer, whose moments then stay unknown.
         if None not in network.moments.values():
             training.calibrated_after = training.rounds_done

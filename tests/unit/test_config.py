@@ -216,8 +216,8 @@ def test_every_setting_has_a_sentence_of_help_and_a_default_within_its_range():
 
 
 def test_a_methods_own_settings_are_those_of_its_spec():
-    names = [name for spec in METHODS.values() for name in spec.settings]
-    assert sorted(names) == sorted(find_types(SpecificSettings))
+    names = {name for spec in METHODS.values() for name in spec.settings}
+    assert names == {*find_types(SpecificSettings)}
 
 
 # ---- networks of one's own
