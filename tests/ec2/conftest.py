@@ -67,24 +67,19 @@ class Account:
 
     def holdings(self):
         """Everything that a cluster consists of, by kind."""
-        ec2, efs = self.client("ec2"), self.client("efs")
+        ec2 = self.client("ec2")
         reservations = ec2.describe_instances()["Reservations"]
         instances = [one for reservation in reservations for one in reservation["Instances"]]
-        shared = efs.describe_file_systems()["FileSystems"]
+        groups = ec2.describe_security_groups()["SecurityGroups"]
+        scaling = self.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+        shared = self.client("efs").describe_file_systems()["FileSystems"]
         return {
             "stacks": [one["StackName"] for one in self.client("cloudformation").describe_stacks()["Stacks"]],
             "instances": [one["InstanceId"] for one in instances if one["State"]["Name"] != "terminated"],
             "volumes": [one["VolumeId"] for one in ec2.describe_volumes()["Volumes"]],
-            "security groups": [
-                one["GroupId"]
-                for one in ec2.describe_security_groups()["SecurityGroups"]
-                if one["GroupName"] != "default"
-            ],
+            "security groups": [one["GroupId"] for one in groups if one["GroupName"] != "default"],
             "launch templates": [one["LaunchTemplateId"] for one in ec2.describe_launch_templates()["LaunchTemplates"]],
-            "groups": [
-                one["AutoScalingGroupName"]
-                for one in self.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
-            ],
+            "groups": [one["AutoScalingGroupName"] for one in scaling],
             "shared folders": [one["FileSystemId"] for one in shared],
         }
 

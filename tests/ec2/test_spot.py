@@ -65,45 +65,36 @@ def environment(metadata):
     return found
 
 
-def test_without_a_notice_a_command_is_left_alone(metadata):
-    command = [WATCH, "bash", "-c", "echo said; sleep 1; exit 3"]
+def outcome(metadata, script):
+    """How a script ends that is watched: its exit code, output and errors."""
+    command = [WATCH, "bash", "-c", script]
     done = subprocess.run(command, env=environment(metadata), capture_output=True, text=True, timeout=patient(20))
-    assert (done.returncode, done.stdout, done.stderr) == (3, "said\n", "")
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_without_a_notice_a_command_is_left_alone(metadata):
+    assert outcome(metadata, "echo said; sleep 1; exit 3") == (3, "said\n", "")
     assert metadata.asked.is_set()
 
 
 def test_a_notice_ends_a_command_with_sigterm_once(metadata):
     metadata.notice = NOTICE
     program = "trap 'echo asked to stop; exit 75' TERM; while :; do sleep 0.1; done"
-    done = subprocess.run(
-        [WATCH, "bash", "-c", program], env=environment(metadata), capture_output=True, text=True, timeout=patient(20)
-    )
-    assert (done.returncode, done.stdout) == (75, "asked to stop\n")
-
-
-def test_no_command_is_said():
-    done = subprocess.run([WATCH], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "istmpi-spot-watch: no command to run.\n")
+    assert outcome(metadata, program)[:2] == (75, "asked to stop\n")
 
 
 def test_a_run_is_saved_and_goes_on(metadata, tmp_path):
     """Through istmpi-run, on two ranks of MPI."""
-    launcher = os.environ.get("MPIRUN") or shutil.which("mpirun", path=environment(metadata)["PATH"])
-    settings = environment(metadata) | {"PATH": f"{Path(launcher).parent}{os.pathsep}{environment(metadata)['PATH']}"}
-    out = tmp_path / "run"
+    settings, out = environment(metadata), tmp_path / "run"
+    launcher = os.environ.get("MPIRUN") or shutil.which("mpirun", path=settings["PATH"])
+    settings["PATH"] = f"{Path(launcher).parent}{os.pathsep}{settings['PATH']}"
+    launch = [ROOT / "bin/istmpi-run", "--ranks-per-host", "2", "--launcher", "mpirun", "--spot"]
+    train = ["istmpi", "train", "digits", "--hidden", "64", "--threads", "1", "--resume", "auto", "--out", out]
 
     def start(count):
-        launch = ["--ranks-per-host", "2", "--launcher", "mpirun", "--spot"]
-        train = ["istmpi", "train", "digits", "--hidden", "64", "--rounds", count, "--threads", "1"]
-        train += ["--evaluate-every", count, "--resume", "auto", "--out", out]
-        return subprocess.Popen(
-            list(map(str, [ROOT / "bin/istmpi-run", *launch, *train])),
-            env=settings,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        words = [*launch, *train, "--rounds", str(count), "--evaluate-every", str(count)]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(words, env=settings, text=True, **streams)
 
     def end(run):
         try:

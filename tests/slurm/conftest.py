@@ -34,14 +34,10 @@ def submit(cluster, tmp_path):
         words = ["sbatch", "--parsable", f"--output={log}", *options]
         text = None if isinstance(script, Path) else script
         words += [str(script), *arguments] if text is None else []
+        environment = cluster.environment | {key: str(value) for key, value in (env or {}).items()}
+        limits = {"cwd": ROOT, "timeout": patient(30)}
         done = subprocess.run(
-            list(map(str, words)),
-            env={**cluster.environment, **{key: str(value) for key, value in (env or {}).items()}},
-            cwd=ROOT,
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=patient(30),
+            list(map(str, words)), env=environment, input=text, capture_output=True, text=True, **limits
         )
         assert done.returncode == 0, done.stderr
         jobs.append(Job(cluster, done.stdout.strip(), log))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from own_program import NET
 from slurm_cluster import RUN, rounds, weights
 
 ROOT = Path(__file__).parents[2]
@@ -59,30 +58,6 @@ def test_a_job_on_four_nodes_ends_as_mpirun_does(submit, tmp_path, undisturbed):
     assert report["machine"]["packages"]["numpy"]
 
 
-PROGRAM = """
-import torch, istmpi
-from net import Net
-
-x = torch.randn(8, 5)
-job = istmpi.Distributed(Net, {"features": 5, "outputs": 2}, example=x, local_steps=2)
-for round in job.rounds(5, folder="run", resume="auto"):
-    for step in round.steps():
-        round.step(round.module(x).square().mean())
-if job.communicator.rank == 0:
-    print(f"{job.communicator.size} ranks did {job.summary.last.round} rounds")
-"""
-
-
-def test_a_program_of_ones_own_trains_on_four_nodes(submit, tmp_path):
-    (tmp_path / "train.py").write_text(PROGRAM)
-    (tmp_path / "net.py").write_text(NET)
-    lines = ["#!/usr/bin/env bash", "#SBATCH --nodes=4", "#SBATCH --ntasks-per-node=1"]
-    job = submit("\n".join([*lines, f"cd {tmp_path}", f"exec istmpi-run {sys.executable} train.py", ""]))
-    assert job.end() == "COMPLETED", job.output
-    assert "4 ranks did 5 rounds" in job.output
-    assert (tmp_path / "run" / "network.h5").is_file()
-
-
 def test_a_job_whose_time_runs_out_goes_on(submit, cluster, tmp_path, undisturbed):
     """It stops in its very first round, so long before the end is asked for; then it is given more time."""
     out = tmp_path / "run"
@@ -99,18 +74,16 @@ def test_a_job_that_is_signalled_requeued_and_killed_goes_on(submit, cluster, tm
     out = tmp_path / "run"
     job = disturbed(submit, out)
 
-    def after(more, restart, *command):
-        seen = rounds(out)
-        job.wait_until(
-            lambda: job.facts["JobState"] == "RUNNING" and rounds(out) >= seen + more, f"{more} rounds more than {seen}"
-        )
+    def after_three_rounds(restart, *command):
+        wanted = rounds(out) + 3
+        job.wait_until(lambda: job.facts["JobState"] == "RUNNING" and rounds(out) >= wanted, "three rounds more")
         cluster.command(*command)
         job.wait_until(lambda: job.restarts == restart, f"restart {restart}")
 
-    after(3, 1, "scancel", "--signal=USR1", job.number)  # as --signal=USR1@120 does
+    after_three_rounds(1, "scancel", "--signal=USR1", job.number)  # as --signal=USR1@120 does
     assert "stopped by SIGUSR1" in job.output
-    after(3, 2, "scontrol", "requeue", job.number)
-    after(3, 3, "scancel", "--signal=KILL", f"{job.number}.2")
+    after_three_rounds(2, "scontrol", "requeue", job.number)
+    after_three_rounds(3, "scancel", "--signal=KILL", f"{job.number}.2")
     assert "the run was killed (exit code 137); queued again, restart 3 of 20" in job.output
     assert job.end() == "COMPLETED", job.output
     assert job.output.count("resuming from") == 3
@@ -145,24 +118,13 @@ def test_a_job_whose_rank_is_killed_under_mpirun_is_queued_again(submit, tmp_pat
     assert "the run was killed (exit code 137); queued again, restart 1 of 1" in job.output
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("nowhere.toml",), "istmpi: run nowhere.toml is neither a file nor a built-in run"),
-        (("digits", "--hidden", "2"), "istmpi: hidden1 has 2 units, but the run has 4 ranks"),
-    ],
-)
-def test_a_job_that_cannot_work_fails_once_before_anything_is_started(submit, arguments, message):
-    job = submit(ROOT / "jobs/slurm/train.sbatch", *arguments, options=["--nodes=4"])
-    assert job.end() == "FAILED"
-    assert job.facts["ExitCode"] == "2:0" and job.restarts == 0
-    assert job.output.count(message) == 1 and len(job.output.splitlines()) == 1, job.output
-
-
-def test_a_job_that_fails_in_training_fails_once(submit, tmp_path):
+def test_a_job_that_cannot_work_fails_once_before_anything_is_started_or_in_training(submit, tmp_path):
+    job = submit(ROOT / "jobs/slurm/train.sbatch", "digits", "--hidden", "2", options=["--nodes=4"])
+    assert (job.end(), job.facts["ExitCode"], job.restarts) == ("FAILED", "2:0", 0)
+    assert job.output.startswith("istmpi: hidden1 has 2 units, but the run has 4 ranks"), job.output
+    assert len(job.output.splitlines()) == 1, job.output
     job = disturbed(submit, tmp_path / "run", "--lr", "1e30")
-    assert job.end() == "FAILED"
-    assert job.facts["ExitCode"] == "3:0" and job.restarts == 0
+    assert (job.end(), job.facts["ExitCode"], job.restarts) == ("FAILED", "3:0", 0)
     assert job.output.count("the loss is no longer finite") == 1, job.output
 
 
