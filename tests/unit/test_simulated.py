@@ -6,7 +6,6 @@ import torch
 
 from istmpi.comm import Backoff
 from istmpi.comm.mpi import stand_in
-from istmpi.comm.stopping import StopGossip
 from istmpi.errors import ConfigError, SimulationError
 from istmpi.simulated import Faults, simulate
 
@@ -52,25 +51,14 @@ def test_messages_of_one_sender_and_tag_do_not_overtake_each_other_and_others_do
     assert len(set(map(tuple, orders))) > 5, "sources and tags overtake each other"
 
 
-def test_with_any_tag_the_first_that_was_sent_is_received_first():
-    def program(comm):
-        if comm.rank:
-            wait_for([comm.mpi.isend(tag, 0, tag) for tag in range(5)])
-            return None
-        return [comm.mpi.recv(source=1) for _ in range(5)]
-
-    assert all(results[0] == [0, 1, 2, 3, 4] for results in under_all(program, 2))
-
-
 def test_objects_that_arrive_are_the_receivers_own():
     def program(comm):
         mine = [comm.rank]
-        gathered = comm.allgather(mine)
-        gathered[0].append("changed")
+        comm.allgather(mine)[0].append("changed")
         comm.barrier()
-        return mine, comm.allgather(mine)[0]
+        return mine
 
-    assert simulate(program, 2).require() == [([0], [0]), ([1], [0])]
+    assert simulate(program, 2).require() == [[0], [1]]
 
 
 def test_every_rank_has_a_random_generator_of_its_own():
@@ -107,7 +95,11 @@ def test_a_schedule_is_a_function_of_its_seed():
     assert len({outcome.results[0] for outcome in first}) > 1, "a race is found"
 
 
-def test_a_slow_rank_is_slow():
+def test_faults_are_drawn_of_all_kinds_and_told_and_a_slow_rank_is_slow():
+    told = " ".join(str(Faults.draw(seed, 4)) for seed in range(40))
+    assert all(word in told for word in ("delayed", "stopped for", "slowed", "killed at its call"))
+    assert not any(Faults.draw(seed, 4, ["stops", "slow"]).kills for seed in range(40))
+
     def program(comm):
         for _ in range(50):
             comm.mpi.iprobe()
@@ -197,30 +189,3 @@ def test_an_error_of_one_rank_ends_all_and_one_of_all_does_not():
     outcome = simulate(agreed, 3)
     assert outcome.ended is outcome.errors[0] and outcome.ended_by is None
     assert [str(error) for error in outcome.errors] == ["rank 1: two"] * 3
-
-
-# ---- who draws, and who wishes to stop
-
-
-def test_a_wish_to_stop_reaches_all_in_every_order():
-    def program(comm):
-        gossip, reason, backoff = StopGossip(comm), "", Backoff()
-        if comm.rank == 2:
-            reason = "asked"
-            gossip.notify(reason)
-        while not reason:
-            reason = gossip.poll()
-            backoff.wait_unless(bool(reason))
-            if reason:
-                gossip.notify(reason)
-        gossip.settle()
-        return reason
-
-    assert all(results == ["asked"] * 5 for results in under_all(program, 5))
-
-
-def test_faults_are_drawn_of_all_kinds_and_told():
-    told = " ".join(str(Faults.draw(seed, 4)) for seed in range(40))
-    assert all(word in told for word in ("delayed", "stopped for", "slowed", "killed at its call"))
-    assert str(Faults()) == "none"
-    assert not any(Faults.draw(seed, 4, ["stops", "slow"]).kills for seed in range(40))
