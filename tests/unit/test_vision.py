@@ -12,7 +12,6 @@ from istmpi.inspection.examine import inspect
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.norms import build_module
-from istmpi.network.table import flops
 from istmpi.network.trials import one_thread
 from istmpi.outputs import join_outputs
 
@@ -69,7 +68,6 @@ def test_its_flops_are_those_that_pytorch_counts(network, name):
         module, (x,) = build_module(own, lengths).train(), own.examples(4, torch.float32)
         with FlopCounterMode(display=False) as counter:
             join_outputs(module(x)).square().mean().backward()
-        assert 4 * flops(found.operators, lengths) <= counter.get_total_flops()
         per_example = sum(sum(operator.flops(lengths)) for operator in found.operators)
         assert 4 * per_example == counter.get_total_flops(), lengths
 

@@ -95,14 +95,6 @@ def test_what_stays_on_its_rank_is_exact_unless_the_mean_is_taken(kind):
     assert not torch.equal(means[0][name], exact[0][name])
 
 
-def test_a_transfer_repeats_bit_for_bit_and_other_keys_round_otherwise():
-    layouts = [layout(name, 4, WIRE_LENGTHS) for name in ("all 0", "all 1")]
-    one, same, other = (wired("int8", *layouts, 4, key=key)[0] for key in (1, 1, 2))
-    name = "hidden features float32"
-    assert all(torch.equal(a[name], b[name]) for a, b in zip(one, same))
-    assert not all(torch.equal(a[name], b[name]) for a, b in zip(one, other))
-
-
 def test_values_that_nobody_trains_come_to_rest():
     """Their scales are powers of two: those that hop in ever other company round no more once these have grown."""
     deals = [layout(f"all {round}", 4, WIRE_LENGTHS) for round in range(25)]
