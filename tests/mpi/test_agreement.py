@@ -1,12 +1,26 @@
 """What one rank gets wrong, all ranks are told; what cannot work is refused before anything is trained."""
 
+import re
+
 import numpy as np
 import pytest
-from small import small_run
+from offset_files import write as write_less_an_offset
+from small import own_run, small_run
+from tokenizing import make_tokenizer
 
 from istmpi.data.prepare import prepare
 from istmpi.errors import ConfigError, DataError, UserError
 from istmpi.training.loop import Training
+
+DECODER = {
+    "model__name": "transformer",
+    "model__layers": 1,
+    "model__embed": 8,
+    "model__heads": [4],
+    "model__head_dim": 2,
+    "model__hidden": [8],
+    "data__length": 10,
+}
 
 
 @pytest.mark.both
@@ -56,58 +70,101 @@ def test_a_rank_in_another_call_is_named(comm):
 
 @pytest.mark.ranks(min=2)
 @pytest.mark.parametrize(
-    "key, first, second, says",
-    [
-        ("model.hidden", [13, 11], [13, 12], r"model.hidden: \[13, 11\] or \[13, 12\]"),
-        ("train.seed", 1, 2, "train.seed: 1 or 2"),
-        ("optimizer.lr", 0.1, 0.2, r"optimizer.lr: 0.1 or 0.2"),
-        ("method.name", "ist", "local-sgd", "method.name: ist or local-sgd"),
-        ("method.shares", None, [1, 1, 1, 1, 1], "method.shares: None or "),
-    ],
+    "key, first, second", [("model.hidden", [13, 11], [13, 12]), ("method.shares", None, [1, 1, 1])]
 )
-def test_different_settings_are_refused_with_setting_and_values(comm, key, first, second, says):
+def test_different_settings_are_refused_with_setting_and_values(comm, key, first, second):
     last = comm.size - 1
-    value = second if comm.rank == last else first
-    if key == "method.shares" and value:
-        value = value[: comm.size]
+    says = re.escape(f"{key}: {first} or ")
     with pytest.raises(ConfigError, match=f"rank {last}: the ranks have different settings .*{says}"):
-        Training(small_run().override({key: value}), comm)
+        Training(small_run().override({key: second if comm.rank == last else first}), comm)
 
 
-@pytest.mark.ranks(min=2)
-def test_tables_of_other_columns_are_refused(comm, shared_tmp):
-    names = ("b", "a") if comm.rank == 1 else ("a", "b")
-    table = shared_tmp / f"site-{comm.rank}.csv"
-    table.write_text("\n".join([f"{','.join(names)},kind", *(f"{n},{n * n % 7},{n % 2}" for n in range(60))]))
-    prepare("csv", table, table.with_suffix(".h5"))
+# ---- files
+
+
+def write(path, features=5):
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(40, features)).astype(np.float32), random.integers(0, 3, 40)
+    np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
+
+
+def write_table(path, first):
+    """Two columns, of which rank 1 has the second one first."""
+    names = "a,b" if first else "b,a"
+    table = path.with_suffix(".csv")
+    table.write_text("\n".join([f"{names},kind", *(f"{n},{n * n % 7},{n % 2}" for n in range(60))]))
+    prepare("csv", table, path)
+
+
+def write_text(path, first):
+    """Text in the tokens of one of two tokenizers, whose vocabularies are of one size."""
+    documents = path.with_suffix("")
+    documents.mkdir()
+    for number in range(10):
+        (documents / f"{number}.txt").write_text("units of a layer\n" * (number + 3), encoding="utf-8")
+    tokenizer = make_tokenizer(path.with_suffix(".json"), "<|endoftext|>" if first else "</s>")
+    prepare("text", documents, path, tokenizer=str(tokenizer))
+
+
+def write_offset(path, first):
+    """Values as an earlier istmpi prepared them, on rank 1 less an offset."""
+    x = np.arange(400.0).reshape(200, 2)
+    write_less_an_offset(path, x if first else x - [1.7e9, 0], np.arange(200) % 2)
+
+
+OF_RANKS = {
+    "columns": ("h5", write_table, "site-1.csv: feature 0 is 'b', but 'a' on rank 0"),
+    "shapes": (
+        "npz",
+        lambda path, first: write(path, 6 - first),
+        r"site-1.npz: shape = \(6,\), but \(5,\) on rank 0\.",
+    ),
+    "missing": ("npz", lambda path, first: write(path) if first else None, "data .*site-1.npz does not exist"),
+    "tokenizers": ("h5", write_text, "tokenizer = .*, but .* on rank 0"),
+    "offsets": ("h5", write_offset, "another float32 offset than on rank 0"),
+}
+
+
+@pytest.mark.ranks(only=[2])
+@pytest.mark.parametrize("case", OF_RANKS)
+def test_files_of_ranks_that_do_not_fit_together_are_refused(comm, shared_tmp, case):
+    """The message names the rank and its file, and all ranks raise it."""
+    ending, make, says = OF_RANKS[case]
+    make(shared_tmp / f"site-{comm.rank}.{ending}", comm.rank == 0)
     comm.barrier()
-    run = small_run(data__source=str(shared_tmp / "site-{rank}.h5"), data__placement="local")
-    with pytest.raises(DataError, match="rank 1: .*site-1.csv: feature 0 is 'b', but 'a' on rank 0"):
-        Training(run, comm)
+    network = DECODER if case == "tokenizers" else {}
+    source = {"data__source": str(shared_tmp / f"site-{{rank}}.{ending}"), "data__placement": "local"}
+    with pytest.raises(DataError, match=f"rank 1: .*{says}") as refused:
+        Training(own_run(**network, **source).with_implied(), comm)
+    assert "\n" not in str(refused.value)
     comm.barrier()
 
 
-@pytest.mark.ranks(min=2)
-def test_files_that_give_different_networks_are_refused(comm, shared_tmp):
-    features = 5 + (comm.rank == 1)
-    write(shared_tmp / f"data-{comm.rank}.npz", features=features)
-    comm.barrier()
-    with pytest.raises(DataError, match=r"rank 1: .*data-1.npz: shape = \(6,\), but \(5,\) on rank 0\."):
-        Training(small_run(data__source=str(shared_tmp / "data-{rank}.npz")), comm)
-    comm.barrier()
+def shorten(arrays):
+    for name in ("x_train", "y_train"):
+        arrays[name] = arrays[name][:37]
+
+
+def relabel(arrays):
+    for name in ("y_train", "y_test"):
+        arrays[name] = (arrays[name] + 1) % 3
+
+
+def change_features(arrays):
+    for name in ("x_train", "x_test"):
+        arrays[name][3, 0] += 1
 
 
 @pytest.mark.ranks(min=2)
 @pytest.mark.parametrize(
-    "changed, says",
+    "change, says",
     [
-        ({"train": -3}, r"37 train examples, not 40 \(rank {last}\)"),
-        ({"test": +2}, r"42 test examples, not 40 \(rank {last}\)"),
-        ({"train": 0, "test": 0}, r"other train labels \(rank {last}\); other test labels \(rank {last}\)"),
-        ({"x_train": 3, "x_test": 3}, r"other train features \(rank {last}\); other test features \(rank {last}\)"),
+        (shorten, r"37 train examples, not 40 \(rank {last}\)"),
+        (relabel, r"other train labels \(rank {last}\); other test labels \(rank {last}\)"),
+        (change_features, r"other train features \(rank {last}\); other test features \(rank {last}\)"),
     ],
 )
-def test_other_files_of_the_same_name_are_refused(comm, shared_tmp, monkeypatch, changed, says):
+def test_other_files_of_the_same_name_are_refused(comm, shared_tmp, monkeypatch, change, says):
     """As when each node has a copy of its own and one is out of date."""
     last = comm.size - 1
     folder = shared_tmp / str(comm.rank)
@@ -115,42 +172,9 @@ def test_other_files_of_the_same_name_are_refused(comm, shared_tmp, monkeypatch,
     monkeypatch.chdir(folder)
     write("data.npz")
     if comm.rank == last:
-        with np.load("data.npz") as file:
-            arrays = dict(file)
-        for split, more in changed.items():
-            if split.startswith("x_"):
-                arrays[split][more, 0] += 1
-                continue
-            rows = np.arange(len(arrays[f"y_{split}"]) + more) % len(arrays[f"y_{split}"])
-            arrays[f"x_{split}"] = arrays[f"x_{split}"][rows]
-            arrays[f"y_{split}"] = (arrays[f"y_{split}"][rows] + (more == 0)) % 3
+        arrays = dict(np.load("data.npz"))
+        change(arrays)
         np.savez("data.npz", **arrays)
     with pytest.raises(DataError, match=f"^data.npz differs between ranks: {says.format(last=last)}. "):
         Training(small_run(data__source="data.npz"), comm)
     Training(small_run(data__source=str(shared_tmp / "{rank}" / "data.npz")), comm)
-
-
-@pytest.mark.ranks(min=2)
-def test_a_file_that_one_rank_misses_is_named_on_all(comm, shared_tmp):
-    if comm.rank != 1:
-        write(shared_tmp / f"data-{comm.rank}.npz")
-    comm.barrier()
-    with pytest.raises(DataError, match="rank 1: data .*data-1.npz does not exist"):
-        Training(small_run(data__source=str(shared_tmp / "data-{rank}.npz")), comm)
-    comm.barrier()
-
-
-def test_more_ranks_than_units_are_refused_by_name(comm):
-    def set_up(width):
-        return Training(small_run(model__hidden=[13, width]), comm)
-
-    set_up(comm.size)
-    if comm.size > 1:
-        with pytest.raises(ConfigError, match=f"^hidden2 has {comm.size - 1} units, but the run has {comm.size} ranks"):
-            set_up(comm.size - 1)
-
-
-def write(path, features=5, rows=40):
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=(rows, features)).astype(np.float32), random.integers(0, 3, rows)
-    np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)

@@ -78,11 +78,3 @@ def test_predicted_numbers_are_those_of_the_data(comm, shared_tmp, standardise):
     assert network(x).dtype == np.float64 and errors.mean() < 50
     scores = [evaluate(path, comm, other, split=split).score for split in ("train", "test")]
     assert sum(part.score * part.examples for part in scores) == pytest.approx(errors[:150].sum(), rel=1e-4)
-
-
-@pytest.mark.ranks(only=[3])
-def test_ranks_of_which_some_have_an_offset(comm, shared_tmp):
-    for rank in range(comm.size):
-        prepared(comm, shared_tmp, f"part{rank}", TIMES - [1.7e9 * (rank == 1), 0], LATE)
-    with pytest.raises(DataError, match="another float32 offset than on rank 0"):
-        trained(comm, data__source=str(shared_tmp / "part{rank}.h5"), data__placement="local", train__rounds=1)

@@ -64,15 +64,3 @@ def test_text_in_other_tokens_is_refused(comm, files):
     ) as refused:
         evaluate(path, comm, str(files / "1.h5"))
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.ranks(min=2)
-def test_ranks_whose_own_files_have_other_tokenizers_are_refused(comm, files):
-    if comm.rank == 0:
-        for rank in range(comm.size):
-            (files / f"own-{rank}.h5").symlink_to(f"{min(rank, 1)}.h5")
-    comm.barrier()
-    run = own_run(**DECODER, data__source=str(files / "own-{rank}.h5")).with_implied()
-    with pytest.raises(DataError, match="tokenizer = .*, but .* on rank 0") as refused:
-        Training(run, comm)
-    assert "\n" not in str(refused.value)
