@@ -1,10 +1,9 @@
 """Weights that leave before a round's end, against networks put together in one process; and what must not matter."""
 
-import numpy as np
 import pytest
 import torch
 from batches import plain
-from small import assert_near, assert_same_bits, small_run, trained, whole
+from small import assert_near, assert_same_bits, trained, whole
 from torch.nn import functional
 
 from istmpi.comm import mpi
@@ -13,9 +12,7 @@ from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import DivergedError
 from istmpi.models import architecture
-from istmpi.training.loop import Training
 
 pytestmark = pytest.mark.ranks(only=[1, 2, 3])
 
@@ -117,32 +114,6 @@ def test_without_threads_every_bit_is_the_same(comm, monkeypatch, settings):
     alone, its = trained(comm, **settings)
     assert_same_bits(whole(alone), whole(expected))
     assert [(one.loss, one.bytes) for one in its] == [(one.loss, one.bytes) for one in progress]
-
-
-@pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("diverges", [7, 9, 10, 11], ids=["", "early", "where it leaves", "behind that"])
-def test_a_round_that_diverges_is_gone_back_from_whatever_has_left_by_then(comm, diverges):
-    settings = {"method__local_steps": 4, "method__delay": 2, "method__redeal": 0.6}
-    rounds_done = diverges // 4
-    expected, _ = trained(comm, **settings)
-    training = Training(small_run(**settings), comm)
-    rounds = training.rounds()
-    good = None
-    batch = training.method.batch
-
-    def poisoned(step):
-        taken = batch(step)
-        if step == diverges and comm.rank == 0:
-            taken.inputs[0][0, 0] = np.nan
-        return taken
-
-    training.method.batch = poisoned
-    for _ in range(rounds_done):
-        next(rounds)
-        good = whole(training)
-    with pytest.raises(DivergedError):
-        next(rounds)
-    assert_same_bits(whole(training), good)
 
 
 @pytest.mark.ranks(only=[1, 3])

@@ -40,6 +40,8 @@ def test_they_come_with_the_gather_that_a_round_has_anyway(comm, monkeypatch):
 def test_what_a_round_took_adds_up(comm):
     _, progress = trained(comm)
     assert sum(one.last_round.bytes for one in progress) == progress[-1].bytes
+    assert [one.local_steps for one in progress] == [3, 6, 9, 12]
+    assert [one.examples for one in progress] == [8 * comm.size * one.local_steps for one in progress]
     assert sum(one.last_round.examples for one in progress) == progress[-1].examples
     assert sum(one.last_round.seconds for one in progress) == pytest.approx(progress[-1].seconds)
     assert {one.ranks for one in progress} == {comm.size} and {one.score_name for one in progress} == {"accuracy"}

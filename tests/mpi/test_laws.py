@@ -1,7 +1,5 @@
 """Laws of a whole run that do not depend on the method's arithmetic."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,6 @@ from istmpi.config import methods
 from istmpi.engine.partition import Partition
 from istmpi.errors import DivergedError, IstmpiError
 from istmpi.training.loop import Training
-
-METHODS = pytest.mark.parametrize("method", methods.METHODS)
 
 
 @pytest.mark.both
@@ -29,44 +25,6 @@ def test_a_deal_that_differs_is_noticed_before_weights_are_scrambled(comm, monke
     with pytest.raises(IstmpiError, match=f"^rank {comm.size - 1}: the deal of round 1 differs"):
         next(training.rounds())
     assert_same_bits(whole(training), before)
-
-
-@pytest.mark.parametrize("method", [name for name in methods.METHODS if name not in ("fedavg", "joint")])
-def test_every_step_is_taken_also_the_last_before_a_boundary(comm, method):
-    """35 examples a rank, batches of 8, 3 local steps: neither divides the other, and none is thrown away."""
-    settings = {"data__placement": "sharded", "method__local_steps": 3, "train__rounds": 5}
-    training = Training(small_run(method__name=method, **settings), comm)
-    taken = []
-    at = training.batches.at
-    training.batches.at = lambda step: (taken.append(step), at(step))[1]
-    progress = list(training.rounds())
-    assert taken == list(range(15))
-    assert [(one.round, one.local_steps, one.examples) for one in progress] == [
-        (done, 3 * done, 3 * done * 8 * comm.size) for done in range(1, 6)
-    ]
-
-
-def test_a_rank_of_fedavg_takes_its_examples_once_in_every_pass(comm):
-    settings = {"data__placement": "sharded", "train__batch": 30, "method__epochs": 2}
-    training = Training(small_run(method__name="fedavg", **settings), comm)
-    split, taken = training.dataset.train, []
-    take = split.batch
-    split.batch = lambda indices, key=None: (taken.append(sorted(indices.tolist())), take(indices, key))[1]
-    for round in range(3):
-        training.method.run(round)
-    mine = sorted(row for batch in taken for row in batch)
-    own = sorted(set(mine))
-    assert len(own) == training.batches.examples
-    assert mine == sorted(own * 2 * 3), "two passes in each of three rounds"
-    assert training.method.examples == len(mine)
-
-
-def test_with_nothing_dealt_out_two_rounds_up_to_a_mean_are_one_of_twice_as_many_steps(comm):
-    state = {"method__optimizer_state": "carry", "optimizer__momentum": 0.5, "model__dtype": "float32"}
-    seldom, _ = trained(comm, method__partition=[], method__share_every=2, **state)
-    steps = {"method__local_steps": 6, "train__rounds": 2}
-    local, losses = trained(comm, method__name="local-sgd", **steps, **state)
-    assert_same_bits(whole(seldom), whole(local))
 
 
 @pytest.mark.parametrize("carry", [False, True])
@@ -109,7 +67,7 @@ def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(
 # ---- a loss that is no longer finite
 
 
-@METHODS
+@pytest.mark.parametrize("method", methods.METHODS)
 def test_a_loss_that_turns_nan_stops_all_ranks_and_keeps_the_last_good_weights(comm, method):
     settings = {"optimizer__lr": 1e200, "model__norm": "none", "method__optimizer_state": "carry"}
     training = Training(small_run(method__name=method, optimizer__momentum=0.9, **settings), comm)
@@ -123,45 +81,37 @@ def test_a_loss_that_turns_nan_stops_all_ranks_and_keeps_the_last_good_weights(c
     assert_same_bits(whole(training), before)
 
 
-@METHODS
-def test_the_round_and_the_rank_are_those_that_went_wrong(comm, method):
-    """One rank meets an example that is not finite in the third round; the second round's weights are kept."""
-    training = Training(small_run(method__name=method, train__batch=500), comm)
-    batch = training.method.batch
+DIVERGING = {method: ({"method__name": method, "train__batch": 500}, 7) for method in methods.METHODS}
+DIVERGING["seldom shared"] = ({"method__share_every": 3, "model__bias": True}, 7)
+for place, step in {"early": 9, "where it leaves": 10, "behind that": 11}.items():
+    DIVERGING[place] = ({"method__local_steps": 4, "method__delay": 2, "method__redeal": 0.6}, step)
 
-    def poisoned(step):
+
+@pytest.mark.parametrize("settings, poisoned", DIVERGING.values(), ids=DIVERGING)
+def test_the_round_and_the_rank_are_those_that_went_wrong(comm, settings, poisoned):
+    """One rank meets an example that is not finite in the third round. The weights of the second round are kept.
+
+    This holds for weights that nobody sent home yet, and whatever has left before its round's end.
+    """
+    spared, training = (Training(small_run(**settings), comm) for _ in range(2))
+    rounds = spared.rounds()
+    next(rounds), next(rounds)
+    batch, last = training.method.batch, comm.size - 1
+
+    def poisoning(step):
         taken = batch(step)
-        if comm.rank == comm.size - 1 and step == 7:
+        if comm.rank == last and step == poisoned:
             taken.inputs[0][0, 0] = np.nan
         return taken
 
-    training.method.batch = poisoned
+    training.method.batch = poisoning
     rounds = training.rounds()
     next(rounds), next(rounds)
-    good = whole(training)
-    assert all(np.isfinite(values).all() for values in good.values())
-    with pytest.raises(DivergedError, match=rf"^rank {comm.size - 1}: .* in round 3, local step 2; ") as diverged:
+    step = poisoned - 2 * training.run.method.local_steps + 1
+    with pytest.raises(DivergedError, match=rf"^rank {last}: .* in round 3, local step {step}; ") as diverged:
         next(rounds)
     assert diverged.value.everywhere
-    assert_same_bits(whole(training), good)
-
-
-def poisoned(batch):
-    return replace(batch, inputs=tuple(x * np.nan for x in batch.inputs))
-
-
-@pytest.mark.both
-@pytest.mark.parametrize("settings", [{}, {"method__share_every": 3, "model__bias": True}], ids=["", "seldom shared"])
-def test_weights_that_nobody_sent_home_yet_are_kept_as_well(comm, settings):
-    expected, _ = trained(comm, train__rounds=2, **settings)
-    training = Training(small_run(train__batch=8, **settings), comm)
-    batch = training.method.batch
-    training.method.batch = lambda step: poisoned(batch(step)) if step == 7 else batch(step)
-    rounds = training.rounds()
-    next(rounds), next(rounds)
-    with pytest.raises(DivergedError, match="in round 3, local step 2; "):
-        next(rounds)
-    assert_same_bits(whole(training), whole(expected))
+    assert_same_bits(whole(training), whole(spared))
 
 
 def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
