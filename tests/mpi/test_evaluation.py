@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 from batches import examples_of
-from small import on_root, small_run, trained, whole
-
-from istmpi.evaluation.full import FullNetwork
-from istmpi.training.loop import Training
+from small import on_root, trained, whole
 
 
 def plain(training, sample):
@@ -58,49 +55,24 @@ def calibration_sample(training, count):
     return torch.from_numpy(examples_of(training.dataset.train, rows)[0]).double()
 
 
-@pytest.mark.parametrize("settings", [{}, {"model__output_norm": False, "model__dropout": 0.5}], ids=["", "dropout"])
-def test_the_score_is_that_of_the_whole_network(comm, settings):
-    """tests/mpi/test_full_network.py has other normalisations, activations and layers."""
-    training, progress = trained(comm, **settings)
+@pytest.mark.parametrize("case", ["often", "dropout", "fewer labels than ranks"])
+def test_the_score_is_that_of_the_whole_network(comm, shared_tmp, case):
+    """Of the present weights, however often they were scored before.
+
+    tests/mpi/test_full_network.py has other normalisations, activations and layers.
+    """
+    settings = {"model__output_norm": False, "model__dropout": 0.5} if case == "dropout" else {}
+    if case == "fewer labels than ranks":
+        write(comm, shared_tmp / "two.npz", labels=2)
+        settings = {"data__source": str(shared_tmp / "two.npz")}
+    training, progress = trained(comm, **settings, evaluate__every=1)
     score = progress[-1].score
     forward = plain(training, calibration_sample(training, 1024))
     loss, accuracy = scored(forward, *read_all(training.dataset.test))
-    assert score.examples == len(training.dataset.test) == 360
+    assert score.examples == len(training.dataset.test)
     assert score.loss == pytest.approx(loss, abs=1e-10)
-    assert score.score == accuracy
-
-
-def test_the_score_does_not_depend_on_the_ranks(comm):
-    """Before training all rank counts have the same network; with data-parallel on equal batches also afterwards."""
-    training = Training(small_run(), comm)
-    score = training.evaluate()
-    assert score.loss == pytest.approx(2.466071294787149, abs=1e-12)
-    assert score.score == 62 / 360
-
-
-def test_the_calibration_follows_the_weights(comm):
-    """Every evaluation is that of the present weights, and changes nothing in training."""
-    often, progress = trained(comm, evaluate__every=1)
-    rarely, _ = trained(comm)
-    assert [one.score is not None for one in progress] == [True] * 4
+    assert score.score == pytest.approx(accuracy)
     assert len({one.score.loss for one in progress}) == 4
-    for name, values in whole(often).items():
-        np.testing.assert_array_equal(values, whole(rarely)[name])
-    fresh = FullNetwork(often.architecture, often.store, comm, often.evaluator.plan.sharded)
-    sample = calibration_sample(often, 1024)
-    fresh.calibrate(sample)
-    often.evaluator.calibrate()
-    assert torch.equal(fresh(sample[:5]), often.evaluator.network(sample[:5]))
-
-
-def test_more_ranks_than_labels(comm, shared_tmp):
-    write(comm, shared_tmp / "two.npz", labels=2)
-    training, progress = trained(comm, data__source=str(shared_tmp / "two.npz"))
-    forward = plain(training, calibration_sample(training, 1024))
-    assert (progress[-1].score.loss, progress[-1].score.score) == pytest.approx(
-        scored(forward, *read_all(training.dataset.test)), abs=1e-10
-    )
-    comm.barrier()
 
 
 def test_regression(comm, shared_tmp):
