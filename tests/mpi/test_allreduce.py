@@ -59,32 +59,6 @@ def test_it_is_the_mean_and_the_same_bits_on_every_rank(comm, sizes, background,
     )
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-15), (torch.bfloat16, 0.05)])
-def test_every_dtype(comm, dtype, tolerance):
-    per_rank = values(comm, [1000, 3], dtype)
-    expected = {name: sum(one[name].double() for one in per_rank) / comm.size for name in per_rank[0]}
-    mine = per_rank[comm.rank]
-    mean_over_ranks(comm, mine)
-    for name, tensor in mine.items():
-        assert tensor.dtype == dtype
-        torch.testing.assert_close(tensor.double(), expected[name], rtol=0, atol=tolerance)
-
-
-@pytest.mark.real
-@pytest.mark.ranks(min=2)
-def test_it_travels_while_the_caller_does_something_else(comm, monkeypatch):
-    """The first bucket has its mean before the last tensor is handed over."""
-    monkeypatch.setattr(ring, "BUCKET_BYTES", 64)
-    mine = values(comm, [100, 100])[comm.rank]
-    expected = sum(one["1"] for one in values(comm, [100, 100])) / comm.size
-    mean = MeanOverRanks({name: tensor.nbytes for name, tensor in mine.items()}, comm)
-    mean.add("1", mine["1"])
-    wait_for(comm, mine["1"], expected)
-    mean.add("0", mine["0"])
-    mean.finish()
-    torch.testing.assert_close(mine["1"], expected)
-
-
 @pytest.mark.real
 @pytest.mark.ranks(min=2)
 def test_a_tensor_may_be_handed_over_in_parts(comm, monkeypatch):

@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from batches import plain
-from small import assert_same_bits, own_run, whole
-from torch.nn import functional
+from small import own_run, whole
 from uses import check_uses, read_all
 
-from istmpi.data.batches import Batches, place
 from istmpi.data.sources import open_dataset
 from istmpi.training.loop import Training
 from tests.networks import joined_nets
@@ -55,22 +52,3 @@ def test_every_use_of_a_network_agrees_with_the_plain_class(comm, shared_tmp, na
 
 def whole_of(network):
     return {key: parameter.detach().numpy() for key, parameter in network.named_parameters()}
-
-
-@pytest.mark.ranks(only=[1])
-@pytest.mark.parametrize("name", ["Nerf", "OwnWeights"])
-def test_one_rank_computes_what_pytorch_does_bit_for_bit(comm, name):
-    """One rank takes the steps that a loop over the plain class takes."""
-    training = Training(run_of(name), comm)
-    run, data = training.run, training.dataset.train
-    network = scaled(name, {key: values.copy() for key, values in whole(training).items()}, 1).train()
-    optimizer = torch.optim.SGD(network.parameters(), lr=run.optimizer.lr)
-    rows = place(run.data.placement, data.labels(), 0, 1, run.train.seed)
-    batches = Batches(data, rows, run.train.batch, run.train.seed, 0)
-    list(training.rounds())
-    for step in range(run.train.rounds * run.method.local_steps):
-        x, y = map(torch.from_numpy, plain(batches.at(step)))
-        optimizer.zero_grad()
-        functional.cross_entropy(network(x.double()), y).backward()
-        optimizer.step()
-    assert_same_bits(whole_of(network), whole(training))

@@ -82,13 +82,6 @@ def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
     assert mine[-1].score.score == theirs[-1].score.score
 
 
-def test_a_group_can_be_left_out_of_the_deal(comm):
-    training, _ = own_trained(comm, **CONVOLUTIONAL, method__partition=["channels1"])
-    assert dict(training.store.scale) == {"channels1": 1 / comm.size}
-    if comm.size > 1:
-        assert training.method.subnet._lengths["channels1"] < 7
-
-
 # ---- the full network
 
 

@@ -156,13 +156,3 @@ def test_without_the_scale_it_would_be_wrong(comm, shared_tmp):
     score = training.evaluate()
     assert (np.sqrt(score.loss) > TARGET / 2) == (comm.size > 1)
     comm.barrier()
-
-
-def test_behind_a_batch_normalisation_nothing_is_multiplied(comm):
-    training, _ = trained(comm)
-    assert training.store.scale == {}
-    assert all(
-        not layer._forward_pre_hooks
-        for layer in training.method.subnet.network.modules()
-        if isinstance(layer, torch.nn.Linear)
-    )
