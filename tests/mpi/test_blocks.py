@@ -4,17 +4,14 @@ import numpy as np
 import pytest
 import torch
 from batches import examples_of
-from small import own_run, trained
+from small import trained
 
 from istmpi import errors
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
-from istmpi.deploy.scoring import evaluate
 from istmpi.engine.partition import Partition
-from istmpi.simulated import simulate
-from istmpi.training.loop import Training
 
 pytestmark = pytest.mark.ranks(only=[1, 3])
 ONCE = {"method__redeal": 0.0, "train__rounds": 3, "model__hidden": [10, 7]}
@@ -79,63 +76,19 @@ def test_its_program_has_the_outputs_of_the_network(comm, shared_tmp):
         export(path, "safetensors")
 
 
-NETWORKS = {
-    "mlp": {},
-    "layers without normalisation": {"model__norm": "none", "model__bias": True},
-    "blocks of a resnet": {
-        "model__name": "resnet",
-        "model__blocks": [5, 1],
-        "model__channels": [4, 6],
-        "model__inner": [3, 4],
-        "method__partition": ["blocks1"],
-    },
-    "every round another deal": {"method__redeal": 1.0},
-    "shares": {"method__shares": [1.0, 2.0, 1.5]},
-}
-
-
-@pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_any_number_of_ranks_scores_what_training_scored(comm, shared_tmp, name):
-    settings = ONCE | {"evaluate__form": "blocks"} | NETWORKS[name]
-    if settings.get("model__name") == "resnet":
-        settings.pop("model__hidden")
-        training = Training(own_run(**settings), comm)
-        progress = list(training.rounds())
-    else:
-        training, progress = trained(comm, **settings)
-    path, score = shared_tmp / "network.h5", progress[-1].score
-    commit(path, *training.state(calibrated=True), "direct", comm)
-    assert score.form == "blocks"
-    comm.barrier()
-    if comm.rank == 0:
-        for ranks in (1, 2, 5) if name == "mlp" else (2,):
-            for result in simulate(lambda few: evaluate(path, few), ranks).require():
-                assert (result.score.form, result.score.score) == ("blocks", score.score)
-                assert result.score.loss == pytest.approx(score.loss, rel=1e-6)
-    comm.barrier()
-
-
 def test_best_is_whichever_scores_better_on_the_validation_split(comm):
-    validation = {"data__validation": 0.3}
+    """By default it is taken where units are dealt once."""
     scores = {}
-    for form in ("merged", "blocks", "best"):
-        training, progress = trained(comm, **ONCE, **validation, evaluate__form=form)
+    for form in ("merged", "blocks", "best", None):
+        training, progress = trained(comm, **ONCE, data__validation=0.3, evaluate__form=form)
         training.arrange(2)
         scores[form] = training.evaluator.score("validation").score, progress[-1].score
     better = max("merged", "blocks", key=lambda form: scores[form][0])
-    assert scores["best"] == scores[better]
+    assert scores["best"] == scores[None] == scores[better]
     assert scores["best"][1].form == better
 
 
-def test_by_default_it_is_chosen_where_units_are_dealt_once(comm):
-    once, dealt = (trained(comm, **ONCE | {"method__redeal": fraction})[1][-1].score for fraction in (0.0, 0.5))
-    best = trained(comm, **ONCE, evaluate__form="best")[1][-1].score
-    assert once == best and dealt.form == "merged"
-
-
-def test_a_method_that_deals_nothing_has_its_whole_network(comm):
-    plain, asked = (
-        trained(comm, method__name="local-sgd", **form)[1][-1].score for form in ({}, {"evaluate__form": "blocks"})
-    )
-    assert plain == asked and asked.form == "merged"
+@pytest.mark.parametrize("settings", [{"method__name": "local-sgd", "evaluate__form": "blocks"}, {}], ids=str)
+def test_a_method_that_deals_nothing_or_anew_has_its_whole_network(comm, settings):
+    score, merged = (trained(comm, **settings | form)[1][-1].score for form in ({}, {"evaluate__form": "merged"}))
+    assert score == merged and score.form == "merged"

@@ -97,17 +97,6 @@ def test_several_labels_a_node(comm, graph):
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage"])
-def test_the_whole_graph_is_scored(comm, graph, model):
-    training = Training(own_run(**settings(graph, model__name=model)), comm)
-    score = list(training.rounds())[-1].score
-    outputs, targets = full_outputs(training, {name: torch.from_numpy(one) for name, one in whole(training).items()})
-    on = targets >= 0
-    right = float((outputs.argmax(dim=1) == targets).sum()) / int(on.sum())
-    assert (score.score, score.examples) == (pytest.approx(right), int(on.sum()))
-    assert score.loss == pytest.approx(float(loss_of(outputs, targets)))
-
-
-@pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_local_graphs_may_be_of_any_size(comm, graph, shared_tmp, model):
     """What is free on a rank with a large graph is not on one with a small one, but all have the same plan."""
     nodes = 40 if comm.rank == 0 else 400

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from istmpi import rng
 from istmpi.engine.partition import draw_ranks
-from istmpi.errors import ConfigError
+from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.training.loop import Training
 
 NO_NORM = {"model__norm": "none", "model__bias": True}
@@ -168,16 +168,6 @@ def test_codistillation_is_what_its_authors_wrote(comm, norm):
     assert_near(whole(training), everyone[0].named())
 
 
-def test_codistillation_of_regression_is_refused(comm, shared_tmp):
-    path = shared_tmp / "line.npz"
-    if comm.rank == 0:
-        x = np.linspace(0, 1, 40, dtype=np.float32).reshape(-1, 1)
-        np.savez(path, x_train=x, y_train=x, x_test=x, y_test=x)
-    comm.barrier()
-    with pytest.raises(ConfigError, match="method.name = 'codistillation' needs predictions of classes"):
-        Training(small_run(method__name="codistillation", data__source=str(path)), comm)
-
-
 # ---- a finish by another method
 
 
@@ -248,3 +238,22 @@ def test_any_class_of_optimizers_trains_by_its_name(comm, shared_tmp):
     runs = [trained(comm, optimizer__name=name, **settings)[0] for name in ("torch.optim:RMSprop", f"{file}:Mine")]
     assert_same_bits(*map(whole, runs))
     assert "hidden1.linear.weight/square_avg" in map(str, runs[0].store.tensors)
+
+
+# ---- logits that allow for a rank's own classes
+
+
+def test_logits_are_those_of_a_rank_with_equally_many_of_each_class(comm):
+    by_label = {"data__placement": "by-label", "data__alpha": 0.2, "model__output_norm": False}
+    training, adjusted = (Training(small_run(**by_label, train__logit_adjustment=by), comm) for by in (0.0, 1.0))
+    labels = training.batches.labels
+    assert len(labels) == training.batches.examples
+    logits, targets = torch.randn(6, 10, dtype=torch.float64), torch.from_numpy(labels[:6].astype(np.int64))
+    loss = functional.cross_entropy(LogitAdjustment(training.batches, 1.0)(logits), targets)
+    counts = torch.tensor([(labels == label).sum() for label in range(10)], dtype=torch.float64)
+    weighted = counts * logits.exp()
+    by_hand = -(weighted[range(6), targets] / weighted.sum(1)).log().mean()
+    assert float(loss) == pytest.approx(float(by_hand))
+    several = LogitAdjustment(training.batches, 0.5)([logits, 2 * logits])
+    assert torch.allclose(several[1] - 2 * logits, several[0] - logits)
+    assert next(training.rounds()).loss != next(adjusted.rounds()).loss

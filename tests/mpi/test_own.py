@@ -1,5 +1,7 @@
 """Networks of one's own in training: against a naive oracle, against the built-in mlp, in all uses of the result."""
 
+from importlib.util import find_spec
+
 import networks
 import numpy as np
 import pytest
@@ -11,11 +13,12 @@ from small import assert_trained, initial_weights, own_run, trained, whole
 from torch.nn import functional
 from uses import check_uses, read_all
 
+from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.config.methods import METHODS
 from istmpi.data.prepare import prepare
-from istmpi.deploy.scoring import evaluate
-from istmpi.errors import ConfigError, DataError
+from istmpi.deploy.export import export
+from istmpi.deploy.network import CalibratedNetwork
 from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.training.loop import Training
 
@@ -82,7 +85,43 @@ def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
     assert mine[-1].score.score == theirs[-1].score.score
 
 
+@pytest.mark.ranks(only=[1, 3])
+@pytest.mark.parametrize("method", ["ist", "data-parallel", "fedavg", "codistillation"])
+def test_every_method_trains_every_exit(comm, method):
+    settings = {"model__name": f"{FILE}:Early", "train__rounds": 2, "train__exit_weights": [0.5, 1.0]}
+    training = Training(own_run(**settings, method__name=method), comm)
+    assert training.architecture.table.output_names == ("exit1", "output")
+    before = whole(training)
+    list(training.rounds())
+    after = whole(training)
+    assert all(np.abs(after[name] - before[name]).max() > 1e-4 for name in ("exit.weight", "last.weight"))
+
+
 # ---- the full network
+
+
+@pytest.mark.ranks(only=[1])
+def test_an_export_has_the_outputs_of_every_exit(comm, shared_tmp):
+    """As torch.export's program, and as ONNX where that is there."""
+    path = shared_tmp / "network.h5"
+    training, _ = own_trained(comm, **RESNET | {"model__exits": [1], "model__dtype": "float32"})
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    x = np.random.default_rng(0).normal(8, 4, (5, 64)).astype(np.float32)
+    images = x.reshape(-1, 1, 8, 8)
+    with open_checkpoint(path) as checkpoint:
+        opened = CalibratedNetwork(checkpoint)
+        expected = [of.numpy() / checkpoint.header.temperature for of in opened.outputs(opened.batch(x))]
+    program = torch.export.load(export(path, "torch").beside).module()
+    found = [[of.numpy() for of in program(torch.from_numpy(images))]]
+    if all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(export(path, "onnx").path)
+        assert [output.name for output in session.get_outputs()] == ["exit1", "output"]
+        found.append(session.run(None, {"input": images}))
+    for outputs in found:
+        for one, wanted in zip(outputs, expected, strict=True):
+            np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.ranks(only=[1, 3])
@@ -106,27 +145,8 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
     with torch.no_grad():
         logits = plain(training, weights, moments)(x.double().view(-1, 1, 8, 8))
     assert progress[-1].score.score == float((logits.argmax(1) == y).double().mean())
-    path, name = shared_tmp / "network.h5", training.run.model.name
     network = networks.Convolutional((1, 8, 8), 10, **training.run.model.arguments).double()
-    check_uses(comm, path, training, progress[-1].score, logits, network, (1, 8, 8))
-    recalibrated = evaluate(path, comm, model=name, calibrate=True)
-    assert recalibrated.score.loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
-    with pytest.raises(DataError, match="without its code. Give the code: --model"):
-        evaluate(path, comm)
-    with pytest.raises(ConfigError, match="has the weights of .*:Convolutional. .*: unknown setting model.channels"):
-        evaluate(path, comm, model=f"{FILE}:Joined")
-
-
-@pytest.mark.ranks(only=[1, 3])
-def test_a_network_that_ships_is_used_without_naming_its_code(comm, shared_tmp):
-    """Dealt out in its channels, and with several ranks in its blocks, too; its exports are in tests/unit."""
-    path, settings = shared_tmp / "network.h5", RESNET if comm.size == 1 else BOTH
-    training, progress = own_trained(comm, **settings)
-    commit(path, *training.state(calibrated=True), "direct", comm)
-    assert evaluate(path, comm).score.loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
-    with pytest.raises(ConfigError, match="is built in; leave --model out"):
-        evaluate(path, comm, model="istmpi.models.resnet:ResNet")
-    assert Training(training.run, comm).resume(path) == []
+    check_uses(comm, shared_tmp / "network.h5", training, progress[-1].score, logits, network, (1, 8, 8))
 
 
 @pytest.mark.ranks(min=2)

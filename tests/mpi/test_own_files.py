@@ -8,26 +8,12 @@ from own_runs import FILE, SHAKEN, own_trained
 from small import assert_same_bits, own_run, whole
 
 from istmpi.checkpoint.saver import commit
-from istmpi.comm import Communicator
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
 from istmpi.inspection import large
 from istmpi.training.loop import Training
 
 # ---- resuming
-
-
-def test_another_number_of_ranks_goes_on(comm, shared_tmp):
-    """On as many ranks it goes on bit for bit: test_interrupted.py."""
-    half, progress = own_trained(comm, **SHAKEN | {"train__rounds": 2})
-    path = shared_tmp / "half.h5"
-    commit(path, *half.state(), "direct", comm)
-    run = half.run.override({"train.rounds": 4})
-    alone = Training(run, Communicator(comm.mpi.Split(comm.rank)))
-    alone.resume(path)
-    assert alone.evaluate().loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
-    assert np.isfinite(next(iter(alone.rounds())).loss)
-    comm.barrier()
 
 
 def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
@@ -86,7 +72,7 @@ def test_the_proof_is_remembered(comm, shared_tmp, monkeypatch):
         return training.architecture.table.tree(), whole(training)
 
     table, weights = train(since=1)
-    for damage in (None, lambda kept: kept[:100], lambda kept: kept.replace("hidden 64", "hidden 63"), None):
+    for damage in (None, lambda kept: kept.replace("hidden 64", "hidden 63"), None):
         if damage and comm.rank == 0:
             (file,) = (shared_tmp / "cache").rglob("*.json")
             changed = damage(file.read_text())
@@ -178,21 +164,6 @@ def test_a_forward_that_differs_between_ranks_is_refused(comm, shared_tmp, monke
     comm.barrier()
 
 
-def test_defaults_may_be_anything(comm, shared_tmp):
-    settings = {"model__name": f"{FILE}:Choosing", "train__rounds": 1}
-    training, _ = own_trained(comm, **settings)
-    commit(shared_tmp / "network.h5", *training.state(), "direct", comm)
-    assert Training(training.run, comm).resume(shared_tmp / "network.h5") == []
-    assert training.architecture.table.settings["activation"] == "ReLU"
-    comm.barrier()
-
-
 def test_without_a_deal_anything_trains(comm):
     training, progress = own_trained(comm, model__name=f"{FILE}:Fixed", method__name="local-sgd", train__rounds=1)
     assert np.isfinite(progress[-1].loss) and training.architecture.groups == ()
-
-
-@pytest.mark.ranks(only=[2])
-def test_a_width_that_cannot_be_as_narrow_is_refused_before_training(comm):
-    with pytest.raises(ConfigError, match="9 is odd"):
-        Training(own_run(model__name=f"{FILE}:Steps", model__hidden=18), comm)

@@ -251,7 +251,9 @@ def test_evaluation_is_that_of_the_command(comm, shared_tmp):
             right = [accuracy(network.eval(), batch) * len(batch[1]) for batch in test]
         assert scored == pytest.approx(float(sum(right)) / len(test.dataset))
         line = RunFolder(shared_tmp / "run").metrics()[-1]
-        assert (line["score"], line["accuracy" if "accuracy" in line else "score"]) == (scored, scored)
+        assert (line["score"], line["score_name"]) == (scored, "accuracy")
+        for name in ("metrics.jsonl", "summary.json"):  # a score has no loss
+            assert "NaN" not in (shared_tmp / "run" / name).read_text()
     both = job.evaluate(lambda module, batch: {"accuracy": accuracy(module, batch), "one": 1.0}, test)
     assert both == {"accuracy": pytest.approx(scored), "one": 1.0}
 
@@ -284,17 +286,6 @@ def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_ev
     assert all(np.array_equal(saved[0], other) for other in saved)
 
 
-def test_a_record_is_json_without_the_loss_that_a_score_has_not(comm, shared_tmp):
-    job, batches = make_job(comm, lr=0.1), loops.make_batches(comm)
-    for round in begin_rounds(job, 1, shared_tmp / "run"):
-        for batch in round.take(loops.yield_steps(batches, 0)):
-            round.step(compute_loss(round.module, batch))
-        job.evaluate(accuracy, DataLoader(Digits("test"), batch_size=50), calibrate=[(EXAMPLE, loops.ZEROS)])
-    if comm.rank == 0:
-        for name in ("metrics.jsonl", "summary.json"):
-            assert "NaN" not in (shared_tmp / "run" / name).read_text()
-
-
 @pytest.mark.parametrize(
     "score, what",
     [
@@ -314,13 +305,6 @@ def test_a_record_is_json_without_the_loss_that_a_score_has_not(comm, shared_tmp
 def test_a_score_that_is_no_number_is_refused(comm, score, what):
     with pytest.raises(ConfigError, match=re.escape(f"the score{what}")):
         make_towers(comm).evaluate(lambda module, batch: score, [EXAMPLE] * 9)
-
-
-def test_a_score_is_a_number_or_a_pair_or_several_of_them(comm):
-    pairs = make_towers(comm).evaluate(
-        lambda module, batch: {"f1": (0 * batch.sum() + 1, 4), "one": 1.0}, [EXAMPLE] * 9
-    )
-    assert pairs == {"f1": 0.25, "one": 1.0}
 
 
 def test_a_calibration_that_misses_the_network_is_none(comm, shared_tmp):

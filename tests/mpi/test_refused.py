@@ -97,6 +97,7 @@ REFUSED = [
     (own("Fixed"), "no width that can be dealt out (its constructor has no integers)."),
     ({"model__name": "nowhere.py:Net"}, "nowhere.py does not exist"),
     (own("Steps", model__hidden=2), "hidden has 2 units, but the run has"),
+    (own("Steps", model__hidden=22), "7 is odd"),
     (own("Faulty", model__what="logarithm"), "forward gives nan for the first training"),
     (own("PooledToo", method__partition=["hidden"]), "hidden cannot be dealt out: exchanging"),
     (
@@ -108,6 +109,10 @@ REFUSED = [
     (
         {"method__name": "codistillation", "train__logit_adjustment": 1.0, "data__placement": "by-label"},
         "codistillation",
+    ),
+    (
+        {"method__name": "codistillation", "data__source": f"{own_data.FILE}:numbers"},
+        "method.name = 'codistillation' needs predictions of classes",
     ),
     # graphs and sparse rows
     (GCN | {"train__batch": 2}, "whole graph"),

@@ -1,38 +1,119 @@
-"""A checkpoint evaluated on any number of ranks: the score that training had."""
+"""A saved network has the score of training: on any number of ranks, and from its predictions."""
 
 import h5py
+import labels_oracle
 import numpy as np
 import pytest
 from batches import examples_of
 from damage import reseal
-from small import on_root, trained
+from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET
+from replay_cases import TRANSFORMER
+from replaying import run_of
+from small import on_root, own_run, trained
 
-from istmpi.checkpoint.reader import Tensor
+from istmpi.checkpoint.reader import Tensor, open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.data.sources import open_dataset
+from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
 from istmpi.hdf5 import LOCKING
+from istmpi.simulated import simulate
+from istmpi.training.loop import Training
+
+LABELS, NUMBERS = {"data__source": "labels.npz"}, {"data__source": "numbers.npz", "optimizer__lr": 0.01}
+BLOCKS = {"evaluate__form": "blocks", "method__redeal": 0.0, "train__rounds": 3}
+CASES = {
+    "batch normalisation": {},
+    "layer normalisation": {"model__norm": "layer", "model__dropout": 0.5},
+    "channels and blocks": BOTH,
+    "several labels": LABELS | {"method__name": "fedavg", "optimizer__lr": 0.5},
+    "several labels, a user's network": LABELS | {"model__name": f"{FILE}:Rows"},
+    "several labels, exits": LABELS | RESNET | {"model__exits": [1]},
+    "numbers, exits": NUMBERS | {"model__name": f"{FILE}:Early", "train__exit_weights": [0.5, 1.0]},
+    "text": TRANSFORMER | {"train__rounds": 1},
+    "side by side": BLOCKS,
+    "side by side, no normalisation": BLOCKS | {"model__norm": "none", "model__bias": True, "method__redeal": 1.0},
+    "side by side, shares": BLOCKS | {"method__shares": [1.0, 2.0, 1.5]},
+    "side by side, blocks": BLOCKS | DEEP,
+}
 
 
-def saved(comm, folder, calibrated=True, name="network.h5", **settings):
+def write_numbers(path):
+    random = np.random.default_rng(3)
+    x = random.uniform(size=(300, 6)).astype(np.float32)
+    y = x @ random.normal(size=(6, 2))
+    np.savez(path, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+
+
+def scores_of(score, name):
+    scores = {"loss": score.loss, name: score.score, "bits per byte": score.bits_per_byte or 0.0}
+    return scores | score.by_output | (score.more or {})
+
+
+def predicted_scores(network, training):
+    """The scores that the outputs for all test examples give."""
+    test = open_dataset(training.run.data.source).with_normalisation(None).test
+    x, y = examples_of(test, np.arange(len(test)))
+    outputs = network(x)
+    if training.score_name == "P@1":
+        return labels_oracle.naive_scores(outputs, y)
+    if training.score_name == "accuracy":
+        return {"accuracy": (outputs.argmax(1) == y).mean()}
+    return {training.score_name: np.abs(outputs - y).mean()}
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("case", CASES)
+def test_its_scores_are_those_of_training(comm, shared_tmp, monkeypatch, case):
+    """All scores of every exit, in the form of the network that training scored."""
+    monkeypatch.chdir(shared_tmp)
+    on_root(comm, lambda: labels_oracle.write("labels.npz", shape=(1, 8, 8)))
+    on_root(comm, lambda: write_numbers("numbers.npz"))
+    run = comm.broadcast_from_root(run_of(CASES[case], comm.size, shared_tmp) if comm.rank == 0 else None)
+    training = Training(run, comm)
+    score = [*training.rounds()][-1].score
+    path = shared_tmp / "network.h5"
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    own = run.model.name if ":" in run.model.name else None
+    expected = scores_of(score, training.score_name)
+    results = [evaluate(path, comm, model=own)]
+    for ranks in (1, 2, 5) if comm.rank == 0 else ():
+        results += simulate(lambda some: evaluate(path, some, model=own), ranks).require()
+    for result in results:
+        assert (result.score.form, result.score.examples) == (score.form, score.examples)
+        assert scores_of(result.score, result.score_name) == pytest.approx(
+            expected, rel=1e-6 if score.form == "blocks" else 1e-9
+        )
+    if case != "text":
+        with open_checkpoint(path) as checkpoint:
+            found = predicted_scores(CalibratedNetwork(checkpoint, model=own), training)
+        if score.exits:
+            found.pop("loss", None)  # that of training is a sum over exits
+            assert score.exits[-1] == score.score and len(score.exits) == 2
+        assert found == pytest.approx({name: expected[name] for name in found}, abs=1e-6)
+    assert Training(run, comm).resume(path) == []
+    comm.barrier()
+
+
+def test_code_is_named_where_it_is_not_known(comm, shared_tmp):
+    for settings, given, message in (
+        (RESNET, "istmpi.models.resnet:ResNet", "is built in; leave --model out"),
+        (CONVOLUTIONAL, None, "without its code. Give the code: --model"),
+        (CONVOLUTIONAL, f"{FILE}:Joined", "has the weights of .*:Convolutional. "),
+    ):
+        training = Training(own_run(**settings), comm)
+        commit(shared_tmp / "network.h5", *training.state(), "direct", comm)
+        with pytest.raises((ConfigError, DataError), match=message):
+            evaluate(shared_tmp / "network.h5", comm, model=given)
+        comm.barrier()
+
+
+def saved(comm, folder, **settings):
     """The path of a trained network, and the score that it had in training."""
     training, progress = trained(comm, **settings)
-    commit(folder / name, *training.state(calibrated), "direct", comm)
-    return folder / name, progress[-1].score
-
-
-@pytest.mark.parametrize("norm", ["batch", "layer"])
-def test_the_score_is_that_of_training(comm, shared_tmp, norm):
-    path, score = saved(comm, shared_tmp, model__norm=norm, model__dropout=0.5)
-    result = evaluate(path, comm)
-    assert (result.source, result.split, result.score_name) == ("digits", "test", "accuracy")
-    assert not result.calibrated
-    assert result.score.loss == pytest.approx(score.loss, abs=1e-9)
-    assert (result.score.score, result.score.examples) == (score.score, 360)
-    again = evaluate(path, comm, "digits", calibrate=True)
-    assert again.calibrated == (norm == "batch")
-    assert again.score.loss == pytest.approx(score.loss, abs=1e-12)
+    commit(folder / "network.h5", *training.state(calibrated=True), "direct", comm)
+    return folder / "network.h5", progress[-1].score
 
 
 def test_whatever_is_not_calibrated_is_calibrated_now(comm, shared_tmp):
@@ -43,10 +124,12 @@ def test_whatever_is_not_calibrated_is_calibrated_now(comm, shared_tmp):
             del file["norm"], file["checksums/norm"]
             reseal(file)
 
+    assert not evaluate(path, comm).calibrated
+    again = evaluate(path, comm, "digits", calibrate=True)
     on_root(comm, remove_moments)
-    result = evaluate(path, comm)
-    assert result.calibrated
-    assert result.score.loss == pytest.approx(score.loss, abs=1e-12)
+    for result in (again, evaluate(path, comm)):
+        assert result.calibrated
+        assert result.score.loss == pytest.approx(score.loss, abs=1e-12)
 
 
 def test_no_rank_reads_the_network(comm, shared_tmp, monkeypatch):
@@ -65,28 +148,21 @@ def test_no_rank_reads_the_network(comm, shared_tmp, monkeypatch):
 
 
 def test_other_splits_and_other_data(comm, shared_tmp):
-    """Other data are normalised as the training data were, not by their own mean."""
-    path, _ = saved(comm, shared_tmp)
+    """Other data, also of each rank, are normalised as the training data were, not by their own mean."""
+    path, score = saved(comm, shared_tmp)
     train = evaluate(path, comm, split="train").score
     assert train.examples == 1437
-    x, y = examples_of(open_dataset("digits").with_normalisation(None).train, np.arange(1437))
-    arrays = {"x_train": x[:100], "y_train": y[:100], "x_test": x, "y_test": y}
-    on_root(comm, lambda: np.savez(shared_tmp / "swapped.npz", **arrays))
-    other = evaluate(path, comm, str(shared_tmp / "swapped.npz")).score
-    assert other.loss == pytest.approx(train.loss, abs=1e-9) and other.score == train.score
-
-
-def test_each_rank_may_have_its_own_file(comm, shared_tmp):
-    path, _ = saved(comm, shared_tmp)
     raw = open_dataset("digits").with_normalisation(None)
-    x, y = examples_of(raw.test, np.arange(360))
-    mine = slice(comm.rank, None, comm.size)
-    train_x, train_y = examples_of(raw.train, np.arange(50))
-    np.savez(shared_tmp / f"{comm.rank}.npz", x_train=train_x, y_train=train_y, x_test=x[mine], y_test=y[mine])
+    x, y = examples_of(raw.train, np.arange(1437))
+    mine, labels = examples_of(raw.test, np.arange(comm.rank, 360, comm.size))
+    few = {"x_train": x[:100], "y_train": y[:100]}
+    on_root(comm, lambda: np.savez(shared_tmp / "swapped.npz", **few, x_test=x, y_test=y))
+    np.savez(shared_tmp / f"{comm.rank}.npz", **few, x_test=mine, y_test=labels)
     comm.barrier()
-    whole, parts = evaluate(path, comm).score, evaluate(path, comm, str(shared_tmp / "{rank}.npz")).score
-    assert parts.loss == pytest.approx(whole.loss, abs=1e-9)
-    assert (parts.score, parts.examples) == (pytest.approx(whole.score), 360)
+    for name, expected in (("swapped.npz", train), ("{rank}.npz", score)):
+        other = evaluate(path, comm, str(shared_tmp / name)).score
+        assert other.loss == pytest.approx(expected.loss, abs=1e-9)
+        assert (other.score, other.examples) == (pytest.approx(expected.score), expected.examples)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +173,6 @@ def test_each_rank_may_have_its_own_file(comm, shared_tmp):
         ({"regression": True}, "is regression with 1 outputs; the network was trained for classification with 10"),
         ({"first": 1}, "calls class 0 1; the network calls it 0"),
     ],
-    ids=["features", "outputs", "task", "classes"],
 )
 def test_data_that_do_not_fit_are_refused_on_every_rank(comm, shared_tmp, arrays, message):
     path, _ = saved(comm, shared_tmp, train__rounds=1)

@@ -5,9 +5,14 @@ import pytest
 import torch
 from small import assert_trained, initial_weights, own_run, whole
 from text_oracle import train
+from tokenizing import make_tokenizer
 from torch.nn import functional
 
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
 from istmpi.data.prepare import prepare
+from istmpi.deploy.scoring import evaluate
+from istmpi.errors import DataError
 from istmpi.training.loop import Training
 
 DECODER = {"layers": 2, "embed": 12, "heads": [7, 5], "head_dim": 4, "hidden": [9, 6]}
@@ -25,6 +30,20 @@ def text(comm, shared_tmp):
         prepare("text", shared_tmp, shared_tmp.parent / "text.h5", force=True)
     comm.barrier()
     return str(shared_tmp.parent / "text.h5")
+
+
+@pytest.fixture
+def tokenized(comm, shared_tmp):
+    """Prepared text in tokens of two tokenizers with vocabularies of one size."""
+    if comm.rank == 0:
+        (shared_tmp / "text").mkdir()
+        for number in range(10):
+            (shared_tmp / "text" / f"{number}.txt").write_text("units of a layer\n" * (number + 3), encoding="utf-8")
+        for number, end in enumerate(("<|endoftext|>", "</s>")):
+            tokenizer = make_tokenizer(shared_tmp / f"{number}.json", end)
+            prepare("text", shared_tmp / "text", shared_tmp / f"{number}.h5", tokenizer=str(tokenizer))
+    comm.barrier()
+    return shared_tmp
 
 
 def settings(text, **changed):
@@ -83,3 +102,21 @@ def test_the_perplexity_is_that_of_every_token_of_the_windows(comm, text):
     assert score.bits_per_byte == pytest.approx(np.mean(losses) / np.log(2) / bytes_per_token, rel=1e-9)
     few = Training(own_run(**settings(text, evaluate__examples=2)), comm).evaluate()
     assert few.examples == 2 and score.examples == len(test)
+
+
+def test_a_network_has_the_tokenizer_of_its_text_and_takes_no_other(comm, tokenized):
+    training = Training(own_run(**settings(str(tokenized / "0.h5"), train__rounds=1, data__length=10)), comm)
+    *_, last = training.rounds()
+    path = tokenized / "network.h5"
+    commit(path, *training.state(True), "direct", comm)
+    with open_checkpoint(path) as checkpoint:
+        tokenizer = checkpoint.tokenizer
+        text = "units of another layer, Ünits".encode()
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.vocabulary == checkpoint.header.data.outputs
+    again = evaluate(path, comm).score
+    assert again.loss == pytest.approx(last.score.loss, abs=1e-9)
+    assert again.bits_per_byte == pytest.approx(last.score.bits_per_byte)
+    with pytest.raises(DataError, match=r"has tokens of tokenizer \w+; the network takes those of tokenizer"):
+        evaluate(path, comm, str(tokenized / "1.h5"))
+    comm.barrier()
