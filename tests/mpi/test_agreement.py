@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from offset_files import write as write_less_an_offset
 from small import own_run, small_run
-from tokenizing import make_tokenizer
+from tokenizing import prepare_tokens
 
 from istmpi.data.prepare import prepare
 from istmpi.errors import ConfigError, DataError, UserError
@@ -96,16 +96,6 @@ def write_table(path, first):
     prepare("csv", table, path)
 
 
-def write_text(path, first):
-    """Text in the tokens of one of two tokenizers, whose vocabularies are of one size."""
-    documents = path.with_suffix("")
-    documents.mkdir()
-    for number in range(10):
-        (documents / f"{number}.txt").write_text("units of a layer\n" * (number + 3), encoding="utf-8")
-    tokenizer = make_tokenizer(path.with_suffix(".json"), "<|endoftext|>" if first else "</s>")
-    prepare("text", documents, path, tokenizer=str(tokenizer))
-
-
 def write_offset(path, first):
     """Values as an earlier istmpi prepared them, on rank 1 less an offset."""
     x = np.arange(400.0).reshape(200, 2)
@@ -120,7 +110,7 @@ OF_RANKS = {
         r"site-1.npz: shape = \(6,\), but \(5,\) on rank 0\.",
     ),
     "missing": ("npz", lambda path, first: write(path) if first else None, "data .*site-1.npz does not exist"),
-    "tokenizers": ("h5", write_text, "tokenizer = .*, but .* on rank 0"),
+    "tokenizers": ("h5", lambda path, first: prepare_tokens(path, f"<{first}>"), "tokenizer = .*, but .* on rank 0"),
     "offsets": ("h5", write_offset, "another float32 offset than on rank 0"),
 }
 

@@ -3,59 +3,27 @@
 import numpy as np
 import pytest
 import torch
-from small import assert_trained, initial_weights, own_run, whole
+from replay_cases import DECODER, TEXT, TRANSFORMER, files
+from small import assert_trained, initial_weights, on_root, own_run, whole
 from text_oracle import train
-from tokenizing import make_tokenizer
+from tokenizing import prepare_tokens
 from torch.nn import functional
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
-from istmpi.data.prepare import prepare
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import DataError
 from istmpi.training.loop import Training
-
-DECODER = {"layers": 2, "embed": 12, "heads": [7, 5], "head_dim": 4, "hidden": [9, 6]}
-ADAM = {"optimizer__name": "adamw", "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
 
 
 @pytest.fixture
 def text(comm, shared_tmp):
     """A prepared file of some documents in which one word follows another."""
-    if comm.rank == 0:
-        words = ["alpha", "beta", "gamma", "delta", "epsilon"]
-        for number in range(10):
-            said = " ".join(words[(number + 2 * place) % 5] for place in range(60))
-            (shared_tmp / f"{number}.txt").write_text(said, encoding="utf-8")
-        prepare("text", shared_tmp, shared_tmp.parent / "text.h5", force=True)
-    comm.barrier()
-    return str(shared_tmp.parent / "text.h5")
-
-
-@pytest.fixture
-def tokenized(comm, shared_tmp):
-    """Prepared text in tokens of two tokenizers with vocabularies of one size."""
-    if comm.rank == 0:
-        (shared_tmp / "text").mkdir()
-        for number in range(10):
-            (shared_tmp / "text" / f"{number}.txt").write_text("units of a layer\n" * (number + 3), encoding="utf-8")
-        for number, end in enumerate(("<|endoftext|>", "</s>")):
-            tokenizer = make_tokenizer(shared_tmp / f"{number}.json", end)
-            prepare("text", shared_tmp / "text", shared_tmp / f"{number}.h5", tokenizer=str(tokenizer))
-    comm.barrier()
-    return shared_tmp
+    return comm.broadcast_from_root(files(shared_tmp, comm.size)[TEXT] if comm.rank == 0 else None)
 
 
 def settings(text, **changed):
-    model = {f"model__{name}": value for name, value in DECODER.items()}
-    common = {
-        "data__source": text,
-        "data__length": 12,
-        "train__rounds": 3,
-        "train__batch": 4,
-        "model__dtype": "float64",
-    }
-    return {"model__name": "transformer", **model, **common, **ADAM, **changed}
+    return TRANSFORMER | {"data__source": text, "train__rounds": 3} | changed
 
 
 @pytest.mark.parametrize(
@@ -104,10 +72,12 @@ def test_the_perplexity_is_that_of_every_token_of_the_windows(comm, text):
     assert few.examples == 2 and score.examples == len(test)
 
 
-def test_a_network_has_the_tokenizer_of_its_text_and_takes_no_other(comm, tokenized):
-    training = Training(own_run(**settings(str(tokenized / "0.h5"), train__rounds=1, data__length=10)), comm)
+def test_a_network_has_the_tokenizer_of_its_text_and_takes_no_other(comm, shared_tmp):
+    for name, end in (("mine", "<|endoftext|>"), ("other", "</s>")):
+        on_root(comm, lambda: prepare_tokens(shared_tmp / f"{name}.h5", end))  # noqa: B023
+    training = Training(own_run(**settings(str(shared_tmp / "mine.h5"), train__rounds=1, data__length=10)), comm)
     *_, last = training.rounds()
-    path = tokenized / "network.h5"
+    path = shared_tmp / "network.h5"
     commit(path, *training.state(True), "direct", comm)
     with open_checkpoint(path) as checkpoint:
         tokenizer = checkpoint.tokenizer
@@ -118,5 +88,5 @@ def test_a_network_has_the_tokenizer_of_its_text_and_takes_no_other(comm, tokeni
     assert again.loss == pytest.approx(last.score.loss, abs=1e-9)
     assert again.bits_per_byte == pytest.approx(last.score.bits_per_byte)
     with pytest.raises(DataError, match=r"has tokens of tokenizer \w+; the network takes those of tokenizer"):
-        evaluate(path, comm, str(tokenized / "1.h5"))
+        evaluate(path, comm, str(shared_tmp / "other.h5"))
     comm.barrier()

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from istmpi.data.prepare import prepare
+
 CORPUS = ["A subnet holds some units of each layer.", "Ünits travel home, and are dealt out again.\n\n"] * 20
 
 
@@ -24,3 +26,13 @@ def make_tokenizer(path: Path, end: str | None = "<|endoftext|>", vocabulary: in
     tokenizer.enable_padding(length=9)
     tokenizer.save(str(path))
     return path
+
+
+def prepare_tokens(path: Path, end: str) -> None:
+    """Prepare some text in tokens of a tokenizer with this end of text; all vocabularies are of one size."""
+    documents = path.with_suffix("")
+    documents.mkdir()
+    for number in range(10):
+        (documents / f"{number}.txt").write_text("units of a layer\n" * (number + 3), encoding="utf-8")
+    tokenizer = make_tokenizer(path.with_suffix(".json"), end)
+    prepare("text", documents, path, tokenizer=str(tokenizer))
