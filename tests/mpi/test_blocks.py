@@ -13,7 +13,6 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.engine.partition import Partition
 
-pytestmark = pytest.mark.ranks(only=[1, 3])
 ONCE = {"method__redeal": 0.0, "train__rounds": 3, "model__hidden": [10, 7]}
 ALL_ROWS = {"evaluate__calibration_examples": 1437}
 

@@ -4,10 +4,11 @@ import h5py
 import labels_oracle
 import numpy as np
 import pytest
+import torch
 from batches import examples_of
 from damage import reseal
 from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET
-from replay_cases import TRANSFORMER
+from replay_cases import TEXT, TRANSFORMER
 from replaying import run_of
 from small import on_root, own_run, trained
 
@@ -17,11 +18,15 @@ from istmpi.data.sources import open_dataset
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
+from istmpi.evaluation.fitting import fit_temperature
+from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.hdf5 import LOCKING
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
 LABELS, NUMBERS = {"data__source": "labels.npz"}, {"data__source": "numbers.npz", "optimizer__lr": 0.01}
+EXPERTS = {"model__name": "moe", "model__layers": 1, "model__heads": [3], "model__experts": [5], "model__hidden": 6}
+EXPERTS |= {"data__source": TEXT, "data__length": 12, "train__batch": 4, "train__rounds": 1}
 BLOCKS = {"evaluate__form": "blocks", "method__redeal": 0.0, "train__rounds": 3}
 CASES = {
     "batch normalisation": {},
@@ -32,6 +37,7 @@ CASES = {
     "several labels, exits": LABELS | RESNET | {"model__exits": [1]},
     "numbers, exits": NUMBERS | {"model__name": f"{FILE}:Early", "train__exit_weights": [0.5, 1.0]},
     "text": TRANSFORMER | {"train__rounds": 1},
+    "experts": EXPERTS,
     "side by side": BLOCKS,
     "side by side, no normalisation": BLOCKS | {"model__norm": "none", "model__bias": True, "method__redeal": 1.0},
     "side by side, shares": BLOCKS | {"method__shares": [1.0, 2.0, 1.5]},
@@ -85,7 +91,7 @@ def test_its_scores_are_those_of_training(comm, shared_tmp, monkeypatch, case):
         assert scores_of(result.score, result.score_name) == pytest.approx(
             expected, rel=1e-6 if score.form == "blocks" else 1e-9
         )
-    if case != "text":
+    if case not in ("text", "experts"):
         with open_checkpoint(path) as checkpoint:
             found = predicted_scores(CalibratedNetwork(checkpoint, model=own), training)
         if score.exits:
@@ -165,26 +171,24 @@ def test_other_splits_and_other_data(comm, shared_tmp):
         assert (other.score, other.examples) == (pytest.approx(expected.score), expected.examples)
 
 
-@pytest.mark.parametrize(
-    "arrays, message",
-    [
-        ({"features": 63}, "has examples of 63 numbers; the network takes 1 x 8 x 8"),
-        ({"classes": 9}, "is classification with 9 outputs; the network was trained for classification with 10"),
-        ({"regression": True}, "is regression with 1 outputs; the network was trained for classification with 10"),
-        ({"first": 1}, "calls class 0 1; the network calls it 0"),
-    ],
-)
-def test_data_that_do_not_fit_are_refused_on_every_rank(comm, shared_tmp, arrays, message):
+OTHER = {
+    "features": ((40, 63), np.arange(40) % 10, "has examples of 63 numbers; the network takes 1 x 8 x 8"),
+    "classes": ((40, 64), np.arange(40) % 9, "is classification with 9 outputs; the network was trained for class"),
+    "task": ((40, 64), np.arange(40) % 10 / 3, "is regression with 1 outputs; the network was trained for classif"),
+    "names": ((40, 64), np.arange(40) % 10 + 1, "calls class 0 1; the network calls it 0"),
+}
+
+
+def test_data_that_do_not_fit_are_refused_on_every_rank(comm, shared_tmp):
     path, _ = saved(comm, shared_tmp, train__rounds=1)
-    if comm.rank == 0:
-        x = np.zeros((40, arrays.get("features", 64)), np.float32)
-        y = np.arange(40) % arrays.get("classes", 10) + arrays.get("first", 0)
-        y = y / 3 if "regression" in arrays else y
-        np.savez(shared_tmp / "other.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    for name, (shape, y, _) in OTHER.items() if comm.rank == 0 else ():
+        x = np.zeros(shape, np.float32)
+        np.savez(shared_tmp / f"{name}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     comm.barrier()
-    with pytest.raises(DataError, match=message) as refused:
-        evaluate(path, comm, str(shared_tmp / "other.npz"))
-    assert refused.value.everywhere and "\n" not in str(refused.value)
+    for name, (_, _, message) in OTHER.items():
+        with pytest.raises(DataError, match=message) as refused:
+            evaluate(path, comm, str(shared_tmp / f"{name}.npz"))
+        assert refused.value.everywhere and "\n" not in str(refused.value)
     with pytest.raises(DataError, match="digits has no split validation; it has train, test"):
         evaluate(path, comm, split="validation")
 
@@ -204,3 +208,33 @@ def test_a_damaged_checkpoint_is_refused_on_every_rank(comm, shared_tmp):
     assert refused.value.everywhere
     with pytest.raises(DataError, match="nowhere.h5 does not exist"):
         evaluate(shared_tmp / "nowhere.h5", comm)
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("settings", [{"evaluate__batch": 100}, {"data__validation": 0.2}])
+def test_a_temperature_is_fitted_stored_and_applied(comm, shared_tmp, settings):
+    """Probabilities are as often right as they say; scores are those of training."""
+    longer = {"train__rounds": 12, "model__hidden": [40], "train__batch": 32, "model__dtype": "float32"}
+    training, progress = trained(comm, **longer, **settings)
+    path = shared_tmp / "network.h5"
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    with open_checkpoint(path) as checkpoint:
+        temperature, run = checkpoint.header.temperature, checkpoint.header.run
+        network = CalibratedNetwork(checkpoint)
+    assert comm.allgather(temperature) == [temperature] * comm.size and temperature != 1
+    # In one process, from the outputs of the network that predicts.
+    split = training.dataset.splits["validation" if run.data.validation else "train"]
+    rows = np.arange(len(split)) if run.data.validation else draw_calibration_rows(run, len(split), 1024)
+    data = open_dataset("digits")
+    x, y = examples_of(split, rows)
+    logits = network(x.reshape(len(x), -1) * data.std + data.mean) * temperature
+    alone = fit_temperature(torch.from_numpy(logits).double(), torch.from_numpy(y), lambda own: own)
+    assert temperature == pytest.approx(alone, rel=1e-4)
+    raw = data.test.with_normalisation(None)
+    x, y = examples_of(raw, np.arange(len(raw)))
+    odds = torch.softmax(torch.from_numpy(network(x.reshape(len(x), -1))), dim=1).numpy()
+    accuracy = (odds.argmax(axis=1) == y).mean()
+    assert accuracy == pytest.approx(progress[-1].score.score)
+    assert abs(odds.max(axis=1).mean() - accuracy) < 0.06
+    again = evaluate(path, comm).score  # losses are of the logits that were trained, whatever the temperature
+    assert (again.score, again.loss) == (progress[-1].score.score, pytest.approx(progress[-1].score.loss, rel=1e-5))
