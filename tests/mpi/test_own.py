@@ -10,7 +10,6 @@ from batches import examples_of
 from networks_oracle import ORACLES, train
 from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET, own_trained
 from small import assert_trained, initial_weights, own_run, trained, whole
-from torch.nn import functional
 from uses import check_uses, read_all
 
 from istmpi.checkpoint.reader import open_checkpoint
@@ -21,18 +20,30 @@ from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.training.loop import Training
+from tests.networks import joined_nets
+
+NERF = {"model__name": f"{joined_nets.__file__}:Nerf", "model__hidden": 13, "model__wide": 11}
+OWN_WEIGHTS = {"model__name": f"{joined_nets.__file__}:OwnWeights", "model__units": 13, "model__wide": 11}
+PLAIN = {
+    "convolutional": (CONVOLUTIONAL, lambda: networks.Convolutional((1, 8, 8), 10, (7, 5), 6), (1, 8, 8)),
+    "units beside inputs": (NERF, lambda: joined_nets.Nerf(64, 10, hidden=13, wide=11), (64,)),
+    "weights of its own": (OWN_WEIGHTS, lambda: joined_nets.OwnWeights(64, 10, units=13, wide=11), (64,)),
+}
+"""Settings, the class itself, and the shape of an example."""
 
 
-def plain(training, weights, moments):
-    """The user's class itself, in evaluation, with the full network's weights and moments; by 1/P where it sums."""
-    ranks, model = training.communicator.size, training.run.model
-    network = networks.Convolutional((1, 8, 8), 10, **model.arguments).double()
-    network.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()}, strict=False)
-    network.norm.running_mean, network.norm.running_var = moments
+def scale_sums(case, network, share):
+    """Multiply the weights that sum over dealt units; beside units lie inputs."""
     with torch.no_grad():
-        for layer in (network.second, network.dense, network.last):
-            layer.weight /= ranks
-    return network.eval()
+        if case == "convolutional":
+            for layer in (network.second, network.dense, network.last):
+                layer.weight *= share
+        elif case == "units beside inputs":
+            network.second.weight[:, :13] *= share
+            network.last.weight *= share
+        else:
+            network.second[:, 64:] *= share
+            network.last *= share
 
 
 # ---- training
@@ -125,28 +136,28 @@ def test_an_export_has_the_outputs_of_every_exit(comm, shared_tmp):
 
 
 @pytest.mark.ranks(only=[1, 3])
-def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp):
-    training, progress = own_trained(comm, **CONVOLUTIONAL)
-    weights, moments = whole(training), training.evaluator.network.moments["norm"]
-    train, test = training.dataset.train, training.dataset.test
-
-    rows = draw_calibration_rows(training.run, len(train), training.evaluator.sampled)
-    sample = torch.from_numpy(examples_of(train, rows)[0]).double()
-    first = functional.conv2d(
-        sample.view(-1, 1, 8, 8),
-        torch.from_numpy(weights["first.weight"]),
-        torch.from_numpy(weights["first.bias"]),
-        padding=1,
-    )
-    torch.testing.assert_close(moments[0], first.mean((0, 2, 3)))
-    torch.testing.assert_close(moments[1], first.var((0, 2, 3), correction=0))
-
-    x, y = read_all(test)
+@pytest.mark.parametrize("case", PLAIN)
+def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp, case):
+    """With the full network's weights, by 1/P where it sums, and the moments of the calibration sample."""
+    settings, make, shape = PLAIN[case]
+    training, progress = own_trained(comm, **settings)
+    weights, moments = whole(training), training.evaluator.network.moments
+    network = make().double().eval()
+    network.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()}, strict=False)
+    if case == "convolutional":
+        rows = draw_calibration_rows(training.run, len(training.dataset.train), training.evaluator.sampled)
+        sample = torch.from_numpy(examples_of(training.dataset.train, rows)[0]).double()
+        first = network.first(sample.view(-1, *shape))
+        torch.testing.assert_close(moments["norm"][0], first.mean((0, 2, 3)))
+        torch.testing.assert_close(moments["norm"][1], first.var((0, 2, 3), correction=0))
+    if "norm" in moments:
+        network.norm.running_mean, network.norm.running_var = moments["norm"]
+    scale_sums(case, network, 1 / comm.size)
+    x, y = read_all(training.dataset.test)
     with torch.no_grad():
-        logits = plain(training, weights, moments)(x.double().view(-1, 1, 8, 8))
+        logits = network(x.double().view(-1, *shape))
     assert progress[-1].score.score == float((logits.argmax(1) == y).double().mean())
-    network = networks.Convolutional((1, 8, 8), 10, **training.run.model.arguments).double()
-    check_uses(comm, shared_tmp / "network.h5", training, progress[-1].score, logits, network, (1, 8, 8))
+    check_uses(comm, shared_tmp / "network.h5", training, progress[-1].score, logits, make().double(), shape)
 
 
 @pytest.mark.ranks(min=2)
