@@ -3,18 +3,19 @@
 import numpy as np
 import pytest
 from batches import examples_of
+from offset_files import write as write_less_an_offset
 from small import assert_same_bits, on_root, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.config import Run
+from istmpi.data.dense.predict import read_inputs
 from istmpi.data.sources import open_dataset
+from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, DataError
 from istmpi.training.loop import Training
-
-pytestmark = pytest.mark.ranks(only=[1, 3])
 
 
 def like_diabetes(folder, rank=0, rows=442):
@@ -33,28 +34,24 @@ def shared(comm, folder):
 
 
 def test_the_defaults_learn_targets_far_from_zero(comm, shared_tmp):
-    method = "ist" if comm.size > 1 else "local-sgd"
-    run = {"data__source": shared(comm, shared_tmp), "method__name": method, "train__rounds": 8, "optimizer__lr": 0.01}
-    training, progress = trained(comm, **run, train__batch=64, method__local_steps=20, model__dtype="float32")
+    """In every use, errors are in the targets' own units."""
+    run = {"data__source": shared(comm, shared_tmp), "train__rounds": 8, "optimizer__lr": 0.01}
+    run |= {"train__batch": 64, "method__local_steps": 20, "model__dtype": "float32"}
+    training, progress = trained(comm, **run)
     score = progress[-1].score
     data = open_dataset(run["data__source"])
-    mean = data.train.labels().mean()
-    nothing_learnt = np.abs(data.test.labels() - mean).mean()
-    assert all(np.isfinite(one.loss) for one in progress)
+    nothing_learnt = np.abs(data.test.labels() - data.train.labels().mean()).mean()
     assert score.score < 0.85 * nothing_learnt and nothing_learnt > 50
-    commit(shared_tmp / "network.h5", *training.state(calibrated=True), "direct", comm)
-    again = evaluate(shared_tmp / "network.h5", comm)
+    path = shared_tmp / "network.h5"
+    commit(path, *training.state(calibrated=True), "direct", comm)
+    again = evaluate(path, comm)
     assert again.score.score == pytest.approx(score.score, rel=1e-6)
-    assert again.score.loss == pytest.approx(score.loss, rel=1e-6)
-    with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         network = CalibratedNetwork(checkpoint)
     x, y = examples_of(data.test, np.arange(len(data.test)))
     assert np.abs(network(x) - y).mean() == pytest.approx(score.score, rel=1e-5)
-    resumed = Training(small_run(**run, train__batch=64, method__local_steps=20, model__dtype="float32"), comm)
-    resumed.resume(shared_tmp / "network.h5")
-    other = small_run(**run, train__batch=64, method__local_steps=20, model__dtype="float32", data__standardise=False)
     with pytest.raises(ConfigError, match="data.standardise"):
-        Training(other, comm).resume(shared_tmp / "network.h5")
+        Training(small_run(**run, data__standardise=False), comm).resume(path)
 
 
 def test_the_default_run_learns_what_is_like_diabetes(comm, shared_tmp):
@@ -93,3 +90,65 @@ def test_ranks_with_examples_of_their_own_agree_on_the_units(comm, shared_tmp):
     np.testing.assert_allclose(mean, everything.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(std, everything.std(axis=0), rtol=1e-6)
     assert comm.allgather((mean.tolist(), std.tolist())) == [(mean.tolist(), std.tolist())] * comm.size
+
+
+# ---- networks trained on values less an offset, as an earlier istmpi prepared them, take and give those of the data
+
+
+N = 200
+STEPS = np.random.default_rng(0).permutation(N)
+TIMES = np.stack([1.7e9 + STEPS, np.cos(STEPS)], 1)
+LATE = (STEPS > N / 2) + 0
+
+
+def prepared(comm, folder, name, x, y):
+    on_root(comm, lambda: write_less_an_offset(folder / f"{name}.h5", x, y))
+    return str(folder / f"{name}.h5")
+
+
+def network_of(comm, folder, source, **settings):
+    """A network that was trained for some rounds, in a file."""
+    run = {"data__source": source, "train__rounds": 8, "train__batch": 16, "optimizer__lr": 0.05}
+    training, progress = trained(comm, **run, method__name="local-sgd", model__dtype="float32", **settings)
+    commit(folder / "network.h5", *training.state(calibrated=True), "direct", comm)
+    return folder / "network.h5", progress[-1].score
+
+
+def test_the_answers_for_examples_as_they_are_in_the_data(comm, shared_tmp):
+    source = prepared(comm, shared_tmp, "data", TIMES, LATE)
+    path, score = network_of(comm, shared_tmp, source)
+    assert score.score > 0.9
+    assert evaluate(path, comm).score.score == pytest.approx(score.score)
+    other = prepared(comm, shared_tmp, "other", TIMES[: N // 2], LATE[: N // 2])
+    with open_checkpoint(path) as checkpoint:
+        network = CalibratedNetwork(checkpoint)
+    right = network(TIMES).argmax(1) == LATE
+    assert right.mean() > 0.9
+    scores = [evaluate(path, comm, source, split=split).score for split in ("train", "test")]
+    assert sum(part.score * part.examples for part in scores) == pytest.approx(right.sum())
+    scores = [evaluate(path, comm, other, split=split).score for split in ("train", "test")]
+    assert sum(part.score * part.examples for part in scores) == pytest.approx(right[: N // 2].sum())
+    np.savetxt(shared_tmp / f"{comm.rank}.csv", TIMES, delimiter=",", fmt="%.17g")
+    ((_, x, _),) = read_inputs(str(shared_tmp / f"{comm.rank}.csv"), "arrays", (2,))
+    np.testing.assert_array_equal(network(x), network(TIMES))
+    wide = prepared(comm, shared_tmp, "wide", TIMES - [1.7e9, 0], LATE)
+    with pytest.raises(DataError, match="rounded to float32; in training an offset was subtracted"):
+        evaluate(path, comm, wide)
+    with pytest.raises(ConfigError, match="too close together for an export's float32"):
+        export(path, "npz")
+
+
+@pytest.mark.parametrize("standardise", [True, False])
+def test_predicted_numbers_are_those_of_the_data(comm, shared_tmp, standardise):
+    x = np.random.default_rng(0).normal(size=(N, 2))
+    y = 1.7e9 + 20 * x[:, 0]
+    source = prepared(comm, shared_tmp, "data", x, y)
+    path, score = network_of(comm, shared_tmp, source, data__standardise=standardise)
+    assert evaluate(path, comm).score.score == pytest.approx(score.score, rel=1e-5)
+    other = prepared(comm, shared_tmp, "other", x[:150], y[:150])
+    with open_checkpoint(path) as checkpoint:
+        network = CalibratedNetwork(checkpoint)
+    errors = np.abs(network(x)[:, 0] - y)
+    assert network(x).dtype == np.float64 and errors.mean() < 50
+    scores = [evaluate(path, comm, other, split=split).score for split in ("train", "test")]
+    assert sum(part.score * part.examples for part in scores) == pytest.approx(errors[:150].sum(), rel=1e-4)
