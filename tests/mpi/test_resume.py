@@ -1,25 +1,21 @@
 """Resuming on the same ranks from a special place, and on other ranks; test_interrupted.py stops runs anywhere."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from own_runs import DEEP, own_trained
 from resuming import resumed, save, stop_at
-from small import assert_same_bits, small_run, trained, whole
+from small import Listening, assert_same_bits, small_run, trained, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
 from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
+from istmpi.training.run import load_initial_weights, run_training
 
 COMMON = {"model__dropout": 0.3, "model__bias": True, "method__redeal": 0.5, "method__local_steps": 4}
 MOMENTUM = COMMON | {"optimizer__momentum": 0.9}
 DILOCO = COMMON | {"method__name": "diloco", "optimizer__name": "adam", "optimizer__lr": 0.01}
-
-pytestmark = pytest.mark.ranks(only=[1, 3])
-"""Ranks share cores: what holds on three, whose parts are uneven, is not tried on two and four."""
 
 
 def test_a_stop_before_the_first_step_loses_nothing(comm, shared_tmp):
@@ -94,7 +90,6 @@ def test_kept_state_begins_again_on_other_ranks_and_is_kept_from_there(comm, sha
     comm.barrier()
 
 
-@pytest.mark.ranks(only=[1, 3])
 def test_a_checkpoint_says_what_becomes_of_optimizer_state(comm, shared_tmp):
     """A run that names the method's default resumes one that left it out; another state is another run."""
     run = DILOCO | {"train__rounds": 2}
@@ -120,34 +115,32 @@ def test_the_state_of_another_run_is_refused_with_the_difference(comm, shared_tm
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "local"])
 def test_other_features_under_the_same_labels_are_refused(comm, shared_tmp, own):
+    """What a run is scored on is no part of its state, and may change."""
     source = str(shared_tmp / ("data-{rank}.npz" if own else "data.npz"))
-    path = Path(source.format(rank=comm.rank))
     random = np.random.default_rng(0)
     arrays = {"x_train": random.normal(size=(40, 5)).astype(np.float32), "y_train": random.integers(0, 3, 40)}
     arrays |= {"x_test": arrays["x_train"][:9], "y_test": arrays["y_train"][:9]}
+    settings = {"data__source": source, "train__rounds": 2, "model__dtype": "float32"}
 
     def write():
+        comm.barrier()
         if own or comm.rank == 0:
-            np.savez(path, **arrays)
+            np.savez(source.format(rank=comm.rank), **arrays)
         comm.barrier()
 
     write()
-    settings = {"data__source": source, "train__rounds": 2, "model__dtype": "float32"}
-    training, _ = trained(comm, **settings)
-    saved = save(training, shared_tmp / "saved.h5")
-    resumed(comm, saved, **settings)
+    saved = save(trained(comm, **settings)[0], shared_tmp / "saved.h5")
     arrays["x_test"] = arrays["x_test"] + 1
     write()
-    resumed(comm, saved, **settings)  # what it is scored on is no part of its state
-    if comm.rank == comm.size - 1 or not own:
-        arrays["x_train"][7, 2] += 1
-    write()
-    says = f"features = .*{training.dataset.train.features_checksum}.* in the checkpoint"
-    with pytest.raises(ConfigError, match=says if comm.rank == comm.size - 1 or not own else "features = "):
-        resumed(comm, saved, **settings)
+    resumed(comm, saved, **settings)
     if comm.size > 1 and own:  # nobody's own data are those of another number of ranks
         alone = Communicator(comm.mpi.Split(comm.rank))
         assert resumed(alone, saved, **settings)[0].done
+    if comm.rank == comm.size - 1 or not own:
+        arrays["x_train"][7, 2] += 1
+    write()
+    with pytest.raises(ConfigError, match="features = .* in the checkpoint"):
+        resumed(comm, saved, **settings)
 
 
 def test_minutes_end_a_resumed_run_only_between_rounds(comm, shared_tmp):
@@ -164,3 +157,40 @@ def test_of_blocks_only_what_several_ranks_hold_is_saved_as_their_own(comm, shar
     half, _ = own_trained(comm, **DEEP | {"method__share_every": 3, "train__rounds": 2})
     with open_checkpoint(save(half, shared_tmp / "half.h5")) as checkpoint:
         assert checkpoint.own and not any("sections.1.1" in name for name in checkpoint.own)
+
+
+# ---- a run that begins with another's weights
+
+
+NO_NORM = {"model__norm": "none", "model__bias": True}
+
+
+def test_a_run_begins_where_another_ended(comm, shared_tmp):
+    first = small_run(**NO_NORM, output__folder=str(shared_tmp / "first"), train__rounds=3)
+    score = run_training(first, comm).last.score
+    file = str(shared_tmp / "first/network.h5")
+    for method in ("ist", "local-sgd"):
+        training = Training(small_run(**NO_NORM, method__name=method, train__init=file, train__seed=8), comm)
+        assert load_initial_weights(training)[0].endswith("6 of 6 parameters fit, 1,119 of 1,119 weights.")
+        again = training.evaluate()
+        assert (again.score, again.loss) == (score.score, pytest.approx(score.loss, rel=1e-6))
+    watch = Listening()
+    second = small_run(**NO_NORM, output__folder=str(shared_tmp / "second"), train__rounds=1, train__init=file)
+    run_training(second, comm, watch)
+    if comm.rank == 0:
+        assert watch.said == [f"initial weights from {file}: 6 of 6 parameters fit, 1,119 of 1,119 weights."]
+        (shared_tmp / "first/network.h5").unlink()
+    comm.barrier()
+    more = second.override({"train.rounds": 2})
+    assert run_training(more, comm, resume="auto").last.round == 2  # what goes on does not read it
+
+
+def test_a_file_that_fits_nothing_ends_the_run_before_it_begins(comm, shared_tmp):
+    wide = small_run(output__folder=str(shared_tmp / "wide"), train__rounds=1)
+    run_training(wide, comm)
+    run = small_run(
+        model__hidden=[3, 5], train__init=str(shared_tmp / "wide/network.h5"), output__folder=str(shared_tmp / "narrow")
+    )
+    with pytest.raises(ConfigError, match="no parameter in it fits the network: wrong shape, ignored: hidden1"):
+        run_training(run, comm)
+    assert not (shared_tmp / "narrow").exists()
