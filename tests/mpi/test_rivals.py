@@ -1,4 +1,4 @@
-"""Streaming DiLoCo and SparseLoCo against naive loops over all networks, and laws that tie them to older methods."""
+"""Streaming DiLoCo, SparseLoCo, ADMM, elastic averaging and Downpour against naive loops over all networks."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from istmpi.engine.slots import Slot
 from istmpi.engine.sparse_mean import SparseMean
 from istmpi.training.loop import Training
 
-pytestmark = pytest.mark.ranks(only=[1, 3])
+pytestmark = pytest.mark.ranks(only=[1, 3, 4])
 
 PLAIN = {"model__norm": "none", "model__bias": True}
 STREAM = {"method__name": "streaming-diloco", "method__local_steps": 8, "method__fragments": 2, "method__delay": 2}
@@ -65,6 +65,7 @@ def largest_of_chunks(values, top):
 # ---- streaming DiLoCo
 
 
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("state", [{}, {"optimizer__momentum": 0.5, "optimizer__lr": 0.05}], ids=["plain", "momentum"])
 def test_streaming_diloco_is_what_its_authors_wrote(comm, state):
     settings = {**PLAIN, **STREAM, **state, "data__placement": "sharded", "method__mix": 0.25}
@@ -122,6 +123,7 @@ def mean_of(apart):
 # ---- SparseLoCo
 
 
+@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("outer", [{}, {"method__outer_lr": 0.6, "method__outer_momentum": 0.5}], ids=["1", "outer"])
 def test_sparse_loco_is_what_its_authors_wrote(comm, outer):
     settings = {**PLAIN, **SPARSE, **outer, "model__hidden": [90, 60], "optimizer__momentum": 0.5}
@@ -166,3 +168,62 @@ def test_sparse_loco_has_no_copies_for_a_rollback_while_it_sends(comm, monkeypat
     monkeypatch.setattr(SparseMean, "take", noted)
     assert len(list(training.rounds())) == 4
     assert copies == []
+
+
+# ---- ADMM, elastic averaging and Downpour
+
+
+CASES = {
+    "admm": {"method__name": "admm", "method__penalty": 0.3},
+    "easgd, together": {"method__name": "easgd", "method__moving_rate": 0.6},
+    "easgd, round-robin": {"method__name": "easgd", "method__moving_rate": 0.6, "method__order": "round-robin"},
+    "downpour": {"method__name": "downpour"},
+}
+ROUNDS, STEPS = 4, 3
+
+
+def naive(name, everyone, ranks):
+    """Return the common weights behind all rounds; ``everyone``: a plain network for each rank, trained in place."""
+    common = {key: values.copy() for key, values in everyone[0].named().items()}
+    duals = [{key: np.zeros_like(values) for key, values in common.items()} for _ in everyone]
+    changed = [{key: np.zeros_like(values) for key, values in common.items()} for _ in everyone]
+    for round in range(ROUNDS):
+        starts = [{key: values.copy() for key, values in one.named().items()} for one in everyone]
+        for rank, one in enumerate(everyone):
+            for step in range(STEPS):
+                here = {key: values.copy() for key, values in one.named().items()}
+                one.step(one.batches.at(STEPS * round + step))
+                if name == "admm":
+                    for key, values in one.named().items():
+                        values -= 0.05 * 0.3 * (here[key] - common[key] + duals[rank][key])
+        for key, center in common.items():
+            own = [one.named()[key] for one in everyone]
+            if name == "admm":
+                center[...] = sum(x + dual[key] for x, dual in zip(own, duals, strict=True)) / ranks
+                for x, dual in zip(own, duals, strict=True):
+                    dual[key] += x - center
+            elif name == "easgd, together":
+                before = center.copy()
+                center += 0.6 / ranks * sum(x - before for x in own)
+                for x in own:
+                    x -= 0.6 / ranks * (x - before)
+            elif name == "easgd, round-robin":
+                for x in own:
+                    apart = x - center
+                    center += 0.6 / ranks * apart
+                    x -= 0.6 / ranks * apart
+            else:
+                center += sum(change[key] for change in changed) / ranks
+                for x, start, change in zip(own, starts, changed, strict=True):
+                    change[key] = x - start[key]
+                    x[...] = center + change[key]
+    return common
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_its_formula(comm, name):
+    training, _ = trained(comm, **PLAIN, **CASES[name], data__placement="sharded", optimizer__lr=0.05)
+    everyone = replicas(training.run, comm.size)
+    expected, found = naive(name, everyone, comm.size), whole(training)
+    assert_near(found, expected)
+    assert_near(training.method.subnet.tensors, everyone[comm.rank].named())

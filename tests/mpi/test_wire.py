@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from small import small_run, trained, whole
+from small import assert_near, small_run, trained, whole
 
 from istmpi.comm import mpi, ring
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.codec import BFLOAT16, CODECS, EXACT, INT8
 from istmpi.config.methods import METHODS
+from istmpi.cost.one_round import run_bytes
+from istmpi.engine import sparse_mean
 from istmpi.training.loop import Training
 
 FORMS = {"weight": INT8, "bias": BFLOAT16, "wide": INT8, "double": EXACT, "last": INT8}
@@ -54,13 +56,8 @@ def test_a_mean_in_fewer_bits_has_the_same_bits_on_every_rank(comm, background, 
 def test_an_outer_step_makes_no_momentum_of_roundings(comm, method, wire):
     """Weights that steps do not change stay where they are, however often they travel; a trained change arrives."""
     run = {"method__name": method, "method__wire": wire, "model__dtype": "float32", "train__rounds": 6}
-    run |= {
-        "model__bias": True,
-        "model__norm": "none",
-        "method__outer_momentum": 0.9,
-        "method__outer_lr": 0.7,
-        "model__hidden": [64, 48],
-    }
+    run |= {"model__bias": True, "model__norm": "none", "model__hidden": [64, 48]}
+    run |= {"method__outer_momentum": 0.9, "method__outer_lr": 0.7, "train__batch": 100 if method == "fedavg" else 8}
     training = Training(small_run(**run, optimizer__lr=1e-12), comm)
     before = whole(training)
     list(training.rounds())
@@ -72,3 +69,43 @@ def test_an_outer_step_makes_no_momentum_of_roundings(comm, method, wire):
     moved = max(np.abs(exact[name] - values).max() for name, values in before.items() if "/" not in name)
     off = max(np.abs(rounded[name] - values).max() for name, values in exact.items() if "/" not in name)
     assert 0 < off < 0.15 * moved
+
+
+# ---- means of what is not dealt out as the largest changes: method.shared_wire
+
+
+SHARED = {"method__partition": ["hidden1"], "method__shared_wire": "top-k", "method__top": 900, "model__bias": True}
+CARRIED = SHARED | {"optimizer__name": "adam", "method__optimizer_state": "carry", "method__redeal": 0.5}
+
+
+class Everything:
+    """A codec that sends all values unchanged."""
+
+    def __init__(self, top, sizes):
+        assert top == 4096
+
+    def encode(self, tensors):
+        return torch.cat(list(tensors)).view(torch.uint8)
+
+    def decode(self, packed, dtype):
+        values = packed.clone().view(dtype)
+        return torch.arange(len(values)), values
+
+
+@pytest.mark.ranks(only=[2, 3])
+@pytest.mark.parametrize("more", [{}, {"method__share_every": 2}, {"method__delay": 1}], ids=str)
+def test_where_everything_is_sent_it_is_the_mean_of_all_values(comm, monkeypatch, more):
+    monkeypatch.setattr(sparse_mean, "TopK", Everything)
+    everything = SHARED | {"method__top": 4096, "method__feedback": 0.0} | more
+    sparse = whole(trained(comm, **everything)[0])
+    exact = whole(trained(comm, **everything | {"method__shared_wire": None})[0])
+    assert_near(sparse, exact, 1e-12)
+
+
+@pytest.mark.ranks(only=[2, 3])
+@pytest.mark.parametrize("settings", [SHARED, CARRIED, CARRIED | {"method__wire": "int8", "model__dtype": "float32"}])
+def test_bytes_are_those_of_the_plan(comm, settings):
+    training, progress = trained(comm, **settings)
+    assert progress[-1].bytes == run_bytes(training.run, training.architecture, comm.size)
+    exact = Training(small_run(**settings | {"method__shared_wire": None, "method__share_every": 1}), comm)
+    assert progress[-1].bytes < run_bytes(exact.run, exact.architecture, comm.size)
