@@ -2,23 +2,20 @@
 
 import json
 import subprocess
-from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from small import assert_same_bits, on_root, small_run, trained, whole
+from small import assert_same_bits, small_run, trained, whole
 
-from istmpi.checkpoint.format import Piece, add_checksums, create, select_checksums
+from istmpi.checkpoint.format import Piece
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
-from istmpi.checkpoint.state import model_pieces, restore
-from istmpi.checkpoint.writers import WRITERS
 from istmpi.config import Run
-from istmpi.engine.store import ParameterStore
 from istmpi.errors import OutputError
-from istmpi.hdf5 import CREATION, LOCKING
+from istmpi.hdf5 import LOCKING
+from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
@@ -54,19 +51,8 @@ def test_the_file_has_the_whole_network_of_all_ranks(comm, shared_tmp, monkeypat
     assert sorted(entry.name for entry in shared_tmp.glob("*network*")) == ["network.h5"]
 
 
-@NO_MPI
-def test_both_writers_write_the_same(comm, shared_tmp):
-    training, _ = trained(comm, **UNEVEN)
-    for writer in WRITERS:
-        save(training, shared_tmp / f"{writer}.h5", writer, calibrated=True)
-    if comm.rank == 0:
-        command = ["h5diff", "--verbose", shared_tmp / "direct.h5", shared_tmp / "mpio.h5"]
-        result = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin"})
-        assert result.returncode == 0, result.stdout + result.stderr
-
-
 @pytest.mark.parametrize("writer", WRITING)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64"])
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_every_type_arrives_bit_for_bit_and_reads_as_a_number(comm, shared_tmp, writer, dtype):
     values = torch.arange(-3, 4).to(getattr(torch, dtype)) * 3
     rows = [len(values) * rank // comm.size for rank in range(comm.size + 1)]
@@ -122,47 +108,22 @@ def test_ranks_that_make_communicators_and_save_meanwhile_do_not_wait_for_each_o
     assert summary.last.round == 15
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_what_some_ranks_saved_others_can_load_and_save_again(comm, shared_tmp, ranks):
-    """Saved by ``ranks`` ranks (played by this one), loaded by all of these, saved again: the same tensors."""
-    training, _ = trained(comm, **UNEVEN)
-    expected = whole(training)
-    by_others, header = shared_tmp / "others.h5", training.state()[0]
-    on_root(comm, lambda: write_alone(by_others, header, training, expected, ranks))
-    loaded = Training(training.run, comm)
-    loaded.resume(by_others)
+    """Saved by ``ranks`` simulated ranks, loaded by all of these, saved again: the same tensors."""
+
+    def save_by(some):
+        training, _ = trained(some, **UNEVEN)
+        save(training, shared_tmp / "others.h5")
+        return whole(training)
+
+    expected = simulate(save_by, ranks).require()[0] if comm.rank == 0 else None
+    expected = comm.broadcast_from_root(expected)
+    loaded = Training(small_run(**UNEVEN), comm)
+    loaded.resume(shared_tmp / "others.h5")
     assert_same_bits(whole(loaded), expected)
     save(loaded, shared_tmp / "again.h5")
     with open_checkpoint(shared_tmp / "again.h5") as checkpoint:
         assert checkpoint.header.ranks == comm.size
         assert_same_bits({name: tensor.rows() for name, tensor in checkpoint.tensors.items()}, expected)
         assert list(checkpoint.errors()) == []
-    for rank in range(ranks):
-        store = ParameterStore(training.store.parameters, training.architecture.lengths, ranks, rank)
-        with open_checkpoint(shared_tmp / "again.h5") as checkpoint:
-            restore(checkpoint, store)
-        for name, values in expected.items():
-            np.testing.assert_array_equal(store.tensors[name], values[_rows(len(values), ranks, rank)])
-
-
-def write_alone(path, header, training, tensors, ranks):
-    """The file that ``ranks`` ranks would write, from one process and not by the package's writers."""
-    header, pieces, checksums = replace(header, ranks=ranks), {}, []
-    for rank in range(ranks):
-        store = ParameterStore(training.store.parameters, training.architecture.lengths, ranks, rank)
-        for name, values in tensors.items():
-            store.tensors[name] = torch.from_numpy(values[_rows(len(values), ranks, rank)].copy())
-        of_this_rank = add_checksums(model_pieces(store))
-        checksums.append(select_checksums(of_this_rank))
-        for piece in of_this_rank:
-            pieces.setdefault(piece.path, []).append(piece)
-    with h5py.File(path, "w", **CREATION) as file:
-        create(file, header, [parts[0] for parts in pieces.values()], checksums)
-        for name, parts in pieces.items():
-            for part in parts:
-                values = part.bytes.view(file[name].dtype).reshape(-1, *part.shape[1:])
-                file[name][part.first_row : part.first_row + len(values)] = values
-
-
-def _rows(length, ranks, rank):
-    return slice(length * rank // ranks, length * (rank + 1) // ranks)

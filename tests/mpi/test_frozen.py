@@ -97,8 +97,7 @@ def weights():
     yield "last.weight", torch.full((1, 8), 0.1)
 
 
-@pytest.mark.parametrize("method", ["ist", "local-sgd"])
-@pytest.mark.parametrize("how", ["function", "name"])
+@pytest.mark.parametrize("method, how", [("ist", "function"), ("local-sgd", "name")])
 def test_weights_that_a_function_yields_reach_the_ranks_that_keep_them(comm, shared_tmp, method, how):
     called = []
 
