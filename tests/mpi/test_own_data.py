@@ -14,7 +14,6 @@ from istmpi.program.streams import Rows
 from istmpi.tasks import higher_is_better
 from istmpi.training.loop import Training
 
-pytestmark = pytest.mark.ranks(only=[1, 3])
 TWO = {"model__name": f"{FILE}:Two", "data__source": f"{FILE}:pairs"}
 
 
@@ -127,36 +126,23 @@ def test_never_more_batches_than_said_are_read_ahead():
         batches.at(bad)
 
 
-def tried(comm, data, network):
-    """Train a round on data of `bad_data`, which must be refused in a line; return the line."""
-    settings = {"data__source": f"{bad_data.FILE}:{data}", "model__name": network, "method__name": "local-sgd"}
+MISBEHAVING = {name: (name, "Plain", message) for name, (_, message) in bad_data.DATA.items()}
+MISBEHAVING |= {name: (name, "mlp", bad_data.DATA[name][1]) for name in ("bytes", "complex", "pairs")}
+MISBEHAVING |= {name: ("fine", name, row[1]) for name, row in bad_data.NETWORKS.items()}
+MISBEHAVING["drops"] = ("drops", "Net", "loss returns a mean over rows, but the collate function made 7 rows of 8")
+
+
+@pytest.mark.ranks(only=[1])
+@pytest.mark.parametrize("data, network, message", MISBEHAVING.values(), ids=MISBEHAVING)
+def test_a_data_set_a_loss_a_score_or_a_network_that_misbehaves_is_named(comm, data, network, message):
+    """Whatever a user's code returns or raises, one line names the split and its method, or the class's function."""
+    own = network if network == "mlp" else f"{bad_data.FILE}:{network}"
+    settings = {"data__source": f"{bad_data.FILE}:{data}", "model__name": own, "method__name": "local-sgd"}
     with pytest.raises((ConfigError, DataError)) as refused:
         [*Training(own_run(**settings, train__rounds=1), comm).rounds()]
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
-
-
-@pytest.mark.ranks(only=[1])
-@pytest.mark.parametrize("name", bad_data.DATA)
-def test_a_data_set_that_misbehaves_is_named(comm, name):
-    """Whatever a data set does, the error names its split and method; splits that do not fit together are refused."""
-    network = "mlp" if name in ("bytes", "complex", "pairs") else f"{bad_data.FILE}:Plain"
-    assert bad_data.DATA[name][1] in tried(comm, name, network)
-
-
-@pytest.mark.ranks(only=[1])
-@pytest.mark.parametrize("name", bad_data.NETWORKS)
-def test_a_loss_a_score_or_a_network_that_misbehaves_is_named(comm, name):
-    """Whatever a user's functions return or raise, the error names the class and the function."""
-    refusal = tried(comm, "fine", f"{bad_data.FILE}:{name}")
-    assert bad_data.NETWORKS[name][1] in refusal and name in refusal
-
-
-@pytest.mark.ranks(only=[1])
-def test_a_mean_over_rows_that_collate_dropped_is_refused(comm):
-    """A mean over 7 rows of 8 examples has no weight; a pair (sum, count) would have one."""
-    refusal = tried(comm, "drops", f"{bad_data.FILE}:Net")
-    assert "loss returns a mean over rows, but the collate function made 7 rows of 8 examples" in refusal
+    said = str(refused.value)
+    assert message in said and "\n" not in said
+    assert data != "fine" or network in said
 
 
 def test_a_loss_that_is_not_finite_ends_all_ranks(comm):

@@ -297,7 +297,8 @@ def test_a_scaler_and_autocast_train(comm, shared_tmp, method):
 
 def train_towers(comm, folder, around=lambda module: module, rounds=3):
     """Train two towers whose module is used through ``around``; return the job."""
-    job = loops.make_towers(comm, hidden=8, lr=0.1, method=loops.choose_method(comm))
+    example = dict(zip(("left", "right"), loops.pair(6)))
+    job = loops.make_towers(comm, hidden=8, lr=0.1, method=loops.choose_method(comm), example=example)
     for round in loops.begin_rounds(job, rounds, folder):
         module = around(round.module)
         for step in round.steps():
