@@ -26,9 +26,7 @@ SELDOM = {"method__share_every": 2, "method__partition": ["hidden2"]}
 IST = {
     "plain": {},
     "bias, layer norm": {"model__bias": True, "model__norm": "layer"},
-    "momentum carried": CARRIED,
     "adam carried, float32": {**ADAM, "model__dtype": "float32"},
-    "momentum reset": {"optimizer__momentum": 0.9, "optimizer__lr": 0.01},
     "shares": {"method__shares": [3.0, 1.0, 2.0, 0.5, 1.5]},
     "one group dealt": {"method__partition": ["hidden2"]},
     "a part redealt": {"method__redeal": 0.3},
@@ -48,19 +46,14 @@ EXAMPLE = f"{EXAMPLES}/convnet.py:ConvNet"
 PACKAGES = {"llama": "transformers", "vision transformer": "timm"}
 """What `istmpi[examples]` brings."""
 EXPERTS = {"model__name": "moe", "data__source": TEXT, "data__length": 12, "train__batch": 4}
-EXPERTS |= {"model__layers": 2, "model__heads": [2, 2], "model__experts": [6, 5], "model__hidden": 12, "model__top": 3}
+EXPERTS |= {"model__layers": 1, "model__heads": [3], "model__experts": [5], "model__hidden": 12, "model__top": 3}
 OWN = {
     "own": {"model__name": f"{networks.__file__}:Shaken"},
-    "own, fedavg": {"model__name": f"{networks.__file__}:Shaken", "method__name": "fedavg", **SPECIAL["fedavg"]},
-    "convnet": {"model__name": EXAMPLE},
-    "convnet, local-sgd": {"model__name": EXAMPLE, "method__name": "local-sgd"},
     "convnet, a part redealt": {"model__name": EXAMPLE, "method__redeal": 0.3, **ADAM},
     "convnet, outer": {"model__name": EXAMPLE, "method__partition": ["hidden"], "method__outer_momentum": 0.5},
-    "convnet, nothing dealt": {"model__name": EXAMPLE, "method__partition": []},
     "convnet, seldom shared": {"model__name": EXAMPLE, "method__share_every": 3, **CARRIED},
     "llama": {"model__name": f"{EXAMPLES}/llama.py:Llama", "model__dtype": "float32"},
     "vision transformer": {"model__name": f"{EXAMPLES}/vit.py:ViT", "model__dtype": "float32"},
-    "blocks": DEEP,
     "blocks, seldom shared": DEEP | {"method__share_every": 2},
     "blocks and channels": BOTH | CARRIED,
     "experts": EXPERTS,
@@ -71,7 +64,6 @@ OWN = {
 }
 JOINED = {
     "plain": {},
-    "adam carried": ADAM,
     "a part redealt": {"method__redeal": 0.3},
     "some widths": {"method__partition": ["wide"], "method__share_every": 2},
     "in fewer bits": {"method__wire": "int8", **ADAM, "model__dtype": "float32"},
@@ -80,10 +72,8 @@ JOINED = {
     "early": {"method__delay": 1},
 }
 """Settings with which elements that all ranks have travel in other ways."""
-WIDTHS = {
-    "Nerf": {"model__hidden": 13, "model__wide": 11},
-    "OwnWeights": {"model__units": 13, "model__wide": 11},
-}
+NERF = {"model__name": f"{joined_nets.__file__}:Nerf", "model__hidden": 13, "model__wide": 11}
+OWN_WEIGHTS = {"model__name": f"{joined_nets.__file__}:OwnWeights", "model__units": 13, "model__wide": 11}
 
 
 def combine(method, case, **more):
@@ -111,9 +101,9 @@ def cases():
         # Sampled batches of a graph have other numbers of nodes.
         if "train__resolution" not in settings and "data__graph" not in settings:
             yield f"joint, {case}", {k: v for k, v in settings.items() if k not in UNREAD} | {"method__name": "joint"}
-    for name, widths in WIDTHS.items():
-        for case, settings in JOINED.items():
-            yield f"{name}, {case}", {"model__name": f"{joined_nets.__file__}:{name}", **widths, **settings}
+    for case, settings in JOINED.items():
+        yield f"joined, {case}", NERF | settings
+    yield "joined, own weights", OWN_WEIGHTS | ADAM
 
 
 CASES = dict(cases())
