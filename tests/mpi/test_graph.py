@@ -6,7 +6,8 @@ import torch
 from graph_oracle import loss_of, train
 from graphs import CLASSES, FEATURES, naive_logits, write
 from live_bytes import LiveBytes
-from small import assert_near, assert_same_bits, assert_trained, initial_weights, own_run, whole
+from replay_cases import GCN, SAMPLED
+from small import assert_same_bits, assert_trained, initial_weights, own_run, whole
 
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.cost.whole_graph import whole_graph_bytes
@@ -29,20 +30,10 @@ def graph(comm, shared_tmp):
 
 
 def settings(graph, **changed):
-    common = {
-        "model__name": "gcn",
-        "model__hidden": list(WIDTHS.values()),
-        "model__dtype": "float64",
-        "data__source": graph,
-        "train__rounds": 2,
-        "train__batch": 1,
-        "optimizer__lr": 0.1,
-    }
-    return common | changed
+    return GCN | {"data__source": graph, "train__rounds": 2, "optimizer__lr": 0.1} | changed
 
 
 CLUSTERS = {"data__graph": "clusters", "train__batch": 2}
-SAMPLED = {"data__graph": "neighbours", "data__fanout": [2, 2, 1], "train__batch": 4}
 CASES = {
     "full": {},
     "clusters, a tenth redealt": {**CLUSTERS, "method__redeal": 0.3},
@@ -51,17 +42,29 @@ CASES = {
 }
 
 
+def assert_trains(training):
+    """All rounds give the weights and losses of the oracle; the progress, and the oracle's weights."""
+    initial = initial_weights(training)
+    progress = list(training.rounds())
+    ranks = training.communicator.size
+    expected, losses = train(training.run, WIDTHS, training.dataset.train, initial, ranks)
+    assert whole(training).keys() == expected.keys()
+    assert_trained(training, progress, expected, losses, TOLERANCE)
+    return progress, expected
+
+
 @pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_as_the_dense_oracle_does(comm, graph, model, case):
-    run = own_run(**settings(graph, model__name=model, **CASES[case]))
-    training = Training(run, comm)
-    initial = initial_weights(training)
-    progress = list(training.rounds())
-    expected, losses = train(training.run, WIDTHS, training.dataset.train, initial, comm.size)
-    assert whole(training).keys() == expected.keys()
-    assert_trained(training, progress, expected, losses, TOLERANCE)
+    """And the score is that of the whole graph."""
+    training = Training(own_run(**settings(graph, model__name=model, **CASES[case])), comm)
+    progress, expected = assert_trains(training)
+    outputs, targets = full_outputs(training, expected)
+    right = float((outputs.argmax(dim=1) == targets).sum()) / int((targets >= 0).sum())
+    score = progress[-1].score
+    assert (score.score, score.examples) == (pytest.approx(right), int((targets >= 0).sum()))
+    assert score.loss == pytest.approx(float(loss_of(outputs, targets)))
 
 
 def test_heads_of_attention_are_dealt(comm, graph):
@@ -83,10 +86,7 @@ def test_heads_of_attention_are_dealt(comm, graph):
 def test_several_labels_a_node(comm, graph):
     run = own_run(**settings(graph.replace("graph.h5", "several.h5"), model__name="sage", **CLUSTERS))
     training = Training(run, comm)
-    initial = initial_weights(training)
-    progress = list(training.rounds())
-    expected, _ = train(training.run, WIDTHS, training.dataset.train, initial, comm.size)
-    assert_near(whole(training), expected, TOLERANCE)
+    progress, expected = assert_trains(training)
     outputs, targets = full_outputs(training, expected)
     on = targets[:, 0] >= 0
     said, true = outputs[on] > 0, targets[on] == 1

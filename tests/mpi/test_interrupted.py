@@ -2,6 +2,7 @@
 
 import pytest
 from own_runs import CONVOLUTIONAL, DEEP, SHAKEN
+from replay_cases import XC
 from replaying import run_of
 from resuming import save, stop_at
 from small import assert_same_bits, whole
@@ -54,6 +55,7 @@ NERF = {"model__name": f"{joined_nets.__file__}:Nerf", "model__hidden": 13, "mod
 GROWN = CONVOLUTIONAL | {"train__resolution": [[0.5, 4], [0.5, 8]], **ADAM, **CARRIED}
 NETWORKS = {
     "own": SHAKEN,
+    "sparse rows": XC | MOMENTUM | CARRIED,
     "blocks, seldom shared": DEEP | MOMENTUM | CARRIED | {"method__share_every": 3},
     "joined, some widths": NERF | {"method__partition": ["wide"], "method__share_every": 2},
     "joined, a part redealt in fewer bits": NERF | INT8 | {"method__redeal": 0.3},

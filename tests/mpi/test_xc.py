@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 import xc_oracle
-from small import assert_near, assert_same_bits, assert_trained, initial_weights, on_root, own_run, whole
+from replay_cases import XC
+from small import assert_near, assert_trained, initial_weights, on_root, own_run, whole
 from sparse_rows import FEATURES, LABELS, dense, write
 
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
 from istmpi.cost.evaluation import evaluation_plan
-from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.predict import read_rows
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.prediction import write_ranked_lines
@@ -19,7 +20,6 @@ from istmpi.evaluation import evaluator
 from istmpi.evaluation.full import FullNetwork
 from istmpi.multilabel import AT
 from istmpi.training.loop import Training
-from istmpi.training.run import run_training
 
 WIDTHS = {"hidden1": 9, "hidden2": 7}
 
@@ -31,16 +31,7 @@ def rows(comm, shared_tmp):
 
 
 def settings(rows, **changed):
-    common = {
-        "model__name": "xc",
-        "model__hidden": list(WIDTHS.values()),
-        "model__dtype": "float64",
-        "data__source": rows,
-        "train__rounds": 3,
-        "train__batch": 3,
-        "optimizer__lr": 0.05,
-    }
-    return common | changed
+    return XC | {"data__source": rows, "train__rounds": 3} | changed
 
 
 MOMENTUM = {"optimizer__momentum": 0.9}
@@ -138,23 +129,19 @@ def test_no_logits_travel(comm, rows):
         assert sum(comm.allgather(comm.traffic.bytes - before)) == plan.sent
 
 
-# ---- checkpoints
+# ---- predictions
 
 
-def test_it_goes_on_and_predicts(comm, rows, shared_tmp):
-    """A run that was cut in two has the same network to the last bit; predictions are what it ranks first."""
-    one, other = (own_run(**settings(rows, output__folder=str(shared_tmp / name))) for name in ("one", "other"))
-    run_training(one.override({"train.rounds": 2}), comm)
-    run_training(one.override({"train.rounds": 4}), comm, resume="auto")
-    run_training(other.override({"train.rounds": 4}), comm)
-    paths = [shared_tmp / name / "network.h5" for name in ("one", "other")]
-    with open_checkpoint(paths[0]) as mine, open_checkpoint(paths[1]) as theirs:
-        read = [{name: of.array(f"model/{name}") for name in of.architecture.parameters} for of in (mine, theirs)]
-        assert_same_bits(*read)
-        network = CalibratedNetwork(mine)
+def test_it_predicts_what_it_ranks_first(comm, rows, shared_tmp):
+    """From its file; test_interrupted.py stops and resumes it."""
+    training = Training(own_run(**settings(rows)), comm)
+    list(training.rounds())
+    commit(shared_tmp / "network.h5", *training.state(calibrated=True), "direct", comm)
+    with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
+        network = CalibratedNetwork(checkpoint)
     lines = "".join(write_ranked_lines(network, read_rows(rows, FEATURES), LABELS, 3, "softmax", "jsonl")).splitlines()
-    split = open_dataset(rows).test
-    weights = {name: torch.from_numpy(values) for name, values in read[0].items()}
+    split = training.dataset.test
+    weights = {name: torch.from_numpy(values) for name, values in whole(training).items() if "/" not in name}
     x, _ = dense(split, np.arange(len(split)))
     outputs = xc_oracle.logits(weights, torch.from_numpy(x), dict.fromkeys(WIDTHS, 1 / comm.size), False)
     odds, order = outputs.softmax(dim=1).sort(dim=1, descending=True)
@@ -162,3 +149,4 @@ def test_it_goes_on_and_predicts(comm, rows, shared_tmp):
         assert (line["row"], line["labels"]) == (number, order[number, :3].tolist())
         assert line["scores"] == pytest.approx(odds[number, :3].tolist(), abs=1e-9)
     assert len(lines) == len(split)
+    comm.barrier()
