@@ -33,10 +33,8 @@ def naive(run, ranks, delay):
     store.initialise(seed)
     weights = {name: values.clone() for name, values in store.tensors.items()}
     velocity = {name: torch.zeros_like(values) for name, values in weights.items()}
-    streams = [
-        Batches(data.train, place(run.data.placement, labels, rank, ranks, seed), run.train.batch, seed, rank)
-        for rank in range(ranks)
-    ]
+    placed = [place(run.data.placement, labels, rank, ranks, seed) for rank in range(ranks)]
+    streams = [Batches(data.train, rows, run.train.batch, seed, rank) for rank, rows in enumerate(placed)]
     steps, rounds = run.method.local_steps, run.train.rounds
     lengths, groups = network.lengths, ("hidden1", "hidden2")
 

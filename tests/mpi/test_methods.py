@@ -17,6 +17,8 @@ from istmpi.models import architecture
 
 # Batch normalisation makes gradients that are zero but for rounding, which Adam blows up to 1e-9.
 ADAM = {"optimizer__name": "adamw", "model__norm": "none", "model__bias": True}
+CARRIED = {"method__optimizer_state": "carry"}
+MOMENTUM = {"optimizer__momentum": 0.9, "optimizer__lr": 0.03, **CARRIED}
 CASES = {
     "batch norm": {},
     "layer norm and bias": {"model__norm": "layer", "model__bias": True},
@@ -29,16 +31,11 @@ CASES = {
     "never redealt": {"method__redeal": 0.0},
     "one group dealt": {"method__partition": ["hidden1"], "model__norm": "layer"},
     "nothing dealt": {"method__partition": []},
-    "momentum carried": {"optimizer__momentum": 0.9, "optimizer__lr": 0.03, "method__optimizer_state": "carry"},
+    "momentum carried": MOMENTUM,
     "weight decay": {"optimizer__weight_decay": 0.1},
     "adam reset": {**ADAM, "optimizer__weight_decay": 0.1},
     "adam carried, a part redealt": {**ADAM, "method__optimizer_state": "carry", "method__redeal": 0.5},
-    "local SGD, momentum carried": {
-        "method__name": "local-sgd",
-        "method__optimizer_state": "carry",
-        "optimizer__momentum": 0.9,
-        "optimizer__lr": 0.03,
-    },
+    "local SGD, momentum carried": {"method__name": "local-sgd", **MOMENTUM},
     "outer step, a part redealt": {"method__outer_lr": 0.7, "method__outer_momentum": 0.9, "method__redeal": 0.4},
     "DiLoCo": {"method__name": "diloco", **ADAM, "train__rounds": 6},
     "DiLoCo, adam carried": {"method__name": "diloco", **ADAM, "method__optimizer_state": "carry"},
@@ -47,11 +44,7 @@ CASES = {
     "cosine": {"optimizer__warm_up": 2, "optimizer__schedule": "cosine"},
     "milestones": {"optimizer__schedule": "step", "optimizer__milestones": [0.3, 0.6], "optimizer__decay": 0.3},
     "a finish of local SGD": {"method__finish": "local-sgd:40%", "train__rounds": 5, "method__outer_momentum": 0.5},
-    "a finish of local SGD, adam carried": {
-        **ADAM,
-        "method__finish": "local-sgd:50%",
-        "method__optimizer_state": "carry",
-    },
+    "a finish of local SGD, adam carried": {**ADAM, "method__finish": "local-sgd:50%", **CARRIED},
     "disjoint shards": {"data__placement": "sharded", "train__batch": 50, "method__local_steps": 7},
     "images cropped, mirrored and cut out": {"data__crop": 2, "data__flip": True, "data__cutout": 3},
     "shards by label": {"data__placement": "by-label", "data__alpha": 1.0},
@@ -101,7 +94,7 @@ ON_ONE_RANK = ("ist", "local-sgd", "data-parallel", "dynamic-averaging", "codist
 BARE = {
     "batch": {"model__norm": "batch", "model__dtype": "float32", "model__bias": True},
     "none": {"model__norm": "none", "model__dtype": "float32", "model__bias": True},
-    "momentum": {"optimizer__momentum": 0.9, "optimizer__lr": 0.03, "method__optimizer_state": "carry"},
+    "momentum": MOMENTUM,
 }
 
 

@@ -15,14 +15,10 @@ from istmpi.training.progress import LastRound
 
 pytestmark = pytest.mark.ranks(only=[2, 3])
 
+MOMENTUM = {"optimizer__momentum": 0.9, "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
 CASES = {
     "plain": {},
-    "a part redealt, momentum carried": {
-        "method__redeal": 0.3,
-        "optimizer__momentum": 0.9,
-        "optimizer__lr": 0.01,
-        "method__optimizer_state": "carry",
-    },
+    "a part redealt, momentum carried": {"method__redeal": 0.3, **MOMENTUM},
     "layer norm, a bias, an outer step": {"model__norm": "layer", "model__bias": True, "method__outer_momentum": 0.5},
 }
 ROUNDS = 12
@@ -88,21 +84,18 @@ def test_bytes_weights_and_the_same_run_once_more(comm, shared_tmp, measured, mo
 
 
 @pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("redeal, inside", [(1.0, False), (0.3, True)])
-def test_a_log_goes_on_from_a_checkpoint(comm, shared_tmp, redeal, inside):
-    """Also from one behind a dropped round, and of a run that made its shares itself."""
+def test_a_log_goes_on_from_a_checkpoint(comm, shared_tmp):
+    """From one behind a dropped round, and of a run that made its shares itself."""
     log = log_of_changes(comm, shared_tmp)
-    settings = {"method__redeal": redeal, "method__optimizer_state": "carry", "optimizer__momentum": 0.5}
+    settings = {"method__redeal": 0.3, "method__optimizer_state": "carry", "optimizer__momentum": 0.5}
     run = auto(**settings, method__shares=log)
     peace = Training(run, comm)
     losses = [one.loss for one in peace.rounds()]
     training = Training(run, comm)
-    if inside:
-        stop_at(training, 5, 1)
+    stop_at(training, 5, 1)
     rounds = training.rounds()
     before = [next(rounds).loss for _ in range(5)]
-    assert not inside or list(rounds) == []
-    assert training.rounds_done == 5
+    assert list(rounds) == [] and training.rounds_done == 5
     path = save(training, shared_tmp / "checkpoint.h5")
     gone_on = Training(run, comm)
     gone_on.resume(path)
@@ -111,10 +104,6 @@ def test_a_log_goes_on_from_a_checkpoint(comm, shared_tmp, redeal, inside):
     anew = Training(auto(**settings), comm)
     assert "method.shares" in anew.resume(path)[0]
     assert [anew.shares.of(number) for number in (5, 6)] == [training.shares.of(number) for number in (5, 6)]
-    deals = [
-        {name: list(map(len, each)) for name, each in one.method.holders(6).units.items()} for one in (training, anew)
-    ]
-    assert deals[0] == deals[1], "the method has them"
     assert len(list(anew.rounds())) == ROUNDS - 5
 
 
