@@ -18,6 +18,7 @@ from istmpi.report.curves import read_curves
 from istmpi.training import comparison as comparisons
 from istmpi.training import loop as train
 from istmpi.training import run as whole_run
+from istmpi.training import run_record
 from istmpi.training.comparison import Comparison, ComparisonWatch
 
 pytestmark = pytest.mark.ranks(only=[1, 2])
@@ -62,8 +63,8 @@ def _slower(monkeypatch, kind, name, now, seconds):
 
 
 @pytest.fixture
-def ran(monkeypatch):
-    """The runs that were trained, in turn."""
+def ran(comm, monkeypatch):
+    """The runs that this rank trained, in turn."""
     runs = []
     run_training = whole_run.run_training
 
@@ -117,6 +118,22 @@ def test_a_comparison_stopped_by_a_file_says_that_it_must_be_removed(compared, c
         comparison.run_training()
     on_root(comm, lambda: (comparison.folder / "STOP").unlink())
     assert compared(["ist", "local-sgd"]).run_training() == {}
+
+
+def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(compared, monkeypatch, comm):
+    def stopped(*_):
+        error = StoppedError("stopped")
+        error.everywhere = True
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_record.Saver, "save_now", stopped)
+        comparison = compared(["ist"])
+        with pytest.raises(StoppedError):
+            comparison.run_training()
+    (curve,) = read_curves([comparison.folder])
+    assert (curve.ranks, curve.score_name) == (comm.size, "accuracy") and curve.points
+    comm.barrier()
 
 
 @pytest.mark.ranks(only=[2])
