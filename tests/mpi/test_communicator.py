@@ -1,4 +1,4 @@
-"""Collectives of arrays that are too large for one call of MPI, and exchanges in pieces."""
+"""Arrays too large for one call of MPI, exchanges in pieces, and messages that nobody waits for: none is lost."""
 
 import time
 from contextlib import suppress

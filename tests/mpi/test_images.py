@@ -1,4 +1,7 @@
-"""Training on small images first: what each size computes, and what is carried; test_interrupted.py goes on with it."""
+"""Images in a run: small ones first, and what is carried to larger ones; augmented ones, of which scores see nothing.
+
+test_interrupted.py goes on with images that grow.
+"""
 
 import images_oracle
 import networks
@@ -103,7 +106,7 @@ def test_a_plan_knows_the_sizes(comm):
     assert 3 < large / small < 4, "a quarter of the pixels"
 
 
-# ---- augmented images in a run
+# ---- augmented images: what a rank sees is a function of seed, rank and step
 
 
 AUGMENTED = {"data__crop": 2, "data__flip": True, "data__cutout": 3}

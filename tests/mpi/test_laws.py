@@ -1,4 +1,4 @@
-"""Laws of a whole run that do not depend on the method's arithmetic."""
+"""Laws of a whole run that do not depend on the method's arithmetic, and what is told of a run."""
 
 import numpy as np
 import pytest
@@ -139,7 +139,7 @@ def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
     assert_same_bits(whole(training), before)
 
 
-# ---- a run that is followed learns and sends what it does alone, and what is told of it is so
+# ---- what is told of a run
 
 
 @pytest.mark.ranks(only=[2, 3])
