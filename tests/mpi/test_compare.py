@@ -82,7 +82,7 @@ def test_runs_differ_in_their_method_and_seed_alone(compared, ran):
     assert compared(repeats=2).run_training() == {}
     assert [(run.method.name, run.train.seed) for run in ran] == [(name, seed) for seed in (5, 6) for name in NAMES]
     for run in ran:
-        same = {"train.seed": 5, "output.folder": "", "name": ""}
+        same = {"train.seed": 5, "output.folder": ""}
         assert replace(run.override(same), method=ran[0].method) == ran[0].override(same)
 
 
