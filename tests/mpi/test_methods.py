@@ -90,7 +90,7 @@ def bare_loop(run, streams, steps, dtype):
     return {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
 
 
-ON_ONE_RANK = ("ist", "local-sgd", "data-parallel", "dynamic-averaging", "codistillation", "diloco")
+ON_ONE_RANK = ("ist", "local-sgd", "data-parallel", "dynamic-averaging", "codistillation", "diloco", "joint")
 BARE = {
     "batch": {"model__norm": "batch", "model__dtype": "float32", "model__bias": True},
     "none": {"model__norm": "none", "model__dtype": "float32", "model__bias": True},
