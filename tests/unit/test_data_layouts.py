@@ -1,7 +1,6 @@
 """Layouts of folders, lists and links: every file is where its folders say, or it is counted, or a file is named."""
 
 import os
-import tarfile
 
 import numpy as np
 import pytest
@@ -63,27 +62,6 @@ def test_the_class_is_the_first_folder_of_its_split(tmp_path, names, counts, sai
         assert said in read_notes(report).replace("in/", "")
 
 
-@pytest.mark.parametrize(
-    "names, message",
-    [
-        (["cat/train/0.png", "cat/test/0.png", "dog/train/0.png"], "cat/test/0.png has a folder test/, but a split"),
-        (["train/cat/val/0.png", "test/cat/0.png"], "train/cat/val/0.png has a folder val/"),
-        (["Train/cat/0.png", "more/cat/0.png"], "more/cat/0.png is in neither"),
-        (["Train/cat/0.png", "Test/0.png"], "Test/0.png is not in a class folder; it must be Test/CLASS/FILE"),
-        (["seg_train/seg_train/cat/0.png", "seg_test/seg_test/cat/0.png"], "seg_test, seg_train are named like"),
-        (["Training Set/cat/0.png", "Test Set/cat/0.png"], "the folders Test Set, Training Set are named like"),
-        (["images/#.png*4"], "in has one class, images. Put the files of each class into a folder: CLASS/FILE"),
-        (["train/a/0.png", "val/a/0.png", "val/b/0.png"], "val/b/0.png is of class b, which train/ lacks."),
-        (["train/a/0.png", "train/b/0.png"], "has no test examples"),
-        (["train/n01/images/0.png", "val/images/0.png"], "val/images/0.png is of class images, which .*annotations"),
-    ],
-)
-def test_splits_in_other_places_are_refused_in_one_line(tmp_path, names, message):
-    with pytest.raises(DataError, match=message) as refused:
-        prepare("images", images(tmp_path / "in", *names), tmp_path / "data.h5")
-    assert "\n" not in str(refused.value) and [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
 def test_recordings_may_be_in_folders_of_splits(tmp_path):
     made = make_speech(tmp_path / "made")
     for split, speaker in (("Train", "ann"), ("Test", "eve")):
@@ -131,18 +109,6 @@ def test_links_are_followed_but_not_to_what_is_read_anyway(tmp_path):
     assert "7 names skipped: hidden, not files, or links" in read_notes(report)
 
 
-def test_links_of_a_tar_are_counted(tmp_path):
-    folder = images(tmp_path / "in", "cat/#.png*5", "dog/#.png*5")
-    (folder / "bird").symlink_to("cat")
-    (folder / "cat" / "twin.png").hardlink_to(folder / "dog" / "0.png")
-    (folder / "cat" / "._0.png").write_bytes(b"")
-    with tarfile.open(tmp_path / "in.tar", "w") as tar:
-        tar.add(folder, "in")
-    report = prepare("images", tmp_path / "in.tar", tmp_path / "data.h5")
-    assert sum(report.counts.values()) == 10
-    assert "3 names skipped: hidden, not files, or links (tar -h --hard-dereference" in read_notes(report)
-
-
 @pytest.mark.parametrize("kind", ["images", "speech", "csv"])
 def test_files_that_are_not_read_are_counted_by_ending(tmp_path, kind):
     folder = MAKERS[kind](tmp_path / "in")
@@ -155,17 +121,14 @@ def test_files_that_are_not_read_are_counted_by_ending(tmp_path, kind):
 # ---- images
 
 
-@pytest.mark.parametrize("ending, form", [("JPE", "JPEG"), ("avif", "AVIF")])
-def test_what_pillow_reads_is_read(tmp_path, ending, form):
-    if form == "AVIF" and not pytest.importorskip("PIL.features").check("avif"):
-        pytest.skip("this Pillow reads no .avif")
+def test_what_pillow_reads_is_read(tmp_path):
     folder = images(tmp_path / "in", "cat/#.png*3", "dog/#.png*2")
-    for number in range(2):
-        Image.new("L", (5, 4), 99).save(folder / "cat" / f"x{number}.{ending}", form)
+    for ending in ("JPE", "jfif"):
+        Image.new("L", (5, 4), 99).save(folder / "cat" / f"x.{ending}", "JPEG")
     report = prepare("images", folder, tmp_path / "data.h5")
     assert sum(report.counts.values()) == 7 and not report.left_out
     names = [name for block, _, _ in read_inputs(str(folder), "images", (1, 4, 5)) for name in block]
-    assert f"cat/x0.{ending}" in names
+    assert {"cat/x.JPE", "cat/x.jfif"} <= {*names}
 
 
 def test_one_image_of_16_bits_stops_nothing(tmp_path):
@@ -191,21 +154,12 @@ def test_lines_of_a_list_are_paths(tmp_path, text):
     folder = make_speech(tmp_path / "in")
     (folder / "yes").rename(folder / "turn on")
     (folder / "testing_list.txt").write_bytes(text.encode())
+    (folder / "validation_list.txt").write_text("no/bob_nohash_0.wav\n")
     for source in (folder, pack(folder, tmp_path / "in.tar")):
         report = prepare("speech", source, tmp_path / "data.h5", force=True)
-        assert report.counts == {"train": 10, "test": 2} and report.classes == ("no", "turn on")
+        assert report.counts == {"train": 9, "test": 2, "validation": 1} and report.classes == ("no", "turn on")
         missing = "1 line of lists without a file, such as no/x.wav in "
         assert (missing in read_notes(report)) == ("x.wav" in text)
-
-
-def test_a_file_in_two_lists_and_a_list_of_nothing_are_refused(tmp_path):
-    folder = make_speech(tmp_path / "in")
-    (folder / "validation_list.txt").write_text("no/eve_nohash_0.wav\n")
-    with pytest.raises(DataError, match="no/eve_nohash_0.wav is in the lists of both splits"):
-        prepare("speech", folder, tmp_path / "data.h5")
-    (folder / "testing_list.txt").write_text("eve_nohash_0.wav\nno/eve.wav\n")
-    with pytest.raises(DataError, match="name no existing test file: eve_nohash_0.wav in testing_list.txt is missing"):
-        prepare("speech", folder, tmp_path / "data.h5")
 
 
 def test_other_formats_of_sound_are_read(tmp_path):

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 import sys
 import zlib
 from dataclasses import replace
@@ -12,14 +11,14 @@ import h5py
 import numpy as np
 import pytest
 from damage import damaged, data_contents
-from data_files import TEXTS, make_text, write_files
+from data_files import TEXTS, make_arrays, make_text, write_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizing import make_tokenizer
 
 from istmpi import rng
 from istmpi.data import writer
-from istmpi.data.batches import Batches, place
+from istmpi.data.batches import Batches
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import draw_test
 from istmpi.data.prepare import prepare
@@ -200,35 +199,6 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(tmp_path
 # ---- bad input
 
 
-@pytest.mark.parametrize(
-    "texts, tokenizer, message",
-    [
-        ({"a.txt": b"one\0two"}, "", "1 of 1 documents cannot be read.*a.txt .it has a byte 0, which is reserved"),
-        ({"a.txt": b"caf\xe9"}, "tokenizer.json", "1 of 1 documents cannot.*it is not UTF-8, as this tokeni"),
-        ({"a.jsonl": b'{"text": "\\ud800"}'}, "tokenizer.json", "a.jsonl, line 1 .it is not UTF-8"),
-        ({"a.txt": b""}, "", "has no text: every file is empty"),
-        ({"a.txt": b"x"}, "wordpiece", "tokenizer wordpiece is not bytes or a file"),
-        ({"a.txt": b"{}"}, "input/a.txt", "a.txt is not a tokenizer: .*Give a tokenizer"),
-        ({"a.jsonl": b'{"text": "x"}\n{"txt": "y"}'}, "", "a.jsonl, line 2 has no text under 'text'; it has txt"),
-        ({"a.jsonl": b'{"text": "x"}\n{"text": null}'}, "", "a.jsonl, line 2: its text is null, not text"),
-        ({"a.jsonl": b'{"text": "\xff"}'}, "", "a.jsonl, line 1 is not JSON"),
-        ({"a.jsonl": b"[" * 100_000}, "", "a.jsonl, line 1 is not JSON"),
-        ({"a.gz": gzip.compress(b"text" * 99)[:-9]}, "", "input: a.gz cannot be read: Compressed file ended before"),
-        ({"train/a": b"x", "test/b": b"y", "README": b"z"}, "", "has train/ and test/, but README is in neither"),
-        ({"train/a": b"x", "test/b": b""}, "", "has no test documents"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line(tmp_path, istmpi_command, monkeypatch, texts, tokenizer, message):
-    monkeypatch.chdir(tmp_path)
-    make_tokenizer(tmp_path / "tokenizer.json")
-    words = ["--tokenizer", tokenizer] if tokenizer else []
-    source = write_files(tmp_path / "input", texts)
-    code, out, err = istmpi_command("prepare", "text", source, "data.h5", *words)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert re.search(message, err), err
-    assert not (tmp_path / "data.h5").exists()
-
-
 def test_a_bad_document_leaves_no_trace_in_the_stream(tmp_path):
     texts = {"train/a": b"first", "train/b": b"sec\0ond", "train/c": b"third", "test/d": b"fourth"}
     report = prepare("text", write_files(tmp_path / "input", texts), tmp_path / "data.h5", max_bad=0.3)
@@ -253,6 +223,7 @@ def test_documents_shorter_than_a_window_are_refused_with_the_length_that_they_n
     [
         ("text", "data.placement=by-label", "data.placement = 'by-label' is for classes"),
         ("text", "data.crop=2", "data.crop = 2 is for images"),
+        ("arrays", "data.crop=2", "data.crop = 2 is for images [channels, height, width], but"),
         ("text", "train.resolution=[[1.0,8]]", "train.resolution is for images"),
         ("digits", "data.length=64", "data.length = 64 is for text, but digits is of kind digits"),
         ("digits", f"data.length={windows.WINDOW}", ""),
@@ -260,10 +231,11 @@ def test_documents_shorter_than_a_window_are_refused_with_the_length_that_they_n
 )
 def test_settings_of_other_data_are_refused(tmp_path, istmpi_command, source, setting, message):
     """But no default of theirs."""
-    words = ["--set", setting, "--dry-run"]
+    words = ["--set", setting, "--dry-run", *["--model", "transformer", "--set", "model.layers=1"] * (source == "text")]
     if source == "text":
         source = prepare("text", write_files(tmp_path / "input", {"a": b"x" * 5000}), tmp_path / "data.h5").target
-        words += ["--model", "transformer", "--set", "model.layers=1"]
+    elif source == "arrays":
+        source = make_arrays(tmp_path / "input") / "data.npz"
     code, _, err = istmpi_command("train", "--data", source, *words)
     assert (code, len(err.splitlines())) == ((2, 1) if message else (0, 0)) and message in err
 
@@ -323,14 +295,6 @@ def test_a_batch_is_the_same_on_every_rank_and_machine():
     one, other = (Batches(TextSplit(tokens.astype(dtype), 16), np.arange(312), 8, 3, 1) for dtype in ("u1", "u4"))
     found = [[part.numpy().tobytes() for part in (*of.at(5).inputs, of.at(5).targets)] for of in (one, other)]
     assert found[0] == found[1] and zlib.crc32(found[0][0]) == 2756349747
-
-
-def test_windows_are_dealt_to_ranks_as_other_examples_and_their_labels_take_no_memory():
-    split = TextSplit(np.zeros(1000, np.uint8), 10)
-    shards = [place("sharded", split.labels(), rank, 4, 0) for rank in range(4)]
-    assert sorted(np.concatenate(shards)) == list(range(len(split))) == list(range(99))
-    split = TextSplit(np.broadcast_to(np.uint8(0), 10**12), 100)
-    assert len(split) == len(split.labels()) == 10**10 - 1 and split.labels().strides == (0,)
 
 
 @pytest.mark.parametrize("count", [50, 2**23])
