@@ -1,7 +1,6 @@
 """The prepared file: what is written is read, complete or not at all; damage is named."""
 
 import random
-from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -13,7 +12,7 @@ from damaging import EDITS
 from istmpi.data.dense.split import build_material
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import write as write_file
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import DataError
 
 X = np.random.default_rng(0).normal(5, 3, (30, 6)).astype(np.float32)
 Y = np.arange(30) % 3
@@ -58,6 +57,13 @@ def test_what_is_written_is_read(file):
         again.attrs["source"] = "changed"
 
 
+def test_a_feature_that_is_no_number_is_named():
+    x = X.copy()
+    x[1, 4] = np.nan
+    with pytest.raises(DataError, match="train example 1 has nan as feature 4"):
+        made(x)
+
+
 def test_bytes_stay_bytes_and_groups_are_normalised_together(tmp_path):
     x = np.random.default_rng(1).integers(0, 256, (30, 6), dtype=np.uint8)
     path = write(tmp_path / "data.h5", x.reshape(30, 2, 3), dtype=np.dtype(np.uint8), groups=2)
@@ -66,42 +72,6 @@ def test_bytes_stay_bytes_and_groups_are_normalised_together(tmp_path):
     np.testing.assert_allclose(data.mean[::3], channels.mean((0, 2)), rtol=1e-6)
     np.testing.assert_allclose(data.std[::3], channels.std((0, 2)), rtol=1e-6)
     np.testing.assert_array_equal(examples_of(data.train, [4])[0], (x[4:5].astype(np.float32) - data.mean) / data.std)
-
-
-def test_a_constant_feature_becomes_zero_and_numbers_to_predict_stay(tmp_path):
-    x, y = X.copy(), X[:, :2]
-    x[:, 2] = 0.1
-    data = open_prepared(write(tmp_path / "data.h5", x, y, task="regression", classes=None))
-    np.testing.assert_allclose(examples_of(data.train, np.arange(20))[0][:, 2], 0, atol=1e-6)
-    assert data.classes is None and data.outputs == 2
-    np.testing.assert_array_equal(examples_of(data.train, [3])[1], y[3:4])
-
-
-class Broken:
-    """Rows that cannot be read."""
-
-    shape, dtype = (20, 6), np.dtype(np.float32)
-
-    def __getitem__(self, rows):
-        raise ZeroDivisionError
-
-
-def test_a_failure_leaves_nothing_or_the_old_file_as_it_was(file):
-    before, material = file.read_bytes(), made()
-    broken = replace(material, datasets={**material.datasets, "train/x": Broken()})
-    for target in (file, file.with_name("new.h5")):
-        with pytest.raises(ZeroDivisionError):
-            write_file("arrays", broken, target, force=True)
-    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
-
-
-def test_an_existing_target_is_kept_unless_forced_and_one_that_training_would_not_know_is_refused(file):
-    with pytest.raises(ConfigError, match=r"data.h5 exists.*--force"):
-        write_file("arrays", made(), file)
-    write_file("arrays", made(source="new"), file, force=True)
-    assert open_prepared(file).source == "new"
-    with pytest.raises(ConfigError, match="Name it data.bin.h5"):
-        write_file("arrays", made(), file.with_name("data.bin"))
 
 
 def damage(file, edit):
