@@ -14,7 +14,6 @@ from rich.console import Console
 
 from istmpi.cli.main import main
 from istmpi.cli.run_options import changes
-from istmpi.cluster.figures import PRESETS, load
 from istmpi.config import Run
 from istmpi.deploy.prediction import lines
 from istmpi.errors import ConfigError, DataError
@@ -62,27 +61,6 @@ def test_an_option_is_one_value_and_nothing_else():
 
 
 # ---- what runs and other programs leave
-
-
-@pytest.mark.parametrize(
-    "change, named",
-    [
-        ({"flops": []}, "flops"),
-        ({"flops": ["1e9"]}, "flops"),
-        ({"deal_seconds": 10**400}, "deal_seconds"),
-        ({"links": {"allreduce": {"latency": None, "seconds_per_byte": 1}}}, r"links\.allreduce\.latency is None"),
-        ({"links": {"allreduce": {"latency": 0, "seconds_per_byte": 1, "more": 1}}}, r"links\.allreduce\.more is 1"),
-        ({"links": []}, "links"),
-        ({"more": 1}, "more"),
-    ],
-    ids=str,
-)
-def test_a_cluster_whose_figures_are_none_is_refused(tmp_path, change, named):
-    path = tmp_path / "c.json"
-    PRESETS["home"].save(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(DataError, match=rf"c\.json.*{named}"):
-        load(path)
 
 
 def leave(folder, metrics, summary):
