@@ -31,14 +31,6 @@ def test_every_pass_takes_every_given_row_once_with_its_label(count, batch, pass
         assert sorted(y[start : start + count]) == given_rows.tolist()
 
 
-@given(step=st.integers(0, 500), batch=st.integers(1, 50))
-def test_jumping_equals_walking(step, batch):
-    walker = make(37, batch)
-    for before in range(max(0, step - 5), step):
-        walker.at(before)
-    np.testing.assert_array_equal(plain(walker.at(step))[0], plain(make(37, batch).at(step))[0])
-
-
 def test_the_order_is_another_in_each_pass_seed_and_stream_and_fixed_for_ever():
     """A resumed run, or a rank with another NumPy, must draw these very rows."""
     orders = [make(100, 100).indices(0), make(100, 100).indices(1)]

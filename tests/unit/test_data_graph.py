@@ -227,7 +227,6 @@ BAD = {
     "a node without a label": ({"y": np.array([0, 1, -1, 1, 0, 1])}, {}, "test node 2 has no label"),
     "labels beyond all integers": ({"y": np.full(6, 1e300)}, {}, "whole numbers"),
     "a mask of neither true nor false": ({"train_mask": np.full(6, np.nan)}, {}, "train_mask must be true or false"),
-    "columns that are no list": ({**CSR, "adj_indices": CSR["adj_indices"][:, None]}, {}, "not compressed sparse rows"),
     "values in words": ({**CSR, "adj_data": np.full(4, "x")}, {}, "are not compressed sparse rows"),
     "more clusters than nodes": ({}, {"clusters": 7}, "--clusters 7"),
     "a normalisation that there is not": ({}, {"normalise": "row"}, "--normalise row"),

@@ -136,17 +136,6 @@ def test_what_would_leave_nothing_of_an_image_is_refused():
     assert augment(open_digits(), Augmentation(crop=7, cutout=7)).train.augmentation
 
 
-@pytest.mark.parametrize("words", ["train --out run", "train --dry-run", "costmodel"])
-def test_data_that_are_no_images_are_refused_in_one_line(tmp_path, monkeypatch, istmpi_command, words):
-    monkeypatch.chdir(tmp_path)
-    np.savez("data.npz", x=np.zeros((20, 6), np.float32), y=np.arange(20) % 2)
-    code, _, err = istmpi_command(*words.split(), "--data", "data.npz", "--set", "data.crop=4")
-    assert code == 2 and err == (
-        "istmpi: data.crop = 4 is for images [channels, height, width], but data.npz is of kind arrays, "
-        "with examples of 6 numbers. Leave it out.\n"
-    )
-
-
 # ---- smaller images
 
 
@@ -259,14 +248,6 @@ def test_a_size_is_that_of_the_largest_square_in_the_middle(tmp_path, width, hei
     expected = np.asarray(resize_images.crop((left, top, left + 10, top + 10)), int)
     step = max(1, np.abs(np.diff(expected, axis=0)).max(), np.abs(np.diff(expected, axis=1)).max())
     assert np.abs(stored.transpose(1, 2, 0) - expected).max() <= step
-
-
-def test_a_picture_for_a_network_of_oblong_ones_is_cut_to_their_ratio(tmp_path):
-    wide = Image.new("L", (40, 10), 0)
-    wide.paste(200, (8, 0, 32, 10))  # a filter looks two pixels beyond the edge
-    save(wide, tmp_path / "in" / "0.png")
-    ((_, x, _),) = read_inputs(str(tmp_path / "in"), "images", (1, 5, 10), resize=True)
-    assert (x == 200).all()
 
 
 # ---- memory
