@@ -41,25 +41,23 @@ def test_bytes_beside_other_numbers_are_refused(tmp_path, kinds):
 
 
 @pytest.mark.parametrize(
-    "trained, given, refused",
-    [
-        (np.uint8, np.float32, "its features are floats, but bytes in the network's training data"),
-        (np.float64, np.uint8, "its features are bytes, but floats in the network's training data"),
-        (np.uint8, np.uint8, ""),
-        (np.int64, np.uint8, ""),
-        (np.uint8, np.int16, ""),
-    ],
+    "trained, given, refused", [("u1", "f4", True), ("f8", "u1", True), ("i8", "u1", False), ("u1", "i2", False)]
 )
 def test_examples_to_predict_have_the_scale_of_training(tmp_path, trained, given, refused):
+    """Bytes are refused where floats were trained on, and floats where bytes were."""
     reading = prepared(tmp_path, **in_splits(*(np.ones((30, 4), trained),) * 2)).reading
     np.savez(tmp_path / "new.npz", **in_splits(*(np.ones((30, 4), given),) * 2))
-    if not refused:
-        _, x, _ = next(read_inputs(str(tmp_path / "new.npz"), "arrays", (4,), reading=reading))
-        assert x.tolist() == [[1.0] * 4] * 30
-        return
-    for kind, shape, known in (("arrays", (4,), reading), *[("images", (1, 2, 2), {})] * (trained == np.uint8)):
-        with pytest.raises(DataError, match=f"new.npz: {refused}. Give x in the same form"):
-            next(read_inputs(str(tmp_path / "new.npz"), kind, shape, reading=known))
+    blocks = read_inputs(str(tmp_path / "new.npz"), "arrays", (4,), reading=reading)
+    if refused:
+        with pytest.raises(
+            DataError, match="new.npz: its features are (floats|bytes), but .*. Give x in the same form"
+        ):
+            next(blocks)
+        if given == "f4":
+            with pytest.raises(DataError, match="its features are floats, but bytes in the network's training data"):
+                next(read_inputs(str(tmp_path / "new.npz"), "images", (1, 2, 2)))
+    else:
+        assert next(blocks)[1].tolist() == [[1.0] * 4] * 30
 
 
 @pytest.mark.parametrize(
