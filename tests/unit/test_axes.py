@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from istmpi.engine.axes import Parameter, Pattern, narrow
-from istmpi.engine.positions import overlap
 from istmpi.engine.slots import Slot, list_kinds, named, select_weights, strip_slot
 from istmpi.errors import ConfigError
 
@@ -75,21 +74,6 @@ def test_positions_are_those_of_brute_force(text, data):
             start += segment.length(LENGTHS)
         assert list(positions) == held
         assert axis.length(LENGTHS) == start
-
-
-@given(data=st.data(), length=st.integers(0, 20))
-def test_the_overlap_is_the_intersection(data, length):
-    def side():
-        if data.draw(st.booleans()):
-            start = data.draw(st.integers(0, length))
-            return range(start, data.draw(st.integers(start, length)))
-        return np.array(sorted(data.draw(st.sets(st.integers(0, max(length - 1, 0))))), dtype=np.int64)
-
-    mine, theirs = side(), side()
-    where, count = overlap(mine, theirs)
-    common = sorted(set(map(int, mine)) & set(map(int, theirs)))
-    assert count == len(common)
-    assert np.asarray(mine)[where].tolist() == common
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,6 @@ def test_a_launcher_of_another_mpi_is_named(tmp_path):
     [
         ([("a", [0], 16, 1)], "cores", "yellow", "a has 16 cores, but its ranks may use only 1"),
         ([("a", [0, 1], 2, 1)] * 4, "cores", "yellow", "4 ranks share 2 cores of a"),
-        ([("a", [0], 2, 1), ("a", [1], 2, 1)], "cores", "green", "1 thread a rank"),
         ([("a", [0, 1], 2, 1)] * 2 + [("b", [0, 1], 2, 2)], "ranks", "yellow", "unevenly spread"),
     ],
 )
