@@ -5,11 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
 from istmpi.config import Model
-from istmpi.engine.axes import narrow
-from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError
 from istmpi.models import architecture, mlp_network
 from istmpi.models.tables import ACTIVATIONS
@@ -31,7 +28,7 @@ SETTINGS = st.builds(
 TASKS = st.sampled_from(["classification", "regression"])
 
 
-@hypothesis.settings(max_examples=50)
+@hypothesis.settings(max_examples=30)
 @given(settings=SETTINGS, features=st.integers(1, 9), labels=st.integers(1, 5), task=TASKS, data=st.data())
 def test_built_at_any_lengths_every_parameter_has_the_shape_of_its_pattern(settings, features, labels, task, data):
     network = architecture(features, labels, task, settings)
@@ -48,20 +45,6 @@ def test_built_at_any_lengths_every_parameter_has_the_shape_of_its_pattern(setti
         assert built(x).shape == (3, chosen["labels"])
 
 
-@hypothesis.settings(max_examples=30)
-@given(settings=SETTINGS, ranks=st.integers(1, 3))
-def test_a_subnet_fits_what_its_rank_was_dealt(settings, ranks):
-    network = architecture(4, 3, "classification", settings)
-    groups = [name for name in network.groups if network.lengths[name] >= ranks]
-    deal = Partition.draw(network.lengths, groups, ranks, 0, 0)
-    for rank in range(ranks):
-        with torch.device("meta"):
-            subnet = network.build(narrow(network.lengths, network.parameters, deal.held(rank)))
-        for name, tensor in subnet.state_dict().items():
-            axes = network.parameters[name].pattern.axes
-            assert tuple(tensor.shape) == tuple(len(deal.positions(axis, at, rank)) for at, axis in enumerate(axes))
-
-
 def test_the_papers_network_is_the_default():
     """Linear without bias, batch normalisation, ReLU; and a normalisation without scale and shift on the logits."""
     network = architecture(6, 3, "classification", Model(hidden=(5, 4)))
@@ -72,11 +55,6 @@ def test_the_papers_network_is_the_default():
     assert network.groups == ("hidden1", "hidden2")
     kinds = [type(layer).__name__ for stage in network.build(network.lengths) for layer in stage]
     assert kinds == ["Linear", "BatchNorm", "ReLU"] * 2 + ["Linear", "BatchNorm"]
-    assert [(one.parameter, str(one.shape), one.gradients, one.of_input) for one in network.operators] == [
-        ("hidden1.linear.weight", "1 features hidden1", 1, True),
-        ("hidden2.linear.weight", "1 hidden1 hidden2", 2, False),
-        ("labels.linear.weight", "1 hidden2 labels", 2, False),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -105,12 +83,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_only_dropout_is_stochas
 # ---- normalisation
 
 
-def test_batch_norm_is_torchs_without_running_statistics():
-    x = torch.randn(16, 5, dtype=torch.float64)
-    mine, its = BatchNorm(5, affine=True, dtype=torch.float64), torch.nn.BatchNorm1d(5, dtype=torch.float64)
-    torch.testing.assert_close(mine(x), its(x), rtol=0, atol=1e-14)
-
-
 def test_with_moments_no_example_depends_on_its_batch_mates():
     norm = BatchNorm(4, affine=False)
     x = torch.randn(8, 4)
@@ -129,8 +101,3 @@ def test_the_sum_of_losses_over_examples_is_n_times_their_mean():
     labels, targets = torch.tensor([0, 2, 1, 1, 0, 2]), torch.randn(6, 3, generator=random)
     for task, y in ((Classification, labels), (Regression, targets)):
         torch.testing.assert_close(task.loss(outputs, y, "sum"), 6 * task.loss(outputs, y))
-    outputs = torch.tensor([[0.0, 1.0], [2.0, 1.0], [0.0, 3.0]])
-    assert Classification.points(outputs, torch.tensor([1, 1, 1])) == 2
-    targets = torch.tensor([[0.0, 0.0], [2.0, 1.0], [0.0, 0.0]])
-    assert Regression.points(outputs, targets) == pytest.approx(0.5 + 0 + 1.5)
-    assert Regression.loss(outputs, targets) == functional.mse_loss(outputs, targets)
