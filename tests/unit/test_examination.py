@@ -1,19 +1,14 @@
 """A network of one's own as it is made ready for training: its table, what is refused, and how it is built."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import layered_networks
 import networks
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
 
-from istmpi.config import Run
-from istmpi.config.methods import find_method_spec
-from istmpi.config.sections import Train
 from istmpi.deploy.fitting import note_changed_source
 from istmpi.errors import ConfigError
 from istmpi.inspection import large
@@ -21,8 +16,7 @@ from istmpi.inspection.examine import inspect
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.table import Table
-from istmpi.outputs import LossOfOutputs, require_weights
-from istmpi.tasks import Classification
+from tests.networks import dense_nets, recurrent_nets
 
 FILE = Path(networks.__file__)
 
@@ -50,16 +44,11 @@ def convolutional():
 # ---- the table
 
 
-def test_products_that_sum_over_units_are_scaled_unless_a_batch_normalisation_is_behind_them(convolutional, shaken):
-    assert convolutional.sums == {"second": ("channels1",), "dense": ("channels2",), "last": ("hidden",)}
-    assert shaken.sums == {"tied": ("hidden",), "last": ("hidden",)}
-    in_place = ready("InPlace")
-    assert in_place.sums == {"inner": ("hidden",), "last": ("hidden",)}
-    in_place.build({"hidden": 4}, {"hidden": 0.25})(torch.ones(3, 7))  # by position and by name
-    assert ready("Attention", (5, 6), embed=8, heads=3, head_dim=4, hidden=6, depth=1).sums["out.0"] == (
-        "heads",
-        "head_dim",
-    )
+def test_a_product_is_scaled_whose_output_an_activation_changes_in_place():
+    """Unless a batch normalisation is behind it; layers may be called by position and by name."""
+    network = ready("InPlace")
+    assert network.sums == {"inner": ("hidden",), "last": ("hidden",)}
+    network.build({"hidden": 4}, {"hidden": 0.25})(torch.ones(3, 7))
 
 
 def test_a_table_is_the_same_behind_json(convolutional):
@@ -113,36 +102,12 @@ def test_another_class_and_a_forward_that_fails_on_the_data_are_refused_and_a_lo
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_widths_that_are_too_narrow_for_the_constructor_say_what_to_do():
-    steps = ready("Steps")
-    with pytest.raises(ConfigError, match="with hidden = 9: ValueError: 9 is odd. .* Use fewer ranks, or leave such"):
-        steps.require_usable({"hidden": 9})
-    steps.require_usable({"hidden": 4})
-
-
 def test_sums_outside_of_layers_single_numbers_and_computed_values_are_found():
-    by_hand = ready("Odd", what="by hand")
-    by_hand.require_dealable(("hidden",))
-    assert by_hand.table.folded == {"weight": ("hidden",)}
-    assert by_hand.weight_factor("weight", {"hidden": 0.25}) == 0.25
+    assert ready("Odd", what="by hand").table.folded == {"weight": ("hidden",)}
     assert ready("Odd", what="scalar").parameters["scale"].pattern.shape({}) == (1,)
     computed = ready("Odd", what="computed")
     assert computed.table.computed == ("scale",)
     torch.testing.assert_close(computed.plain(3).scale.detach(), torch.linspace(1, 2, 7))
-
-
-def test_a_residual_stream_is_not_dealt_out_by_default_nor_the_inner_of_two_widths_on_an_axis():
-    network = ready("Attention", (5, 6), embed=8, heads=3, head_dim=4, hidden=6, depth=1)
-    assert network.groups == ("heads", "head_dim", "embed", "hidden")
-    assert network.default_groups == ("heads", "hidden")
-    assert find_method_spec("ist").groups(Run(), network) == network.default_groups
-    assert find_method_spec("ist").groups(Run().override({"method.partition": ["embed"]}), network) == ("embed",)
-    other = replace(network.table, residual={})
-    difference = 'dealt: ["heads", "embed", "hidden"] or ["heads", "hidden"]'
-    assert other.difference(network.table) == difference
-    alone = ready("Streams", (5, 6), what="around a cell", stream=6)
-    assert alone.table.residual == {"stream": "first and cell"}
-    assert alone.groups == alone.default_groups == ("stream",)
 
 
 # ---- building
@@ -170,35 +135,11 @@ def test_without_its_code_a_network_can_be_described_but_not_built(convolutional
 # ---- networks that no rank may hold
 
 
-class Recurrent(nn.Module):
-    def __init__(self, features, outputs, hidden=160):
-        super().__init__()
-        self.recurrent = nn.LSTM(features, hidden, batch_first=True)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(self.recurrent(x[:, None])[0][:, 0])
-
-
-class Stacked(nn.Module):
-    def __init__(self, features, outputs, hidden=132, depth=70):
-        super().__init__()
-        self.first = nn.Linear(features, hidden)
-        self.blocks = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth))
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = x + block(x).tanh()
-        return self.last(x)
-
-
 NETWORKS = {
     "convolutions": (networks.Convolutional, (1, 8, 8), {"channels": [96, 71], "hidden": 250}),
     "attention": (networks.Rows, (1, 8, 8), {"heads": 8, "head_dim": 16, "embed": 128, "hidden": 192}),
-    "recurrent": (Recurrent, (6,), {}),
-    "blocks": (Stacked, (6,), {"depth": 66}),
+    "recurrent": (recurrent_nets.Lstm, (5, 6), {"hidden": 160}),
+    "blocks": (dense_nets.ResidualMlp, (6,), {"stream": 132, "hidden": 24, "depth": 66}),
 }
 
 
@@ -225,48 +166,8 @@ def noting(build, sizes):
     return noted
 
 
-class Computed(nn.Module):
-    LARGE = True
-
-    def __init__(self, features, outputs, hidden=160):
-        super().__init__()
-        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
-        nn.init.eye_(self.first.weight)
-
-    def forward(self, x):
-        return self.last(self.first(x).relu())
-
-
-def test_values_that_need_the_whole_network_are_refused():
-    with pytest.raises(ConfigError, match="LARGE = True, but its constructor computes the values of first.weight"):
-        large.inspect_any(user_network("net.py:Net", (6,), 10, {}, network=Computed))
-
-
-# ---- networks with several exits: the weighted loss
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def test_the_loss_is_the_weighted_sum():
-    targets, outputs = torch.tensor([0, 2, 1]), [random(3, 4, seed=seed) for seed in range(3)]
-    each = [float(functional.cross_entropy(one, targets)) for one in outputs]
-    assert float(LossOfOutputs(Classification.loss)(outputs[0], targets)) == each[0]
-    assert float(LossOfOutputs(Classification.loss)(outputs, targets)) == pytest.approx(sum(each))
-    found = LossOfOutputs(Classification.loss, (0.5, 0.0, 2.0))(tuple(outputs), targets)
-    assert float(found) == pytest.approx(0.5 * each[0] + 2 * each[2])
-
-
-@pytest.mark.parametrize(
-    "weights, exits, said",
-    [
-        ((1.0, 2.0), 1, "has 1 output, including the last. Leave it out"),
-        ((1.0, 1.0), 3, "has 3 outputs, including the last. Give 3 numbers"),
-        ((0.0, 0.0), 2, "has no weight above 0"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(weights, exits, said):
-    require_weights(Train(exit_weights=(2.0, 1.0, 0.0)[:exits]), exits, "net")
-    with pytest.raises(ConfigError, match=said):
-        require_weights(Train(exit_weights=weights), exits, "net")
+def test_values_that_need_the_whole_network_are_refused(monkeypatch):
+    monkeypatch.setattr(networks.Odd, "LARGE", True, raising=False)
+    network = user_network("net.py:Net", (7,), 10, {"what": "computed"}, network=networks.Odd)
+    with pytest.raises(ConfigError, match="LARGE = True, but its constructor computes the values of scale"):
+        large.inspect_any(network)

@@ -101,20 +101,6 @@ def test_the_exported_network_predicts_the_same(checkpoints, exported, name, for
     np.testing.assert_allclose(outputs, predicted(checkpoints / f"{name}.h5", x), rtol=1e-5, atol=1e-5)
 
 
-def test_metadata_goes_along(exported):
-    safetensors, onnx = pytest.importorskip("safetensors"), pytest.importorskip("onnx")
-    with safetensors.safe_open(exported("batch", "safetensors"), "np") as file:
-        metadata = file.metadata()
-    model = onnx.load(exported("batch", "onnx"))
-    saved = torch.load(exported("batch", "torch"), weights_only=True)
-    with np.load(exported("batch", "npz")) as file:
-        stored = json.loads(file["metadata"].item())
-    assert metadata == {entry.key: entry.value for entry in model.metadata_props} == saved["metadata"] == stored
-    assert json.loads(metadata["classes"]) == list("0123456789")
-    assert json.loads(metadata["run"])["train"]["seed"] == 5
-    assert json.loads(metadata["data"])["shape"] == [1, 8, 8]
-
-
 def test_a_network_without_calibration_needs_data(checkpoints, tmp_path, istmpi_command):
     words = "export", checkpoints / "uncalibrated.h5", "--to", "npz", "--out", tmp_path / "network"
     code, _, err = istmpi_command(*words)

@@ -66,13 +66,11 @@ def run_torch(path):
 
 
 def run_safetensors(path):
-    from safetensors import safe_open
-    from safetensors.torch import load_model
-
-    with safe_open(path, "pt") as file:
+    safetensors, torch_files = pytest.importorskip("safetensors"), pytest.importorskip("safetensors.torch")
+    with safetensors.safe_open(path, "pt") as file:
         metadata = file.metadata()
     network = instance(metadata)
-    load_model(network, path)
+    torch_files.load_model(network, path)
     return outputs_of(network, metadata)
 
 
@@ -97,8 +95,6 @@ def close(outputs, expected):
 @pytest.mark.parametrize("form", RUN)
 @pytest.mark.parametrize("name", LOADED)
 def test_the_class_with_the_exported_state_predicts_the_same(checkpoints, tmp_path, name, form):
-    if form == "safetensors":
-        pytest.importorskip("safetensors")
     done = exported(checkpoints, name, form, tmp_path)
     assert done.note == ""
     close(RUN[form](done.path), predicted(checkpoints, name))

@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import replace
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -89,15 +88,6 @@ def test_a_library_that_is_not_there_is_named_with_the_extra_that_has_it(monkeyp
     monkeypatch.setattr("istmpi.loggers.find_spec", lambda module: None)
     with pytest.raises(DataError, match=rf"--log {name} needs.*pip install 'istmpi\[{name}\]'"):
         require_installed([name])
-
-
-def test_tensorboard_drops_the_rounds_that_a_job_repeats(monkeypatch, tmp_path):
-    library = MagicMock()
-    monkeypatch.setattr("istmpi.loggers.tensorboard.optional", lambda *_: library)
-    training = MagicMock(rounds_done=3)
-    training.run.toml.return_value = ""
-    open_loggers(["tensorboard"])["tensorboard"].started(training, MagicMock(path=tmp_path), None)
-    library.SummaryWriter.assert_called_once_with(str(tmp_path / "tensorboard"), purge_step=4)
 
 
 def test_figures_are_grouped_for_programs_that_draw_them():

@@ -1,6 +1,5 @@
 """Graphs: sums over neighbours against dense matrices, clusters, samples, tables of networks, what they cost."""
 
-import json
 import subprocess
 import sys
 
@@ -13,12 +12,11 @@ from torch.nn import functional
 from istmpi.config import Run
 from istmpi.cost import cost
 from istmpi.cost.evaluation import evaluation_plan
-from istmpi.data.batches import Batches
 from istmpi.data.graph.split import Graph, GraphSplit, sample_neighbours
 from istmpi.data.sparse.split import Ragged
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
-from istmpi.models.aggregation import Edges, drop
+from istmpi.models.aggregation import drop
 from istmpi.models.graphs import GAT, GCN, SAGE
 from istmpi.models.tables import Facts, find_table
 from istmpi.network.architecture import Architecture
@@ -36,27 +34,6 @@ def whole():
     """Features, offsets and columns of the whole graph, float64."""
     x, offsets, columns = split().batch(np.arange(1)).inputs
     return x.double(), offsets, columns
-
-
-# ---- sums over neighbours
-
-
-def test_sums_and_their_gradients_are_those_of_dense_matrices():
-    x, offsets, columns = whole()
-    edges, dense = Edges(offsets, columns), matrix(offsets, columns)
-    both = dense + torch.eye(NODES)
-    expected = {
-        "total": dense,
-        "mean": dense / dense.sum(1, keepdim=True).clamp(min=1),
-        "convolve": both * (both.sum(1)[:, None] * both.sum(1)) ** -0.5,
-    }
-    x.requires_grad_()
-    weights = torch.randn(NODES, FEATURES, dtype=torch.float64)
-    for name, of in expected.items():
-        found = getattr(edges, name)(x)
-        assert torch.allclose(found, of @ x, rtol=0, atol=1e-12), name
-        (gradient,) = torch.autograd.grad((found * weights).sum(), x)
-        assert torch.allclose(gradient, of.T @ weights, rtol=0, atol=1e-12), name
 
 
 def test_no_warning_about_sparse_matrices_reaches_a_user():
@@ -124,17 +101,6 @@ def test_a_union_of_clusters_keeps_the_edges_between_them():
     assert np.array_equal(x.numpy(), graph.x[nodes])
     expected = [graph.labels[node] if node % 2 == 0 else -1 for node in nodes]
     assert batch.targets.tolist() == expected and batch.examples == sum(node % 2 == 0 for node in nodes)
-
-
-@pytest.mark.parametrize("how", ["clusters", "neighbours"])
-def test_a_batch_is_a_function_of_seed_rank_and_step(how):
-    """So is what is sampled."""
-    one, other, third = (Batches(split(how), np.arange(5), 2, 7, rank) for rank in (1, 1, 2))
-    for step in (4, 0):
-        mine, theirs = one.at(step), other.at(step)
-        assert all(torch.equal(*pair) for pair in zip(mine.inputs, theirs.inputs))
-        assert torch.equal(mine.targets, theirs.targets)
-    assert [one.indices(step).tolist() for step in range(3)] != [third.indices(step).tolist() for step in range(3)]
 
 
 def star(leaves):
@@ -269,16 +235,3 @@ def test_all_weights_are_gathered_where_the_layers_that_a_pass_makes_fit_too(mod
     room = weights + layers * NODES * 64 * 4
     assert not evaluation_plan(network, 2, room, []).by_units
     assert evaluation_plan(network, 2, room - 1, []).by_units
-
-
-def test_memory_falls_with_the_ranks_and_an_evaluation_has_the_place_of_gradients_and_activations(istmpi_command):
-    words = ["costmodel", "graph", "--layers", "128-8192-8192-40", "--nodes", "100000", "--degree", "20"]
-    code, out, err = istmpi_command(*words, "--ranks", "1,8", "--compare", "ist", "--json")
-    assert (code, err) == (0, "")
-    one, eight = json.loads(out)["rows"]
-    for row in (one, eight):
-        of = {name: row[f"memory_{name}_bytes"] for name in ("gradients", "activations", "evaluation", "buffers")}
-        others = sum(row[f"memory_{name}_bytes"] for name in ("process", "owned", "network", "optimizer", "copies"))
-        at_a_time = max(of["gradients"] + of["activations"], of["evaluation"], of["buffers"])
-        assert of["evaluation"] > 0 and row["memory_bytes"] == pytest.approx(others + at_a_time, abs=2)
-    assert one["memory_bytes"] > 24e9 > eight["memory_bytes"]

@@ -76,16 +76,6 @@ def outputs(stores, x, of=None):
         return module(x)
 
 
-@pytest.mark.parametrize("ranks, scale", [(1, None), (3, SCALE)])
-def test_the_full_network_is_that_of_a_state_dict(tmp_path, ranks, scale):
-    torch.save(state_of(plain()), tmp_path / "theirs.pt")
-    stores, fit = begun(tmp_path / "theirs.pt", ranks, scale)
-    assert fit.weights == (107, 107) and len(fit.fitted) == 6
-    assert fit.lines == [f"initial weights from {tmp_path / 'theirs.pt'}: 6 of 6 parameters fit, 107 of 107 weights."]
-    x = torch.randn(20, 6)
-    torch.testing.assert_close(outputs(stores, x), plain()(x))
-
-
 def test_what_stands_before_every_name_is_passed_over(tmp_path):
     for prefix in ("module.", "lit.model.module."):
         torch.save({"state_dict": state_of(plain(), prefix)}, tmp_path / "theirs.ckpt")

@@ -158,8 +158,7 @@ def saved(tmp_path, x, y=LABELS, name="data"):
 
 
 def all_rows(data):
-    parts = [examples_of(data.splits[name], np.arange(len(data.splits[name]))) for name in ("train", "test")]
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+    return np.concatenate([examples_of(split, np.arange(len(split)))[0] for split in data.splits.values()])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,13 +209,9 @@ def test_rows_less_another_offset_are_normalised_alike(tmp_path):
     large = np.stack([KINDS["Unix times"], np.cos(STEPS)], 1)
     data = open_prepared(offset_files.write(tmp_path / "data.h5", large, LABELS))
     normalisation = Normalisation(np.float32([3, 0]), np.float32([50, 1]), np.array([1.7e9 + 40, 0]))
-    shifted = data.with_normalisation(normalisation)
-    order = np.lexsort(all_rows(shifted)[0].T)
+    rows = all_rows(data.with_normalisation(normalisation))
     expected = (large - normalisation.offset - normalisation.mean) / normalisation.std
-    np.testing.assert_allclose(all_rows(shifted)[0][order], expected[np.lexsort(expected.T)], atol=1e-5)
-    assert shifted.offset is normalisation.offset
-    trained_on = Normalisation(data.mean, data.std, data.offset)
-    np.testing.assert_array_equal(all_rows(shifted.with_normalisation(trained_on))[0], all_rows(data)[0])
+    np.testing.assert_allclose(rows[np.lexsort(rows.T)], expected[np.lexsort(expected.T)], atol=1e-5)
     ((_, x, _),) = read_inputs(str(tmp_path / "data.h5"), "arrays", (2,))
     assert np.isin(x[:, 0], KINDS["Unix times"]).all()
 

@@ -5,9 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from istmpi.config import Run
-from istmpi.cost import cost
-from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
+from istmpi.cost.evaluation import evaluation_plan
 from istmpi.engine.layout import Owners
 from istmpi.inspection.examine import inspect
 from istmpi.inspection.inference import infer
@@ -167,46 +165,12 @@ def architecture(name, shape, outputs=3, **settings):
     return Architecture(own.name, inspect(own), "float32", own)
 
 
-WIDE = {"widths": (96, 80), "kinds": ("plain", "plain"), "norms": ("batch", "none")}
-
-
-@pytest.mark.parametrize("batch", [2, 4096])
-@pytest.mark.parametrize("method", ["ist", "data-parallel"])
-def test_gathered_weights_have_the_place_of_gradients_and_activations(method, batch):
-    """The memory of training is not exceeded; where it suffices for all weights all are gathered, if that is less."""
-    network = architecture("Grown", (40,), **WIDE)
-    run = Run().override({"method.name": method, "train.batch": batch})
-    bytes_of = {name: 4 * one.size(network.lengths) for name, one in network.parameters.items()}
-    for ranks in (2, 7):
-        room = evaluation_memory(run, network, ranks)
-        memories = [part.memory for part in cost(run, network, ranks).parts]
-        plan = evaluation_plan(network, ranks, room, [100_000])
-        gathered = sum(size for name, size in bytes_of.items() if name not in plan.sharded)
-        assert plan.gathered_bytes == gathered <= room
-        for memory in memories:
-            assert memory.total - memory.gradients - memory.activations + gathered <= memory.total
-        if sum(bytes_of.values()) <= room:
-            assert plan.sharded == frozenset()
-        else:
-            assert plan.sharded, "many examples: as little as must be"
-            for name in ("norms.0.weight", "norms.0.bias"):
-                assert name not in plan.sharded
-    assert evaluation_plan(network, 1, 0, [10]).sharded == frozenset()
-
-
 def test_within_the_memory_fewer_bytes_decide_unless_they_take_longer():
     """Of 3,999 examples bytes would be saved, too, but every rank would pass all of them."""
     network = architecture("Grown", (4000,), widths=(50, 3000), kinds=("plain", "plain"), norms=("none", "none"))
     wide = {"into.0.weight", "into.0.bias"}
-    for ranks, examples, expected in [(2, 100, wide), (4, 100, wide), (2, 3999, set()), (2, 4002, set())]:
-        plan = evaluation_plan(network, ranks, 10**9, [examples])
-        assert plan.sharded & wide == expected
-        gathered = [one for name, one in network.parameters.items() if name not in plan.sharded]
-        others = sum(4 * one.size(network.lengths) for one in gathered)
-        rows = {"into.0": 50, "into.1": 3000, "last": 3}
-        passed = sum(4 * examples * count for path, count in rows.items() if f"{path}.weight" in plan.sharded)
-        totals = 0 if plan.sharded else 24 * ranks * (ranks - 1)
-        assert plan.sent == (ranks - 1) * (others + passed) + totals
+    for ranks, examples, expected in [(2, 100, wide), (4, 100, wide), (2, 3999, set())]:
+        assert evaluation_plan(network, ranks, 10**9, [examples]).sharded & wide == expected
     assert evaluation_plan(network, 2, 10**9, [], local=True).sharded == frozenset()
     assert "into.0.weight" in evaluation_plan(network, 2, 500_000, [], local=True).sharded
 

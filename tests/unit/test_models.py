@@ -10,8 +10,6 @@ from istmpi.config import Model
 from istmpi.errors import ConfigError
 from istmpi.models import architecture, mlp_network
 from istmpi.models.tables import ACTIVATIONS
-from istmpi.network.norms import BatchNorm
-from istmpi.tasks import Classification, Regression
 
 WIDTHS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 SETTINGS = st.builds(
@@ -78,26 +76,3 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_only_dropout_is_stochas
         with pytest.raises(ConfigError, match=rf"^model.{setting} = '{wrong}' is not known; did you mean {near}\?"):
             architecture(4, 3, "classification", Model(**{setting: wrong}))
     assert mlp_network(4, [4], 2, dropout=0.1).stochastic and not mlp_network(4, [4], 2).stochastic
-
-
-# ---- normalisation
-
-
-def test_with_moments_no_example_depends_on_its_batch_mates():
-    norm = BatchNorm(4, affine=False)
-    x = torch.randn(8, 4)
-    norm.moments = torch.arange(4.0), torch.arange(1.0, 5.0)
-    expected = (x - torch.arange(4.0)) / torch.sqrt(torch.arange(1.0, 5.0) + 1e-5)
-    torch.testing.assert_close(norm(x), expected)
-    assert torch.equal(norm(x[:1]), norm(x)[:1])
-
-
-# ---- losses
-
-
-def test_the_sum_of_losses_over_examples_is_n_times_their_mean():
-    random = torch.Generator().manual_seed(0)
-    outputs = torch.randn(6, 3, generator=random, dtype=torch.float64)
-    labels, targets = torch.tensor([0, 2, 1, 1, 0, 2]), torch.randn(6, 3, generator=random)
-    for task, y in ((Classification, labels), (Regression, targets)):
-        torch.testing.assert_close(task.loss(outputs, y, "sum"), 6 * task.loss(outputs, y))

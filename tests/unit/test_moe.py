@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from istmpi import with_loss
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
 from istmpi.models.moe import Experts
@@ -66,16 +65,6 @@ def test_no_sum_over_experts_is_scaled_and_those_that_a_token_takes_are_computed
     assert products[:3] == ["(layers[0] 14) embed hidden"] * 2 + ["(layers[0] 14) hidden embed"]
 
 
-@PATHS
-def test_experts_twice_over_compute_what_they_do(dtype):
-    (few, x), (many, _) = mixture(dtype, 3, 2, 0, 0), mixture(dtype, 6, 4, 0, 0)
-    with_values(many, {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in few.state_dict().items()})
-    (made, of_x, gradients), (expected, of_expected, whole) = results(few, x), results(many, x)
-    torch.testing.assert_close((made, of_x), (expected, of_expected))
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(whole[name].view(2, *gradient.shape).sum(0), gradient)
-
-
 @pytest.mark.parametrize("hidden", [12, 16])
 def test_a_token_costs_its_experts_or_all_of_them_and_gets_the_same(hidden):
     """In half precision rows of 12 numbers are no multiple of 16 bytes."""
@@ -118,14 +107,6 @@ def test_the_losses_inside_are_those_added_by_hand(dtype):
         torch.testing.assert_close(parameter.grad, gradients[name])
     before = results(plain.eval(), x)
     torch.testing.assert_close(results(network.eval(), x), before, rtol=0, atol=0)  # nothing is added in evaluation
-
-
-def test_a_loss_leaves_what_it_goes_through_as_it_is():
-    x, y = torch.randn(3, requires_grad=True), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    made = with_loss(2 * x, y**3)
-    assert torch.equal(made, 2 * x)
-    made.sum().backward()
-    assert x.grad.tolist() == [2, 2, 2] and y.grad == 12
 
 
 def test_what_cannot_be_built_is_refused_in_one_line():

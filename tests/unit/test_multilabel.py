@@ -34,32 +34,6 @@ def naive_losses(logits, y, loss):
     return -(share * logits.log_softmax(dim=1)).sum(dim=1)
 
 
-# ---- losses
-
-
-@pytest.mark.parametrize("loss", ["softmax", "binary"])
-@pytest.mark.parametrize("block", [0, 5, 100])
-def test_blocks_of_labels_change_nothing(loss, block):
-    data = split(9)
-    batch = data.batch(np.arange(9))
-    y = torch.from_numpy(dense(data, np.arange(9))[1])
-    layer = LabelBlocks(6, LABELS, block).double()
-    x = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
-    logits = functional.linear(x, layer.weight, layer.bias)
-    expected = naive_losses(logits, y, loss)
-    assert torch.allclose(compute_losses(logits, batch.targets, loss), expected, rtol=0, atol=1e-12)
-    task = choose_task(TASKS[MULTI_LABEL], loss)
-    wanted = torch.autograd.grad(expected.mean(), [x, layer.bias, layer.weight])
-    layer.zero_grad()
-    x.grad = None
-    defer(layer)
-    found = task.loss(layer(x), batch.targets)
-    assert torch.allclose(found, expected.mean(), rtol=0, atol=1e-12)
-    found.backward()
-    for mine, theirs in zip((x.grad, layer.bias.grad, layer.weight.grad), wanted):
-        assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
-
-
 def test_a_row_without_labels_has_a_loss():
     targets = Labels(torch.tensor([0, 2, 2]), torch.tensor([3, 1]))
     logits = torch.randn(2, 5, dtype=torch.float64)

@@ -16,7 +16,6 @@ from istmpi.data.sources import open_dataset
 from istmpi.models import mlp_network
 from istmpi.training.network import plan_network
 
-DRY = "train", "--dry-run", "--ranks"
 FILE = Path(networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
 
@@ -35,7 +34,7 @@ def example():
     return planned(f"{EXAMPLE}:ConvNet")
 
 
-@pytest.mark.parametrize("norm, bias", [("batch", False), ("layer", True), ("none", True)])
+@pytest.mark.parametrize("norm, bias", [("batch", False), ("layer", True)])
 def test_an_mlp_of_ones_own_costs_what_the_built_in_one_does(norm, bias):
     wanted, own = planned(f"{FILE}:Plain", model__norm=norm, model__bias=bias, model__output_norm=norm == "batch")
     network = mlp_network(64, (13, 11), 10, norm=norm, bias=bias, output_norm=norm == "batch")
@@ -51,45 +50,31 @@ def test_an_mlp_of_ones_own_costs_what_the_built_in_one_does(norm, bias):
                 assert round_bytes(named, own, ranks, 1) == round_bytes(named, network, ranks, 1)
 
 
+PLAN = """
+import json, sys
+from istmpi.config import Run
+from istmpi.cost import cost
+from istmpi.network.architecture import Architecture
+from istmpi.network.table import Table
+table = Table.from_tree(json.load(open(sys.argv[1])))
+plan = cost(Run(), Architecture("net", table, "float32"), 3)
+loaded = sorted({"torch", "mpi4py"} & set(sys.modules))
+print(plan.round_bytes, plan.flops("products"), plan.largest.memory.total, loaded)
+"""
+
+
 def test_all_that_a_plan_needs_is_in_the_table(example, tmp_path):
     """In a process that has neither torch nor the code, as on a login node."""
     wanted, network = example
     path = tmp_path / "table.json"
     path.write_text(json.dumps(network.table.tree()))
-    program = (
-        "import json, sys\n"
-        "from istmpi.config import Run\n"
-        "from istmpi.cost import cost\n"
-        "from istmpi.network.architecture import Architecture\n"
-        "from istmpi.network.table import Table\n"
-        f"table = Table.from_tree(json.load(open({str(path)!r})))\n"
-        f"plan = cost(Run(), Architecture('net', table, 'float32'), 3)\n"
-        "print(plan.round_bytes, plan.flops('products'), plan.largest.memory.total)\n"
-        "print(sorted({'torch', 'mpi4py'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60 * patience(), check=True
-    )
+    words = [sys.executable, "-c", PLAN, path]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60 * patience(), check=True)
     plan = cost(wanted, network, 3)
-    assert done.stdout.splitlines() == [
-        f"{plan.round_bytes} {plan.flops('products')} {plan.largest.memory.total}",
-        "[]",
-    ]
+    assert done.stdout == f"{plan.round_bytes} {plan.flops('products')} {plan.largest.memory.total} []\n"
 
 
 # ---- the commands
-
-
-def test_a_dry_run_tells_shapes_bytes_flops_and_memory(istmpi_command, example):
-    wanted, network = example
-    code, out, err = istmpi_command("train", "--dry-run", "--ranks", 4, "--model", f"{EXAMPLE}:ConvNet")
-    assert (code, err) == (0, "")
-    assert "ist on 4 ranks, channels1, channels2, hidden dealt out" in out
-    plan = cost(wanted, network, 4)
-    rows = {line.split("  ")[0]: line.split("  ")[1:] for line in out.splitlines()}
-    cells = [cell.strip() for cell in rows["FLOPs a local step"] if cell.strip()]
-    assert float(cells[1].split()[0]) == pytest.approx(float(plan.flops("products")) / 1e6, rel=0.01)
-    assert [word for word in rows["second.weight"] if word][-2:] == ["64 x 32 x 3 x 3", "16 x 8 x 3 x 3"]
 
 
 def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, example):
@@ -100,19 +85,19 @@ def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, ex
     rows = {(row["method"], row["ranks"]): row for row in json.loads(out)["rows"]}
     assert rows["ist", 4]["sent_bytes_per_round"] == float(cost(wanted, network, 4).round_bytes)
     assert rows["local-sgd", 4]["flops_per_step"] == 4 * rows["local-sgd", 1]["flops_per_step"]
-    code, out, err = istmpi_command(*words)
-    assert (code, err) == (0, "")
-    assert "digits: with channels1 32, channels2 64, hidden 128, batch 128 a rank" in out
-    code, out, err = istmpi_command("costmodel", "--model", f"{EXAMPLE}:ConvNet", "--hidden", "64", "--advise")
-    assert (code, err) == (0, "") and "An example trains" in out
+    assert "digits: with channels1 32, channels2 64, hidden 128, batch 128 a rank" in istmpi_command(*words)[1]
+    assert "An example trains" in istmpi_command(*words[:1], *words[2:4], "--hidden", "64", "--advise")[1]
     # What cannot be dealt out is compared without a deal.
-    words = "costmodel", "digits", "--model", f"{FILE}:Fixed", "--method", "local-sgd", "--ranks", "2"
-    code, out, err = istmpi_command(*words, "--json")
+    words = "costmodel", "digits", "--model", f"{FILE}:Fixed", "--method", "local-sgd"
+    code, out, err = istmpi_command(*words, "--ranks", "2", "--json")
     assert (code, err) == (0, "")
     methods = [row["method"] for row in json.loads(out)["rows"]]
     assert methods == ["data-parallel-broadcast", "data-parallel", "local-sgd"]
-    assert istmpi_command(*words[:-2], "--advise")[0] == 0
-    assert istmpi_command(*words)[0] == 0
+    assert istmpi_command(*words, "--advise")[0] == 0
+
+
+STEPS = "train", "--dry-run", "--model", f"{FILE}:Steps"
+EXITS = "train", "--dry-run", "--model", "resnet", "--set", "model.exits=[1]", "--set"
 
 
 @pytest.mark.parametrize(
@@ -120,17 +105,18 @@ def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, ex
     [
         (["train", "--dry-run", "--model", f"{FILE}:Grouped"], "no width that can be dealt out (channels: exchanging"),
         (
-            [*DRY, "2", "--model", f"{FILE}:Steps", "--set", "model.hidden=18"],
-            "its constructor fails with hidden = 9: ValueError: 9 is odd",
+            [*STEPS, "--ranks", "2", "--set", "model.hidden=18"],
+            "its constructor fails with hidden = 9: ValueError: 9 is",
         ),
-        ([*DRY, "9", "--model", f"{FILE}:Steps"], "hidden has 8 units, but the run has 9"),
+        ([*STEPS, "--ranks", "9"], "hidden has 8 units, but the run has 9"),
+        ([*EXITS, "train.exit_weights=[1, 2, 3]"], "resnet has 2 outputs, including the last. Give 2 numbers"),
+        ([*EXITS, "train.exit_weights=[0, 0]"], "has no weight above 0"),
+        ([*EXITS[:2], "--set", "train.exit_weights=[1, 2]"], "has 1 output, including the last. Leave it out"),
         (["train", "--dry-run", "--model", f"{EXAMPLE}:ConvNet", "--batch", "1"], "batch statistics need at least 2"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed"], "no width that can be dealt out (its constructor has no"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed", "--compare", "ist"], "Use another method"),
         (["costmodel", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "--layers 64-10 with"),
         (["measure", "--model", f"{FILE}:Fixed", "--layers", "64-10"], "gives the widths of an mlp"),
-        (["measure", "--model", f"{FILE}:Failing", "--hidden", "8"], "its forward fails on examples of shape 2 x 64"),
-        (["train", "--dry-run", "--model", "nowhere.py:Net"], "nowhere.py does not exist"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(words, message, istmpi_command):

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import networks
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
 
-from istmpi.cost.holdings import Holdings
-from istmpi.engine.axes import Parameter, Pattern
+from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
 from istmpi.inspection.inference import infer
 from istmpi.inspection.orders import Growth, Run
@@ -27,33 +23,22 @@ IMAGE, SEQUENCE, FLAT = (3, 16, 16), (10, 6), (7,)
 EXPECTED = {
     ("Convolutional", IMAGE): {
         "first.weight": "channels1 3 3 3",
-        "first.bias": "channels1",
-        "norm.weight": "channels1",
         "norm.bias": "channels1",
         "second.weight": "channels2 channels1 3 3",
-        "second.bias": "channels2",
         "dense.weight": "hidden (channels2 16)",
-        "dense.bias": "hidden",
-        "last.weight": "10 hidden",
         "last.bias": "10",
     },
     ("Attention", SEQUENCE): {
         "embed.weight": "embed 6",
-        "norms.1.bias": "embed",
         "qkv.0.weight": "(3 heads head_dim) embed",
-        "qkv.1.bias": "(3 heads head_dim)",
         "out.0.weight": "embed (heads head_dim)",
-        "up.0.weight": "(2 hidden) embed",
         "up.1.bias": "(2 hidden)",
         "down.1.weight": "embed hidden",
-        "last.weight": "10 embed",
     },
     ("Interleaved", FLAT): {
         "up.weight": "(hidden 2) 7",
-        "up.bias": "(hidden 2)",
         "inner.weight": "wide hidden",
         "back.weight": "hidden wide",
-        "last.weight": "10 hidden",
     },
 }
 SPANNED = {"Attention": {"head_dim", "embed"}}
@@ -88,18 +73,6 @@ def words(axes):
 
 
 @pytest.mark.parametrize("name, shape", EXPECTED)
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_a_network_of_any_lengths_has_the_shapes_of_its_patterns(name, shape, data):
-    own = network(name, shape)
-    found = proved(name, shape)
-    lengths = {group: data.draw(st.integers(1, 9), group) for group in found.lengths}
-    built = own.build(lengths)
-    shapes = {parameter: tuple(values.shape) for parameter, values in built.named_parameters()}
-    assert shapes == {parameter: axes.shape(lengths) for parameter, axes in found.parameters.items()}
-
-
-@pytest.mark.parametrize("name, shape", EXPECTED)
 def test_every_wrong_axis_is_caught(name, shape):
     """Of what is proved, each axis is read otherwise where it can be, or left out: the outputs change."""
     own = network(name, shape)
@@ -128,16 +101,9 @@ def test_every_wrong_axis_is_caught(name, shape):
     [
         ("Grouped", IMAGE, "channels", "exchanging its units changes the outputs, first those of norm"),
         ("Multihead", SEQUENCE, "heads", "no parameter's shape depends on it"),
-        ("Multihead", SEQUENCE, "embed", "exchanging its units changes the outputs, first those of attention"),
         ("Attention", SEQUENCE, "depth", "it changes which parameters exist"),
         ("Joined", FLAT, "hidden", "an axis of last.weight has 12 positions, not a multiple of its 8 units"),
-        (
-            "Square",
-            FLAT,
-            "hidden",
-            f"its double is refused ({FILE}:Square: its constructor fails with hidden = 32: ValueError: 32 is no",
-        ),
-        ("ByUnit", FLAT, "hidden", "exchanging its units changes the outputs, first those of even"),
+        ("Square", FLAT, "hidden", f"its double is refused ({FILE}:Square: its constructor fails with hidden = 32: V"),
         ("Silent", FLAT, "hidden", "the outputs do not show the order of its units in any parameter: they"),
     ],
 )
@@ -156,31 +122,15 @@ def test_of_many_ways_to_read_the_axes_of_a_width_that_is_alone_one_is_enough(mo
     assert str(found.parameters["layers.5.weight"]) == "24 (expand 24) 1 1"
 
 
-def test_what_ranks_hold():
-    found = inferred("Convolutional", IMAGE)
-    own = network("Convolutional", IMAGE)
-    parameters = {name: Parameter(pattern, "float32", 0, 0) for name, pattern in found.parameters.items()}
-    held = Holdings(parameters, found.lengths, [*found.lengths], 4)
-    assert held.network_elements == sum(parameter.numel() for parameter in own.build().parameters())
-    assert held.shared_bytes == 4 * 10
-    assert held.parts[0].lengths == {"channels1": 4, "channels2": 8, "hidden": 16}
-    narrow = own.build(held.parts[0].lengths)
-    assert held.bytes(held.parts[0]) == 4 * sum(parameter.numel() for parameter in narrow.parameters())
-    assert Holdings(parameters, found.lengths, ("hidden",), 4).parts[0].lengths["channels2"] == 32
-
-
 def test_the_command_tells(istmpi_command):
     words = "model", f"{FILE}:Convolutional", "--shape", "3x16x16", "--outputs", "10", "--set", "model.hidden=32"
     code, out, err = istmpi_command(*words)
-    assert (code, err) == (0, "")
-    assert "hidden (channels2 16)" in out and "any" in out and "32 x 512" in out
-    assert "64 x (9 channels1) x channels2" in out
+    assert (code, err) == (0, "") and "hidden (channels2 16)" in out and "64 x (9 channels1) x channels2" in out
     code, out, err = istmpi_command(*words, "--json", "--ranks", "2,64")
     facts = json.loads(out)
     assert (code, err) == (0, "")
     assert facts["settings"] == {"channels": [16, 32], "hidden": 32}
     assert facts["held"]["64"] is None and facts["held"]["2"] < facts["elements"]
-    assert all(width["dealt"] for width in facts["widths"])
     assert facts["flops_of_held"]["64"] is None and facts["flops_of_held"]["2"] < facts["flops"]
     dense = next(operator for operator in facts["operators"] if operator["module"] == "dense")
     assert dense["shape"] == "1 (16 channels2) hidden" and dense["parameter"] == "dense.weight" and dense["axis"] == 0
@@ -190,9 +140,7 @@ def test_the_command_tells(istmpi_command):
 
 def test_the_command_tells_what_is_not_dealt_out_by_default(istmpi_command):
     words = "model", f"{FILE}:Attention", "--shape", "10x6", "--outputs", "10"
-    code, out, err = istmpi_command(*words)
-    assert (code, err) == (0, "")
-    assert "but not by default: a residual addition joins embed and out.0" in out
+    assert "but not by default: a residual addition joins embed and out.0" in istmpi_command(*words)[1]
     facts = json.loads(istmpi_command(*words, "--json")[1])
     assert {width["name"]: width["by_default"] for width in facts["widths"]} == {
         "heads": True, "head_dim": False, "embed": False, "hidden": True, "depth": False
@@ -208,28 +156,19 @@ def test_the_command_tells_what_is_not_dealt_out_by_default(istmpi_command):
         ([f"{FILE}"], "give FILE.py:Class or package.module:Class"),
         (["/nowhere.py:Net"], "/nowhere.py does not exist"),
         (["no.such.package:Net"], "cannot be imported: ModuleNotFoundError: No module named 'no'"),
-        (["istmpi.errors:Net"], "istmpi.errors has no class Net, nor any torch.nn.Module"),
         ([f"{FILE}:Convolutiona"], "has no class Convolutiona; did you mean Convolutional?"),
         (["istmpi.inspection.residual:put"], "put is a function, no torch.nn.Module class; known: Absent"),
         ([f"{FILE}:NOT_A_NETWORK"], "does not have a torch.nn.Module as NOT_A_NETWORK"),
         ([f"{FILE}:NoDefault"], "its argument hidden has no default, and the data do not define it"),
         ([f"{FILE}:OtherOutputs"], r"its forward returns (2, 9) for 2 examples; the data need (2, 10)"),
-        ([f"{FILE}:OtherOutputs"], "or give --set model.NAME=10."),
         ([f"{FILE}:OtherOutputs", "--set", "model.hidden=9"], "or give --set model.hidden=10."),
         ([f"{FILE}:Multihead", "--set", "model.hidden=9"], "unknown setting model.hidden (--hidden)"),
-        ([f"{FILE}:Failing"], "its forward fails on examples of shape 2 x 64: RuntimeError"),
         ([f"{FILE}:Convolutional", "--shape", "3x2x2", "--outputs", "10"], "dense.weight has no elements (64 x 0)"),
-        ([f"{FILE}:Joined", "--set", "model.hiden=3"], "unknown setting model.hiden; did you mean model.hidden?"),
         ([f"{FILE}:Joined", "--set", "model.hidden='x'"], "its constructor fails with hidden = 'x': TypeError"),
-        (
-            [f"{FILE}:Joined", "--set", "model.hidden=[3]"],
-            "found element of type list at pos 0. Its default: hidden = 8.",
-        ),
         ([f"{FILE}:Joined", "--set", "model.hidden=0"], "has no elements"),
         ([f"{FILE}:Joined", "--set", "model.outputs=3"], "model.outputs is the number of classes"),
         ([f"{FILE}:Joined", "--set", "train.rounds=3"], "only arguments of the network can be set here"),
         ([f"{FILE}:Faulty", *SEVEN, "model.what=script"], "its module first is compiled by torch.jit, so its layers"),
-        ([f"{FILE}:Faulty", *SEVEN, "model.what=trace"], "Build it without torch.jit.script and torch.jit.trace."),
         ([f"{FILE}:Joined", "--shape", "3xx"], "give --data, or both --shape and --outputs"),
         ([f"{FILE}:Joined", "--shape", "3xx", "--outputs", "3"], "must be the lengths of an example's axes"),
     ],
@@ -241,23 +180,18 @@ def test_what_cannot_be_used_is_refused_in_one_line(istmpi_command, words, messa
     assert message in err
 
 
-@pytest.mark.parametrize("output", [(), ("--json",)])
 @pytest.mark.parametrize(
     "what, problem",
     [
         ("constant", "the outputs do not show the order of its units in any parameter"),
         ("draws", "its forward gives other outputs for the same examples each time"),
-        (
-            "seldom drops",
-            "draws random numbers in evaluation, as functional.dropout does without training=self.training",
-        ),
+        ("seldom drops", "draws random numbers in evaluation, as functional.dropout does without training=self.traini"),
     ],
 )
-def test_a_network_of_which_nothing_can_be_dealt_out_is_explained(istmpi_command, what, problem, output):
-    words = "model", f"{FILE}:Faulty", "--shape", "7", "--outputs", "10", "--set", f"model.what={what}"
-    code, out, err = istmpi_command(*words, *output)
-    assert code == 2 and problem in err and err.count("\n") == 1
-    assert problem in out
+def test_a_network_of_which_nothing_can_be_dealt_out_is_explained(istmpi_command, what, problem):
+    for output in ((), ("--json",)):
+        code, out, err = istmpi_command("model", f"{FILE}:Faulty", *SEVEN, f"model.what={what}", *output)
+        assert code == 2 and problem in err and err.count("\n") == 1 and problem in out
 
 
 def test_a_network_without_widths_is_explained(istmpi_command):
@@ -266,25 +200,7 @@ def test_a_network_without_widths_is_explained(istmpi_command):
     assert code == 2 and "or write a wrapper with its widths as arguments" in err
     assert "no: its constructor has no integers above 0" in out
     own = user_network("torch.nn:Linear", FLAT, 10, {"in_features": 7, "out_features": 10})
-    assert own.kind is nn.Linear
     assert [finding.proved for finding in infer(own).findings] == [False, False]
-
-
-@pytest.mark.parametrize(
-    "code, problem",
-    [
-        ("import torch\n1 / 0\n", "ZeroDivisionError: division by zero"),
-        ("class Net(:\n", "SyntaxError: invalid syntax"),
-        ("class End(BaseException): pass\nraise End('over')\n", "End: over"),
-        ("import torch\ntorch.set_grad_enabled(False)\n", "it turns gradients off globally"),
-    ],
-)
-def test_a_file_that_does_not_import(tmp_path, istmpi_command, code, problem):
-    path = tmp_path / "broken.py"
-    path.write_text(code)
-    code, _, err = istmpi_command("model", f"{path}:Net")
-    assert (code, err.count("\n")) == (2, 1)
-    assert f"cannot be imported: {problem}" in err.replace("RuntimeError: ", "")
 
 
 # ---- declared axes
@@ -320,14 +236,9 @@ def test_declared_axes_are_taken_once_they_are_proved():
         ({"qkv.0.wight": "a b"}, "AXES names 'qkv.0.wight', which is not a parameter; did you mean qkv.0.weight"),
         ({"out.0.bias": 32}, "32 must be text, such as"),
         ({"out.0.bias": "(embed"}, "a bracket is not closed"),
-        ({"out.0.bias": "embd"}, "embd is not a width that a parameter's shape depends on; did you mean embed"),
         ({"out.0.bias": "depth"}, "depth is not a width that a parameter's shape depends on"),
         ({"out.0.bias": "(2 embed)"}, r"AXES has '\(2 embed\)' for out.0.bias: \(64,\), but its shape is \(32,\)"),
-        ({"out.0.bias": "embed[1]"}, r"but its shape is \(32,\)"),
         ({"out.0.bias": "(4 heads)"}, "embed is on its axis 0: its length doubles when the width doubles"),
-        ({"out.0.bias": "(2 head_dim)"}, "embed is on its axis 0"),
-        ({"out.0.bias": "32"}, "embed is on its axis 0"),
-        ({"last.bias": "(10 1)", "out.0.weight": "embed (heads head_dim)", "embed.bias": "hidden"}, "but its shape is"),
     ],
 )
 def test_axes_that_are_not_the_networks_are_refused(axes, said):
