@@ -15,6 +15,7 @@ from istmpi.network import leaves
 from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.leaves import Elsewhere, Leaf, list_candidates, prepare, without_values
+from tests.networks import attention_nets
 
 FILE = networks.__file__
 WORDS = torch.tensor([[0, 5, 5, 2], [6, 1, 3, 0]])
@@ -120,41 +121,25 @@ def test_a_network_without_values_has_the_constructors_buffers_and_ties():
     assert not nn.Linear(2, 2).weight.is_meta
 
 
-class Encoder(nn.Module):
-    """torch's own block, which reads its layers' weights itself when it is evaluated."""
-
-    def __init__(self, shape, outputs, wide=8):
-        super().__init__()
-        self.block = nn.TransformerEncoderLayer(shape[-1], 2, dim_feedforward=wide, batch_first=True)
-        self.last = nn.Linear(shape[-1], outputs)
-
-    def forward(self, x):
-        return self.last(self.block(x).mean(1))
-
-
 LEAVES = {
-    "Convolutional": ((1, 8, 8), {}, "first second dense last"),
-    "Multihead": ((8, 16), {}, "first last"),
-    "Shaken": ((16,), {}, "first inner tied unused last"),
-    "Words": ((16,), {}, "table bags inner last"),
-    "Branching": ((16,), {}, "first last odd even"),
-    "Listed": ((16,), {}, ""),
-    "Choosing": ((16,), {}, "first last"),
+    "Convolutional": ((1, 8, 8), "first second dense last"),
+    "Multihead": ((8, 16), "first last"),
+    "Shaken": ((16,), "first inner tied unused last"),
+    "Words": ((16,), "table bags inner last"),
+    "Branching": ((16,), "first last odd even"),
+    "Listed": ((16,), ""),
+    "Choosing": ((16,), "first last"),
+    # It looks first whether its layers' weights are plain; where they are not, it calls its layers.
+    "EncoderLayer": ((4, 6), "into layer.linear1 layer.linear2 last"),
 }
 
 
 @pytest.mark.parametrize("name", LEAVES)
 def test_leaves_are_layers_that_alone_read_their_weights(name):
-    shape, settings, expected = LEAVES[name]
-    network = user_network(f"{FILE}:{name}", shape, 3, settings)
-    found = prove_leaves(network, infer(network).lengths)
-    assert list(found) == expected.split()
-
-
-def test_a_block_that_reads_its_layers_weights_is_evaluated_alike():
-    """Such a block looks first whether its weights are plain; where they are not, it calls its layers."""
-    network = user_network(f"{__file__}:Encoder", (4, 6), 3, {})
-    assert list(prove_leaves(network, {})) == ["block.linear1", "block.linear2", "last"]
+    shape, expected = LEAVES[name]
+    file = FILE if hasattr(networks, name) else attention_nets.__file__
+    network = user_network(f"{file}:{name}", shape, 3, {})
+    assert list(prove_leaves(network, infer(network).lengths)) == expected.split()
 
 
 # ---- what stays where it is
