@@ -97,7 +97,8 @@ def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, ex
 
 
 STEPS = "train", "--dry-run", "--model", f"{FILE}:Steps"
-EXITS = "train", "--dry-run", "--model", "resnet", "--set", "model.exits=[1]", "--set"
+SMALL = ("model.blocks=[1,1]", "model.channels=[4,6]", "model.inner=[5,7]", "model.exits=[1]")
+EXITS = "train", "--dry-run", "--model", "resnet", *(word for one in SMALL for word in ("--set", one)), "--set"
 
 
 @pytest.mark.parametrize(
