@@ -5,9 +5,9 @@ import math
 import os
 import subprocess
 import sys
-import threading
 import time
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 
 import pytest
 from disks import fill, small_disk
@@ -33,15 +33,13 @@ def test_on_a_full_disk_an_older_file_is_as_it_was_and_an_appended_line_is_there
 
 def test_a_pipe_is_written_to_and_a_link_followed(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    told = []
-    reader = threading.Thread(target=lambda: told.append((tmp_path / "pipe").read_bytes()))
-    reader.start()
     (tmp_path / "link").symlink_to(tmp_path / "plain")
-    for name in ("pipe", "link"):
-        with appearing(tmp_path / name) as file:
-            file.write(b"page")
-    reader.join()
-    assert told == [b"page"] and (tmp_path / "plain").read_bytes() == b"page"
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit((tmp_path / "pipe").read_bytes)
+        for name in ("pipe", "link"):
+            with appearing(tmp_path / name) as file:
+                file.write(b"page")
+    assert told.result() == b"page" == (tmp_path / "plain").read_bytes()
     assert (tmp_path / "link").is_symlink() and (tmp_path / "pipe").is_fifo()
 
 
@@ -156,22 +154,14 @@ def test_one_that_lost_its_lock_is_told(tmp_path):
 
 
 def test_of_many_that_see_a_left_over_lock_one_gets_it(tmp_path):
+    def want(_):
+        with suppress(ConfigError):
+            return FolderLock(tmp_path)
+
     held_by(tmp_path, started="1")
-    got, refused = [], []
-
-    def want():
-        try:
-            got.append(FolderLock(tmp_path))
-        except ConfigError as error:
-            refused.append(error)
-
-    threads = [threading.Thread(target=want) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(got), len(refused)) == (1, 7)
-    got[0].release()
+    with ThreadPoolExecutor(8) as pool:
+        (got,) = filter(None, pool.map(want, range(8)))
+    got.release()
 
 
 def test_on_a_full_disk_a_folder_is_left_and_refused_and_nothing_stays(tmp_path):
