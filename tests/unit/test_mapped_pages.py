@@ -10,6 +10,7 @@ from istmpi.data import hdf5
 from istmpi.data.dense.split import build_material
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import write
+from istmpi.errors import DataError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is mapped")
 COUNT, FEATURES = 800, 2**15
@@ -52,3 +53,16 @@ def test_of_a_large_file_a_process_keeps_the_last_rows_alone(file, pixels, monke
         if number % 40 == 39:
             found.append(resident(file))
     assert found[-1] >= COUNT * FEATURES if kept else max(found) < COUNT * FEATURES / 3
+
+
+def test_damage_is_found_all_the_same(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(hdf5, "KEPT", 0)
+    path = tmp_path / "damaged.h5"
+    content = bytearray(file.read_bytes())
+    at = content.find(open_prepared(file).train.x[300].tobytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    train = open_prepared(path).train
+    train.features(np.arange(200))
+    with pytest.raises(DataError, match="damaged"):
+        train.features(np.arange(280, 320))
