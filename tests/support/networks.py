@@ -305,21 +305,11 @@ class Branching(TwoLayers):
 
     def forward(self, x):
         x = self.first(x)
-        if self.sign(x) > 0:
+        if x.sum() > 0:
             x = torch.relu(self.odd(x))
         while x.abs().max() > 0.5:
             x = torch.tanh(self.even(x)) / 2
         return self.last(self.norm(x))
-
-    def sign(self, x):
-        return x.sum()
-
-
-class ByUnit(Branching):
-    """One unit decides which layers are called, so that it is not like the others."""
-
-    def sign(self, x):
-        return x[0, 0]
 
 
 class Listed(TwoLayers):
