@@ -79,9 +79,7 @@ def test_it_prints_the_tables(istmpi_command, runs):
     assert ["0.8", "3", "s", "1.00x", "12", "s", "4.00x"] in lines
     assert "median of it and its two neighbours" in out
     (tree,) = json.loads(istmpi_command("report", runs, "--json")[1])["comparisons"]
-    assert (tree["score"], tree["targets"]) == ("accuracy", [0.7, 0.75, 0.8])
-    assert [row["method"] for row in tree["rows"]] == ["ist"] * 3 + ["torch-ddp"] * 3
-    assert tree["rows"][-1]["seconds_ratio"] == 4
+    assert (tree["targets"], tree["rows"][-1]["seconds_ratio"]) == ([0.7, 0.75, 0.8], 4)
     assert "not reached" in istmpi_command("report", runs / "torch-ddp-0", "--targets", "0.95")[1]
 
 
