@@ -111,7 +111,8 @@ def module(monkeypatch):
 
 def test_the_price_list_is_read(module, monkeypatch):
     """An answer as AWS gives it: the local AWS has no price list."""
-    aws, asked = module.Aws("eu-west-1"), []
+    asked = []
+    aws = module.Aws("eu-west-1")
     prices = aws.session.client("pricing", "us-east-1")
     monkeypatch.setattr(aws.session, "client", lambda *_: prices)
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": "0.4280000000"}}

@@ -85,7 +85,8 @@ def test_a_notice_ends_a_command_with_sigterm_once(metadata):
 
 def test_a_run_is_saved_and_goes_on(metadata, tmp_path):
     """Through istmpi-run, on two ranks of MPI."""
-    settings, out = environment(metadata), tmp_path / "run"
+    out = tmp_path / "run"
+    settings = environment(metadata)
     launcher = os.environ.get("MPIRUN") or shutil.which("mpirun", path=settings["PATH"])
     settings["PATH"] = f"{Path(launcher).parent}{os.pathsep}{settings['PATH']}"
     launch = [ROOT / "bin/istmpi-run", "--ranks-per-host", "2", "--launcher", "mpirun", "--spot"]

@@ -50,11 +50,9 @@ def test_a_plateau_falls_at_its_end_and_steps_end_at_the_least_rate():
 @pytest.mark.parametrize(
     "setting, value, said",
     [
-        ("schedule", "exponential", "schedule"),
         ("milestones", [0.5, 1.5], "fractions of the run"),
         ("milestones", [], "fractions of the run"),
         ("milestones", [0.5, 0.5], "must be increasing fractions"),
-        ("decay", 1.0, "decay"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(setting, value, said):

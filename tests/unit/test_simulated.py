@@ -37,7 +37,8 @@ def test_messages_of_one_sender_and_tag_do_not_overtake_each_other_and_others_do
         if comm.rank < 2:
             wait_for([comm.mpi.isend(number, 2, tag) for number in (0, 1) for tag in (7, 8)])
             return None
-        arrived, backoff = [], Backoff()
+        arrived = []
+        backoff = Backoff()
         while len(arrived) < 8:
             backoff.wait_unless(False)
             for pair in pairs:

@@ -58,7 +58,8 @@ def test_sparse_rows_are_divided(tmp_path):
     assert (len(train), len(validation)) == (30, 10)
     assert (train.count_labels(LABELS) + validation.count_labels(LABELS) == split.count_labels(LABELS)).all()
     rest, more = train.hold_out(0.5, 1)
-    mine, theirs = rest.batch(np.arange(15)), split.batch(rest.chosen)
+    mine = rest.batch(np.arange(15))
+    theirs = split.batch(rest.chosen)
     assert all(torch.equal(one, other) for one, other in zip(mine.inputs, theirs.inputs))
     assert torch.equal(mine.targets.columns, theirs.targets.columns)
     assert not {*rest.chosen} & {*more.chosen} and {*rest.chosen, *more.chosen} == {*train.chosen}
