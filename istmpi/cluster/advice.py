@@ -102,6 +102,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
             "redealt was 2 to 7 points ahead. Alone, a rank with twice the units was as good. "
             "See docs/results.md, Few units a rank.",
         ]
+    notes += _note_joint(chosen)
     first = (
         f"Run {chosen.method} on {chosen.ranks} ranks with "
         f"{counted(chosen.local_steps, 'local step')}: an epoch in {in_seconds(chosen.seconds)}, "
@@ -109,6 +110,23 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     )
     rows = _rows(scenario, chosen.ranks, chosen.local_steps, best)
     return Advice(first=first, rows=rows, notes=notes)
+
+
+def _note_joint(chosen: Choice) -> Iterator[str]:
+    """Yield a note on method joint if its outputs are fewer bytes than a subnet's weights."""
+    scenario = chosen.scenario
+    if not scenario.can("joint") or not scenario.allows("joint", chosen.ranks):
+        return
+    joint = replace(chosen, method="joint").cost
+    outputs = float(joint.round_bytes)
+    weights = 2.0 * (chosen.ranks - 1) * float(joint.largest.memory.network)
+    share = float(joint.held.share_of_a_rank)
+    if outputs < weights:
+        yield (
+            f"If all ranks have the same data, and {share:.0%} of the network is too narrow for "
+            f"the task: joint sends {number(outputs)}B a round, and local-sgd of a network 1/P as "
+            f"wide {number(weights)}B. See docs/methods.md, joint."
+        )
 
 
 def _best_choices(scenario: Scenario, most_ranks: int) -> dict[str, Choice]:

@@ -121,7 +121,7 @@ def cost(
         held=setup.held,
         parts=_count_parts(setup, loads),
         local_steps=_local_steps(setup, examples),
-        examples_per_step=setup.batch * setup.held.members,
+        examples_per_step=_count_examples(setup),
         sends=setup.route.means,
         loads=loads,
         received_elements=_count_received(setup),
@@ -147,6 +147,14 @@ def _set_up(
         held=deal.holdings(architecture.parameters),
         batch=Fraction(run.train.batch, divided),
     )
+
+
+def _count_examples(setup: Setup) -> Number:
+    """Return the examples that all ranks together train on in a local step."""
+    if setup.spec.sums_outputs:
+        # All ranks have the same batch.
+        return setup.batch
+    return setup.batch * setup.held.members
 
 
 def _count_received(setup: Setup) -> Number:
