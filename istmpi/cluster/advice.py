@@ -123,9 +123,9 @@ def _note_joint(chosen: Choice) -> Iterator[str]:
     share = float(joint.held.share_of_a_rank)
     if outputs < weights:
         yield (
-            f"If all ranks have the same data, and {share:.0%} of the network is too narrow for "
-            f"the task: joint sends {number(outputs)}B a round, and local-sgd of a network 1/P as "
-            f"wide {number(weights)}B. See docs/methods.md, joint."
+            f"joint sends {number(outputs)}B a round, and local-sgd of a network 1/P as wide "
+            f"{number(weights)}B. Try joint where all ranks have the same data, and {share:.0%} of "
+            "the network is too narrow for the task (docs/methods.md)."
         )
 
 
