@@ -14,7 +14,7 @@ from istmpi.models import mlp_network
 NETWORK = mlp_network(7, [13, 5], 3, bias=True)
 
 
-def stores(ranks, seed=3, network=NETWORK, dtype=None):
+def stores(ranks, seed=3, network=NETWORK):
     made = [ParameterStore(network.parameters, network.lengths, ranks, rank) for rank in range(ranks)]
     for one in made:
         one.initialise(seed)

@@ -17,7 +17,7 @@ WIRED = ("labels features", "labels", "hidden features", "labels hidden", "mid h
 WIRED += ("features + mid hidden + 50",)
 
 
-def wired(kind, source, target, ranks, staging_bytes=2**28, exclude=None, key=3):
+def wired(kind, source, target, ranks, staging_bytes=2**28, exclude=None):
     """What arrives on every rank and what it sent, of normal values that differ between ranks."""
     names = {**parameters(WIRED, ("float32",)), **parameters(WIRED[:3], ("float64", "int64"))}
     names[Slot("hidden features float32", "exp_avg_sq")] = Parameter(Pattern.parse("hidden features"))
@@ -29,7 +29,7 @@ def wired(kind, source, target, ranks, staging_bytes=2**28, exclude=None, key=3)
             name: torch.from_numpy(draw.normal(size=part_shape(source, one, rank)) * 100).to(getattr(torch, one.dtype))
             for name, one in names.items()
         }
-        wire = None if kind == "float32" else Wire(kind, key)
+        wire = None if kind == "float32" else Wire(kind, 3)
         transfer = Transfer(names, source, target, rank, staging_bytes, exclude=exclude, wire=wire)
         received = blank(names, target, rank)
         transfer.run(mine, received, communicator)
