@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from batches import examples_of
 from damage import damaged, data_as_version_1, data_contents
-from damaging import EDITS
+from damaging import a_huge_dataset, a_link, another_layout, values_elsewhere
 
 from istmpi.data.dense.split import build_material
 from istmpi.data.hdf5 import open_prepared
@@ -106,11 +106,11 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(file, tm
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("what", ["a link", "values elsewhere", "another layout", "a huge dataset"])
-def test_without_checksums_too_no_link_is_followed_and_rows_lie_in_one_piece(file, what, seed):
+@pytest.mark.parametrize("edit", [a_link, values_elsewhere, another_layout, a_huge_dataset])
+def test_without_checksums_too_no_link_is_followed_and_rows_lie_in_one_piece(file, edit, seed):
     """A link may lead to a pipe, and the shape of a dataset in chunks may claim any size."""
     damage(file, data_as_version_1)
-    damage(file, lambda opened: EDITS[what](opened, random.Random(seed)))
+    damage(file, lambda opened: edit(opened, random.Random(seed)))
     with pytest.raises(
         DataError, match="is a link|another file|virtual|not stored contiguously|has no dataset"
     ) as refused:
