@@ -152,7 +152,8 @@ def test_with_one_hidden_layer_the_sum_is_the_whole_network(comm, optimizer):
         np.testing.assert_allclose(found[name.replace("/", ".")], values.detach(), rtol=0, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.ranks(only=[3])
+@pytest.mark.both
+@pytest.mark.ranks(min=2)
 @pytest.mark.parametrize("sigma", [None, 1.0])
 @pytest.mark.parametrize("optimizer", ["momentum, decay", "adam"])
 def test_between_two_sums_a_rank_follows_the_formula(comm, optimizer, sigma):
