@@ -53,6 +53,8 @@ RUNS = {
     "sparse-loco": {"method.name": "sparse-loco"},
     "ist, wire of int8": {"model.dtype": "float32", "method.wire": "int8"},
     "codistillation": {"method.name": "codistillation", "method.burn_in": 1},
+    "joint": {"method.name": "joint", "method.local_steps": 3, **MOMENTUM},
+    "joint, a step a round": {"method.name": "joint", "method.local_steps": 1, "train.rounds": 5},
     "admm": {"method.name": "admm"},
     "easgd": {"method.name": "easgd"},
     "easgd, round-robin": {"method.name": "easgd", "method.order": "round-robin"},

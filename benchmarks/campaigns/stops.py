@@ -123,7 +123,7 @@ def own_loop(settings: dict[str, Any], folder: str, communicator: Any = None) ->
     watch = Watch() if communicator else None  # a simulated run prints nothing
     for round in job.rounds(rounds, folder=folder, resume="auto", signals=communicator is None, watch=watch):
         for x, y in round.take(loader):
-            round.step(torch.nn.functional.cross_entropy(round.module(x), y))
+            round.step(torch.nn.functional.cross_entropy(round.outputs(round.module(x)), y))
         if round.number % settings["evaluate.every"] == 0:
             scores = [line["score"] for line in job.metrics() if "score" in line]
             scores.append(job.evaluate(lambda module, b: (module(b[0]).argmax(1) == b[1]).double().mean(), tests))
