@@ -43,7 +43,8 @@ from istmpi.errors import ConfigError
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
 from istmpi.network.added import find_added
-from istmpi.trees import map_tensors
+from istmpi.network.trials import seeded
+from istmpi.trees import call, map_tensors
 
 if TYPE_CHECKING:
     from istmpi.comm.codec import Wire
@@ -206,6 +207,8 @@ class Joint(ReplicatedMethod):
         with job.communicator.agreed():
             examples = job.architecture.code.examples(SEVERAL, job.architecture.dtype)
             inputs = map_tensors(lambda values: values.to(job.device), examples)
+            with torch.no_grad(), seeded():
+                self._require_whole(call(network, inputs))
             added = find_added(network, inputs)
         # Subnets of other widths may round otherwise: one rank decides.
         self._added = job.communicator.broadcast_from_root(added)
@@ -220,13 +223,17 @@ class Joint(ReplicatedMethod):
         return self.shards.route.choose_wire(number, NAME)
 
     def _require_whole(self, returned: Outputs) -> torch.Tensor:
-        """Return a network's outputs. Raises ConfigError unless they are one tensor."""
+        """Return a network's outputs. Raises ConfigError unless they are one tensor with a row for
+        each example."""
+        kind = type(returned).__name__
         if isinstance(returned, torch.Tensor):
-            return returned
+            if returned.ndim:
+                return returned
+            kind = "one number"
         raise ConfigError(
-            f"{self.job.run.model.name}: its forward returns {type(returned).__name__}, but "
-            f"method.name = {self.spec.name!r} adds up one tensor. Return a tensor, or use another "
-            "method."
+            f"{self.job.run.model.name}: its forward returns {kind}, but method.name = "
+            f"{self.spec.name!r} adds up one tensor with a row for each example. Return such a "
+            "tensor, or use another method."
         )
 
 

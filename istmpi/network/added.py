@@ -25,17 +25,24 @@ def find_added(network: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
     The same change of such a parameter changes the outputs of all examples alike, and twice the
     change has twice the effect. ``inputs``: those of a batch of several examples.
     """
+    start = _forward(network, inputs)
+    # A network has many parameters, and each trial is two passes. Others cannot be added.
+    lengths = {1, start.shape[-1]}
     return [
         name
         for name, parameter in network.named_parameters()
-        if parameter.ndim == 1 and parameter.numel() and _is_added(network, parameter, inputs)
+        if parameter.ndim == 1
+        and len(parameter) in lengths
+        and _is_added(network, parameter, inputs, start)
     ]
 
 
-def _is_added(network: nn.Module, parameter: nn.Parameter, inputs: tuple[Any, ...]) -> bool:
+def _is_added(
+    network: nn.Module, parameter: nn.Parameter, inputs: tuple[Any, ...], start: torch.Tensor
+) -> bool:
+    """Return True if a network only adds a parameter to its outputs, now ``start``."""
     values = parameter.detach()
     before = values.clone()
-    start = _forward(network, inputs)
     values.add_(CHANGE)
     once = _forward(network, inputs) - start
     values.add_(CHANGE)

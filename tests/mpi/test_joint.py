@@ -198,9 +198,9 @@ class Perceptron(nn.Module):
         return self.layers(x)
 
 
-def make_job(comm, **settings):
+def make_job(comm, network=Perceptron, **settings):
     arguments = {"features": 6, "outputs": 3}
-    return istmpi.Distributed(Perceptron, arguments, comm, example=torch.randn(4, 6), **loops.SETTINGS, **settings)
+    return istmpi.Distributed(network, arguments, comm, example=torch.randn(4, 6), **loops.SETTINGS, **settings)
 
 
 @pytest.mark.ranks(only=[3])
@@ -246,6 +246,24 @@ def test_wrong_use_in_a_loop_is_refused(comm, shared_tmp, message):
     round = next(loops.begin_rounds(job, 1, shared_tmp / "run"))
     with pytest.raises(ConfigError, match=message):
         WRONG[message](round, loader)
+
+
+class Pair(Perceptron):
+    def forward(self, x):
+        return {"logits": self.layers(x)}
+
+
+class Total(Perceptron):
+    def forward(self, x):
+        return self.layers(x).sum()
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("network, kind", [(Pair, "dict"), (Total, "one number")])
+def test_only_one_tensor_of_rows_is_added_up(comm, shared_tmp, network, kind):
+    job = make_job(comm, network, method="joint")
+    with pytest.raises(ConfigError, match=f"its forward returns {kind}, but method.name = 'joint' adds up"):
+        next(loops.begin_rounds(job, 1, shared_tmp / "run"))
 
 
 REFUSED = {
