@@ -257,3 +257,19 @@ def test_initial_values_of_the_constructor_are_kept_where_they_are_asked_for(row
     initial, module = trained(row, folder).initial, plain(row)
     for name in row.kept:
         np.testing.assert_allclose(initial[name], module.get_parameter(name).detach().numpy(), atol=1e-7)
+
+
+# ---- the sum of outputs
+
+FIRST_OF_EACH_FILE = {row.network.partition(".")[0]: row for row in reversed(ROWS) if row.dealt and row.trains}
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in FIRST_OF_EACH_FILE.values()])
+def test_subnets_learn_from_the_sum_of_their_outputs(row, folder):
+    """Four ranks send the planned bytes, unless a parameter is dealt out in part."""
+    joint = train(row, folder, ranks=4, method__name="joint")
+    if "+" in joint.refused:
+        assert "which is dealt out in part" in joint.refused
+    else:
+        assert (joint.refused, joint.stopped) == ("", "")
+        assert joint.counted == joint.planned and np.isfinite(joint.scores).all()
