@@ -108,9 +108,9 @@ class Joint(ReplicatedMethod):
         if not self.needs_batches:
             return
         assert self._sums is not None, "`round` makes it"
-        for step, batch in enumerate(batches, start=self.first_step(number)):
-            self.subnet.seed(step, self._is_stochastic)
-            with torch.no_grad():
+        with self.job.clock("compute"), torch.no_grad():
+            for step, batch in enumerate(batches, start=self.first_step(number)):
+                self.subnet.seed(step, self._is_stochastic)
                 self._sums.put(self._require_whole(self.forward(self.subnet.network, batch)))
 
     @property
