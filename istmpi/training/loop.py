@@ -332,8 +332,7 @@ class Training(Prepared):
 
     def _begin_state(self, header: Header, restored: Mapping[str, torch.Tensor]) -> list[str]:
         """Note the round since which ranks' own optimizer states count; return a note if the
-        checkpoint lacks them. Raises ConfigError if a sum of subnets shall go on as another
-        network."""
+        checkpoint lacks them. Raises ConfigError if a sum of subnets would get other subnets."""
         _require_same_subnets(header, self.run, self.communicator.size)
         # decision 70: a mean of the ranks' states would be the state of none.
         self.state_since = header.state_since
@@ -354,20 +353,17 @@ class Training(Prepared):
 
 
 def _require_same_subnets(header: Header, run: Run, ranks: int) -> None:
-    """Raise ConfigError unless both or neither of a checkpoint and a run are a sum of subnets, of
-    one on each rank."""
-    before = header.run.method.name
-    now = run.method.name
-    was_sum = find_method_spec(before).sums_outputs
-    is_sum = find_method_spec(now).sums_outputs
-    if was_sum != is_sum and header.round:
-        raise ConfigError(
-            f"method.name = {now!r}: the checkpoint is of {before}. The sum of subnets and another "
-            f"network cannot continue each other. Resume with --method {before}, or begin a new "
-            "run."
-        )
-    if was_sum and header.ranks != ranks:
+    """Raise ConfigError if a network that is the sum of subnets, one of each rank, resumes on
+    another number of ranks or with other shares of the units."""
+    if not find_method_spec(run.method.name).sums_outputs:
+        return
+    if header.ranks != ranks:
         raise ConfigError(
             f"the checkpoint is the sum of {header.ranks} subnets, one of each rank, and this run "
             f"has {ranks} ranks. Resume on {header.ranks}."
+        )
+    if header.round and header.run.method.shares != run.method.shares:
+        raise ConfigError(
+            f"method.shares = {run.method.shares}: the checkpoint is the sum of subnets with the "
+            f"shares {header.run.method.shares}, which keep their units. Give the same shares."
         )

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from batches import plain
+from resuming import resumed, save
 from small import trained, whole
 from torch import nn
 from torch.nn import functional
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import istmpi
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.comm import Communicator
 from istmpi.config.methods import METHODS
 from istmpi.data.batches import Batches
 from istmpi.data.sources import open_dataset
@@ -281,3 +283,15 @@ REFUSED = {
 def test_what_cannot_be_added_up_is_refused(comm, message):
     with pytest.raises(ConfigError, match=message):
         trained(comm, **{"method__name": "joint", **REFUSED[message]})
+
+
+@pytest.mark.ranks(only=[3])
+def test_subnets_of_a_sum_keep_their_ranks_and_units(comm, shared_tmp):
+    """A resumed run with other shares would be another sum."""
+    training, _ = trained(comm, method__name="joint", train__rounds=1)
+    path = save(training, shared_tmp / "saved.h5")
+    with pytest.raises(ConfigError, match="which keep their units. Give the same shares"):
+        resumed(comm, path, method__name="joint", method__shares=[3.0, 1.0, 2.0])
+    alone = Communicator(comm.mpi.Split(comm.rank))
+    with pytest.raises(ConfigError, match="is the sum of 3 subnets.* Resume on 3"):
+        resumed(alone, path, method__name="joint")
