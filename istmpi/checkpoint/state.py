@@ -235,7 +235,8 @@ def read_own(checkpoint: Checkpoint) -> Callable[[int], dict[str, torch.Tensor]]
     """Return a function that returns the weights that a subnet has alone, by the subnet's number;
     None unless the network is the sum of its subnets."""
     header = checkpoint.header
-    if not find_method_spec(header.run.method.name).sums_outputs:
+    # The method of a whole network may be one that this version does not know.
+    if not header.blocks or not find_method_spec(header.run.method.name).sums_outputs:
         return None
     values_by_name = {}
     for name in select_weights(checkpoint.own):

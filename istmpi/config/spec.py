@@ -66,8 +66,8 @@ class MethodSpec:
     sends_since: Callable[[RunSettings], int] = lambda run: 0
     """The first round in which the method sends."""
     replicated: bool = False
-    """True if ranks keep the whole network. In the first round they pull it from the owners, with
-    its slots."""
+    """True if ranks keep the whole network, or their subnets with ``sums_outputs``. In the first
+    round they pull it from the owners, with its slots."""
     received: Callable[[RunSettings, HeldCounts], int | Fraction] = count_trained
     """The elements that all ranks together receive in an exchange; `count_trained` adds a rank's
     own, as papers do."""

@@ -135,7 +135,7 @@ class SharedBlocks:
         """``values_of``: a function that returns the values that only one subnet has, by its
         number, if the network is the sum of the subnets; None for their mean."""
         self.device = device
-        self._values_of = values_of
+        self.values_of = values_of
         self._store = store
         self._communicator = communicator
         self.deal = deal
@@ -199,9 +199,9 @@ class SharedBlocks:
         store = self._store
         ranks = self._communicator.size
         parameters = dict(self._architecture.parameters)
-        if self._values_of:
+        if self.values_of:
             for number, weights in self.module.weights.items():
-                values = self._values_of(number)
+                values = self.values_of(number)
                 for name, weight in weights.items():
                     if name in values:
                         weight.data = values[name].to(self.device)

@@ -169,7 +169,7 @@ class Evaluator:
         if not deal.units or form == "merged":
             return
         # A deal that is kept for the whole run is built once.
-        if self._blocks is None or self._blocks.deal.digest != deal.digest or form == "sum":
+        if self._blocks is None or self._blocks.deal.digest != deal.digest:
             self._blocks = SharedBlocks(
                 self._architecture,
                 self._store,
@@ -178,6 +178,7 @@ class Evaluator:
                 self._merged.device,
                 values_of,
             )
+        self._blocks.values_of = values_of
         if form == "best":
             merged = self._score_of_form(self._merged)
             blocks = self._score_of_form(self._blocks)

@@ -75,8 +75,6 @@ class Joint(ReplicatedMethod):
         # The norm is that of all ranks' gradients, so this method clips in place of the subnet.
         self._clip = self.subnet.clip
         self.subnet.clip = 0.0
-        self._added: Sequence[str] = ()
-        """The parameters that are only added to the outputs. They count on rank 0 alone."""
 
     def round(self, number: int) -> Iterator[int]:
         self.begin(number)
@@ -208,13 +206,13 @@ class Joint(ReplicatedMethod):
             examples = job.architecture.code.examples(SEVERAL, job.architecture.dtype)
             inputs = map_tensors(lambda values: values.to(job.device), examples)
             with torch.no_grad(), seeded():
-                self._require_whole(call(network, inputs))
-            added = find_added(network, inputs)
+                outputs = self._require_whole(call(network, inputs))
+            added = find_added(network, inputs, outputs)
         # Subnets of other widths may round otherwise: one rank decides.
-        self._added = job.communicator.broadcast_from_root(added)
+        added = job.communicator.broadcast_from_root(added)
         if job.communicator.rank == 0:
             return
-        for name in self._added:
+        for name in added:
             parameter = network.get_parameter(name)
             parameter.detach().zero_()
             parameter.requires_grad_(False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from istmpi.network.trials import seeded
-from istmpi.trees import call, list_tensors
+from istmpi.trees import call
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,21 +19,21 @@ TOLERANCE = 1e-4
 
 
 @torch.no_grad()
-def find_added(network: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
+def find_added(network: nn.Module, inputs: tuple[Any, ...], outputs: torch.Tensor) -> list[str]:
     """Return the names of the parameters of one axis that ``network`` only adds to its outputs.
 
     The same change of such a parameter changes the outputs of all examples alike, and twice the
-    change has twice the effect. ``inputs``: those of a batch of several examples.
+    change has twice the effect. ``inputs``: those of a batch of several examples, for which the
+    network now returns ``outputs``, of which `seeded` made the random numbers.
     """
-    start = _forward(network, inputs)
     # A network has many parameters, and each trial is two passes. Others cannot be added.
-    lengths = {1, start.shape[-1]}
+    lengths = {1, outputs.shape[-1]}
     return [
         name
         for name, parameter in network.named_parameters()
         if parameter.ndim == 1
         and len(parameter) in lengths
-        and _is_added(network, parameter, inputs, start)
+        and _is_added(network, parameter, inputs, outputs)
     ]
 
 
@@ -60,5 +60,4 @@ def _is_added(
 def _forward(network: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
     # Dropout leaves out the same values each time.
     with seeded():
-        [outputs] = list_tensors(call(network, inputs))
-    return outputs
+        return call(network, inputs)
