@@ -8,7 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-WORDS = 750
 
 
 def blocks(language):
@@ -51,7 +50,3 @@ def test_its_commands_run_in_order_in_one_folder(series, tmp_path):
         [float(figure) for figure in re.search(figures, text).groups()] for text in (rounds, trained)
     )
     assert shown_figures == pytest.approx(trained_figures, abs=0.02), "another processor rounds in another way"
-
-
-def test_it_is_short():
-    assert len(README.split()) < WORDS
