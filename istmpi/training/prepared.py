@@ -22,7 +22,6 @@ from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
-from istmpi.data.moments import Moments
 from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.slots import strip_slot
@@ -47,8 +46,7 @@ from istmpi.training.resolution import (
 )
 from istmpi.training.same_data import require_same_everywhere, summarise_data
 from istmpi.training.share_log import choose_shares
-
-ROWS = 2**16
+from istmpi.training.targets import standardise
 
 
 class Prepared:
@@ -96,7 +94,7 @@ class Prepared:
         self.shares = choose_shares(self.run.method.shares, communicator)
         self.tally = Tally(communicator, self.clock)
         # Sizes share the standardised targets, which need a pass over all labels.
-        data_of_all_sizes = _standardise(self.run, data, communicator)
+        data_of_all_sizes = standardise(self.run, data, communicator)
         self._make_sizes(data_of_all_sizes)
         with communicator.agreed():
             self._plan(data)
@@ -377,22 +375,3 @@ def _scale_first(run: Run, network: Architecture, ranks: int) -> dict[str, float
     spec = find_method_spec(run.method.name)
     dealt = [group for group in spec.groups(run, network) if group in network.summed]
     return dict.fromkeys(dealt, 1 / ranks)
-
-
-def _standardise(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
-    """Return the data, with standardised targets if the run asks for standardisation. Collective.
-
-    Mean and deviation are those of all ranks' training examples.
-    """
-    if not data.scoring.standardises or not run.data.standardise:
-        return data
-    labels = data.train.labels()
-    moments = Moments(data.outputs)
-    for start in range(0, len(labels), ROWS):
-        moments.add(labels[start : start + ROWS])
-    if run.data.placement == "local":
-        parts_by_rank = communicator.allgather(moments.parts)
-        moments = Moments(data.outputs)
-        for count, mean, squares in parts_by_rank:
-            moments.merge(count, mean, squares)
-    return data.with_standard_targets(moments.normalisation(data.outputs)[:2])
