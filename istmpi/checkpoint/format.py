@@ -59,6 +59,8 @@ class DataSummary:
     features: Natural | None = None
     """CRC-32 of a sample of the training features; 0 if each rank has its own data, None in files
     of version 1."""
+    columns: tuple[Count, ...] = ()
+    """The number of columns of each rank, if ranks have different columns; else empty."""
 
     @property
     def fingerprint(self) -> str:
@@ -248,6 +250,8 @@ def _attributes(header: Header) -> dict[str, str | int | float]:
             value = value.tree()
         elif isinstance(value, DataSummary):
             value = dataclasses.asdict(value)
+            if not value["columns"]:
+                del value["columns"]
         if not isinstance(value, int | float):
             value = json.dumps(value)
         attributes[item.name] = value

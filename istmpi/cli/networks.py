@@ -156,4 +156,9 @@ def _open_data(run: Run, layers: str | None) -> Dataset:
             f"--layers {layers} with {run.model.name} gives the widths of an mlp. Use --data, and "
             "set the widths of your network with --set model.ARGUMENT=VALUE."
         )
+    if run.data.columns == "own":
+        raise ConfigError(
+            "data.columns = 'own' needs all ranks' files. Give a table with all columns: --data "
+            "TABLE --set data.columns=even."
+        )
     return open_for_training(run.data, 0, run.train.seed)

@@ -71,6 +71,8 @@ def _describe_data(training: Training) -> str:
         validation = training.sizes[0].dataset.splits["validation"]
         words += f", {len(validation):,} for validation"
     words = f"{run.data.source}, {words}, placement {run.data.placement}"
+    if data.columns:
+        words += f", columns of the ranks: {list_first(data.columns)}"
     changes = []
     for name in ("crop", "flip", "cutout"):
         value = getattr(run.data, name)

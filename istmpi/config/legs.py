@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from istmpi.engine.fragments import departures
+from istmpi.engine.layout import Replicated
 from istmpi.engine.output_sums import NAME, split_steps
-from istmpi.engine.route import FRAGMENT, GATHER, MEAN, PULL, PUSH, Leg, Parameters, Route
+from istmpi.engine.route import FRAGMENT, GATHER, MEAN, PULL, PUSH, SPREAD, Leg, Parameters, Route
 
 if TYPE_CHECKING:
     from istmpi.config.received import RunSettings
@@ -42,7 +43,7 @@ def outputs(
     spec: MethodSpec, run: RunSettings, route: Route, parameters: Parameters, round: int
 ) -> Iterator[Leg]:
     """Yield the sums of the outputs of a round's batches, each during the local steps before its
-    own."""
+    own, and then the gradient that only the rank with the labels knows."""
     if route.outputs is None:
         raise AssertionError("the route has no outputs")
     for steps in split_steps(run.method.local_steps):
@@ -51,6 +52,16 @@ def outputs(
             route.outputs.of_steps(steps),
             wire=route.choose_wire(round, NAME),
             during=range(steps.start),
+        )
+    labels_on = run.data.labels_on
+    if labels_on is not None:
+        lengths = route.owners.lengths
+        ranks = route.owners.ranks
+        yield Leg(
+            SPREAD,
+            route.outputs.of_steps(range(1)),
+            source=Replicated(lengths, ranks, members=(labels_on,)),
+            target=Replicated(lengths, ranks),
         )
 
 

@@ -130,7 +130,8 @@ class Run:
         Raises ConfigError if settings contradict each other.
         """
         implied = {}
-        own_files = "{rank}" in self.data.source
+        # Files of columns have the same rows, which are no rank's own.
+        own_files = "{rank}" in self.data.source and self.data.columns != "own"
         if is_function(self.data.source):
             own_files = takes_rank(self.data.source)
             if not self.data.scoring and is_own(self.model.name):

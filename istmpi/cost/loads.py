@@ -14,7 +14,18 @@ from istmpi.cost.deal import ExpectedDeal
 from istmpi.cost.holdings import Holdings
 from istmpi.engine.lengths import Number
 from istmpi.engine.packed_sizes import Largest, float4_bytes, top_k_bytes
-from istmpi.engine.route import FRAGMENT, GATHER, HOP, MEAN, PULL, PUSH, Leg, Parameters, Route
+from istmpi.engine.route import (
+    FRAGMENT,
+    GATHER,
+    HOP,
+    MEAN,
+    PULL,
+    PUSH,
+    SPREAD,
+    Leg,
+    Parameters,
+    Route,
+)
 
 ALLTOALLV = "alltoallv"
 ALLREDUCE = "allreduce"
@@ -234,6 +245,12 @@ def _gather(held: Holdings) -> Load:
     )
 
 
+def _spread(held: Holdings) -> Load:
+    # The rank with the values sends them to every other rank.
+    sent = (held.ranks - 1) * held.network_bytes
+    return Load(ALLTOALLV, sent=sent, messages=held.ranks - 1, busiest=sent)
+
+
 def _server(held: Holdings) -> Load:
     # Rank 0 is the busiest: all messages go in or out there.
     sent = 2 * (held.ranks - 1) * held.network_bytes
@@ -246,5 +263,6 @@ _BY_NAME = {
     MEAN: _mean,
     FRAGMENT: _fragment,
     GATHER: _gather,
+    SPREAD: _spread,
     SERVER: _server,
 }

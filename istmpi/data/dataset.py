@@ -221,6 +221,11 @@ class Dataset:
     network: type | None = None
     example: tuple[Any, ...] | None = None
     """Inputs of a sample batch, perhaps trees; only for data that ``shape`` does not describe."""
+    columns: tuple[int, ...] = ()
+    """The number of columns of each rank, if ranks have different columns of the same rows; empty
+    otherwise."""
+    labels_on: int | None = None
+    """The only rank that has labels; None if all ranks have them."""
 
     def require_split(self, split: str, source: object) -> None:
         if split not in self.splits:

@@ -28,6 +28,15 @@ class Data:
         Natural, "Data from a function: batches that a thread reads ahead; 0: none."
     ] = 2
     placement: Annotated[Placement, "Placement of examples on ranks."] = "shared"
+    columns: Annotated[
+        Literal["even", "own"] | None,
+        "Tables with method joint: ranks have different columns of the same rows. They take equal "
+        "parts of one file (even), or have a file each, with {rank} in data.source (own).",
+    ] = None
+    labels_on: Annotated[
+        Natural | None,
+        "data.columns with method.local_steps = 1: the only rank that has labels; by default all.",
+    ] = None
     alpha: Annotated[
         Positive, "by-label: Dirichlet concentration; smaller values give a rank fewer classes."
     ] = 0.5
@@ -75,3 +84,8 @@ class Data:
         "graph = neighbours: numbers of neighbours to sample for a node, one for each layer, "
         "beginning at the training nodes.",
     ] = FANOUT
+
+    @property
+    def differs(self) -> bool:
+        """True if ranks have different examples, or different columns of the same examples."""
+        return self.placement == "local" or self.columns is not None

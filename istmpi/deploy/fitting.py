@@ -3,6 +3,7 @@
 Code runs only if the user names it.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import restore_frozen
 from istmpi.config.methods import find_method_spec
 from istmpi.data.callable.source import is_function
+from istmpi.data.columns import Columns, keep_labels, place_columns
 from istmpi.data.dataset import Dataset, describe_difference, have_same_form
 from istmpi.data.holdout import TestSplit
 from istmpi.data.moments import list_features
-from istmpi.data.sources import open_dataset
+from istmpi.data.sources import RANK, open_dataset
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
 from istmpi.names import find_class_name, is_own
@@ -142,8 +144,28 @@ def open_fitting_data(
     data = open_dataset(source, rank, run.data.length, model or "", test=test)
     if "validation" not in data.splits:
         data = data.with_validation(run.data.validation, run.train.seed)
+    columns = checkpoint.header.data.columns
+    if columns and rank is not None and RANK in source:
+        data = _add_other_columns(data, checkpoint, rank)
     require_fitting(data, checkpoint)
-    return data.with_normalisation(checkpoint.normalisation)
+    return replace(data.with_normalisation(checkpoint.normalisation), columns=columns)
+
+
+def _add_other_columns(data: Dataset, checkpoint: Checkpoint, rank: int) -> Dataset:
+    """Return the whole table as a rank has it whose own columns are ``data``, with its labels if
+    they counted in training."""
+    header = checkpoint.header
+    normalisation = checkpoint.normalisation
+    whole = Columns(count=sum(header.data.columns), names=checkpoint.reading.get("columns"))
+    if normalisation:
+        whole = replace(whole, **normalisation._asdict())
+    parts = [*whole.divide(header.data.columns)]
+    parts[rank] = Columns.from_data(data)
+    data = place_columns(data, parts, rank)
+    labels_on = header.run.data.labels_on
+    if labels_on is None:
+        return data
+    return keep_labels(data, labels_on, rank)
 
 
 def require_fitting(data: Dataset, checkpoint: Checkpoint) -> None:

@@ -143,7 +143,8 @@ def _build(
     if checkpoint.header.blocks:
         deal = find_last_deal(checkpoint.header, architecture)
         values_of = read_own(checkpoint)
-        subnets = blocks.with_values(architecture, deal, store.tensors, values_of)
+        columns = checkpoint.header.data.columns
+        subnets = blocks.with_values(architecture, deal, store.tensors, values_of, columns)
         return subnets, subnets.layers
     module = architecture.without_values(store.full_scale).eval()
     for name, parameter in prepare(module, elsewhere=()).items():

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,9 +16,11 @@ from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import Moments, fill, read_moments, read_own
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.data.columns import OWN
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.data.images.split import resize_images
+from istmpi.data.sources import RANK
 from istmpi.deploy.fitting import (
     attach_code,
     find_last_deal,
@@ -62,7 +65,7 @@ def evaluate(
         checkpoint.require_valid(communicator.rank, communicator.size)
         header = checkpoint.header
         source = source or require_source(checkpoint)
-        run = _read_from(header.run, source)
+        run = _read_from(header, source, communicator.size)
         data = _open_data(checkpoint, source, split, communicator.rank, model)
         network, store = _load(checkpoint, data, communicator, model)
         data = resize_images(data, header.side).reshape(network.example_shape)
@@ -85,9 +88,21 @@ def evaluate(
     )
 
 
-def _read_from(run: Run, source: str) -> Run:
-    """Return the run with its data from ``source``, which all ranks read, also after local data."""
-    return run.override({"data.source": source, "data.placement": "shared"}).with_implied()
+def _read_from(header: Header, source: str, ranks: int) -> Run:
+    """Return the run with its data from ``source``, which all ``ranks`` read, also after local
+    data. Raises DataError if they are fewer or more ranks than files of columns."""
+    settings: dict[str, Any] = {"data.source": source, "data.placement": "shared"}
+    if header.data.columns and RANK not in source:
+        # A table with all columns, and its labels.
+        settings |= {"data.columns": None, "data.labels_on": None}
+    elif header.data.columns:
+        settings["data.columns"] = OWN
+        if ranks != header.ranks:
+            raise DataError(
+                f"the columns of {source} are in the files of {header.ranks} ranks, but there are "
+                f"{ranks} here. Use as many ranks, or give a table with all columns: --data TABLE."
+            )
+    return header.run.override(settings).with_implied()
 
 
 def _arrange(

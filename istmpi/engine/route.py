@@ -29,6 +29,8 @@ FRAGMENT = "fragment"
 """A leg that gives all ranks their mean, from values of four bits."""
 GATHER = "gather"
 """A leg that gives every rank the parameters of every other rank."""
+SPREAD = "spread"
+"""A leg that gives all ranks the values of one rank."""
 FLUSH = "flush"
 """A leg from the ranks with the newest values to owners, after the last round of a method."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -62,10 +63,12 @@ class Blocks(nn.Module):
         deal: Partition,
         numbers: Sequence[int],
         summed: bool = False,
+        columns: Sequence[int] = (),
     ):
         """``summed``: True if the network's output is the sum of the subnets' outputs, not their
-        mean."""
+        mean. ``columns``: the number of input columns of each subnet, if each has its own."""
         super().__init__()
+        self._columns = tuple(columns)
         self._architecture = architecture
         self._divisor = 1
         if not summed:
@@ -93,12 +96,23 @@ class Blocks(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Outputs:
         """Return the sum of these subnets' outputs ``[b, ...]``; for a mean, over the number of all
         subnets."""
-        returned = [subnet(*inputs, **named) for subnet in self.subnets.values()]
+        returned = []
+        for number, subnet in self.subnets.items():
+            returned.append(subnet(*self._select_columns(int(number), inputs), **named))
         sums = []
         for tensors in zip(*map(list_tensors, returned), strict=True):
             sums.append(torch.stack(tensors).sum(0) / self._divisor)
         in_order = iter(sums)
         return map_tensors(lambda _: next(in_order), returned[0])
+
+    def _select_columns(self, number: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the inputs of a subnet: other subnets' columns are 0, if each has its own."""
+        if not self._columns:
+            return inputs
+        (x,) = inputs
+        first = sum(self._columns[:number])
+        stop = first + self._columns[number]
+        return (functional.pad(x[:, first:stop], (first, sum(self._columns) - stop)),)
 
 
 class AddedUp(nn.Module):
@@ -131,9 +145,11 @@ class SharedBlocks:
         deal: Partition,
         device: torch.device = HOST,
         values_of: ValuesOf | None = None,
+        columns: Sequence[int] = (),
     ):
         """``values_of``: a function that returns the values that only one subnet has, by its
-        number, if the network is the sum of the subnets; None for their mean."""
+        number, if the network is the sum of the subnets; None for their mean. ``columns`` is as for
+        `Blocks`."""
         self.device = device
         self.values_of = values_of
         self._store = store
@@ -147,7 +163,8 @@ class SharedBlocks:
             # outputs of the copy must not count.
             numbers = [communicator.rank % deal.ranks]
             self._weight = 0.0
-        self.module = Blocks(architecture, deal, numbers, summed=values_of is not None).to(device)
+        is_sum = values_of is not None
+        self.module = Blocks(architecture, deal, numbers, is_sum, columns).to(device)
         self.moments: dict[str, Moments] = {}
         """Mean and variance of the units of all subnets' batch normalisations, as last calibrated
         or loaded."""
@@ -238,10 +255,12 @@ def with_values(
     deal: Partition,
     values: Mapping[str, torch.Tensor],
     values_of: ValuesOf | None = None,
+    columns: Sequence[int] = (),
 ) -> Blocks:
     """Return all subnets of a deal in one process, with weights taken from whole parameters.
-    ``values_of`` is as for `SharedBlocks`."""
-    blocks = Blocks(architecture, deal, range(deal.ranks), summed=values_of is not None)
+    ``values_of`` and ``columns`` are as for `SharedBlocks`."""
+    is_sum = values_of is not None
+    blocks = Blocks(architecture, deal, range(deal.ranks), is_sum, columns)
     for number, weights in blocks.weights.items():
         values_of_subnet: Mapping[str, torch.Tensor] = {}
         if values_of:

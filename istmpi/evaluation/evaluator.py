@@ -177,6 +177,7 @@ class Evaluator:
                 deal,
                 self._merged.device,
                 values_of,
+                self._dataset.columns,
             )
         self._blocks.values_of = values_of
         if form == "best":
@@ -307,7 +308,10 @@ class Evaluator:
         return not self._local and not self.network.same_examples
 
     def _sum_over_ranks(self, values: np.ndarray) -> np.ndarray:
-        if self._local or self._spread:
+        labels_on = self._dataset.labels_on
+        if labels_on not in (None, self._communicator.rank):
+            values = np.zeros_like(values)  # one rank alone knows what is right
+        if self._local or self._spread or labels_on is not None:
             return self._communicator.allreduce_sum(values)
         return values
 

@@ -59,6 +59,10 @@ class StepLosses:
         # It stays on its device: reading it would wait for the step.
         self._losses.append(loss.detach())
 
+    def add_weight(self, weight: float) -> None:
+        """Note how much the last loss counts among those of all ranks."""
+        self._weights.append(weight)
+
     def add_facts(self, outputs: Any, amounts: Mapping[str, Amount]) -> None:
         """Note the outputs (any tree of tensors) and the amounts of a user's loss."""
         self._finite_outputs.append(all_finite(outputs))

@@ -29,6 +29,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from istmpi import rng
 from istmpi.comm import Communicator, Traffic, threads_may_call
@@ -132,6 +133,27 @@ class Joint(ReplicatedMethod):
         with self.job.clock("all-reduce"):
             start, total = self._sums.wait(self._local_step)
         return Assumed.apply(outputs, start, total, self._sigma)
+
+    def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the value that a local step minimises, and the loss on the batch's targets. If one
+        rank alone has labels, only its loss counts, and all ranks learn its gradient."""
+        labels_on = self.job.run.data.labels_on
+        if labels_on is None:
+            return super().objective(network, batch)
+        outputs = self._require_whole(self.forward(network, batch))
+        total = self.assume(outputs).detach().requires_grad_()
+        gradient = torch.zeros_like(total)
+        loss = torch.zeros(())
+        has_labels = labels_on == self.job.communicator.rank
+        if has_labels:
+            loss = self.loss(self._adjustment(total), batch.targets)
+            (gradient,) = torch.autograd.grad(loss, total)
+        # A rank without labels has no loss.
+        self._losses.add_weight(float(has_labels))
+        with self.job.clock("all-reduce"):
+            sent = gradient.contiguous().cpu()
+            self.job.communicator.broadcast(sent.numpy(), labels_on)
+        return (outputs * sent.to(outputs.device)).sum(), loss
 
     def after_update(self, done: int) -> None:
         self._local_step = done

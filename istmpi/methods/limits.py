@@ -54,7 +54,7 @@ def require_usable(
     require_dealable(spec, phase, network)
     require_classes(run.train, data.task, data.outputs, name)
     _require_predictions(spec, data.task)
-    _require_sum(spec, run, data, network)
+    _require_sum(spec, run, data, network, ranks)
     for count in examples:
         if spec.in_passes and network.batch_norms:
             _require_last_batch(run, name, count)
@@ -78,11 +78,19 @@ def _require_predictions(spec: MethodSpec, task: str) -> None:
         )
 
 
-def _require_sum(spec: MethodSpec, run: Run, data: Dataset, network: Architecture) -> None:
+def _require_sum(
+    spec: MethodSpec, run: Run, data: Dataset, network: Architecture, ranks: int
+) -> None:
     """Raise ConfigError if subnets cannot learn from the sum of their outputs, or if another method
     shall be scored as such a sum."""
     form = run.evaluate.form
+    columns = run.data.columns
     if not spec.sums_outputs:
+        if columns:
+            raise ConfigError(
+                f"data.columns = {columns!r} does not go with {spec.name}: only ranks that add up "
+                "outputs may have different columns. Use method joint, or leave it out."
+            )
         if form == "sum":
             raise ConfigError(
                 f"evaluate.form = 'sum' does not go with {spec.name}, whose subnets do not learn "
@@ -90,6 +98,7 @@ def _require_sum(spec: MethodSpec, run: Run, data: Dataset, network: Architectur
             )
         return
     _require_sum_settings(spec.name, run, data)
+    _require_labels(run, ranks)
     outputs = len(network.table.output_names)
     if outputs > 1:
         raise ConfigError(
@@ -120,6 +129,11 @@ def _require_sum_settings(name: str, run: Run, data: Dataset) -> None:
             f"data.placement = {run.data.placement!r} does not go with {name}, which adds up the "
             "outputs of all ranks for the same examples. Use shared."
         )
+    if run.data.columns == "own" and "{rank}" not in run.data.source:
+        raise ConfigError(
+            "data.columns = 'own' needs a file for each rank: put {rank} into data.source "
+            f"({run.data.source})."
+        )
     if run.method.shares == "auto":
         raise ConfigError(
             f"method.shares = 'auto' does not go with {name}, whose subnets keep their units. Give "
@@ -129,6 +143,28 @@ def _require_sum_settings(name: str, run: Run, data: Dataset) -> None:
         raise ConfigError(
             f"model.scale = 'fitted' does not go with {name}, whose network has no factors of "
             "sums. Leave it out."
+        )
+
+
+def _require_labels(run: Run, ranks: int) -> None:
+    """Raise ConfigError if labels on one rank alone do not go with the run."""
+    data = run.data
+    setting = f"data.labels_on = {data.labels_on}"
+    if data.labels_on is None:
+        return
+    if not data.columns:
+        raise ConfigError(f"{setting} is for data.columns. Leave it out, or divide the columns.")
+    if data.labels_on >= ranks:
+        raise ConfigError(f"{setting} must be a rank, 0 to {ranks - 1}.")
+    if run.method.local_steps > 1:
+        raise ConfigError(
+            f"{setting} needs method.local_steps = 1, not {run.method.local_steps}: a rank without "
+            "labels cannot take steps alone."
+        )
+    if data.validation or data.test:
+        raise ConfigError(
+            f"{setting} does not go with data.validation and data.test, which draw examples by "
+            "their labels. Prepare these splits."
         )
 
 

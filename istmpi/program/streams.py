@@ -253,9 +253,12 @@ class Streams:
         fingerprint_on_root = communicator.broadcast_from_root(fingerprint)
         with communicator.agreed():
             if fingerprint != fingerprint_on_root and not local:
+                cure = ", or write round.take(loader, local=True) for data of each rank."
+                if together:
+                    cure = ": they add up outputs for the same examples."
                 raise DataError(
                     "the loader's data set differs from that on rank 0. Give all ranks the same "
-                    "data set, or write round.take(loader, local=True) for data of each rank."
+                    f"data set{cure}"
                 )
             if self._folder and fingerprint:
                 # 0 for a data set of all ranks, which does not depend on their number.

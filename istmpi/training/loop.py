@@ -260,7 +260,7 @@ class Training(Prepared):
             moments, network.batch_norms, collect_inputs(self.dataset), self.communicator.rank
         )
         pieces += own_pieces(self.method.of_this_rank(), self.store)
-        if self.run.data.placement == "local":
+        if self.run.data.differs:
             pieces.append(own_data_piece(summarise_split(self.dataset.train), self.store))
         return self.header(calibrated), pieces
 

@@ -118,7 +118,7 @@ def _require_same_outputs(
     Outputs that also differ between two calls on one rank are random; they are not refused.
     """
     # decision 38: local data never leave their rank, so there is no common batch.
-    if run.data.placement == "local":
+    if run.data.differs:
         if data.example is None:
             # Data differ between ranks, but invented examples are the same on all.
             inputs = network.code.examples(EXAMPLES, outputs.dtype)

@@ -34,6 +34,7 @@ from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import choose_task
 from istmpi.training.best import Best
+from istmpi.training.columns import divide_columns
 from istmpi.training.epochs import count_most_examples, recall_most_examples, with_rounds
 from istmpi.training.progress import Tally
 from istmpi.training.resolution import (
@@ -44,7 +45,11 @@ from istmpi.training.resolution import (
     find_sides,
     make_sizes,
 )
-from istmpi.training.same_data import require_same_everywhere, summarise_data
+from istmpi.training.same_data import (
+    require_same_data,
+    require_same_settings,
+    summarise_data,
+)
 from istmpi.training.share_log import choose_shares
 from istmpi.training.targets import standardise
 
@@ -133,7 +138,10 @@ class Prepared:
             communicator.in_pieces = run.comm.exchange == "pieces"
             data = data or open_for_training(run.data, communicator.rank, run.train.seed)
             self.best = Best.from_run(run, data)
-        require_same_everywhere(run, data, communicator)
+        require_same_settings(run, communicator)
+        if run.data.columns:
+            data = divide_columns(data, run.data, communicator)
+        require_same_data(run, data, communicator)
         return data
 
     def _count_epochs(self, data: Dataset, start: Path | None) -> None:

@@ -39,29 +39,34 @@ class PreparedRun(Protocol):
     def dataset(self) -> Dataset: ...
 
 
-def require_same_everywhere(run: Run, data: Dataset, communicator: Communicator) -> None:
-    """Raise ConfigError or DataError if a rank's settings, or its data's meaning, differ from rank
-    0's. Collective.
+def require_same_settings(run: Run, communicator: Communicator) -> None:
+    """Raise ConfigError if a rank's settings differ from rank 0's. Collective."""
+    first = communicator.broadcast_from_root(run)
+    with communicator.agreed():
+        _compare_runs(run, first)
 
-    The contents of the data must be the same, too, unless each rank has its own data.
+
+def require_same_data(run: Run, data: Dataset, communicator: Communicator) -> None:
+    """Raise DataError if the meaning of a rank's data differs from that on rank 0. Collective.
+
+    The contents must be the same, too, except what each rank has alone.
     """
     meaning = _Meaning.from_data(data)
-    first_run, first_meaning = communicator.broadcast_from_root((run, meaning))
+    first_meaning = communicator.broadcast_from_root(meaning)
     with communicator.agreed():
-        _require_same_settings(run, first_run)
         _require_same_meaning(data.source, meaning, first_meaning)
     # Each rank has its own examples then; only their meaning must agree.
     if run.data.placement == "local":
         return
-    contents = {name: summarise_split(split) for name, split in data.splits.items()}
+    contents = {name: _summarise_common(data, split) for name, split in data.splits.items()}
     contents_by_rank = communicator.allgather(contents)
     with communicator.agreed():
         differences = _describe_differences(contents_by_rank)
         if differences:
-            raise DataError(
-                f"{run.data.source} differs between ranks: {differences}. Give all ranks the same "
-                "file, or a file for each rank with {rank} in its name."
-            )
+            cure = "Give all ranks the same file, or a file for each rank with {rank} in its name."
+            if data.columns:
+                cure = "Give all ranks the same rows, in the same order."
+            raise DataError(f"{run.data.source} differs between ranks: {differences}. {cure}")
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class _Meaning:
         )
 
 
-def _require_same_settings(run: Run, first: Run) -> None:
+def _compare_runs(run: Run, first: Run) -> None:
     differences = first.differences(run)
     if differences:
         shown = "; ".join(
@@ -132,11 +137,21 @@ def summarise_split(split: Split) -> Contents:
     return len(split), split.labels_checksum, split.features_checksum
 
 
+def _summarise_common(data: Dataset, split: Split) -> Contents:
+    """Return what all ranks have in common of a split's `summarise_split`, with 0 for the rest."""
+    if not data.columns:
+        return summarise_split(split)
+    labels = 0
+    if data.labels_on is None:
+        labels = split.labels_checksum
+    return len(split), labels, 0
+
+
 def summarise_data(run: Run, data: Dataset) -> DataSummary:
     """Return the description of a run's data in checkpoints, the same on all ranks."""
     train = labels = features = 0
     if run.data.placement != "local":
-        train, labels, features = summarise_split(data.train)
+        train, labels, features = _summarise_common(data, data.train)
     return DataSummary(
         source=run.data.source,
         kind=data.kind,
@@ -146,6 +161,7 @@ def summarise_data(run: Run, data: Dataset) -> DataSummary:
         train=train,
         labels=labels,
         features=features,
+        columns=data.columns,
     )
 
 
@@ -300,10 +316,7 @@ def _compare_own_data(
 ) -> None:
     """Compare this rank's own data, if there are as many ranks as in the checkpoint."""
     # On another number of ranks, the sites are others.
-    if (
-        prepared.run.data.placement != "local"
-        or checkpoint.header.ranks != prepared.communicator.size
-    ):
+    if not prepared.run.data.differs or checkpoint.header.ranks != prepared.communicator.size:
         return
     saved = checkpoint.own_data(prepared.store.rank)
     current = summarise_split(prepared.dataset.train)

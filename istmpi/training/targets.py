@@ -25,4 +25,7 @@ def standardise(run: Run, data: Dataset, communicator: Communicator) -> Dataset:
         moments = Moments(data.outputs)
         for count, mean, squares in parts_by_rank:
             moments.merge(count, mean, squares)
-    return data.with_standard_targets(moments.normalisation(data.outputs)[:2])
+    targets = moments.normalisation(data.outputs)[:2]
+    if data.labels_on is not None:
+        targets = communicator.allgather(targets)[data.labels_on]
+    return data.with_standard_targets(targets)
