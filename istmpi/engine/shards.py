@@ -265,6 +265,13 @@ class Shards:
         transfer.run(held.tensors, store.tensors, self._communicator)
         held.flushed = True
 
+    def values_on_all_ranks(self) -> dict[str, torch.Tensor]:
+        """Return the common weights, whole, on this rank's device, if every rank has the owners'
+        values of them now; otherwise nothing. Equal names on all ranks."""
+        if not self._mean_taken:
+            return {}
+        return {name: self._common[name] for name in select_weights(self._common)}
+
     def rollback(self) -> None:
         """Go back to the values of the dropped round's beginning."""
         if self._early:

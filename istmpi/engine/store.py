@@ -5,7 +5,8 @@ A rank stores only its own rows. Initial values depend only on the seed, the par
 the element's global position, so the network is the same for any number of ranks.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 
 import numpy as np
@@ -40,13 +41,29 @@ class ParameterStore:
         self.scale: Mapping[str, float] = {}
         self.fitted: Mapping[str, float] = {}
         self.tensors = {name: self._zeros(parameter) for name, parameter in parameters.items()}
+        self._lent: Tensors = {}
 
     @property
     def full_scale(self) -> dict[str, float]:
         return {**self.scale, **self.fitted}
 
+    @contextmanager
+    def borrowing(self, tensors: Tensors) -> Iterator[None]:
+        """Within the context, `whole` copies these whole tensors instead of gathering rows.
+
+        All ranks must lend tensors of the same names, with the values of the owners' rows.
+        """
+        self._lent = tensors
+        try:
+            yield
+        finally:
+            self._lent = {}
+
     def whole(self, name: str, communicator: Communicator) -> torch.Tensor:
         """Return a whole tensor on every rank. Collective."""
+        if name in self._lent:
+            # A copy, because the caller may change it.
+            return self._lent[name].detach().clone()
         shape = self.parameters[name].pattern.shape(self.owners.lengths)
         counts = []
         for rank in range(self.owners.ranks):

@@ -8,6 +8,7 @@ u_i <- u_i + x_i - z                                      the rank's own scaled 
 import torch
 
 from istmpi.engine.slots import Slot, select_weights
+from istmpi.engine.store import Tensors
 from istmpi.methods.replicated import ReplicatedMethod
 
 
@@ -41,3 +42,9 @@ class ADMM(ReplicatedMethod):
 
     def fill_store(self) -> None:
         self.shards.keep(self._consensus)
+
+    def values_on_all_ranks(self) -> Tensors:
+        # Before the first round of a job, only the owners have values.
+        if not self.subnet.tensors:
+            return {}
+        return self._consensus

@@ -242,6 +242,11 @@ class Method(ABC):
         Collective."""
         self.shards.flush()
 
+    def values_on_all_ranks(self) -> Mapping[str, torch.Tensor]:
+        """Return the weights, whole, that every rank has between rounds with the values that
+        `publish` gives their owners: an evaluation need not send them. Equal names on all ranks."""
+        return self.shards.values_on_all_ranks()
+
     def values_of_subnet(self, number: int) -> Mapping[str, torch.Tensor]:
         """Return the values that this rank has of its own subnet, whose number is its rank."""
         return self.subnet.tensors or self.of_this_rank()

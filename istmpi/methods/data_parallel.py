@@ -11,6 +11,8 @@ from torch import nn
 from istmpi import rng
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.data.batch import Batch
+from istmpi.engine.slots import select_weights
+from istmpi.engine.store import Tensors
 from istmpi.engine.wire import choose_forms
 from istmpi.errors import ConfigError
 from istmpi.methods.job import Job
@@ -48,6 +50,9 @@ class DataParallel(ReplicatedMethod):
 
     def exchange(self, number: int) -> None:
         self.shards.keep(self.subnet.tensors)
+
+    def values_on_all_ranks(self) -> Tensors:
+        return {name: self.subnet.tensors[name] for name in select_weights(self.subnet.tensors)}
 
     def rollback(self) -> None:
         # The next round fetches the values from before this one, which the owners still have.

@@ -15,6 +15,7 @@ import torch
 
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.engine.slots import Slot, select_weights
+from istmpi.engine.store import Tensors
 from istmpi.methods.replicated import ReplicatedMethod
 
 
@@ -56,3 +57,9 @@ class Downpour(ReplicatedMethod):
 
     def fill_store(self) -> None:
         self.shards.keep(self._server)
+
+    def values_on_all_ranks(self) -> Tensors:
+        # Before the first round of a job, only the owners have values.
+        if not self.subnet.tensors:
+            return {}
+        return self._server

@@ -83,6 +83,10 @@ class ReplicatedMethod(Method):
         push = Transfer(moved, holders, store.owners, store.rank)
         push.run(tensors, store.tensors, self.job.communicator)
 
+    def values_on_all_ranks(self) -> Tensors:
+        """Return nothing: by default ranks' networks differ between rounds."""
+        return {}
+
     def rollback(self) -> None:
         tensors = self.each_rank()
         for name, values in self._start.items():

@@ -21,7 +21,7 @@ from istmpi.engine.few_bits import Float4
 from istmpi.engine.fragments import Departure, departures
 from istmpi.engine.outer import Outer
 from istmpi.engine.slots import VELOCITY, Slot, select_weights
-from istmpi.engine.store import on_host
+from istmpi.engine.store import Tensors, on_host
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
 
@@ -70,6 +70,9 @@ class StreamingDiLoCo(ReplicatedMethod):
         self._common = self.shards.alike | {
             name: tensors[name].clone() for name in select_weights(tensors)
         }
+
+    def values_on_all_ranks(self) -> Tensors:
+        return {name: self._common[name] for name in select_weights(self._common)}
 
     def rollback(self) -> None:
         super().rollback()

@@ -183,7 +183,8 @@ class Training(Prepared):
             self._fit_scale()
             try:
                 self.arrange(max(self.rounds_done - 1, 0))
-                return self.evaluator.score(split)
+                with self.store.borrowing(self.method.values_on_all_ranks()):
+                    return self.evaluator.score(split)
             except DivergedError as error:
                 cure = " Lower optimizer.lr."
                 if error.of_function:

@@ -8,6 +8,8 @@ import torch
 from batches import examples_of
 from small import on_root, trained, whole
 
+from istmpi.config.methods import METHODS
+
 
 def plain(training, sample):
     """The whole network as a function of examples: its weights gathered, its moments those of the sample."""
@@ -73,6 +75,26 @@ def test_the_score_is_that_of_the_whole_network(comm, shared_tmp, case):
     assert score.loss == pytest.approx(loss, abs=1e-10)
     assert score.score == pytest.approx(accuracy)
     assert len({one.score.loss for one in progress}) == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_values_that_every_rank_has_are_the_owners_and_an_evaluation_does_not_send_them(comm, method):
+    """A method says which weights every rank has after a round: to the last bit those of the store."""
+    training, _ = trained(comm, method__name=method)
+    training.method.publish()
+    lent = training.method.values_on_all_ranks()
+    assert len(set(comm.allgather(tuple(sorted(lent))))) == 1
+    differ = {"ist", "fedavg", "dynamic-averaging", "codistillation", "joint", "easgd"}
+    assert bool(lent) == (method not in differ)
+    for name, values in lent.items():
+        assert torch.equal(values, training.store.whole(name, comm))
+    if not lent:
+        return
+    before = comm.traffic.bytes
+    score = training.evaluate()
+    sent = sum(comm.allgather(comm.traffic.bytes - before))
+    gathered = training.evaluator.score()
+    assert sent < 10_000 and (gathered.loss, gathered.score) == (score.loss, score.score)
 
 
 def test_regression(comm, shared_tmp):
