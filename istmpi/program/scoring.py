@@ -80,12 +80,8 @@ class Scoring:
         with training.clock("evaluate"):
             if not self._sums:
                 training.method.publish()
-            if calibrate is not None and training.architecture.batch_norms:
-                self._calibration = score, calibrate
-                self._calibrate(score, calibrate)
-            else:
-                self.require_calibrated()
-                network.load_moments(network.moments)
+            with training.store.borrowing(training.method.values_on_all_ranks()):
+                self._load(score, calibrate)
             module = self._module
             self._guard.watch(
                 module,
@@ -100,6 +96,16 @@ class Scoring:
             network.finish()
             network.release()
             return self._average_over_ranks(sums)
+
+    def _load(self, score: ScoreOf, calibrate: Iterable[Any] | None) -> None:
+        """Load the present weights, and moments of batch normalisations: new ones if ``calibrate``
+        has examples. Collective."""
+        if calibrate is not None and self._training.architecture.batch_norms:
+            self._calibration = score, calibrate
+            self._calibrate(score, calibrate)
+        else:
+            self.require_calibrated()
+            self._network.load_moments(self._network.moments)
 
     def _add_up(
         self, module: nn.Module, score: ScoreOf, loader: Iterable[Any], same_loader: bool

@@ -251,7 +251,8 @@ class Training(Prepared):
             error.everywhere = True
             raise error
         if calibrated:
-            self._calibrate()
+            with self.store.borrowing(self.method.values_on_all_ranks()):
+                self._calibrate()
         moments: Moments = {}
         if self.calibrated:
             moments = self.evaluator.network.moments
