@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from istmpi.engine.axes import Parameter, Pattern
 
 NAME = "outputs"
+GROWTH = 5
+"""The quotient of the steps whose sums have been sent after a message and before it."""
 
 
 def split_steps(local_steps: int) -> Iterator[range]:
     """Yield the local steps whose sums travel in one message.
 
-    A step waits for its own sum. The first one waits for nothing else, and a later message has as
-    many steps as all messages before it: a network with long delays carries few messages, and most
-    of them arrive during earlier steps.
+    A step waits for its own sum. The first one waits for nothing else, and a later message has four
+    times as many steps as all messages before it: a link with long delays carries few messages, and
+    the last of them arrive during earlier steps.
     """
     first = 0
     while first < local_steps:
-        stop = min(max(2 * first, 1), local_steps)
+        stop = min(max(GROWTH * first, 1), local_steps)
         yield range(first, stop)
         first = stop
 
