@@ -30,8 +30,8 @@ def commit(
     Raises OutputError on every rank if any rank cannot write; an older file at ``path`` is then
     unchanged.
     """
-    # Rank 0's, because temporary names are random, and times differ.
-    beside, header = communicator.broadcast_from_root((temporary(path), header))
+    # The name and the header are rank 0's: names are random, and times differ.
+    beside = temporary(path)
     try:
         with communicator.agreed(), writing(path):
             WRITERS[writer](beside, header, add_checksums(pieces), communicator)

@@ -1,8 +1,8 @@
 """Two ways to write one file from all ranks: with parallel HDF5 (mpio), or without HDF5 (direct).
 The bytes are equal.
 
-Rank 0 first creates the file and all its datasets. A writer leaves a complete file at ``path``, or
-raises OSError on the ranks that failed.
+Rank 0 first creates the file and all its datasets. A writer leaves a complete file at rank 0's
+``path``, with rank 0's header, or raises OSError on the ranks that failed.
 """
 
 import os
@@ -42,7 +42,7 @@ def choose(choice: str, communicator: Communicator) -> str:
 def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
     """Write each rank's rows independently, at the datasets' file offsets. Collective."""
     # decision 41: not MPI-IO, which may hold a lock, or gather rows over the slow network.
-    offsets = _lay_out(path, header, pieces, communicator)
+    path, offsets = _lay_out(path, header, pieces, communicator)
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for piece in pieces:
@@ -60,7 +60,7 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
 def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
     """Write all ranks' rows together, by parallel HDF5; a rank that fails still takes part in every
     collective call."""
-    _lay_out(path, header, pieces, communicator)
+    path, _ = _lay_out(path, header, pieces, communicator)
     own_rows = [len(piece.bytes) // piece.row_bytes for piece in pieces]
     # Every rank makes as many collective calls as the rank with most rows.
     most_rows = np.max(communicator.allgather(own_rows), axis=0)
@@ -86,9 +86,9 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
 
 def _lay_out(
     path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator
-) -> dict[str, int]:
-    """Let rank 0 create the file without the rows; return each dataset's file offset on every rank.
-    Collective.
+) -> tuple[Path, dict[str, int]]:
+    """Let rank 0 create the file at its path, without the rows; return its path, and each dataset's
+    file offset, on every rank. Collective.
 
     A full disk can then only affect rows, not the file's structure.
     """
@@ -100,10 +100,10 @@ def _lay_out(
                 outcome = create(file, header, pieces, checksums)
         except OSError as error:
             outcome = error
-    outcome = communicator.broadcast_from_root(outcome)
+    path, outcome = communicator.broadcast_from_root((path, outcome))
     if isinstance(outcome, OSError):
         raise outcome
-    return outcome
+    return path, outcome
 
 
 def _write_rows(

@@ -127,6 +127,19 @@ class Communicator:
         with np.errstate(over="ignore", invalid="ignore"):  # callers name what is not finite
             return gathered.reshape(self.size, *values.shape).sum(axis=0)
 
+    def allreduce_sums(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the sum over ranks of each array, as `allreduce_sum` adds, in one message."""
+        flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in values])
+        gathered = self.allgatherv(flat, [flat.size] * self.size).reshape(self.size, -1)
+        ends = accumulate(array.nbytes for array in values)
+        totals = []
+        for array, end in zip(values, ends, strict=True):
+            part = np.ascontiguousarray(gathered[:, end - array.nbytes : end])
+            of_ranks = part.view(array.dtype).reshape(self.size, *array.shape)
+            with np.errstate(over="ignore", invalid="ignore"):  # callers name what is not finite
+                totals.append(of_ranks.sum(axis=0))
+        return totals
+
     # ---- messages between two ranks
 
     def start_send(self, values: np.ndarray, peer: int, tag: int) -> Any:
@@ -183,7 +196,7 @@ class Communicator:
         packed = b""
         if self.rank == 0:
             packed = objects.pack(value)
-        size = objects.SLOT
+        size = objects.BROADCAST_SLOT
         while True:
             slot = bytearray(objects.make_slot(packed, size))
             self._finish(self.mpi.Ibcast([slot, self._library.BYTE]), "broadcast")

@@ -8,6 +8,8 @@ from typing import Any
 
 SLOT = 256
 """Bytes of a slot in the first message."""
+BROADCAST_SLOT = 2**13
+"""The same if only one rank has an object: a message of this size takes about as long."""
 
 _LENGTH = 8
 

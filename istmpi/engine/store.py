@@ -5,7 +5,7 @@ A rank stores only its own rows. Initial values depend only on the seed, the par
 the element's global position, so the network is the same for any number of ranks.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 
@@ -22,6 +22,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 _CHUNK = 2**20
 """The number of elements that are drawn or digested at a time, to bound memory."""
+_BUCKET = 2**20
+"""The most bytes of whole tensors that are gathered together."""
 
 
 class ParameterStore:
@@ -61,15 +63,73 @@ class ParameterStore:
 
     def whole(self, name: str, communicator: Communicator) -> torch.Tensor:
         """Return a whole tensor on every rank. Collective."""
-        if name in self._lent:
+        return dict(self.gather([name], communicator))[name]
+
+    def gather(
+        self, names: Iterable[str], communicator: Communicator
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield whole tensors by name, on every rank. Collective until the iterator's end.
+
+        Small tensors travel together: on a link with a long delay a message costs more than its
+        bytes.
+        """
+        here = [name for name in names if name in self._lent]
+        for name in here:
             # A copy, because the caller may change it.
-            return self._lent[name].detach().clone()
-        shape = self.parameters[name].pattern.shape(self.owners.lengths)
-        counts = []
-        for rank in range(self.owners.ranks):
-            counts.append(len(self.owners.rows(shape[0], rank)) * prod(shape[1:]))
-        values = communicator.allgatherv(self.tensors[name].reshape(-1).numpy(), counts)
-        return torch.from_numpy(values).view(shape)
+            yield name, self._lent[name].detach().clone()
+        elsewhere = [name for name in names if name not in self._lent]
+        for bucket in self._buckets(elsewhere):
+            yield from self._gather_bucket(bucket, communicator)
+
+    def _buckets(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """Yield names whose whole tensors have one dtype, and together at most `_BUCKET` bytes
+        unless one is larger."""
+        filling: dict[torch.dtype, list[str]] = {}
+        filled: dict[torch.dtype, int] = {}
+        for name in names:
+            dtype = self.tensors[name].dtype
+            nbytes = prod(self._whole_shape(name)) * dtype.itemsize
+            bucket = filling.setdefault(dtype, [])
+            if bucket and filled[dtype] + nbytes > _BUCKET:
+                yield bucket
+                bucket = filling[dtype] = []
+            if not bucket:
+                filled[dtype] = 0
+            bucket.append(name)
+            filled[dtype] += nbytes
+        yield from filling.values()
+
+    def _gather_bucket(
+        self, names: Sequence[str], communicator: Communicator
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the whole tensors of one message."""
+        parts: list[torch.Tensor] = []
+        sizes: list[list[int]] = []
+        """The elements of each name, by rank."""
+        for name in names:
+            length, *rest = self._whole_shape(name)
+            parts.append(self.tensors[name].reshape(-1))
+            by_rank = []
+            for rank in range(self.owners.ranks):
+                by_rank.append(len(self.owners.rows(length, rank)) * prod(rest))
+            sizes.append(by_rank)
+        flat = parts[0]
+        if len(parts) > 1:
+            flat = torch.cat(parts)
+        counts = [sum(column) for column in zip(*sizes, strict=True)]
+        gathered = torch.from_numpy(communicator.allgatherv(flat.numpy(), counts))
+        if len(names) == 1:
+            yield names[0], gathered.view(self._whole_shape(names[0]))
+            return
+        # In the message a rank's rows of all names come before those of the next rank.
+        of_ranks = []
+        for rank, values in enumerate(gathered.split(counts)):
+            of_ranks.append(values.split([by_rank[rank] for by_rank in sizes]))
+        for name, rows in zip(names, zip(*of_ranks, strict=True), strict=True):
+            yield name, torch.cat(rows).view(self._whole_shape(name))
+
+    def _whole_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.parameters[name].pattern.shape(self.owners.lengths))
 
     def initialise(self, seed: int) -> None:
         """Fill the owned rows with initial values: uniform in ``centre ± bound`` of each

@@ -153,8 +153,10 @@ class OwnExamples:
                 x = torch.empty(0, layer.num_features, 1, dtype=dtype)
             axes = [0, *range(2, x.ndim)]
             positions = np.array(x.numel() // layer.num_features)
-            count = float(self._communicator.allreduce_sum(positions))
-            mean = sum_over_ranks(x.sum(dim=axes)) / count
+            sums = x.sum(dim=axes).cpu().numpy()
+            all_positions, all_sums = self._communicator.allreduce_sums([positions, sums])
+            count = float(all_positions)
+            mean = torch.from_numpy(all_sums).to(x.device) / count
             if layer.each:
                 centre = x.mean(dim=axes[1:], keepdim=True)
             else:

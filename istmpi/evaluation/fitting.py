@@ -9,7 +9,7 @@ temperature would be 0 if all examples were classified correctly, so targets are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,11 @@ HOTTEST = 20.0
 """The limits of a temperature."""
 HALVINGS = 40
 """The number of halvings of the range in which the temperature's logarithm lies."""
+HALVINGS_AT_ONCE = 5
+"""The halvings of one message, if there are few logits: then all slopes are computed that the
+halvings may need."""
+FEW_LOGITS = 2**18
+"""The most logits of all ranks for which slopes are computed that may not be needed."""
 
 
 class _Adam:
@@ -144,25 +149,45 @@ def fit_temperature(
     It is 1 if logits are not finite. ``add_up``: a function that adds up an array over ranks.
     """
 
-    def sum_over_ranks(value: float) -> float:
-        return float(add_up(np.array([value]))[0])
-
-    count = sum_over_ranks(float(len(labels)))
+    count = float(add_up(np.array([float(len(labels))]))[0])
     classes = logits.shape[1]
     smoothing = 1 / (count + 2)  # Platt's, for as many classes as there are
     targets = torch.full_like(logits, smoothing / classes)
     targets[torch.arange(len(labels)), labels] += 1 - smoothing
+
+    def find_slopes(middles: Sequence[float]) -> np.ndarray:
+        """Return the slope of the loss at each middle, over all ranks."""
+        slopes = []
+        for middle in middles:
+            odds = torch.softmax(logits * np.exp(middle), dim=1)
+            slopes.append(float(((odds - targets) * logits).sum()))
+        return add_up(np.array(slopes))
+
+    at_once = HALVINGS_AT_ONCE if count * classes <= FEW_LOGITS else 1
     # The loss is convex in 1 / temperature, so its slope has one root.
     low = np.log(1 / HOTTEST)
     high = np.log(1 / COLDEST)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        odds = torch.softmax(logits * np.exp(middle), dim=1)
-        slope = sum_over_ranks(float(((odds - targets) * logits).sum()))
-        if not np.isfinite(slope):
-            return 1.0
-        if slope > 0:
-            high = middle
-        else:
-            low = middle
+    for _ in range(HALVINGS // at_once):
+        middles = list_middles(low, high, at_once)
+        slopes = dict(zip(middles, find_slopes(middles), strict=True))
+        for _ in range(at_once):
+            middle = (low + high) / 2
+            if not np.isfinite(slopes[middle]):
+                return 1.0
+            if slopes[middle] > 0:
+                high = middle
+            else:
+                low = middle
     return float(np.exp(-(low + high) / 2))
+
+
+def list_middles(low: float, high: float, halvings: int) -> list[float]:
+    """Return every middle that so many halvings of a range may reach."""
+    if not halvings:
+        return []
+    middle = (low + high) / 2
+    return [
+        middle,
+        *list_middles(low, middle, halvings - 1),
+        *list_middles(middle, high, halvings - 1),
+    ]

@@ -154,8 +154,9 @@ class FullNetwork:
                 run()
         finally:
             self._calibrating = False
-        self.finish()
-        if built.exchange:  # this rank may have skipped a layer, if the network branches on values
+        if built.exchange:
+            built.exchange.finish()
+            # This rank may have skipped a layer, if the network branches on values.
             for name, moments in built.exchange.moments.items():
                 layers[name].moments = average(moments)
         self.moments = {
@@ -181,7 +182,8 @@ class FullNetwork:
 
         Collective.
         """
-        if self._built and self._built.exchange:
+        # Without sharded leaves, ranks call each other only while they calibrate.
+        if self._built and self._built.exchange and self._sharded:
             self._built.exchange.finish()
 
     def release(self) -> None:
@@ -201,9 +203,10 @@ class FullNetwork:
         # Fitted factors are part of the built network.
         if self._built is None or self._built.scale != self._store.full_scale:
             self._built = self._build()
-        for name, parameter in self._built.gathered.items():
-            # All ranks load in the same order, since each load is collective.
-            parameter.data = self._here(self._store.whole(name, self._communicator))
+        gathered = self._built.gathered
+        # All ranks load in the same order, since each load is collective.
+        for name, values in self._store.gather(list(gathered), self._communicator):
+            gathered[name].data = self._here(values)
         return self._built
 
     def _batch_norms(self, built: _Built) -> dict[str, Calibrated]:
