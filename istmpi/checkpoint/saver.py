@@ -14,6 +14,7 @@ from istmpi.checkpoint.folder import FOLDER, file_name, remove_leftovers, retain
 from istmpi.checkpoint.format import Header, Piece, add_checksums
 from istmpi.checkpoint.writers import WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
+from istmpi.comm.ledger import SAVING
 from istmpi.config import Checkpoint as Settings
 from istmpi.errors import OutputError
 from istmpi.files import name_at_last, temporary, writing
@@ -74,7 +75,7 @@ class Saver:
         self._settings = settings
         self._warn = warn
         # Its own, so that the thread's messages and those of training do not mix.
-        self._communicator = communicator.duplicate()
+        self._communicator = communicator.duplicate(SAVING)
         self._staged: dict[str, np.ndarray] = {}
         """Copies of pieces by path, as bytes, while the thread writes them."""
         self._valid: list[Path] = []

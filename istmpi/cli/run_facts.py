@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from istmpi import comm
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
+from istmpi.comm.ledger import EVALUATION, SAVING, START
 from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.data.graph.split import GraphSplit
@@ -182,11 +183,21 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
             f"{duration(elapsed)}{since} with evaluation and saving: {_phases(summary.seconds)}; "
             f"loading took {duration(loading)}"
         ),
-        "sent": f"{size(last.bytes)} by all ranks",
+        "sent": f"{size(last.bytes)} by all ranks{_describe_sent(summary)}",
         "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),
     }
     return {name: fact for name, fact in facts.items() if fact}
+
+
+def _describe_sent(summary: Summary) -> str:
+    """Return what this job sent outside its rounds."""
+    text = ""
+    for purpose, name in ((EVALUATION, "evaluations"), (SAVING, "saving"), (START, "loading")):
+        nbytes = summary.sent[purpose].bytes
+        if nbytes:
+            text += f"; {name} {size(nbytes)}"
+    return text
 
 
 def _describe_best(summary: Summary) -> str:

@@ -207,7 +207,7 @@ class _Moving:
             while self.busy:
                 backoff.wait_unless(self._advance())
         if self._communicator.size > 1:
-            self._communicator.traffic.add(self._bytes_sent)
+            self._communicator.count_sent(self._bytes_sent)
 
     def _move_until_called_back(self) -> None:
         backoff = Backoff()

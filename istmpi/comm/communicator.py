@@ -19,6 +19,7 @@ import numpy as np
 from istmpi.comm import mpi, objects
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.exchange import Staged, exchange_in_pieces
+from istmpi.comm.ledger import Ledger
 from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError, UserError
 from istmpi.foreign import past_a_limit
@@ -58,10 +59,13 @@ class Communicator:
         name: str = "all",
         ranks: Sequence[int] | None = None,
         whereabouts: Whereabouts | None = None,
+        ledger: Ledger | None = None,
+        purpose: str = "",
     ):
         """``ranks``: the group's ranks in the job, by default all.
 
-        ``name``: unique, and the same on these ranks.
+        ``name``: unique, and the same on these ranks. ``purpose``: that of all its messages in the
+        ledger; by default the training thread's at that moment.
         """
         self.mpi = mpi_communicator
         """The mpi4py communicator, for a library that takes one."""
@@ -70,6 +74,8 @@ class Communicator:
         self.ranks = tuple(range(self.size) if ranks is None else ranks)
         self.whereabouts = whereabouts or Whereabouts()
         self.traffic = Traffic()
+        self.ledger = ledger or Ledger()
+        self._purpose = purpose
         self.in_pieces = False
         """True if `alltoallv` sends messages in pieces (the setting comm.exchange)."""
         self._library = mpi.library_here()
@@ -82,11 +88,12 @@ class Communicator:
         if self.in_pieces:
             with self.waiting("exchange"):
                 exchange_in_pieces(self, send, receive)
+            self.ledger.add(0, 1, self._purpose)
         else:
             byte = self._library.BYTE
             self._finish(self.mpi.Ialltoallv([*send, byte], [*receive, byte]), "alltoallv")
         _, nbytes, _ = send
-        self.traffic.add(sum(nbytes) - nbytes[self.rank])
+        self.count_sent(sum(nbytes) - nbytes[self.rank])
 
     def allgatherv(self, part: np.ndarray, counts: list[int]) -> np.ndarray:
         """Join all ranks' flat arrays of any one dtype in rank order.
@@ -103,7 +110,7 @@ class Communicator:
             byte = self._library.BYTE
             request = self.mpi.Iallgatherv([sent, byte], [received, lengths, starts, byte])
             self._finish(request, "allgatherv")
-            self.traffic.add(sent.nbytes * (self.size - 1))
+            self.count_sent(sent.nbytes * (self.size - 1))
         else:
             # Displacements beyond 2**31 need MPI-4: each rank broadcasts its part instead.
             received[starts[self.rank] :][: sent.nbytes] = sent
@@ -118,7 +125,7 @@ class Communicator:
             piece = flat[start : start + LARGEST_CALL]
             self._finish(self.mpi.Ibcast([piece, self._library.BYTE], root=root), "broadcast")
         if self.rank == root:
-            self.traffic.add(values.nbytes * (self.size - 1))
+            self.count_sent(values.nbytes * (self.size - 1))
 
     def allreduce_sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum over ranks, added in rank order so that two runs agree bit for bit."""
@@ -139,6 +146,11 @@ class Communicator:
             with np.errstate(over="ignore", invalid="ignore"):  # callers name what is not finite
                 totals.append(of_ranks.sum(axis=0))
         return totals
+
+    def count_sent(self, nbytes: int) -> None:
+        """Count bytes of arrays that this rank has handed to MPI for other ranks."""
+        self.traffic.add(nbytes)
+        self.ledger.add(nbytes, 0, self._purpose)
 
     # ---- messages between two ranks
 
@@ -170,6 +182,7 @@ class Communicator:
             slots = bytearray(self.size * size)
             byte = self._library.BYTE
             self._finish(self.mpi.Iallgather([slot, byte], [slots, byte]), "allgather")
+            self.ledger.add(size * (self.size - 1), 0, self._purpose)
             needed = objects.find_size(slots, size)
             if needed <= size:
                 return objects.unpack(slots, size)
@@ -182,6 +195,7 @@ class Communicator:
         lengths = self.allgather(packed.size)
         if self.rank > 0:
             self._finish(self.mpi.Igatherv([packed, byte], None), "gather")
+            self.ledger.add(packed.size, 0, self._purpose)
             return None
         starts = [*accumulate(lengths, initial=0)][:-1]
         whole = np.empty(sum(lengths), dtype=np.uint8)
@@ -200,6 +214,8 @@ class Communicator:
         while True:
             slot = bytearray(objects.make_slot(packed, size))
             self._finish(self.mpi.Ibcast([slot, self._library.BYTE]), "broadcast")
+            if self.rank == 0:
+                self.ledger.add(size * (self.size - 1), 0, self._purpose)
             # All ranks see the size that rank 0 needs, and repeat the call together.
             needed = objects.find_size(slot, size)
             if needed <= size:
@@ -267,6 +283,7 @@ class Communicator:
 
     def _finish(self, request: Any, call: str) -> None:
         self.whereabouts.arrive(self._name)
+        self.ledger.add(0, 1, self._purpose)
         # Most requests are done at once: only a real wait is worth its bookkeeping.
         if not request.Test():
             with self.whereabouts.waits(call, self._name, self.ranks):
@@ -287,10 +304,11 @@ class Communicator:
 
     # ---- other groups of ranks
 
-    def duplicate(self) -> "Communicator":
+    def duplicate(self, purpose: str = "") -> "Communicator":
         """Return a communicator of the same ranks, whose messages are separate."""
         self._duplicates += 1
-        return self._with(self.mpi.Dup(), self.ranks, f"{self._name}.{self._duplicates}")
+        name = f"{self._name}.{self._duplicates}"
+        return self._with(self.mpi.Dup(), self.ranks, name, purpose)
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
@@ -328,9 +346,16 @@ class Communicator:
             for handle in (split, neighbours, everyone):
                 handle.Free()
 
-    def _with(self, mpi_communicator: Any, ranks: Sequence[int], name: str = "") -> "Communicator":
+    def _with(
+        self, mpi_communicator: Any, ranks: Sequence[int], name: str = "", purpose: str = ""
+    ) -> "Communicator":
         group = Communicator(
-            mpi_communicator, name or f"{self._name}:{list(ranks)}", ranks, self.whereabouts
+            mpi_communicator,
+            name or f"{self._name}:{list(ranks)}",
+            ranks,
+            self.whereabouts,
+            self.ledger,
+            purpose or self._purpose,
         )
         group.in_pieces = self.in_pieces
         return group

@@ -12,6 +12,7 @@ import torch
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.clock import Clock
+from istmpi.comm.ledger import ROUNDS
 from istmpi.engine.early import EarlyExchange, HeldParts, lend_rows, receive_buffers
 from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.outer import Outer
@@ -68,7 +69,7 @@ class Shards:
         self._own: dict[str, torch.Tensor] = {}
         """Copies of slots that differ between ranks, from a round's beginning."""
         # A background thread exchanges on it while this thread uses the other communicator.
-        self._beside = communicator.duplicate() if route.early else None
+        self._beside = communicator.duplicate(ROUNDS) if route.early else None
         self._early: EarlyExchange | None = None
 
     # ---- the beginning of a round

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from istmpi.comm import Communicator
+from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.devices import HOST
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 ValuesOf = Callable[[int], Mapping[str, torch.Tensor]]
 SIDE_BY_SIDE = ("blocks", "sum")
 """The forms in which the network is its subnets side by side."""
-STEP = 2**22
-"""The number of output elements that ranks add up at a time."""
 
 
 def choose_form(run: Run) -> str:
@@ -205,10 +204,12 @@ class SharedBlocks:
                 parameter.data = parameter.data.new_empty(0)
 
     def _add_up(self, outputs: torch.Tensor) -> torch.Tensor:
-        flat = (outputs * self._weight).reshape(-1).cpu()
-        # In parts, because a sum over ranks holds every rank's copy for a moment.
-        for part in flat.split(STEP):
-            part.copy_(torch.from_numpy(self._communicator.allreduce_sum(part.numpy())))
+        # A mean sends less than a sum, which gathers all ranks' outputs everywhere.
+        ranks = self._communicator.size
+        flat = (outputs * (self._weight * ranks)).reshape(-1).cpu()
+        mean = MeanOverRanks({"outputs": flat.nbytes}, self._communicator)
+        mean.add("outputs", flat)
+        mean.finish()
         return flat.view(outputs.shape).to(self.device)
 
     def _take_weights(self) -> None:

@@ -35,6 +35,7 @@ from istmpi import rng
 from istmpi.comm import Communicator, Traffic, threads_may_call
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.background import BackgroundRunner
+from istmpi.comm.ledger import ROUNDS
 from istmpi.data.batch import Batch
 from istmpi.engine.output_sums import NAME, split_steps
 from istmpi.engine.store import Tensors, on_host
@@ -68,7 +69,7 @@ class Joint(ReplicatedMethod):
         # A single step passes its batch only once.
         self.needs_batches = self._local_steps > 1 and not self._is_alone
         # Sums travel while ranks take steps, so their messages are separate from all others.
-        self._beside = job.communicator.duplicate()
+        self._beside = job.communicator.duplicate(ROUNDS)
         self._sums: OutputSums | None = None
         self._batches: list[Batch] = []
         self._local_step = 0

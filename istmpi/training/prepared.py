@@ -94,6 +94,7 @@ class Prepared:
         self.clock = Clock()
         # A rank that hangs is reported with its phase.
         self.clock.followers.append(communicator.whereabouts.enter)
+        self.clock.followers.append(communicator.ledger.follow)
         data = self._open_data(data)
         self._count_epochs(data, start)
         self.shares = choose_shares(self.run.method.shares, communicator)

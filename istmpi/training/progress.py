@@ -10,6 +10,7 @@ from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING
 
+from istmpi.comm.ledger import ROUNDS
 from istmpi.engine.shares import name_share
 
 if TYPE_CHECKING:
@@ -193,6 +194,7 @@ class Tally:
         """Begin a round when all ranks have reached it. Collective."""
         self._saving = self.since_the_round("save")
         # Otherwise a rank's lateness in the work between rounds would count as exchange.
+        self._communicator.ledger.purpose = ROUNDS
         self._communicator.barrier()
         self._began = time.perf_counter()
         self._sent_before = self._communicator.traffic.bytes

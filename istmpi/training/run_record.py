@@ -13,6 +13,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
 from istmpi.checkpoint.state import fill, read_own
 from istmpi.comm import HangWatch
+from istmpi.comm.ledger import add_up
 from istmpi.errors import (
     DataError,
     DivergedError,
@@ -220,6 +221,7 @@ class RunRecord:
             score_name=training.score_name,
             last=replace(last, last_round=None, slowest=None),
             seconds=seconds,
+            sent=add_up(communicator.allgather(communicator.ledger.sent)),
             data=training.data_summary.fingerprint,
             ended=training.ended,
             best=_score_best(training, self._folder, last, self.note),

@@ -1,9 +1,10 @@
 """Callbacks for the events of a run, and the summary of a run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from istmpi.checkpoint.saver import Saver
+from istmpi.comm.ledger import Sent
 from istmpi.errors import IstmpiError
 from istmpi.evaluation.evaluator import Score
 from istmpi.record import RunFolder
@@ -29,6 +30,8 @@ class Summary:
     last: Progress
     seconds: dict[str, float]
     """The job's seconds by phase, the mean over ranks."""
+    sent: dict[str, Sent] = field(default_factory=dict)
+    """What all ranks sent in this job, by purpose."""
     data: str = ""
     """A fingerprint of the training data; empty if each rank has its own data."""
     ended: str = ""
