@@ -232,6 +232,7 @@ class Communicator:
         """
         result = np.array([value], dtype=np.int64)
         request = self.mpi.Iallreduce(self._library.IN_PLACE, result, op=self._library.MAX)
+        self.ledger.add(result.nbytes, 0, self._purpose)
 
         def wait() -> int:
             self._finish(request, "allreduce")

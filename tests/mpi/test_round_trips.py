@@ -1,11 +1,14 @@
 """How many collective calls wait for each other: on a link with a long delay, each of them costs a round trip."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from small import trained
 
 from istmpi.checkpoint.saver import commit
+from istmpi.comm.ledger import EVALUATION, ROUNDS
 from istmpi.evaluation.fitting import COLDEST, HALVINGS, HOTTEST, fit_temperature
 
 
@@ -36,8 +39,25 @@ def test_small_parameters_are_gathered_together(comm):
         assert torch.equal(values, store.whole(name, comm))
 
 
+def test_what_is_sent_is_counted_for_its_purpose(comm):
+    """Gathered weights count for the evaluation, in which each rank sends its rows to all others, and nowhere else."""
+    training, progress = trained(comm)
+    store = training.store
+    counted = comm.ledger.sent
+    of_rounds = sum(comm.allgather(counted[ROUNDS].bytes))
+    assert of_rounds >= progress[-1].bytes
+    assert (of_rounds > 0) == (comm.size > 1)
+    before = {purpose: replace(sent) for purpose, sent in counted.items()}
+    with training.clock("evaluate"):
+        gathered = dict(store.gather(store.parameters, comm))
+    more = {purpose: sent.bytes - before[purpose].bytes for purpose, sent in counted.items()}
+    assert [purpose for purpose, nbytes in more.items() if nbytes] == [EVALUATION] * (comm.size > 1)
+    whole = sum(values.nbytes for values in gathered.values())
+    assert sum(comm.allgather(more[EVALUATION])) == whole * (comm.size - 1)
+
+
 def test_a_checkpoint(comm, shared_tmp):
-    """Checksums go to rank 0 in two calls; one has the file's layout, and two say that all parts and the name are there."""
+    """Two calls bring checksums to rank 0, one the layout to all, and two say that all parts and the name are there."""
     training, _ = trained(comm, method__name="local-sgd")
     header, pieces = training.state()
     path = shared_tmp / "network.h5"
