@@ -1,0 +1,145 @@
+"""Seconds and bytes of joint training and its controls on a slow network, at the rates that controls.plateau chose.
+
+    python -m benchmarks.controls.plateau --cells FOLDER --task cifar-alike --ranks 8 --width 16        # tunes them
+    sudo -E env PATH="$PATH" benchmarks/cluster --hosts 8 --rate 10mbit -- \\
+        python -m benchmarks.time_to_accuracy.sums --cells FOLDER --task cifar-alike --width 16         # for each rate
+    python -m benchmarks.time_to_accuracy.sums --cells FOLDER --report
+
+A cell is a whole run, one rank on each emulated host, with an evaluation at its end. Its seconds are those of its
+rounds. Its megabytes are counted twice: by istmpi, and by the hosts' interfaces between the end of the first round and
+that of the last but one. Cells that are there are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.controls.plateau import TASKS, Campaign, Cell, rows_of
+from benchmarks.controls.rivals import record_in
+from benchmarks.reporting import keep_cell, restore_cells, store_cells
+from benchmarks.time_to_accuracy.seconds import line_rate
+from istmpi.comm import Communicator, world
+from istmpi.training.loop import Training
+
+NAME = "joint-seconds"
+METHODS = ("joint, int8", "joint", "joint, J = 1", "ist, never redealt", "narrow, local SGD", "narrow, SparseLoCo")
+
+
+def sent_by_interfaces() -> int:
+    """Return the bytes that this host's interfaces have sent, with headers; the loopback is left out."""
+    total = 0
+    for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
+        interface, colon, numbers = line.partition(":")
+        if colon and interface.strip() != "lo":
+            total += int(numbers.split()[8])
+    return total
+
+
+def measure(cell: Cell, folder: Path, communicator: Communicator) -> dict:
+    """Train, and return seconds of the rounds, bytes and the score. Collective."""
+    run = cell.run(folder)
+    run = run.override({"evaluate.every": run.train.rounds})
+    training = Training(run, communicator)
+    counted: list[int] = []
+    interfaces: list[int] = []
+    for progress in training.rounds():
+        # No rank is in the next round while another one reads its counter.
+        if progress.round in (1, run.train.rounds - 1):
+            communicator.barrier()
+            interfaces.append(sent_by_interfaces())
+            counted.append(progress.bytes)
+            communicator.barrier()
+    seconds = training.clock.seconds
+    sent = communicator.allgather(interfaces[-1] - interfaces[0])
+    return {
+        "test": training.evaluator.score("test").score,
+        "seconds": sum(value for name, value in seconds.items() if name not in ("evaluate", "save")),
+        "phases": dict(seconds),
+        "bytes": progress.bytes,
+        "bytes between": counted[-1] - counted[0],
+        "bytes of interfaces": sum(sent),
+        "line": line_rate(),
+    }
+
+
+def choose_cells(campaign: Campaign, task: str, ranks: int, width: int) -> list[Cell]:
+    """Return the first seed of each method at its best rate."""
+    rows = [row for row in rows_of(TASKS[task]) if (row.ranks, row.width) == (ranks, width) and not row.regularised]
+    by_method = {row.method: row for row in rows}
+    cells: list[Cell] = []
+    for method in METHODS:
+        cells += campaign.cells(by_method[method])[:1]
+    return cells
+
+
+def write_report(folder: Path, results: Path) -> None:
+    """Write the table of the cells that are there."""
+    files = sorted(folder.glob(f"{NAME}-*.json"))
+    store_cells(NAME, files, results)
+    lines = []
+    record_of = record_in(folder)
+    for file in files:
+        record = record_of(argparse.Namespace(name=file.stem))
+        task, ranks, width, method = re.search(r"-mbit\d+-(.*)-P(\d+)-w(\d+)-(.*)-n\d+", file.stem).groups()
+        ratio = record["bytes of interfaces"] / record["bytes between"]
+        lines.append(
+            {
+                "task": task.removesuffix("-alike"),
+                "P": ranks,
+                "width a rank": width,
+                "Mbit/s": record["line"].removesuffix("mbit"),
+                "method": method.replace("-", " "),
+                "test": f"{100 * record['test']:.1f}",
+                "s": f"{record['seconds']:.1f}",
+                "computing": f"{record['phases']['compute'] / record['seconds']:.2f}",
+                "MB sent": f"{record['bytes'] / 1e6:.1f}",
+                "interfaces / counted": f"{ratio:.3f}",
+                "commit": record["commit"],
+            }
+        )
+    lines.sort(key=lambda line: (line["task"], int(line["Mbit/s"])))
+    notes = (
+        "One seed, at the rate that controls.plateau chose for each method; every rank has all data. Seconds of the "
+        "rounds of one run, evaluation left out; all emulated hosts share two cores, so computing takes about four "
+        "times as long as on machines of their own. Interfaces / counted: bytes that the hosts' interfaces sent, with "
+        "the headers of TCP, IP and Ethernet, by those that istmpi counted, from the end of the first round to that of "
+        "the last but one."
+    )
+    reporting.report(NAME, "Joint training on a slow network", lines, notes, folder=results, lines="emulated, TCP")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, required=True, help="the folder that controls.plateau has filled")
+    parser.add_argument("--task", choices=TASKS, default="cifar-alike", help="what is trained (cifar-alike)")
+    parser.add_argument("--width", type=int, default=16, help="units of a rank's layer (16)")
+    parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
+    parser.add_argument("--report", action="store_true", help="measure nothing")
+    options = parser.parse_args()
+    communicator = world()
+    if communicator.rank == 0:
+        restore_cells(NAME, options.cells, options.results)
+        restore_cells(f"plateau-{options.task}", options.cells, options.results)
+    communicator.barrier()
+    if options.report:
+        write_report(options.cells, options.results)
+        return
+    campaign = Campaign(options.cells, seeds=1)
+    for cell in choose_cells(campaign, options.task, communicator.size, options.width):
+        name = f"{NAME}-mbit{line_rate().removesuffix('mbit') or 0}-{cell.name}"
+        path = options.cells / f"{name}.json"
+        if communicator.broadcast_from_root(path.exists()):
+            continue
+        start = time.perf_counter()
+        found = measure(cell, options.cells, communicator)
+        if communicator.rank == 0:
+            keep_cell(path, name, start, found)
+            print(f"{name}: {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
