@@ -12,6 +12,7 @@ once, the network is scored as the full one and as its subnets side by side (`ev
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -303,7 +304,12 @@ def rows_of(task: Task, steps: int = 0) -> list[Row]:
 def prepare(task: Task, raw: Path, folder: Path) -> None:
     """Make the files of a task that are not there."""
     name = task.name.removesuffix("-alike").removesuffix("-by-label")
-    if "identifiers" in name:
+    if task.data.endswith(".npz"):
+        if not (folder / task.data).exists():
+            sys.exit(
+                f"{folder / task.data} is missing: python -m benchmarks.controls.mlbench --help says how to get it."
+            )
+    elif "identifiers" in name:
         prepare_identifiers(folder / task.data, int(Path(task.data).stem.rpartition("-")[2]))
     else:
         SHORT[{"digits": "speech"}.get(name, name)].prepare(raw, folder)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import reporting
@@ -66,12 +67,12 @@ def measure(cell: Cell, folder: Path, communicator: Communicator) -> dict:
     }
 
 
-def choose_cells(campaign: Campaign, task: str, ranks: int, width: int) -> list[Cell]:
+def choose_cells(campaign: Campaign, task: str, ranks: int, width: int, methods: Sequence[str]) -> list[Cell]:
     """Return the first seed of each method at its best rate."""
     rows = [row for row in rows_of(TASKS[task]) if (row.ranks, row.width) == (ranks, width) and not row.regularised]
     by_method = {row.method: row for row in rows}
     cells: list[Cell] = []
-    for method in METHODS:
+    for method in methods:
         cells += campaign.cells(by_method[method])[:1]
     return cells
 
@@ -116,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, required=True, help="the folder that controls.plateau has filled")
     parser.add_argument("--task", choices=TASKS, default="cifar-alike", help="what is trained (cifar-alike)")
+    parser.add_argument("--method", choices=METHODS, action="append", help="may be repeated; by default all")
     parser.add_argument("--width", type=int, default=16, help="units of a rank's layer (16)")
     parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
     parser.add_argument("--report", action="store_true", help="measure nothing")
@@ -129,7 +131,7 @@ def main() -> None:
         write_report(options.cells, options.results)
         return
     campaign = Campaign(options.cells, seeds=1)
-    for cell in choose_cells(campaign, options.task, communicator.size, options.width):
+    for cell in choose_cells(campaign, options.task, communicator.size, options.width, options.method or METHODS):
         name = f"{NAME}-mbit{line_rate().removesuffix('mbit') or 0}-{cell.name}"
         path = options.cells / f"{name}.json"
         if communicator.broadcast_from_root(path.exists()):
