@@ -86,7 +86,9 @@ def write_report(folder: Path, results: Path) -> None:
     for file in files:
         record = record_of(argparse.Namespace(name=file.stem))
         task, ranks, width, method = re.search(r"-mbit\d+-(.*)-P(\d+)-w(\d+)-(.*)-n\d+", file.stem).groups()
-        ratio = record["bytes of interfaces"] / record["bytes between"]
+        ratio = ""
+        if record["bytes between"]:
+            ratio = f"{record['bytes of interfaces'] / record['bytes between']:.3f}"
         lines.append(
             {
                 "task": task.removesuffix("-alike"),
@@ -98,7 +100,7 @@ def write_report(folder: Path, results: Path) -> None:
                 "s": f"{record['seconds']:.1f}",
                 "computing": f"{record['phases']['compute'] / record['seconds']:.2f}",
                 "MB sent": f"{record['bytes'] / 1e6:.1f}",
-                "interfaces / counted": f"{ratio:.3f}",
+                "interfaces / counted": ratio,
                 "commit": record["commit"],
             }
         )
