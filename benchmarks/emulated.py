@@ -1,11 +1,14 @@
 """An emulated slow cluster on one Linux host: each MPI rank in a network namespace of its own, at a given line rate.
 
 The hosts hang on one bridge, which is in a namespace too, as is mpirun: the machine's own network is never touched. A
-token bucket on both ends of each host's cable limits what it sends and what it receives. Ranks talk TCP only. Every
+token bucket on both ends of each host's cable limits what it sends and what it receives; a process adds latency
+(`benchmarks.latency`). Ranks talk TCP only. Every
 host is bound to one core, the cores in turn, and has its own host name; ISTMPI_NETWORK tells the ranks the line rate,
 for their records, MASTER_ADDR and the like tell torch.distributed where host 0 is. Needs root, iproute2 (ip, tc) and
 the mpirun of MPICH or Open MPI on the PATH.
 """
+
+from __future__ import annotations
 
 import fcntl
 import json
@@ -15,8 +18,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from istmpi.errors import ConfigError, OutputError
@@ -62,6 +67,22 @@ FOR_OPEN_MPI = {
 """It refuses root unless told, and takes each host for a machine whose cores are its rank's alone."""
 
 
+LATENCY = (sys.executable, str(Path(__file__).with_name("latency.py")))
+"""The program that delays frames, and measures round trips."""
+
+
+@dataclass(frozen=True)
+class Delays:
+    """What the network adds to a frame's time on the line."""
+
+    round_trip: float
+    """Seconds there and back."""
+    jitter: float = 0.0
+    """Seconds by which a round trip is shorter or longer; frames keep their order."""
+    loss: float = 0.0
+    """The probability that a frame is lost."""
+
+
 class Cluster:
     """P namespaces ``istmpi-NAME-0`` ... around the namespace ``istmpi-NAME``, in which bridge and mpirun are."""
 
@@ -75,8 +96,8 @@ class Cluster:
         names = [entry["name"] for entry in json.loads(_output("ip", "-json", "netns", "list") or "[]")]
         return sorted((name for name in names if name.startswith(prefix)), key=lambda name: int(name[len(prefix) :]))
 
-    def up(self, hosts: int, rate: str) -> None:
-        """Make the cluster anew; ``rate`` is tc's: 250mbit, 1gbit."""
+    def up(self, hosts: int, rate: str, delays: Delays | None = None) -> None:
+        """Make the cluster anew; ``rate`` is tc's: 250mbit, 1gbit. Without ``delays`` the links have no latency."""
         self.down()
         _do("ip", "netns", "add", self.switch)
         _do("ip", "-n", self.switch, "link", "set", "lo", "up")
@@ -87,13 +108,79 @@ class Cluster:
             host, port = f"{self.switch}-{number}", f"port{number}"
             _do("ip", "netns", "add", host)
             _do("ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
-            _do("ip", "-n", self.switch, "link", "set", port, "master", "bridge", "up")
+            if delays:
+                self._insert_forwarder(number)
+            else:
+                _do("ip", "-n", self.switch, "link", "set", port, "master", "bridge", "up")
             _do("ip", "-n", host, "address", "add", f"10.0.{1 + number // 250}.{1 + number % 250}/16", "dev", "eth0")
             for interface in ("lo", "eth0"):
                 _do("ip", "-n", host, "link", "set", interface, "up")
             for namespace, interface in ((self.switch, port), (host, "eth0")):
-                bucket = ("rate", rate, "burst", "256kb", "latency", "50ms")
+                # A router's queue: as long as a sender needs to fill a line with this latency.
+                longest = max(50, round(delays.round_trip * 1000) if delays else 0)
+                bucket = ("rate", rate, "burst", "256kb", "latency", f"{longest}ms")
                 _do("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *bucket)
+        if delays:
+            self._start_forwarder(hosts, delays)
+
+    def _insert_forwarder(self, number: int) -> None:
+        """Put two more interfaces between a host's port and the bridge. A forwarder copies frames from one to the
+        other."""
+        port, lag, wire = f"port{number}", f"lag{number}", f"wire{number}"
+        _do("ip", "-n", self.switch, "link", "add", lag, "type", "veth", "peer", "name", wire)
+        _do("ip", "-n", self.switch, "link", "set", wire, "master", "bridge")
+        for interface in (port, lag, wire):
+            _do("ip", "-n", self.switch, "link", "set", interface, "up")
+        # A frame of 64 kB, which offloads make, would not fit the next interface.
+        inside = ["ip", "netns", "exec", self.switch]
+        _do(*inside, *LATENCY, "--no-offloads", port, lag, wire)
+        _do("ip", "netns", "exec", f"{self.switch}-{number}", *LATENCY, "--no-offloads", "eth0")
+
+    def _start_forwarder(self, hosts: int, delays: Delays) -> None:
+        """Start the process that delays frames; it ends with the cluster."""
+        self._delays.write_text(json.dumps(asdict(delays)), encoding="utf-8")
+        pairs = [f"port{number}:lag{number}" for number in range(hosts)]
+        # A round trip waits four times: at both hosts, there and back.
+        options = ["--delay", delays.round_trip / 4, "--jitter", delays.jitter / 4, "--loss", delays.loss]
+        words = ["ip", "netns", "exec", self.switch, *LATENCY, *options, "--counts", self._counts, *pairs]
+        forwarder = subprocess.Popen(
+            [str(word) for word in words], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        assert forwarder.stdout is not None
+        if forwarder.stdout.readline() != b"ready\n":
+            raise OutputError("the process that delays frames did not start")
+
+    @property
+    def _counts(self) -> Path:
+        """What became of the frames that the forwarder took."""
+        return Path(f"/run/{self.switch}-frames.json")
+
+    @property
+    def _delays(self) -> Path:
+        """The delays of the cluster that is up."""
+        return Path(f"/run/{self.switch}-delays.json")
+
+    def _read_delays(self) -> str:
+        """Return the delays in words, each after a comma; nothing if there are none."""
+        if not self._delays.exists():
+            return ""
+        delays = Delays(**json.loads(self._delays.read_text(encoding="utf-8")))
+        words = f", {delays.round_trip * 1000:g} ms there and back"
+        if delays.jitter:
+            words += f", {delays.jitter * 1000:g} ms of jitter"
+        if delays.loss:
+            words += f", {delays.loss:.2%} of frames lost"
+        return words
+
+    def describe(self) -> str:
+        """Say in a line what the network between the hosts is, as measured now."""
+        hosts = self.hosts
+        text = f"{len(hosts)} hosts, {self._line_rate(hosts[0]) / 1e6:g} Mbit/s each way"
+        if len(hosts) < 2:
+            return text
+        answer = _output("ip", "netns", "exec", hosts[0], *LATENCY, "--ping", "10.0.1.2")
+        least, middle, most = map(float, answer.split())
+        return f"{text}, round trip {middle:.1f} ms by ping ({least:.1f} to {most:.1f})"
 
     def run(self, command: list[str], *words: str) -> int:
         """One rank of a command on every host, with more words for mpirun.
@@ -116,12 +203,21 @@ class Cluster:
         for host, (sent, received) in self._counters().items():
             sent, received = sent - before[host][0], received - before[host][1]
             print(f"{host:20} {sent / 1e6:10.3f} {received / 1e6:12.3f}", file=sys.stderr)
+        if self._counts.exists():
+            self._print_frames()
         return code
+
+    def _print_frames(self) -> None:
+        """Print what became of the frames since the cluster is up."""
+        # The forwarder writes its counts every second.
+        time.sleep(2)
+        counts = json.loads(self._counts.read_text(encoding="utf-8"))
+        print("frames  ", ", ".join(f"{count} {name}" for name, count in counts.items()), file=sys.stderr)
 
     def entrance(self, folder: Path) -> Path:
         """A program that launchers take for ssh, made in a folder: it runs a command on a host of the cluster."""
         enter = folder / "enter"
-        network = f"emulated, {self._line_rate(self.hosts[0]) / 1e6:g} Mbit/s per host, TCP"
+        network = f"emulated, {self._line_rate(self.hosts[0]) / 1e6:g} Mbit/s per host{self._read_delays()}, TCP"
         cores = sorted(os.sched_getaffinity(0))
         enter.write_text(ENTER.format(cores=" ".join(map(str, cores)), count=len(cores), network=network))
         enter.chmod(0o755)
@@ -129,6 +225,8 @@ class Cluster:
 
     def down(self) -> None:
         """Remove the cluster and whatever still runs in it."""
+        self._counts.unlink(missing_ok=True)
+        self._delays.unlink(missing_ok=True)
         names = [*self.hosts, self.switch]
         existing = [name for name in names if Path("/run/netns", name).exists()]
         for name in existing:
