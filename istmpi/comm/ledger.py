@@ -1,4 +1,4 @@
-"""What a rank sends, by purpose: rounds, evaluations, checkpoints, and the start of a job.
+"""Counts what a rank sends, by purpose: rounds, evaluations, checkpoints, and the start of a job.
 
 The purpose follows the clock's phases. From the first round on, what is neither an evaluation nor a
 checkpoint belongs to the rounds.
@@ -22,7 +22,7 @@ _BY_PHASE = {"evaluate": EVALUATION, "save": SAVING}
 
 @dataclass
 class Sent:
-    """What was sent for a purpose."""
+    """Bytes and calls for a purpose."""
 
     bytes: int = 0
     calls: int = 0

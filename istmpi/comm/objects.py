@@ -9,7 +9,7 @@ from typing import Any
 SLOT = 256
 """Bytes of a slot in the first message."""
 BROADCAST_SLOT = 2**13
-"""The same if only one rank has an object: a message of this size takes about as long."""
+"""Bytes of a slot that only one rank sends. A message of this size takes about as long as `SLOT`."""
 
 _LENGTH = 8
 

@@ -31,7 +31,7 @@ class Summary:
     seconds: dict[str, float]
     """The job's seconds by phase, the mean over ranks."""
     sent: dict[str, Sent] = field(default_factory=dict)
-    """What all ranks sent in this job, by purpose."""
+    """Bytes and calls of all ranks in this job, by purpose."""
     data: str = ""
     """A fingerprint of the training data; empty if each rank has its own data."""
     ended: str = ""

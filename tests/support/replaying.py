@@ -25,30 +25,33 @@ CASES = MLP | OTHERS
 
 
 class Recorded:
-    """An mpi4py communicator that notes what goes out of its large calls: the call, and the bytes for each rank."""
+    """An mpi4py communicator that notes what goes out of its large calls: the call, and the bytes for each rank.
 
-    def __init__(self, communicator, messages):
-        self._communicator, self._messages = communicator, messages
+    ``note`` is called for each of them.
+    """
+
+    def __init__(self, communicator, note):
+        self._communicator, self._note = communicator, note
 
     def __getattr__(self, name):
         return getattr(self._communicator, name)
 
     def Dup(self):
-        return Recorded(self._communicator.Dup(), self._messages)
+        return Recorded(self._communicator.Dup(), self._note)
 
     def Create_group(self, group):
-        return Recorded(self._communicator.Create_group(group), self._messages)
+        return Recorded(self._communicator.Create_group(group), self._note)
 
     def Ialltoallv(self, send, receive):
-        self._messages.append(["Alltoallv", *map(int, send[1])])
+        self._note(["Alltoallv", *map(int, send[1])])
         return self._communicator.Ialltoallv(send, receive)
 
     def Iallgatherv(self, send, receive):
-        self._messages.append(["Allgatherv", send[0].nbytes])
+        self._note(["Allgatherv", send[0].nbytes])
         return self._communicator.Iallgatherv(send, receive)
 
     def Isend(self, message, peer, tag):
-        self._messages.append(["Isend", message[0].nbytes, peer])
+        self._note(["Isend", message[0].nbytes, peer])
         return self._communicator.Isend(message, peer, tag)
 
 
@@ -85,9 +88,15 @@ def run_of(settings, ranks, folder):
 
 
 def replayed(comm, run):
-    """What a small run computes, and what this rank sends in each of its rounds and for its last evaluation."""
-    messages = []
-    training = Training(run, Communicator(Recorded(comm.mpi, messages)))
+    """What a small run computes, and what ranks send in each of its rounds, and for its last evaluation."""
+    messages, of_evaluation = [], []
+
+    def note(message):
+        evaluates = communicator.whereabouts.phase == "evaluate"
+        (of_evaluation if evaluates else messages).append(message)
+
+    communicator = Communicator(Recorded(comm.mpi, note))
+    training = Training(run, communicator)
     losses, sent = [], []
     start = 0
     for progress in training.rounds():
@@ -95,12 +104,13 @@ def replayed(comm, run):
         sent.append(sorted(messages[start:]))  # those that a thread sends come in no order
         start = len(messages)
     weights = whole(training)
-    sent = comm.allgather(sent)
+    sent, of_evaluation = comm.allgather(sent), comm.allgather(of_evaluation)
     return {
         "bits": digest(losses, *(weights[name] for name in sorted(weights))),
         "losses": [f"{loss:.9g}" for loss in losses],
         "score": f"{progress.score.loss:.9g}",
         "messages": digest(np.frombuffer(json.dumps(sent).encode(), np.uint8)),
+        "evaluation": digest(np.frombuffer(json.dumps(of_evaluation).encode(), np.uint8)),
         "bytes": progress.bytes,
     }
 
