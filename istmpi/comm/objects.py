@@ -9,7 +9,7 @@ from typing import Any
 SLOT = 256
 """Bytes of a slot in the first message."""
 BROADCAST_SLOT = 2**13
-"""Bytes of a slot that only one rank sends. A message of this size takes about as long as `SLOT`."""
+"""Bytes of a slot that only one rank sends: such a message takes about as long as one of `SLOT`."""
 
 _LENGTH = 8
 
