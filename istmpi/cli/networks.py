@@ -158,7 +158,7 @@ def _open_data(run: Run, layers: str | None) -> Dataset:
         )
     if run.data.columns == "own":
         raise ConfigError(
-            "data.columns = 'own' needs all ranks' files. Give a table with all columns: --data "
-            "TABLE --set data.columns=even."
+            "data.columns = 'own' needs all ranks' files. Plan with a table of as many columns: "
+            "--data TABLE --set data.columns=even."
         )
     return open_for_training(run.data, 0, run.train.seed)
