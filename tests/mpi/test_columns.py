@@ -130,6 +130,8 @@ def test_own_files_give_the_bits_of_one_table(comm, shared_tmp, table, own, step
     apart, others = trained(comm, **settings, **own)
     assert_same_bits(whole(apart), whole(training))
     assert [one.loss for one in others] == [one.loss for one in progress]
+    planned = [round_bytes(apart.run, apart.architecture, comm.size, number) for number in range(4)]
+    assert apart.tally.counts.bytes == sum(map(sum, planned))
     assert others[-1].score == progress[-1].score
     path = save(trained(comm, **settings | own | {"train__rounds": 2})[0], shared_tmp / "halves.h5")
     halves, _ = resumed(comm, path, **settings, **own)
