@@ -172,6 +172,11 @@ class Piece:
         return itemsize * prod(self.shape[1:])
 
     @property
+    def first_byte(self) -> int:
+        """The place of this rank's rows in the dataset, in bytes."""
+        return self.first_row * self.row_bytes
+
+    @property
     def bytes(self) -> np.ndarray:
         return self.values.reshape(-1).view(np.uint8)
 

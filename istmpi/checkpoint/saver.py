@@ -12,6 +12,7 @@ import numpy as np
 
 from istmpi.checkpoint.folder import FOLDER, file_name, remove_leftovers, retain
 from istmpi.checkpoint.format import Header, Piece, add_checksums
+from istmpi.checkpoint.sight import find_unseen
 from istmpi.checkpoint.writers import WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
 from istmpi.comm.ledger import SAVING
@@ -67,7 +68,13 @@ class Saver:
         communicators_are_made: bool = False,
     ):
         self.folder = folder / FOLDER
-        self.writer = choose(settings.writer, communicator)
+        unseen = find_unseen(folder, communicator)
+        self.writer = choose(settings.writer, communicator, unseen)
+        if unseen and communicator.rank == 0:
+            warn(
+                f"{unseen}, so rank 0 writes checkpoints and the network for all ranks. To resume, "
+                "copy a checkpoint to the same path on each host."
+            )
         alone = self.writer == "mpio" and communicators_are_made
         self.background = (
             not settings.wait and not alone and all(communicator.allgather(threads_may_call()))

@@ -1,12 +1,14 @@
-"""Two ways to write one file from all ranks: with parallel HDF5 (mpio), or without HDF5 (direct).
-The bytes are equal.
+"""Three ways to write one file from all ranks: with parallel HDF5 (mpio), without it (direct), or by
+rank 0 alone (root), for hosts that share no folder. The bytes are equal.
 
 Rank 0 first creates the file and all its datasets. A writer leaves a complete file at rank 0's
 ``path``, with rank 0's header, or raises OSError on the ranks that failed.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import h5py
@@ -19,21 +21,36 @@ from istmpi.hdf5 import hdf5_type, new_file
 
 _AT_ONCE = 2**30
 """The most bytes of one write; older libraries fail on more."""
+_MESSAGE = 2**24
+"""The most bytes of one message to rank 0."""
 
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
 
-def choose(choice: str, communicator: Communicator) -> str:
+def choose(choice: str, communicator: Communicator, unseen: str = "") -> str:
     """Return ``choice``, or for ``auto`` the best writer of all ranks. ConfigError if a rank lacks
-    it. Collective."""
+    it. Collective. ``unseen`` says which rank does not see the folder; empty if all ranks see it
+    (`istmpi.checkpoint.sight`)."""
     parallel = all(communicator.allgather(h5py.get_config().mpi))
-    if choice == "mpio" and not parallel:
-        raise ConfigError(
+    problem = ""
+    if unseen and choice in ("direct", "mpio"):
+        problem = (
+            f"checkpoint.writer = {choice!r} needs a folder that all ranks see, but {unseen}. "
+            "Give another --out, or leave writer out: then rank 0 writes for all ranks."
+        )
+    elif choice == "mpio" and not parallel:
+        problem = (
             "checkpoint.writer = 'mpio' needs an h5py built with MPI (docs/install.md). "
             "Or use direct, which writes the same file."
         )
+    if problem:
+        error = ConfigError(problem)
+        error.everywhere = True
+        raise error
     if choice != "auto":
         return choice
+    if unseen:
+        return "root"
     if parallel:
         return "mpio"
     return "direct"
@@ -46,15 +63,87 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for piece in pieces:
-            offset = offsets[piece.path] + piece.first_row * piece.row_bytes
-            values = piece.bytes.data
-            done = 0
-            # A write may stop before its end, for example at a limit of the library.
-            while done < len(values):
-                done += os.pwrite(descriptor, values[done : done + _AT_ONCE], offset + done)
+            _write_at(descriptor, piece.bytes, offsets[piece.path] + piece.first_byte)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def root(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
+    """Let rank 0 write all ranks' rows, which they send to it one after the other. Collective.
+
+    Rank 0 has one message of another rank in memory, of at most `_MESSAGE` bytes. If it cannot
+    write, it receives to the end, because the other ranks wait for it.
+    """
+    path, offsets = _lay_out(path, header, pieces, communicator)
+    places = [(offsets[piece.path] + piece.first_byte, piece.bytes.size) for piece in pieces]
+    per_rank = communicator.gather_to_root(places)
+    with communicator.waiting("rows"):
+        if per_rank is None:
+            for piece in pieces:
+                for part in _cut(piece.bytes):
+                    communicator.send(part, 0)
+            return
+        rows = _Rows(path)
+        for piece, (offset, _) in zip(pieces, places, strict=True):
+            rows.write(piece.bytes, offset)
+        for rank, places_there in enumerate(per_rank[1:], start=1):
+            for offset, nbytes in places_there:
+                _receive_rows(rows, offset, nbytes, rank, communicator)
+        rows.close()
+
+
+def _receive_rows(
+    rows: _Rows, offset: int, nbytes: int, rank: int, communicator: Communicator
+) -> None:
+    buffer = np.empty(min(nbytes, _MESSAGE), dtype=np.uint8)
+    for start in range(0, nbytes, _MESSAGE):
+        part = buffer[: min(nbytes - start, _MESSAGE)]
+        communicator.receive(part, rank)
+        rows.write(part, offset + start)
+
+
+def _cut(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield views of bytes, of at most `_MESSAGE` each."""
+    for start in range(0, values.size, _MESSAGE):
+        yield values[start : start + _MESSAGE]
+
+
+class _Rows:
+    """A file to which rows are written. The first error is raised when it is closed."""
+
+    def __init__(self, path: Path):
+        self._failure: OSError | None = None
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY)
+        except OSError as error:
+            self._failure = error
+
+    def write(self, values: np.ndarray, offset: int) -> None:
+        """Write bytes at an offset, unless an earlier write has failed."""
+        if self._failure:
+            return
+        try:
+            _write_at(self._descriptor, values, offset)
+        except OSError as error:
+            self._failure = error
+            os.close(self._descriptor)
+
+    def close(self) -> None:
+        if self._failure:
+            raise self._failure
+        try:
+            os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+
+def _write_at(descriptor: int, values: np.ndarray, offset: int) -> None:
+    done = 0
+    # A write may stop before its end, for example at a limit of the library.
+    while done < len(values):
+        part = values[done : done + _AT_ONCE].data
+        done += os.pwrite(descriptor, part, offset + done)
 
 
 def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
@@ -126,4 +215,4 @@ def _write_rows(
     dataset.write(in_memory, in_file, values, hdf5_type(piece.dtype), collective)
 
 
-WRITERS: dict[str, Write] = {"mpio": mpio, "direct": direct}
+WRITERS: dict[str, Write] = {"mpio": mpio, "direct": direct, "root": root}

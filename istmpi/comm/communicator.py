@@ -164,6 +164,20 @@ class Communicator:
     def start_receive(self, values: np.ndarray, peer: int, tag: int) -> Any:
         return self.mpi.Irecv([values, self._library.BYTE], peer, tag)
 
+    def send(self, values: np.ndarray, peer: int) -> None:
+        """Send bytes to a rank that calls `receive` for as many. The caller notes the wait."""
+        self._finish_message(self.start_send(values, peer, 0))
+        self.count_sent(values.nbytes)
+
+    def receive(self, values: np.ndarray, peer: int) -> None:
+        """Overwrite ``values`` with the bytes that a rank sends. The caller notes the wait."""
+        self._finish_message(self.start_receive(values, peer, 0))
+
+    def _finish_message(self, request: Any) -> None:
+        backoff = Backoff()
+        while not request.Test():
+            backoff.wait_unless(False)
+
     def test_some(self, requests: list[Any]) -> bool:
         return bool(requests) and bool(self._library.Request.Testsome(requests))
 

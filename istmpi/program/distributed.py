@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from istmpi.checkpoint.saver import commit
+from istmpi.checkpoint.sight import find_unseen
 from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, world
 from istmpi.comm.leaving import at_the_end
@@ -319,7 +320,8 @@ class Distributed:
         path = Path(path)
         self._together("save")
         self._scoring.require_calibrated()
-        writer = choose(training.run.checkpoint.writer, self.communicator)
+        unseen = find_unseen(path.parent, self.communicator)
+        writer = choose(training.run.checkpoint.writer, self.communicator, unseen)
         commit(path, *training.state(), writer, self.communicator)
         return path
 

@@ -20,7 +20,7 @@ from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
 NO_MPI = pytest.mark.skipif(not h5py.get_config().mpi, reason="this h5py was built without MPI")
-WRITING = ["direct", pytest.param("mpio", marks=NO_MPI)]
+WRITING = ["direct", "root", pytest.param("mpio", marks=NO_MPI)]
 UNEVEN = {"model__hidden": (13, 11), "optimizer__momentum": 0.9, "method__optimizer_state": "carry"}
 
 
