@@ -40,11 +40,9 @@ LARGEST_CALL = 2**30
 @dataclass
 class Traffic:
     bytes: int = 0
-    calls: int = 0
 
-    def add(self, nbytes: int, calls: int = 1) -> None:
+    def add(self, nbytes: int) -> None:
         self.bytes += nbytes
-        self.calls += calls
 
 
 class Communicator:
@@ -341,7 +339,7 @@ class Communicator:
         try:
             yield some
         finally:
-            self.traffic.add(some.traffic.bytes, some.traffic.calls)
+            self.traffic.add(some.traffic.bytes)
             for handle in (some.mpi, group, everyone):
                 handle.Free()
 

@@ -117,7 +117,7 @@ class EarlyExchange:
 
     def finish(self, traffic: Traffic) -> float:
         self._work.finish()
-        traffic.add(self._communicator.traffic.bytes, self._communicator.traffic.calls)
+        traffic.add(self._communicator.traffic.bytes)
         return self._work.seconds
 
     def assemble(self, trained: Tensors) -> HeldParts:

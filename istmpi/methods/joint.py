@@ -326,7 +326,7 @@ class OutputSums:
     def finish(self, traffic: Traffic) -> None:
         """Wait for all sums that are under way, and count their bytes in ``traffic``."""
         self._finish_runner()
-        traffic.add(self._communicator.traffic.bytes, self._communicator.traffic.calls)
+        traffic.add(self._communicator.traffic.bytes)
 
     def _finish_runner(self) -> None:
         if not self._finished:
