@@ -312,10 +312,8 @@ class Distributed:
         return means.get("", means)
 
     def save(self, path: str | Path) -> Path:
-        """Save the network in a file like ``network.h5``; each rank writes its rows. Collective.
-
-        Raises ConfigError if batch normalisations have no moments, DivergedError, OutputError.
-        """
+        """Save the network in a file like ``network.h5``. Collective. Raises ConfigError if batch
+        normalisations have no moments, DivergedError, OutputError."""
         training = self.training
         path = Path(path)
         self._together("save")
@@ -356,8 +354,7 @@ class Distributed:
             return whole_state(state)
 
     def export(self, path: str | Path) -> None:
-        """Save `state_dict` with torch.save on rank 0. Collective. Raises errors of `state_dict`,
-        and OutputError."""
+        """Save `state_dict` with torch.save on rank 0. Collective. Also raises OutputError."""
         state = self.state_dict()
         with self.communicator.agreed():
             if state is not None:
