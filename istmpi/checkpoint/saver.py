@@ -48,6 +48,20 @@ def commit(
                 beside.unlink(missing_ok=True)
 
 
+def _choose_writer(
+    folder: Path, settings: Settings, communicator: Communicator, warn: Callable[[str], None]
+) -> str:
+    """Return the writer for a run's folder; warn on rank 0 if some rank does not see the folder.
+    Collective."""
+    unseen = find_unseen(folder, communicator)
+    if unseen and communicator.rank == 0 and settings.writer != "root":
+        warn(
+            f"{unseen}, so rank 0 writes checkpoints and the network for all ranks. To resume, "
+            "copy a checkpoint to the same path on each host."
+        )
+    return choose(settings.writer, communicator, unseen)
+
+
 class Saver:
     """Writes a run's checkpoints one after another, by default in a thread. Collective, except
     `close` and `newest`.
@@ -68,13 +82,7 @@ class Saver:
         communicators_are_made: bool = False,
     ):
         self.folder = folder / FOLDER
-        unseen = find_unseen(folder, communicator)
-        self.writer = choose(settings.writer, communicator, unseen)
-        if unseen and communicator.rank == 0:
-            warn(
-                f"{unseen}, so rank 0 writes checkpoints and the network for all ranks. To resume, "
-                "copy a checkpoint to the same path on each host."
-            )
+        self.writer = _choose_writer(folder, settings, communicator, warn)
         alone = self.writer == "mpio" and communicators_are_made
         self.background = (
             not settings.wait and not alone and all(communicator.allgather(threads_may_call()))

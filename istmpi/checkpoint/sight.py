@@ -1,4 +1,5 @@
-"""Finds out whether all ranks see one folder. No host name tells: hosts may mount a folder or not."""
+"""Finds out whether all ranks see one folder. Names of hosts do not tell, because a host may mount
+it or not."""
 
 import contextlib
 import os

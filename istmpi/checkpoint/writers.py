@@ -1,5 +1,5 @@
-"""Three ways to write one file from all ranks: with parallel HDF5 (mpio), without it (direct), or by
-rank 0 alone (root), for hosts that share no folder. The bytes are equal.
+"""Three ways to write one file from all ranks: with parallel HDF5 (mpio), without it (direct), or
+by rank 0 alone (root), for hosts that share no folder. The bytes are equal.
 
 Rank 0 first creates the file and all its datasets. A writer leaves a complete file at rank 0's
 ``path``, with rank 0's header, or raises OSError on the ranks that failed.
