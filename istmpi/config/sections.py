@@ -155,8 +155,8 @@ class Checkpoint:
     writer: Annotated[
         Literal["auto", "mpio", "direct", "root"],
         "Writer: mpio (parallel HDF5), direct (each rank writes its rows), root (rank 0 writes "
-        "what the others send), or auto. auto is root if ranks see no common folder, and mpio if "
-        "h5py has MPI.",
+        "what the others send), or auto. The default is root if ranks see no common folder. "
+        "Otherwise it is mpio if h5py has MPI.",
     ] = "auto"
     wait: Annotated[
         bool, "Wait until a checkpoint is on disk instead of writing it in the background."

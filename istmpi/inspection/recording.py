@@ -10,6 +10,9 @@ from operator import or_
 from typing import Any
 
 import torch
+
+# PyTorch 2.7 does not import it by itself.
+import torch.backends.opt_einsum
 from torch import nn
 
 from istmpi.inspection.operations import (
