@@ -35,6 +35,7 @@ class BackgroundRunner:
 
         Raises the error of the first piece that failed; later ones are skipped.
         """
+        # None ends the thread after the pieces that were put before.
         self._pieces.put(None)
         if self._thread:
             self._thread.join()

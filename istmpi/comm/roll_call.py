@@ -102,7 +102,8 @@ class RollCall:
         self._others = [member for member in members if member.rank != rank]
         host = members[rank].host
         self._neighbours = [member for member in self._others if member.host == host]
-        self._turn = min(_APART * rank, _LAST)
+        # Ranks do not all call at once: low ranks call first.
+        self._delay = min(_APART * rank, _LAST)
         self._roll: _Roll | None = None
         self._ending: _Ending | None = None
         self._seen: dict[int, tuple[Sighting, float]] = {}
@@ -169,7 +170,7 @@ class RollCall:
         sighting = Sighting.from_whereabouts(self._where, now)
         self._mailbox.send(sender, "here", sighting, self._list_sightings(now), self._read_states())
         # The sender judges for all ranks: another roll call would only repeat its questions.
-        self._next_roll = max(self._next_roll, now + self._limit + self._turn)
+        self._next_roll = max(self._next_roll, now + self._limit + self._delay)
 
     def _take_answer(
         self,
@@ -253,7 +254,7 @@ class RollCall:
         limit = self._first_limit
         # A rank that waits for others knows more than one that waits for itself: it calls first.
         extra_seconds = limit if wait.for_itself else 0.0
-        due_seconds = _begin_to_ask(limit) + self._turn + extra_seconds
+        due_seconds = _begin_to_ask(limit) + self._delay + extra_seconds
         if now >= self._next_roll + extra_seconds and self._measure_wait(wait, now) >= due_seconds:
             self._roll = _Roll(wait=wait, began=now, ends=now + limit - _begin_to_ask(limit))
             self._send_to_others("ask")

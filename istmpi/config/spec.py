@@ -135,7 +135,7 @@ class MethodSpec:
     def sends_changes(self, run: RunSettings, ranks: int) -> bool:
         """Return True if rounded messages have the changes of weights in a round, and not the
         weights."""
-        return ranks > 1 and self.wire(run) != "float32" and self.outer(run) != (1, 0)
+        return ranks > 1 and self.wire(run) != "float32" and self.takes_outer_step(run)
 
     def sends_largest(self, run: RunSettings) -> bool:
         return self.largest or (self.stays and run.method.shared_wire == "top-k")
@@ -169,7 +169,7 @@ class MethodSpec:
         Otherwise they are pulled and pushed like dealt parameters.
         """
         shared = self.shared(run, architecture)
-        if not self.stays or self.outer(run) != (1, 0) or ranks == 1 or not shared:
+        if not self.stays or self.takes_outer_step(run) or ranks == 1 or not shared:
             return False
         if not self.groups(run, architecture) or self.sends_largest(run):
             return True
@@ -280,6 +280,10 @@ class MethodSpec:
             momentum = run.method.outer_momentum
         return lr, momentum
 
+    def takes_outer_step(self, run: RunSettings) -> bool:
+        """Return True if a run has an outer step that is more than taking the mean."""
+        return self.outer(run) != (1, 0)
+
     def state(self, run: RunSettings) -> str:
         """Return what a round's end does with the optimizer's state: RESET, KEEP or CARRY."""
         if self.always_carries:
@@ -334,7 +338,7 @@ class MethodSpec:
     def stays_with_holders(self, run: RunSettings, architecture: Architecture, ranks: int) -> bool:
         """Return True if dealt parameters stay with their holders between rounds, as far as the
         next deal allows."""
-        if not self.stays or ranks == 1 or self.outer(run) != (1, 0):
+        if not self.stays or ranks == 1 or self.takes_outer_step(run):
             return False
         return bool(self.groups(run, architecture))
 

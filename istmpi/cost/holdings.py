@@ -37,7 +37,7 @@ class Origin:
     Owners send the elements that no rank held. The probabilities for the next round are the same.
     """
 
-    nobody: Number
+    no_rank: Number
     others: Number
 
 
@@ -124,7 +124,7 @@ class Holdings:
     def owner_bytes(self, part: Part) -> Number:
         """Return the expected bytes that each of ``part.ranks`` gets from owners, and later
         returns."""
-        return self._arriving(part, lambda origin: origin.nobody, self.ranks)
+        return self._arriving(part, lambda origin: origin.no_rank, self.ranks)
 
     def hop_bytes(self, part: Part) -> Number:
         """Return the expected bytes that each of ``part.ranks`` gets from the former holders."""
@@ -144,7 +144,7 @@ class Holdings:
         return total
 
     def origin(self, term: Term, part: Part) -> Origin:
-        """Return the origin of a term's elements that a rank of ``part`` holds."""
+        """Return where the elements of a term come from that a rank of ``part`` holds."""
         names = tuple(
             factor.name
             for axis in term.parameter.pattern.axes
@@ -152,7 +152,8 @@ class Holdings:
             if factor.name in self.groups
         )
         if self.redeal is None or not names:
-            return Origin(nobody=1, others=0)
+            # No rank keeps them from round to round, so their owners send them.
+            return Origin(no_rank=1, others=0)
         key = (names, part.ranks.start)
         if key not in self._origins:
             self._origins[key] = self._find_origin(names, part)
@@ -170,7 +171,7 @@ class Holdings:
         for other in self.parts:
             ranks = len(other.ranks) - (other.ranks == part.ranks)
             others += ranks * prod(self._moving(name) * other.lengths[name] for name in names)
-        return Origin(nobody=1 - stays - others, others=others)
+        return Origin(no_rank=1 - stays - others, others=others)
 
     @cached_property
     def _travelling(self) -> list[Term]:
@@ -269,11 +270,11 @@ class Holdings:
                     term.rows * bound // self.ranks for bound in (part.ranks.start, part.ranks.stop)
                 )
                 owned = max(min(stop, term.start + rows) - max(first, term.start), 0)
-                nobody = self.origin(term, part).nobody
-                size = term.parameter.size(part.lengths) * term.itemsize * nobody
+                no_rank = self.origin(term, part).no_rank
+                size = term.parameter.size(part.lengths) * term.itemsize * no_rank
                 fetched += size * (len(part.ranks) - Fraction(owned, rows))
                 messages = len(part.ranks) * Fraction(owners * (self.ranks - 1), self.ranks)
-                fetched += term.scales * messages * (nobody > 0)
+                fetched += term.scales * messages * (no_rank > 0)
         return self.taking_part * fetched
 
     @cached_property
@@ -285,7 +286,9 @@ class Holdings:
             # The first owners may have a row more than others: division rounds up.
             largest = min(-(-term.rows // self.ranks), rows)
             elements = sum(
-                len(part.ranks) * term.parameter.size(part.lengths) * self.origin(term, part).nobody
+                len(part.ranks)
+                * term.parameter.size(part.lengths)
+                * self.origin(term, part).no_rank
                 for part in self.parts
             )
             served += elements * term.itemsize * Fraction(largest, rows)

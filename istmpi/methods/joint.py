@@ -118,8 +118,9 @@ class Joint(ReplicatedMethod):
         return self.job.architecture.stochastic or not self.reads_batches
 
     def assume(self, returned: Outputs) -> torch.Tensor:
-        """Return the sum of all outputs as this rank assumes it, for the outputs that its subnet
-        has ``returned`` now. Raises ConfigError unless they are one tensor."""
+        """Return the sum of all subnets' outputs ``[b, ...]`` for this rank's loss: S + sigma (z -
+        z at the round's start), where z are the outputs that its subnet has ``returned`` now, and S
+        is the sum at the round's start. Raises ConfigError unless they are one tensor."""
         outputs = self._require_whole(returned)
         if self._is_alone:
             return outputs
@@ -132,6 +133,7 @@ class Joint(ReplicatedMethod):
                 "beginning: call round.take(loader) for these batches."
             )
         with self.job.clock("all-reduce"):
+            # This rank's z, and S, both of the round's start.
             start, total = self._sums.wait(self._local_step)
         return Assumed.apply(outputs, start, total, self._sigma)
 

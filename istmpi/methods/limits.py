@@ -254,7 +254,7 @@ def require_classes(train: Train, task: str, classes: int, method: str) -> None:
 
 def require_wire(spec: MethodSpec, run: Run) -> None:
     """Raise ConfigError if the form of sent values does not fit the method or the dtype."""
-    if spec.stays and spec.sends_largest(run) and spec.outer(run) != (1, 0):
+    if spec.stays and spec.sends_largest(run) and spec.takes_outer_step(run):
         raise ConfigError(
             "method.shared_wire = 'top-k' does not go with an outer step (outer_lr, "
             "outer_momentum), which needs all values. Leave one out."
@@ -292,7 +292,8 @@ def require_dealable(spec: MethodSpec, run: Run, architecture: Architecture) -> 
 
 
 def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: int) -> None:
-    """Raise ConfigError if a round has no room for a delay, fragments, or rounds without a mean."""
+    """Raise ConfigError if settings do not fit into a round of ``local_steps``: a delay, fragments,
+    or a mean that is taken only every few rounds (share_every)."""
     settings = run.method
     steps = settings.local_steps
     delay = settings.delay
@@ -303,7 +304,7 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
         )
     if settings.fragments is not None and "fragments" in spec.settings:
         _require_fragments(spec, run, architecture, settings.fragments)
-    if spec.share_every(run) > 1 and ranks > 1 and spec.outer(run) != (1, 0):
+    if spec.share_every(run) > 1 and ranks > 1 and spec.takes_outer_step(run):
         raise ConfigError(
             f"method.share_every = {settings.share_every} does not go with an outer step "
             "(outer_lr, outer_momentum), which needs all weights in every round. Leave one out."
@@ -315,7 +316,7 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
     elif spec.stays and spec.delay(run) and ranks > 1:
         # Nothing stays with its holders, so nothing can leave them early.
         why = "a network without dealt units (method.partition)"
-        if spec.outer(run) != (1, 0):
+        if spec.takes_outer_step(run):
             why = (
                 "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
             )
