@@ -122,10 +122,10 @@ SEVERAL = {"method__name": "joint", "method__local_steps": 3, "optimizer__moment
 
 
 @pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("steps", [1, 3])
-def test_own_files_give_the_bits_of_one_table(comm, shared_tmp, table, own, steps):
+@pytest.mark.parametrize("steps, labels_on", [(1, 2), (3, None)])
+def test_own_files_give_the_bits_of_one_table(comm, shared_tmp, table, own, steps, labels_on):
     """Also after a stop, and from an evaluation of these files; the cost model counts the bytes."""
-    settings = SEVERAL | {"method__local_steps": steps}
+    settings = SEVERAL | {"method__local_steps": steps, "data__labels_on": labels_on}
     training, progress = trained(comm, **settings, data__source=table, data__columns="even")
     apart, others = trained(comm, **settings, **own)
     assert_same_bits(whole(apart), whole(training))
