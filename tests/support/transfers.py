@@ -111,7 +111,8 @@ def move(names, source, target, values, before, staging_bytes=2**28, exclude=Non
         received = {name: tensor.clone() for name, tensor in before[rank].items()}
         transfer.run(values[rank], received, communicator)
         assert communicator.traffic.bytes == transfer.bytes_sent
-        return received, communicator.traffic.bytes, communicator.traffic.calls, max(largest)
+        calls = sum(sent.calls for sent in communicator.ledger.sent.values())
+        return received, communicator.traffic.bytes, calls, max(largest)
 
     tensors, nbytes, calls, largest = zip(*on_ranks(source.ranks, work))
     return Moved(list(tensors), list(nbytes), list(calls), max(largest))
