@@ -103,7 +103,7 @@ def main() -> None:
     for row in ROWS:
         keys = ("found", "trained", "full", "words")
         cells = [state[row.network][key] if row.network in state else "not tried" for state in states for key in keys]
-        lines.append(f"| {row.name} | {' '.join(kind_of(row).__doc__.split())} | {' | '.join(cells)} |")
+        lines.append(f"| {row.name} | {' '.join((kind_of(row).__doc__ or '').split())} | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"
     print(text)
     arguments.out.write_text(f"# Any network: {len(ROWS)} idioms\n\n{__doc__}\nAt {commit()}.\n\n{text}")
