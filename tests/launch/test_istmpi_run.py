@@ -215,6 +215,56 @@ def test_a_run_that_would_begin_anew_is_not_started_again(tmp_path):
     assert (done.returncode, done.stderr, hosts) == (2, said, [])
 
 
+ANY_LAUNCHER = """case $* in
+    *--version) echo "PALS 1.2"; exit ;;
+    "hostlist "*) echo a b; exit ;;
+    --mpi=list) echo pmi2; exit ;;
+esac
+echo "$(basename "$0") $*" >>started
+case $* in *--mpi=pmi2*) exit 1 ;; *--meet*) echo "2 ranks meet: all" ;; esac"""
+"""Stands in for srun, flux and mpiexec: it notes its words, and only ranks of --mpi=pmi2 do not meet."""
+
+
+SLURM = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_CPUS_PER_NODE": "3(x2)"}
+JSRUN = "jsrun -n {ranks} -r {ranks-per-host} -c {cores} {hosts}"
+
+
+@pytest.mark.parametrize(
+    "words, environment, started",
+    [
+        ([], SLURM, "srun --nodes=2 --ntasks=2 "),
+        (["--launcher", "cray_shasta"], SLURM, "srun --mpi=cray_shasta --nodes=2"),
+        (["--threads", "3"], {"FLUX_URI": "local://here"}, "flux run --nodes=2 --ntasks=2 --cores-per-task=3 work"),
+        (["--launcher", "pals", "--hosts", "hosts"], {}, "mpiexec -n 2 --ppn 1 --depth "),
+        (["--launcher", JSRUN, "--hosts", "hosts", "--threads", "5"], {}, "jsrun -n 2 -r 1 -c 5 a,b work"),
+    ],
+)
+def test_launchers_of_other_machines_get_their_words(tmp_path, words, environment, started):
+    """Stand-ins check the words alone: none of these launchers ran on a machine of its own."""
+    (tmp_path / "hosts").write_text("a\nb\n")
+    programs = dict.fromkeys(("srun", "flux", "mpiexec", "jsrun"), ANY_LAUNCHER)
+    path = stand_ins(tmp_path, scontrol="printf 'a\\nb\\n'", **programs)
+    command = [ROOT / "bin/istmpi-run", *words, "work"]
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, "PATH": path, "SLURM_JOB_ID": JOB, **environment},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+    )
+    assert done.returncode == 0, done
+    lines = (tmp_path / "started").read_text().splitlines()
+    assert lines[-1].startswith(started) and lines[-1].endswith(" work"), lines
+    assert "istmpi doctor --meet" in lines[-2] and lines[-2].startswith(started.removesuffix("work")), lines
+    assert ("do not meet" in done.stderr) == (environment.get("SLURM_JOB_NODELIST") is not None and not words)
+
+
+def test_an_unknown_launcher_is_refused(tmp_path):
+    done = istmpi_run(tmp_path, "--launcher", "prun", "true")
+    assert done.returncode == 2 and "--launcher prun: must be pmix, pmi2, cray_shasta, srun, flux, pals" in done.stderr
+
+
 def test_a_file_of_hosts_from_windows_or_of_open_mpi_is_read(tmp_path):
     """Empty lines with Windows line ends are no hosts; slots= is for Open MPI alone."""
     (tmp_path / "hosts.txt").write_bytes(b"localhost max_slots=4 slots=2\r\n\r\n# of us\r\n")
