@@ -169,7 +169,7 @@ class Run:
                 f"train.resolution with model.name = {self.model.name!r}: its first layer depends "
                 "on the image size. Use resnet, vgg or a network of yours, or leave it out."
             )
-        if own_files and self.evaluate.form not in (None, "merged"):
+        if own_files and self.evaluate.form not in (None, "merged", "likelihood"):
             raise ConfigError(
                 f"evaluate.form = {self.evaluate.form!r} needs a data.placement other than "
                 "'local', because it scores all subnets on the same examples. Leave form out."

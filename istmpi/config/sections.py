@@ -132,11 +132,12 @@ class Evaluate:
     ] = None
 
     form: Annotated[
-        Literal["merged", "blocks", "best", "sum"] | None,
+        Literal["merged", "blocks", "best", "sum", "likelihood"] | None,
         "The network to score and save: merged (the full network), blocks (mean outputs of the "
-        "subnets), or best (the better on validation or sampled training data). The default is "
-        "best with method.redeal = 0, otherwise merged. Method joint alone has the form sum (added "
-        "outputs).",
+        "subnets), best (the better on validation or sampled training data), or likelihood (text, "
+        "method.redeal = 0: subnets weighted by how well they told the text so far). The default "
+        "is best with method.redeal = 0, otherwise merged. Method joint alone has the form sum "
+        "(added outputs).",
     ] = None
 
     def rounds_between(self, rounds: int) -> int:

@@ -26,6 +26,7 @@ from istmpi.deploy.fitting import (
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError
 from istmpi.evaluation import blocks
+from istmpi.evaluation.likelihood import choose_module
 from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
 from istmpi.network.leaves import prepare
 from istmpi.network.norms import Calibrated, calibrate
@@ -144,7 +145,8 @@ def _build(
         deal = find_last_deal(checkpoint.header, architecture)
         values_of = read_own(checkpoint)
         columns = checkpoint.header.data.columns
-        subnets = blocks.with_values(architecture, deal, store.tensors, values_of, columns)
+        build = choose_module(checkpoint.header.run.evaluate.form)
+        subnets = blocks.with_values(architecture, deal, store.tensors, values_of, columns, build)
         return subnets, subnets.layers
     module = architecture.without_values(store.full_scale).eval()
     for name, parameter in prepare(module, elsewhere=()).items():

@@ -31,8 +31,9 @@ from istmpi.deploy.fitting import (
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
-from istmpi.evaluation.blocks import ValuesOf
+from istmpi.evaluation.blocks import ValuesOf, choose_form
 from istmpi.evaluation.evaluator import Evaluator, Score
+from istmpi.evaluation.likelihood import LIKELIHOOD
 from istmpi.network.architecture import Architecture
 
 
@@ -108,12 +109,13 @@ def _read_from(header: Header, source: str, ranks: int) -> Run:
 def _arrange(
     evaluator: Evaluator, header: Header, network: Architecture, values_of: ValuesOf | None
 ) -> None:
-    """Arrange the last deal's subnets if the network is their mean or, with ``values_of``, their
-    sum; a whole one needs no deal."""
+    """Arrange the last deal's subnets if the network is them side by side; a whole one needs no
+    deal. ``values_of`` is as for `SharedBlocks`."""
     if header.blocks:
-        form = "blocks"
-        if values_of:
-            form = "sum"
+        form = choose_form(header.run)
+        if form not in ("sum", LIKELIHOOD):
+            # In the run, blocks scored better than merged.
+            form = "blocks"
         evaluator.arrange(find_last_deal(header, network), form, values_of)
 
 

@@ -1,4 +1,5 @@
-"""The subnets of a deal side by side: the forms ``blocks`` and ``sum`` of ``evaluate.form``.
+"""The subnets of a deal side by side: the forms ``blocks`` and ``sum`` of ``evaluate.form``. The form
+``likelihood`` (`istmpi.evaluation.likelihood`) is built on them.
 
 A subnet is a rank's part of the network. If units are dealt only once (``method.redeal = 0``), no
 rank trains a weight between units of two ranks. The full network uses such weights with their
@@ -23,7 +24,7 @@ from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.devices import HOST
-from istmpi.engine.axes import narrow
+from istmpi.engine.axes import Parameter, narrow
 from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
     from istmpi.outputs import Outputs
 
 ValuesOf = Callable[[int], Mapping[str, torch.Tensor]]
-SIDE_BY_SIDE = ("blocks", "sum")
+SIDE_BY_SIDE = ("blocks", "sum", "likelihood")
 """The forms in which the network is its subnets side by side."""
 
 
 def choose_form(run: Run) -> str:
     """Return the form in which a run's network is scored: merged, blocks, best (the better of
-    both), or sum."""
+    both), sum or likelihood."""
     if find_method_spec(run.method.name).sums_outputs:
         return "sum"
     if run.evaluate.form:
@@ -135,6 +136,8 @@ class SharedBlocks:
 
     labels = None
     same_examples = True
+    build: type[Blocks] = Blocks
+    """The class of the subnets of a rank."""
 
     def __init__(
         self,
@@ -152,21 +155,24 @@ class SharedBlocks:
         self.device = device
         self.values_of = values_of
         self._store = store
-        self._communicator = communicator
+        self.communicator = communicator
         self.deal = deal
-        self._architecture = architecture
-        numbers: Sequence[int] = range(communicator.rank, deal.ranks, communicator.size)
-        self._weight = 1.0
-        if not numbers:
-            # A rank beyond the last subnet repeats one, for it passes the examples, too. The
-            # outputs of the copy must not count.
-            numbers = [communicator.rank % deal.ranks]
-            self._weight = 0.0
+        self.architecture = architecture
+        self.counts = communicator.rank < deal.ranks
+        """False if the subnet of this rank is a copy, whose outputs must not count."""
         is_sum = values_of is not None
-        self.module = Blocks(architecture, deal, numbers, is_sum, columns).to(device)
+        numbers = self._list_numbers()
+        self.module = self.build(architecture, deal, numbers, is_sum, columns).to(device)
         self.moments: dict[str, Moments] = {}
         """Mean and variance of the units of all subnets' batch normalisations, as last calibrated
         or loaded."""
+
+    def _list_numbers(self) -> Sequence[int]:
+        """Return the numbers of the subnets that are built here."""
+        if self.counts:
+            return range(self.communicator.rank, self.deal.ranks, self.communicator.size)
+        # A rank beyond the last subnet repeats one, for it passes the examples, too.
+        return [self.communicator.rank % self.deal.ranks]
 
     def calibrate(self, *inputs: Any) -> None:
         """Take the weights, and calibrate the subnets on a batch. Collective."""
@@ -181,7 +187,7 @@ class SharedBlocks:
         with torch.no_grad(), calibrating(layers, compute_moments):
             run()
         moments_here = {name: layer.moments for name, layer in layers.items()}
-        for moments in self._communicator.allgather(moments_here):
+        for moments in self.communicator.allgather(moments_here):
             self.moments |= map_tensors(torch.Tensor.cpu, moments)
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
@@ -205,18 +211,17 @@ class SharedBlocks:
 
     def _add_up(self, outputs: torch.Tensor) -> torch.Tensor:
         # A mean sends less than a sum, which gathers all ranks' outputs everywhere.
-        ranks = self._communicator.size
-        flat = (outputs * (self._weight * ranks)).reshape(-1).cpu()
-        mean = MeanOverRanks({"outputs": flat.nbytes}, self._communicator)
+        ranks = self.communicator.size
+        flat = (outputs * (self.counts * ranks)).reshape(-1).cpu()
+        mean = MeanOverRanks({"outputs": flat.nbytes}, self.communicator)
         mean.add("outputs", flat)
         mean.finish()
         return flat.view(outputs.shape).to(self.device)
 
     def _take_weights(self) -> None:
         """Take the subnets' weights from the owners, one subnet for each rank at a time."""
-        store = self._store
-        ranks = self._communicator.size
-        parameters = dict(self._architecture.parameters)
+        ranks = self.communicator.size
+        parameters = dict(self.architecture.parameters)
         if self.values_of:
             for number, weights in self.module.weights.items():
                 values = self.values_of(number)
@@ -231,16 +236,21 @@ class SharedBlocks:
             # Transfers are collective: a rank without a subnet in this turn takes part with
             # another one.
             numbers = [(first + rank) % self.deal.ranks for rank in range(ranks)]
-            layout = _choose_subnets(self.deal, numbers)
-            tensors = {}
-            for name, parameter in parameters.items():
-                shape = part_shape(layout, parameter, store.rank)
-                tensors[name] = torch.empty(shape, dtype=self._architecture.dtype)
-            transfer = Transfer(parameters, store.owners, layout, store.rank)
-            transfer.run(store.tensors, tensors, self._communicator)
-            weights = self.module.weights.get(numbers[store.rank], {})
-            for name in tensors.keys() & weights:
-                weights[name].data = tensors[name].to(self.device)
+            self._take_turn(numbers, parameters)
+
+    def _take_turn(self, numbers: Sequence[int], parameters: Mapping[str, Parameter]) -> None:
+        """Take weights from the owners: those of subnet ``numbers[i]`` on rank i. Collective."""
+        store = self._store
+        layout = _choose_subnets(self.deal, numbers)
+        tensors = {}
+        for name, parameter in parameters.items():
+            shape = part_shape(layout, parameter, store.rank)
+            tensors[name] = torch.empty(shape, dtype=self.architecture.dtype)
+        transfer = Transfer(parameters, store.owners, layout, store.rank)
+        transfer.run(store.tensors, tensors, self.communicator)
+        weights = self.module.weights.get(numbers[store.rank], {})
+        for name in tensors.keys() & weights:
+            weights[name].data = tensors[name].to(self.device)
 
 
 def _choose_subnets(deal: Partition, numbers: Sequence[int]) -> Partition:
@@ -257,11 +267,12 @@ def with_values(
     values: Mapping[str, torch.Tensor],
     values_of: ValuesOf | None = None,
     columns: Sequence[int] = (),
+    build: type[Blocks] = Blocks,
 ) -> Blocks:
     """Return all subnets of a deal in one process, with weights taken from whole parameters.
-    ``values_of`` and ``columns`` are as for `SharedBlocks`."""
+    ``values_of``, ``columns`` and ``build`` are as for `SharedBlocks`."""
     is_sum = values_of is not None
-    blocks = Blocks(architecture, deal, range(deal.ranks), is_sum, columns)
+    blocks = build(architecture, deal, range(deal.ranks), is_sum, columns)
     for number, weights in blocks.weights.items():
         values_of_subnet: Mapping[str, torch.Tensor] = {}
         if values_of:

@@ -31,6 +31,7 @@ from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SIDE_BY_SIDE, SharedBlocks, ValuesOf
 from istmpi.evaluation.fitting import fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
+from istmpi.evaluation.likelihood import choose_network
 from istmpi.evaluation.own import OwnSums, join_loss
 from istmpi.evaluation.sample import (
     choose_scored,
@@ -168,9 +169,10 @@ class Evaluator:
         self.form = "merged"
         if not deal.units or form == "merged":
             return
+        build = choose_network(form, self._local)
         # A deal that is kept for the whole run is built once.
         if self._blocks is None or self._blocks.deal.digest != deal.digest:
-            self._blocks = SharedBlocks(
+            self._blocks = build(
                 self._architecture,
                 self._store,
                 self._communicator,

@@ -14,7 +14,7 @@ from istmpi.errors import ConfigError
 from istmpi.optim import schedules
 from istmpi.outputs import require_weights
 from istmpi.settings import shown
-from istmpi.tasks import TASKS
+from istmpi.tasks import TASKS, NextToken
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -55,6 +55,7 @@ def require_usable(
     require_classes(run.train, data.task, data.outputs, name)
     _require_predictions(spec, data.task)
     _require_sum(spec, run, data, network, ranks)
+    _require_likelihood(spec, run, data, network)
     for count in examples:
         if spec.in_passes and network.batch_norms:
             _require_last_batch(run, name, count)
@@ -107,6 +108,30 @@ def _require_sum(
         )
     groups = spec.groups(run, network)
     _require_undivided(groups, network, spec.name, "Use another method")
+
+
+def _require_likelihood(spec: MethodSpec, run: Run, data: Dataset, network: Architecture) -> None:
+    """Raise ConfigError if subnets shall be weighted by likelihood, but have none of a text or do
+    not stay on their ranks."""
+    if run.evaluate.form != "likelihood":
+        return
+    outputs = len(network.table.output_names)
+    problem = ""
+    if data.scoring is not NextToken:
+        problem = f"needs text, but this is {data.task}"
+    elif not spec.deals or run.method.partition == ():
+        problem = f"needs subnets, but {spec.name} deals out no units"
+    elif run.method.redeal:
+        problem = (
+            f"needs method.redeal = 0, but it is {run.method.redeal:g}: subnets that are redealt "
+            "do not become experts"
+        )
+    elif outputs > 1:
+        problem = f"needs one output, but {run.model.name} has {outputs}"
+    elif network.batch_norms:
+        problem = f"does not go with the batch normalisation of {run.model.name}"
+    if problem:
+        raise ConfigError(f"evaluate.form = 'likelihood' {problem}. Use another form.")
 
 
 def _require_sum_settings(name: str, run: Run, data: Dataset) -> None:

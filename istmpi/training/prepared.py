@@ -26,6 +26,7 @@ from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.slots import strip_slot
 from istmpi.engine.store import ParameterStore
+from istmpi.evaluation.blocks import SIDE_BY_SIDE
 from istmpi.evaluation.evaluator import Evaluator
 from istmpi.methods import limits, load_class
 from istmpi.methods.base import Method
@@ -232,7 +233,7 @@ class Prepared:
             temperature = self._temperature
         blocks = 0
         is_sum = find_method_spec(self.run.method.name).sums_outputs
-        if is_sum or (self.calibrated and self.evaluator.form == "blocks"):
+        if is_sum or (self.calibrated and self.evaluator.form in SIDE_BY_SIDE):
             blocks = self.communicator.size
         most_examples: dict[int, int] = {}
         # One number alone follows from the data and the ranks of the file.
