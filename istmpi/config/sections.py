@@ -134,10 +134,10 @@ class Evaluate:
     form: Annotated[
         Literal["merged", "blocks", "best", "sum", "likelihood"] | None,
         "The network to score and save: merged (the full network), blocks (mean outputs of the "
-        "subnets), best (the better on validation or sampled training data), or likelihood (text, "
-        "method.redeal = 0: subnets weighted by how well they told the text so far). The default "
-        "is best with method.redeal = 0, otherwise merged. Method joint alone has the form sum "
-        "(added outputs).",
+        "subnets), best (the better on validation or sampled training data), or likelihood. The "
+        "default is best with method.redeal = 0, otherwise merged. likelihood is for text with "
+        "method.redeal = 0: subnets are weighted by how likely they find the text so far. Method "
+        "joint alone has the form sum (added outputs).",
     ] = None
 
     def rounds_between(self, rounds: int) -> int:

@@ -167,11 +167,11 @@ def _state(
     """Return what to export. ``calibrate_on``: data for new moments; None takes the file's."""
     subnets = checkpoint.header.blocks
     if subnets:
-        # Means of several subnets' outputs are of no plain class, so they have no state.
+        # Joined outputs of several subnets are of no plain class, so they have no state.
         module = CalibratedNetwork(checkpoint, calibrate_on, model).module
         # A program cannot branch on values, for example if they are not finite.
         module._forward_hooks.clear()
-        problem = f"its network is {subnets} averaged subnets (evaluate.form)"
+        problem = f"its network is {subnets} subnets side by side (evaluate.form)"
         return State([], problem=problem, module=module)
     moments: Moments
     if calibrate_on is None:

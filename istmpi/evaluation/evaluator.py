@@ -94,8 +94,7 @@ class Evaluator:
         # One rank is enough to see whether a user's function is a mean over rows.
         self._looks = communicator.rank == 0
         self.note = ""
-        """A sentence about the user's functions that a run should report once; empty if there is
-        none."""
+        """A sentence about the user's functions that a run should report once, or empty."""
 
     def _plan(self, ranks: int) -> EvaluationPlan:
         """Return the way in which the network is spread; ``ranks``: those of the training."""
@@ -160,11 +159,10 @@ class Evaluator:
         return score
 
     def arrange(self, deal: Partition, form: str, values_of: ValuesOf | None = None) -> None:
-        """Score the network in ``form`` from now on. Collective.
+        """Score the network in ``form`` from now on; for best, in the form that scores better now,
+        and merged if no units are dealt. Collective.
 
-        For best, it is the form with the better score now. The form is merged if no units are
-        dealt. ``values_of``, for the form sum, is as for `SharedBlocks`.
-        """
+        ``values_of``, for the form sum, is as for `SharedBlocks`."""
         self.network = self._merged
         self.form = "merged"
         if not deal.units or form == "merged":

@@ -45,15 +45,15 @@ class Answer:
         following = self.tokens[:, 1:, None]
         seen = log_probabilities[:, :-1].gather(-1, following).squeeze(-1)
         # A long text has a large sum, whose differences float32 would round.
-        own = functional.pad(seen.double().cumsum(1), (1, 0))
-        before = self.log_likelihood.to(own.device)
-        self.log_likelihood = torch.logaddexp(before, own)
+        of_subnet = functional.pad(seen.double().cumsum(1), (1, 0))
+        before = self.log_likelihood.to(of_subnet.device)
+        self.log_likelihood = torch.logaddexp(before, of_subnet)
         if not self.log_probabilities.numel():
             self.log_probabilities = log_probabilities
             return
         self.log_probabilities = torch.logaddexp(
             self.log_probabilities + self._weigh(before).to(logits),
-            log_probabilities + self._weigh(own).to(logits),
+            log_probabilities + self._weigh(of_subnet).to(logits),
         )
 
     def _weigh(self, log_likelihood: torch.Tensor) -> torch.Tensor:
@@ -81,12 +81,12 @@ class SharedMixture(SharedBlocks):
         answer = Answer(*inputs)
         for subnet in self.module.subnets.values():
             answer.add(subnet)
-        own = answer.log_likelihood.cpu()
+        of_rank = answer.log_likelihood.cpu()
         if not self.counts:
-            own = torch.full_like(own, -torch.inf)
+            of_rank = torch.full_like(of_rank, -torch.inf)
         # One number for each token and rank, from which a rank knows its weight.
-        of_ranks = torch.from_numpy(np.stack(self.communicator.allgather(own.numpy())))
-        log_weight = (own - of_ranks.logsumexp(0)).unsqueeze(-1)
+        of_ranks = torch.from_numpy(np.stack(self.communicator.allgather(of_rank.numpy())))
+        log_weight = (of_rank - of_ranks.logsumexp(0)).unsqueeze(-1)
         log_probabilities = answer.log_probabilities.cpu()
         weighted = log_probabilities + log_weight.to(log_probabilities)
         return self._join(weighted).to(self.device)

@@ -71,7 +71,7 @@ def test_its_program_has_the_outputs_of_the_network(comm, shared_tmp):
     export(path, "onnx")
     (outputs,) = runtime.InferenceSession(path.with_suffix(".onnx")).run(None, {"input": x})
     assert outputs == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    with pytest.raises(errors.ConfigError, match="its network is 3 averaged subnets .* Use --to onnx"):
+    with pytest.raises(errors.ConfigError, match="its network is 3 subnets side by side .* Use --to onnx"):
         export(path, "safetensors")
 
 

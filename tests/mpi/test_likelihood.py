@@ -1,4 +1,4 @@
-"""Subnets that are weighted by how likely they find the text so far: against plain loops, on ranks and in one process."""
+"""Subnets weighted by how likely they find the text so far: against plain loops, on ranks and in one process."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from small import own_run, trained
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.data.prepare import prepare
+from istmpi.deploy.export import export
 from istmpi.deploy.generation import make_predictor
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
@@ -176,3 +177,19 @@ def test_subnets_that_do_not_stay_are_refused(comm, shared_tmp, problem):
 def test_only_text_has_a_likelihood(comm):
     with pytest.raises(ConfigError, match="'likelihood' needs text, but this is classification. Use another form"):
         trained(comm, method__redeal=0.0, evaluate__form="likelihood")
+
+
+@pytest.mark.ranks(only=[3])
+def test_its_program_has_the_answer_of_the_mixture(comm, shared_tmp):
+    runtime = pytest.importorskip("onnxruntime")
+    write_texts(comm, shared_tmp)
+    training, _, path = train(comm, shared_tmp, model__dtype="float32")
+    tokens = windows(training.dataset.test)[0]
+    if comm.rank:
+        return
+    with open_checkpoint(path) as checkpoint:
+        module = CalibratedNetwork(checkpoint).module
+    export(path, "onnx")
+    (outputs,) = runtime.InferenceSession(path.with_suffix(".onnx")).run(None, {"input": tokens.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(outputs, module(tokens), rtol=1e-4, atol=1e-4)
