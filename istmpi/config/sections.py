@@ -135,9 +135,9 @@ class Evaluate:
         Literal["merged", "blocks", "best", "sum", "likelihood"] | None,
         "The network to score and save: merged (the full network), blocks (mean outputs of the "
         "subnets), best (the better on validation or sampled training data), or likelihood. The "
-        "default is best with method.redeal = 0, otherwise merged. likelihood is for text with "
-        "method.redeal = 0: subnets are weighted by how likely they find the text so far. Method "
-        "joint alone has the form sum (added outputs).",
+        "default is best with method.redeal = 0, otherwise merged. The form likelihood is for text "
+        "with method.redeal = 0: subnets are weighted by how likely they find the text so far. "
+        "Method joint alone has the form sum (added outputs).",
     ] = None
 
     def rounds_between(self, rounds: int) -> int:
