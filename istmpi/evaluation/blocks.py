@@ -1,5 +1,6 @@
-"""The subnets of a deal side by side: the forms ``blocks`` and ``sum`` of ``evaluate.form``. The form
-``likelihood`` (`istmpi.evaluation.likelihood`) is built on them.
+"""The subnets of a deal side by side: the forms ``blocks`` and ``sum`` of ``evaluate.form``.
+
+The form ``likelihood`` (`istmpi.evaluation.likelihood`) is built on them.
 
 A subnet is a rank's part of the network. If units are dealt only once (``method.redeal = 0``), no
 rank trains a weight between units of two ranks. The full network uses such weights with their

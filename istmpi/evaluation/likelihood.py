@@ -65,7 +65,8 @@ class Mixture(Blocks):
     """Subnets whose ``forward`` returns log-probabilities of the next token."""
 
     def forward(self, *inputs: Any, **named: Any) -> Outputs:
-        answer = Answer(*inputs)
+        (tokens,) = inputs
+        answer = Answer(tokens)
         for subnet in self.subnets.values():
             answer.add(subnet)
         return answer.log_probabilities
@@ -78,7 +79,8 @@ class SharedMixture(SharedBlocks):
 
     @torch.no_grad()
     def __call__(self, *inputs: Any, **named: Any) -> Outputs:
-        answer = Answer(*inputs)
+        (tokens,) = inputs
+        answer = Answer(tokens)
         for subnet in self.module.subnets.values():
             answer.add(subnet)
         of_rank = answer.log_likelihood.cpu()
@@ -117,7 +119,8 @@ class LocalMixture(SharedBlocks):
 
     @torch.no_grad()
     def __call__(self, *inputs: Any, **named: Any) -> Outputs:
-        answer = Answer(*inputs)
+        (tokens,) = inputs
+        answer = Answer(tokens)
         self._pass(answer)
         return answer.log_probabilities
 
@@ -147,9 +150,13 @@ def choose_network(form: str, local: bool) -> type[SharedBlocks]:
     own."""
     if form != LIKELIHOOD:
         return SharedBlocks
-    return LocalMixture if local else SharedMixture
+    if local:
+        return LocalMixture
+    return SharedMixture
 
 
 def choose_module(form: str | None) -> type[Blocks]:
     """Return the class of all subnets in one process."""
-    return Mixture if form == LIKELIHOOD else Blocks
+    if form == LIKELIHOOD:
+        return Mixture
+    return Blocks

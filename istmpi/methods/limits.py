@@ -53,9 +53,7 @@ def require_usable(
     require_state(spec, phase)
     require_dealable(spec, phase, network)
     require_classes(run.train, data.task, data.outputs, name)
-    _require_predictions(spec, data.task)
-    _require_sum(spec, run, data, network, ranks)
-    _require_likelihood(spec, run, data, network)
+    _require_outputs(spec, run, data, network, ranks)
     for count in examples:
         if spec.in_passes and network.batch_norms:
             _require_last_batch(run, name, count)
@@ -77,6 +75,15 @@ def _require_predictions(spec: MethodSpec, task: str) -> None:
             f"method.name = {spec.name!r} needs predictions of classes, but this is {task}. "
             "Use another method."
         )
+
+
+def _require_outputs(
+    spec: MethodSpec, run: Run, data: Dataset, network: Architecture, ranks: int
+) -> None:
+    """Raise ConfigError if ranks shall use each other's outputs, but cannot."""
+    _require_predictions(spec, data.task)
+    _require_sum(spec, run, data, network, ranks)
+    _require_likelihood(spec, run, data, network)
 
 
 def _require_sum(
