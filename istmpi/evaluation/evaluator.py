@@ -51,7 +51,6 @@ from istmpi.trees import list_tensors
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
 
-
 FITTED_ON = 64
 """The most examples over which factors are fitted."""
 
@@ -70,9 +69,7 @@ class Evaluator:
         device: torch.device = HOST,
     ):
         """``trained_on``: the number of ranks in training, if it differs from the number here.
-
-        ``device``: the device of networks that fit into its memory.
-        """
+        ``device``: the device of networks that fit into its memory."""
         self._run = run
         self._dataset = dataset
         self._communicator = communicator
@@ -169,8 +166,9 @@ class Evaluator:
             return
         build = choose_network(form, self._local)
         # A deal that is kept for the whole run is built once.
-        if self._blocks is None or self._blocks.deal.digest != deal.digest:
-            self._blocks = build(
+        subnets = self._blocks
+        if subnets is None or type(subnets) is not build or subnets.deal.digest != deal.digest:
+            subnets = build(
                 self._architecture,
                 self._store,
                 self._communicator,
@@ -179,10 +177,11 @@ class Evaluator:
                 values_of,
                 self._dataset.columns,
             )
-        self._blocks.values_of = values_of
+            self._blocks = subnets
+        subnets.values_of = values_of
         if form == "best":
             merged = self._score_of_form(self._merged)
-            blocks = self._score_of_form(self._blocks)
+            blocks = self._score_of_form(subnets)
             if self._dataset.scoring.higher_is_better:
                 blocks_win = blocks > merged
             else:
@@ -191,7 +190,7 @@ class Evaluator:
         self.form = form
         self.network = self._merged
         if form in SIDE_BY_SIDE:
-            self.network = self._blocks
+            self.network = subnets
 
     def _score_of_form(self, network: FullNetwork | SharedBlocks) -> float:
         """Return the score of a form of the network. Collective.

@@ -126,6 +126,17 @@ def test_subnets_travel_to_local_texts(comm, shared_tmp):
     assert score.loss == pytest.approx(np.average([each.loss for each in scores], weights=examples), abs=1e-12)
 
 
+@pytest.mark.ranks(only=[3])
+def test_an_evaluator_scores_the_same_deal_in_one_form_after_another(comm, shared_tmp):
+    write_texts(comm, shared_tmp)
+    _, mean, _ = train(comm, shared_tmp, evaluate__form="blocks")
+    training, mixture, _ = train(comm, shared_tmp)
+    assert mean.loss != mixture.loss
+    for form, expected in [("likelihood", mixture), ("blocks", mean), ("likelihood", mixture)]:
+        training.evaluator.arrange(training.method.holders(training.rounds_done - 1), form)
+        assert training.evaluator.score() == expected
+
+
 def fixed(logits):
     """A subnet with the same logits at every place."""
 
