@@ -260,11 +260,6 @@ def test_launchers_of_other_machines_get_their_words(tmp_path, words, environmen
     assert ("do not meet" in done.stderr) == (environment.get("SLURM_JOB_NODELIST") is not None and not words)
 
 
-def test_an_unknown_launcher_is_refused(tmp_path):
-    done = istmpi_run(tmp_path, "--launcher", "prun", "true")
-    assert done.returncode == 2 and "--launcher prun: must be pmix, pmi2, cray_shasta, srun, flux, pals" in done.stderr
-
-
 def test_a_file_of_hosts_from_windows_or_of_open_mpi_is_read(tmp_path):
     """Empty lines with Windows line ends are no hosts; slots= is for Open MPI alone."""
     (tmp_path / "hosts.txt").write_bytes(b"localhost max_slots=4 slots=2\r\n\r\n# of us\r\n")

@@ -177,5 +177,7 @@ def test_programs_that_start_ranks_refuse_in_one_line(tmp_path):
     assert refused("--nodes", "0", "true") == "--nodes 0: must be a whole number of at least 1."
     assert refused("--nodes") == "--nodes needs a value; see istmpi-run --help."
     assert refused("--node", "2") == "no option --node; see istmpi-run --help."
-    assert refused("--launcher", "rsh", "true") == "--launcher rsh: must be pmix, pmi2 or mpirun."
+    launchers = "pmix, pmi2, cray_shasta, srun, flux, pals or mpirun"
+    words = "or the words of a launcher, such as 'srun -n {ranks}'"
+    assert refused("--launcher", "rsh", "true") == f"--launcher rsh: must be {launchers}, {words}."
     assert refused("--hosts", tmp_path / "none", "true") == f"--hosts {tmp_path}/none: there is no such file."
