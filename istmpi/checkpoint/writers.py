@@ -60,13 +60,10 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
     """Write each rank's rows independently, at the datasets' file offsets. Collective."""
     # decision 41: not MPI-IO, which may hold a lock, or gather rows over the slow network.
     path, offsets = _lay_out(path, header, pieces, communicator)
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        for piece in pieces:
-            _write_at(descriptor, piece.bytes, offsets[piece.path] + piece.first_byte)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    rows = _Rows(path)
+    for piece in pieces:
+        rows.write(piece.bytes, offsets[piece.path] + piece.first_byte)
+    rows.close()
 
 
 def root(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:

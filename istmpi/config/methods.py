@@ -95,7 +95,7 @@ _ALL = (
         outer_step=(1.0, 0.0),
         always_carries=True,
         # Start, error, mean; the optimizer's start; the outer step's.
-        copies=lambda run, ranks, slots: 3 + slots + (METHODS["sparse-loco"].takes_outer_step(run)),
+        copies=lambda run, ranks, slots: 3 + slots + METHODS["sparse-loco"].takes_outer_step(run),
     ),
     MethodSpec(
         "fedavg",
