@@ -26,6 +26,10 @@ SHIPPED = {"mlp": "istmpi.models.mlp:MLP", **NETWORKS}
 WRITTEN_TABLES = ("gcn", "mlp", "sage", "xc")
 """The networks whose tables are written by hand (`istmpi.models.tables`), not found."""
 
+NARROW = "narrow"
+"""The control of a comparison: a network as wide as ist's subnets, under `NARROW_METHOD`."""
+NARROW_METHOD = "local-sgd"
+
 ACTIVATIONS = {
     "relu": "ReLU",
     "leaky-relu": "LeakyReLU",

@@ -15,7 +15,7 @@ from istmpi.config import Run
 from istmpi.errors import DataError, UserError, kind_of
 from istmpi.files import appearing
 from istmpi.foreign import Fields, plain_value, printable
-from istmpi.record import CURE, FAILURE, METRICS, SETTINGS, SUMMARY, RunFolder
+from istmpi.record import COMPARISON, CURE, FAILURE, METRICS, SETTINGS, SUMMARY, RunFolder
 from istmpi.report.styles import PHASES
 
 FILE = "curve.json"
@@ -167,7 +167,7 @@ def _read_folder(folder: Path) -> Curve:
     # The later of two records knows better; a run that failed at its start has only the failure.
     records = [record for record in (summary, *lines[-1:], failure) if record]
     return Curve(
-        method=run.method.name,
+        method=_name_method(run, folder),
         points=_points([(line, line.score(key)) for line in scored], str(folder / METRICS)),
         seed=run.train.seed,
         ranks=next((record.whole("ranks", 1) for record in records if "ranks" in record), None),
@@ -183,6 +183,15 @@ def _read_folder(folder: Path) -> Curve:
         test=_find_test_score(lines, key),
         jobs=_divide_into_jobs(counted),
     )
+
+
+def _name_method(run: Run, folder: Path) -> str:
+    """Return the run's name in its comparison, such as narrow, or its method."""
+    # A comparison names its folders METHOD-SEED.
+    name, _, _ = folder.name.rpartition("-")
+    if name and (folder.parent / COMPARISON).is_file():
+        return name
+    return run.method.name
 
 
 def _find_score_key(lines: Sequence[Fields]) -> str:

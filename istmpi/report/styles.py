@@ -63,6 +63,7 @@ STYLES = {
     "easgd": Style(MOSS, "+"),
     "ist-push-pull": Style(BLUE, "h", ":"),
     "data-parallel-broadcast": Style(INK, "<", "--"),
+    "narrow": Style(ORANGE, ">", "-."),
     "pytorch-ddp": Style(INK, "d", "-."),
     "pytorch-local-sgd": Style(ORANGE, "p", "--"),
 }

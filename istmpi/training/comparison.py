@@ -8,7 +8,7 @@ connections.
 
 import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -32,8 +32,10 @@ from istmpi.files import preparing
 from istmpi.foreign import Fields
 from istmpi.lock import FolderLock
 from istmpi.methods.limits import with_method
+from istmpi.names import NARROW
 from istmpi.record import COMPARISON, FAILURE, SETTINGS, SUMMARY, RunFolder, home
 from istmpi.training.loop import Training
+from istmpi.training.narrow import narrow_run
 from istmpi.training.run import run_training
 from istmpi.training.watch import Watch
 
@@ -54,15 +56,13 @@ REHEARSED: dict[str, Any] = {
 class Turn:
     """A run of a comparison, with its settings and its folder."""
 
+    name: str
+    """The method's name, or `NARROW`."""
     run: Run
 
     @property
     def folder(self) -> Path:
         return Path(self.run.output.folder)
-
-    @property
-    def method(self) -> str:
-        return self.run.method.name
 
     @property
     def finished(self) -> bool:
@@ -103,14 +103,13 @@ class Comparison:
     ):
         assert repeats > 0, repeats
         self._communicator = communicator
+        runs = make_runs(run, methods, communicator)
+        folder = Path()
         with communicator.agreed():
-            for name in methods:
-                find_method_spec(name, "--methods:")
-            folder = Path()
             if communicator.rank == 0:
-                folder = _choose_folder(run, methods, repeats, communicator.size)
+                folder = _choose_folder(run, runs, repeats, communicator.size)
         self.folder = communicator.broadcast_from_root(folder)
-        self.turns = list_turns(run, methods, repeats, self.folder)
+        self.turns = list_turns(runs, repeats, self.folder)
         self._stop = StopSign(communicator, self.folder / STOP_FILE, deadline)
         if signals:
             self._stop.listen()
@@ -125,13 +124,13 @@ class Comparison:
             [turn for turn in self.turns if not turn.finished]
         )
         # The first unfinished run of each method: a later one in this order replaces the earlier.
-        for turn in {turn.method: turn for turn in reversed(left)}.values():
+        for turn in {turn.name: turn for turn in reversed(left)}.values():
             try:
                 self._rehearse(turn)
             except DivergedError:
                 pass  # its run reports it
             except UserError as error:
-                error.args = (f"{turn.method}: {error}",)
+                error.args = (f"{turn.name}: {error}",)
                 raise
 
     def _rehearse(self, turn: Turn) -> None:
@@ -213,28 +212,49 @@ class Comparison:
                 folder.write(FAILURE, json.dumps(tree, indent=2) + "\n")
 
 
-def list_turns(run: Run, methods: Sequence[str], repeats: int, folder: Path) -> list[Turn]:
-    """Return the runs of a comparison in their order, each with its folder in ``folder``."""
-    every = run.evaluate.every or max(run.train.rounds // EVALUATIONS, 1)
+def make_runs(run: Run, methods: Sequence[str], communicator: Communicator) -> dict[str, Run]:
+    """Return a run of each method by its name, in their order. Collective.
+
+    Raises ConfigError for an unknown method.
+    """
+    with communicator.agreed():
+        for name in methods:
+            if name != NARROW:
+                find_method_spec(name, "--methods:")
+    runs = {}
+    for name in methods:
+        if name == NARROW:
+            runs[name] = narrow_run(run, communicator)
+        else:
+            runs[name] = with_method(run, name)
+    return runs
+
+
+def list_turns(runs: Mapping[str, Run], repeats: int, folder: Path) -> list[Turn]:
+    """Return the turns of a comparison in their order, each with its folder in ``folder``.
+
+    ``runs``: as of `make_runs`; turn r has the run's seed plus r.
+    """
     turns = []
-    for seed in range(run.train.seed, run.train.seed + repeats):
-        for name in dict.fromkeys(methods):
+    for repeat in range(repeats):
+        for name, run in runs.items():
+            seed = run.train.seed + repeat
             settings = {
                 "train.seed": seed,
-                "evaluate.every": every,
+                "evaluate.every": run.evaluate.every or max(run.train.rounds // EVALUATIONS, 1),
                 "output.folder": str(folder / f"{name}-{seed}"),
             }
-            turns.append(Turn(with_method(run, name).override(settings)))
+            turns.append(Turn(name, run.override(settings)))
     return turns
 
 
-def _choose_folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -> Path:
+def _choose_folder(run: Run, runs: Mapping[str, Run], repeats: int, ranks: int) -> Path:
     """Return the folder of a new comparison, or of this one that an earlier job began."""
     own_folder = run.output.folder
     path = home(own_folder, f"compare-{run.name}")
     try:
         for number in count(2):
-            refusal = _refuse(path, run, methods, repeats, ranks)
+            refusal = _refuse(path, list_turns(runs, repeats, path), ranks)
             if not refusal:
                 break
             # Only a folder that nobody named may be replaced by the next one.
@@ -250,8 +270,8 @@ def _choose_folder(run: Run, methods: Sequence[str], repeats: int, ranks: int) -
     return path
 
 
-def _refuse(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: int) -> str:
-    """Return why a folder cannot have this comparison; empty if it can."""
+def _refuse(path: Path, turns: Iterable[Turn], ranks: int) -> str:
+    """Return why a folder cannot have the turns of this comparison; empty if it can."""
     if not path.exists():
         return ""
     if not path.is_dir():
@@ -264,7 +284,7 @@ def _refuse(path: Path, run: Run, methods: Sequence[str], repeats: int, ranks: i
     saved_ranks = _read_ranks(record)
     if saved_ranks != ranks:
         return f"it has runs of {saved_ranks} ranks, but this job has {ranks}"
-    for turn in list_turns(run, methods, repeats, path):
+    for turn in turns:
         if not (turn.folder / SETTINGS).is_file():
             continue
         differences = Run.load(str(turn.folder / SETTINGS)).differences(turn.run)

@@ -206,6 +206,20 @@ def test_a_method_that_cannot_train_the_run_is_refused_before_any_does(compared,
     assert not comparison.folder.exists()
 
 
+@pytest.mark.ranks(only=[2])
+def test_narrow_is_local_sgd_of_a_network_as_wide_as_a_subnet(compared, ran):
+    """Bit for bit, whatever method the run names, and a report calls it by its word."""
+    comparison = compared(["ist", "narrow"], method__name="fedavg", model__hidden=[13, 11])
+    comparison.run_training()
+    assert [(run.method.name, run.model.hidden) for run in ran] == [("ist", (13, 11)), ("local-sgd", (6, 5))]
+    compared(["local-sgd"], model__hidden=[6, 5], output__folder=f"{comparison.folder}/alone").run_training()
+    by_hand, control = (RunFolder(comparison.folder / name).metrics() for name in ("alone/local-sgd-5", "narrow-5"))
+    assert [line["loss"] for line in control] == [line["loss"] for line in by_hand]
+    assert [curve.method for curve in read_curves([comparison.folder])] == ["ist", "narrow"]
+    with pytest.raises(ConfigError, match="narrow: mlp has no width that ist would deal out"):
+        compared(["narrow"], method__partition=())
+
+
 def test_a_finished_comparison_takes_on_methods_and_repeats(compared, ran):
     compared(["ist"]).run_training()
     compared(["ist", "local-sgd"], repeats=2).run_training()

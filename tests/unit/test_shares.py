@@ -14,7 +14,7 @@ from istmpi.config import Run
 from istmpi.engine.partition import Partition
 from istmpi.engine.shares import CHANGE, LEAD, LEAST, ROUNDS, Shares, balance_shares, equal
 from istmpi.errors import ConfigError, DataError
-from istmpi.training.comparison import list_turns
+from istmpi.methods.limits import with_method
 from istmpi.training.share_log import choose_shares
 
 
@@ -145,8 +145,6 @@ def test_what_is_typed():
             typed(wrong)
 
 
-def test_a_comparison_leaves_them_out_where_nothing_is_dealt(tmp_path):
-    made = list_turns(Run().override({"method.shares": "auto"}), ["ist", "local-sgd"], 1, tmp_path)
-    assert [turn.run.method.shares for turn in made] == ["auto", None]
-    listed = list_turns(Run().override({"method.shares": [1, 2]}), ["local-sgd"], 1, tmp_path)
-    assert listed[0].run.method.shares is None
+def test_a_comparison_leaves_them_out_where_nothing_is_dealt():
+    for shares in ("auto", [1, 2]):
+        assert with_method(Run().override({"method.shares": shares}), "local-sgd").method.shares is None

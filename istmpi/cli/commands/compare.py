@@ -26,7 +26,7 @@ from istmpi.cli.run_options import (
     resolve,
     run_argument,
 )
-from istmpi.errors import ConfigError
+from istmpi.names import NARROW, NARROW_METHOD
 from istmpi.units import counted
 
 if TYPE_CHECKING:
@@ -38,9 +38,18 @@ if TYPE_CHECKING:
     from istmpi.training.watch import Watch
 
 
+REFUSED = {"method.name": "--methods"}
+"""Settings that would ask for one method of several, and the option to use instead."""
+
+
 @click.command("compare")
 @run_argument
-@text("--methods", "NAME,...", "Methods to compare.", default="ist,local-sgd,data-parallel")
+@text(
+    "--methods",
+    "NAME,...",
+    "Methods to compare; narrow is local-sgd with a P-th of the widths that ist deals out.",
+    default="ist,local-sgd,data-parallel",
+)
 @whole("--repeats", "N", "Seeds for each method.", 1, 1000, default=1)
 @add_targets_option
 @add_watch_options
@@ -67,14 +76,13 @@ def command(
     to a finished one. istmpi report shows a comparison again. A failed method does not stop the
     others; the command then ends with the exit code of the first failure.
     """
-    names = _list_methods(methods)
+    names = methods.split(",")
     shown.begins("compares")
     from istmpi import comm
 
     communicator = comm.world()
     with communicator.agreed():
-        # `--set method.name` would ask for one method of several.
-        resolved = resolve(run, assignments, parameters, {"method.name": "--methods"}, names)
+        resolved = resolve(run, assignments, parameters, REFUSED, _list_methods(names))
         scores = as_targets(targets)
         stop_at, loggers = open_watches(communicator, stop_before_walltime, log)
     comparison, display = _prepare(resolved, names, repeats, scores, stop_at, shown, communicator)
@@ -86,14 +94,10 @@ def command(
     return next((error.exit_code for error in failures.values()), 0)
 
 
-def _list_methods(methods: str) -> list[str]:
-    names = methods.split(",")
-    if "narrow" in names:
-        raise ConfigError(
-            "--methods: narrow is a network, not a method. Train it by itself (istmpi train RUN "
-            "--method local-sgd --hidden N,N), and give both folders to istmpi report."
-        )
-    return names
+def _list_methods(names: Sequence[str]) -> list[str]:
+    """Return the methods whose settings the runs ``names`` read."""
+    read_as = {NARROW: NARROW_METHOD}
+    return [read_as.get(name, name) for name in names]
 
 
 def _prepare(
