@@ -19,6 +19,9 @@ SUMMARY = "summary.json"
 FAILURE = "failure.json"
 COMPARISON = "comparison.json"
 """The file in a comparison's folder with the number of ranks."""
+TUNING = "tuning"
+"""The folder in a comparison's folder with the trials that chose settings; with .json, their
+outcomes."""
 CURE = "Repair the file, or remove the run's folder."
 JOB = "job"
 """The file in a run's folder in which the job script describes the machine. It may exist before the

@@ -229,6 +229,15 @@ class ComparisonDisplay(ComparisonWatch, TrainingDisplay):
         self._line_at = time.monotonic()
         self._follow(training, self._heading)
 
+    def trying(self, turn: Turn, values: str, rounds: int) -> None:
+        self._stop_view()
+        self._heading = f"trying {turn.name}, {values}, to round {rounds}"
+        self._console.print(plain(self._heading, "bold"))
+
+    def chose(self, name: str, values: str) -> None:
+        self._stop_view()
+        self._console.print(head_text(f"{name}:", f" {values} is best on held-out examples"))
+
     def finished(self, summary: Summary) -> None:
         self._stop_view()
         last = summary.last

@@ -195,12 +195,15 @@ def changes(
     return {setting: _read(option, setting, value, model) for option, setting, value in typed}
 
 
-def read_assignments(assignments: Sequence[str]) -> Iterator[tuple[str, str]]:
+def read_assignments(
+    assignments: Sequence[str], option: str = "--set"
+) -> Iterator[tuple[str, str]]:
+    """Yield the settings in texts A.B=VALUE, and the texts of their values."""
     for assignment in assignments:
         setting, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigError(
-                f"--set {assignment} must be SECTION.KEY=VALUE, such as model.norm=layer."
+                f"{option} {assignment} must be SECTION.KEY=VALUE, such as model.norm=layer."
             )
         yield setting.strip(), value.strip()
 

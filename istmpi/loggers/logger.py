@@ -99,6 +99,12 @@ class LoggedWatch(ComparisonWatch):
         if isinstance(self._watch, ComparisonWatch):
             self._watch.failed(turn, error)
 
+    @property
+    def of_trials(self) -> ComparisonWatch:
+        if isinstance(self._watch, ComparisonWatch):
+            return self._watch
+        return ComparisonWatch()
+
     def _tell_loggers(self, event: str, *about: object) -> None:
         # A copy, because a logger that fails is removed meanwhile.
         for name, logger in list(self._loggers.items()):

@@ -11,6 +11,7 @@ from istmpi.errors import ConfigError, DataError
 from istmpi.report.curves import Curve, Point
 from istmpi.report.labels import full_names, labels
 from istmpi.report.styles import PHASES
+from istmpi.report.tuning import Tuning
 from istmpi.tasks import higher_is_better
 
 NOT_REACHED = math.inf
@@ -84,6 +85,8 @@ class Comparison:
     """The scores to reach, the easiest first."""
     score_name: str
     data: str = ""
+    tunings: tuple[Tuning, ...] = ()
+    """The choices of the methods' settings."""
 
     @property
     def higher_is_better(self) -> bool:

@@ -50,6 +50,10 @@ def sheets(comparison: Comparison) -> list[Sheet]:
     for title, rows in tables.items():
         if rows:
             sheets.append(Sheet(title, "", columns, rows))
+    for tuning in comparison.tunings:
+        title = f"Choice of {tuning.settings}: {tuning.score_name} on held-out examples"
+        methods = tuple(choice.method for choice in tuning.choices)
+        sheets.append(Sheet(title, tuning.settings, methods, tuning.list_rows()))
     return sheets
 
 
@@ -108,6 +112,8 @@ def notes(comparison: Comparison) -> list[str]:
         for curve in group.curves:
             if curve.problem:
                 lines.append(f"{group.label}, seed {curve.seed}: {curve.problem}")
+    for tuning in comparison.tunings:
+        lines += tuning.notes
     return lines
 
 

@@ -8,7 +8,7 @@ connections.
 
 import gc
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -81,6 +81,17 @@ class ComparisonWatch(Watch):
     def failed(self, turn: Turn, error: IstmpiError) -> None:
         """Take note that a run ended with an error; the others continue."""
 
+    @property
+    def of_trials(self) -> "ComparisonWatch":
+        """The watch that follows trials: runs that only choose settings, and are not logged."""
+        return self
+
+    def trying(self, turn: Turn, values: str, rounds: int) -> None:
+        """Take note that a trial of ``values``, in words, is trained to this round."""
+
+    def chose(self, name: str, values: str) -> None:
+        """Take note of the values that were chosen for a method, in words."""
+
 
 class Comparison:
     """The runs of one comparison. Every method is collective. The constructor raises ConfigError
@@ -103,16 +114,65 @@ class Comparison:
     ):
         assert repeats > 0, repeats
         self._communicator = communicator
-        runs = make_runs(run, methods, communicator)
+        self._repeats = repeats
+        self._runs = make_runs(run, methods, communicator)
         folder = Path()
         with communicator.agreed():
             if communicator.rank == 0:
-                folder = _choose_folder(run, runs, repeats, communicator.size)
+                folder = self._choose_folder(run)
         self.folder = communicator.broadcast_from_root(folder)
-        self.turns = list_turns(runs, repeats, self.folder)
+        self.turns = list_turns(self._runs, repeats, self.folder)
         self._stop = StopSign(communicator, self.folder / STOP_FILE, deadline)
         if signals:
             self._stop.listen()
+
+    def _choose_folder(self, run: Run) -> Path:
+        """Return the folder of a new comparison, or of this one that an earlier job began."""
+        own_folder = run.output.folder
+        path = home(own_folder, f"compare-{run.name}")
+        try:
+            for number in count(2):
+                refusal = self._refuse(path)
+                if not refusal:
+                    break
+                # Only a folder that nobody named may be replaced by the next one.
+                if own_folder:
+                    raise ConfigError(
+                        f"--out {path}: {refusal}. Give the same settings, or another --out."
+                    )
+                path = home("", f"compare-{run.name}-{number}")
+        except OSError as error:
+            raise ConfigError(
+                f"--out {path}: cannot be read ({error.strerror}). Give another folder."
+            ) from None
+        return path
+
+    def _refuse(self, path: Path) -> str:
+        """Return why a folder cannot have this comparison; empty if it can."""
+        if not path.exists():
+            return ""
+        if not path.is_dir():
+            return "it is a file"
+        record = path / COMPARISON
+        if not record.is_file():
+            if any(path.iterdir()):
+                return "the folder is not empty and holds no comparison"
+            return ""
+        saved = _read_record(record)
+        ranks = saved.get("ranks", "an unknown number of")
+        if ranks != self._communicator.size:
+            return f"it has runs of {ranks} ranks, but this job has {self._communicator.size}"
+        if saved.get("tuned") != self._describe().get("tuned"):
+            return "its settings were chosen from other values (--tune), or not at all"
+        return self._refuse_runs(path)
+
+    def _refuse_runs(self, path: Path) -> str:
+        """Return why the runs in a folder are others than this comparison's; empty if they fit."""
+        return describe_differences(list_turns(self._runs, self._repeats, path))
+
+    def _describe(self) -> dict[str, Any]:
+        """Return the content of the record by which a later job knows this comparison."""
+        return {"ranks": self._communicator.size}
 
     def rehearse(self) -> None:
         """Try each method that has unfinished runs: one local step (fedavg: one pass), then one
@@ -125,13 +185,7 @@ class Comparison:
         )
         # The first unfinished run of each method: a later one in this order replaces the earlier.
         for turn in {turn.name: turn for turn in reversed(left)}.values():
-            try:
-                self._rehearse(turn)
-            except DivergedError:
-                pass  # its run reports it
-            except UserError as error:
-                error.args = (f"{turn.name}: {error}",)
-                raise
+            self._rehearse(turn)
 
     def _rehearse(self, turn: Turn) -> None:
         rounds = 1
@@ -139,8 +193,14 @@ class Comparison:
         if turn.run.method.finish:
             rounds = 2
         short = turn.run.override({**REHEARSED, "train.rounds": rounds})
-        for _ in Training(short, self._communicator, self._stop).rounds():
-            pass
+        try:
+            for _ in Training(short, self._communicator, self._stop).rounds():
+                pass
+        except DivergedError:
+            pass  # its run reports it
+        except UserError as error:
+            error.args = (f"{turn.name}: {error}",)
+            raise
 
     def run_training(self, watch: ComparisonWatch | None = None) -> dict[str, IstmpiError]:
         """Carry out all unfinished runs; return the errors of failed runs by the names of their
@@ -157,7 +217,7 @@ class Comparison:
                 if first:
                     with preparing(self.folder):
                         self.folder.mkdir(parents=True, exist_ok=True)
-                        record = json.dumps({"ranks": self._communicator.size})
+                        record = json.dumps(self._describe())
                         RunFolder(self.folder).write(COMPARISON, f"{record}\n")
                     at_the_end.callback(FolderLock(self.folder, watch.noticed).release)
             return self._carry_out(watch)
@@ -248,47 +308,18 @@ def list_turns(runs: Mapping[str, Run], repeats: int, folder: Path) -> list[Turn
     return turns
 
 
-def _choose_folder(run: Run, runs: Mapping[str, Run], repeats: int, ranks: int) -> Path:
-    """Return the folder of a new comparison, or of this one that an earlier job began."""
-    own_folder = run.output.folder
-    path = home(own_folder, f"compare-{run.name}")
-    try:
-        for number in count(2):
-            refusal = _refuse(path, list_turns(runs, repeats, path), ranks)
-            if not refusal:
-                break
-            # Only a folder that nobody named may be replaced by the next one.
-            if own_folder:
-                raise ConfigError(
-                    f"--out {path}: {refusal}. Give the same settings, or another --out."
-                )
-            path = home("", f"compare-{run.name}-{number}")
-    except OSError as error:
-        raise ConfigError(
-            f"--out {path}: cannot be read ({error.strerror}). Give another folder."
-        ) from None
-    return path
+def describe_differences(turns: Iterable[Turn], but_for: Collection[str] = ()) -> str:
+    """Return which turn's folder has another run, and the differences; empty if none has.
 
-
-def _refuse(path: Path, turns: Iterable[Turn], ranks: int) -> str:
-    """Return why a folder cannot have the turns of this comparison; empty if it can."""
-    if not path.exists():
-        return ""
-    if not path.is_dir():
-        return "it is a file"
-    record = path / COMPARISON
-    if not record.is_file():
-        if any(path.iterdir()):
-            return "the folder is not empty and holds no comparison"
-        return ""
-    saved_ranks = _read_ranks(record)
-    if saved_ranks != ranks:
-        return f"it has runs of {saved_ranks} ranks, but this job has {ranks}"
+    ``but_for``: settings that may differ.
+    """
     for turn in turns:
         if not (turn.folder / SETTINGS).is_file():
             continue
         differences = Run.load(str(turn.folder / SETTINGS)).differences(turn.run)
-        differences.pop("output.folder", None)  # the same one may have another name
+        # A folder may have another name now.
+        for name in ("output.folder", *but_for):
+            differences.pop(name, None)
         shown = "; ".join(
             f"{name} = {saved} there, {here} here" for name, (saved, here) in differences.items()
         )
@@ -297,8 +328,9 @@ def _refuse(path: Path, turns: Iterable[Turn], ranks: int) -> str:
     return ""
 
 
-def _read_ranks(record: Path) -> int | str:
+def _read_record(path: Path) -> Mapping[str, Any]:
+    """Return a comparison's record; an empty one if it cannot be read."""
     try:
-        return Fields.read(record, record, "").whole("ranks", 1)
+        return Fields.read(path, path, "").tree
     except DataError:
-        return "an unknown number of"
+        return {}

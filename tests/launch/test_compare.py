@@ -10,7 +10,11 @@ from following import lines, wait_for_rounds
 SMALL = ("--hidden", "32", "--local-steps", "3", "--batch", "16")
 METHODS = ("data-parallel", "ist", "local-sgd")
 TARGETS = ("--targets", "0.2,0.999")
+TUNED = ("--methods", "ist,narrow", "--rounds", "4", "--lr", "0.01,0.1")
 BAD = {
+    "--tune optimizer.lr=0.1,0.1 has a single value": ["--tune", "optimizer.lr=0.1,0.1"],
+    "--tune train.rounds: held-out examples cannot choose it": ["--tune", "train.rounds=1,2"],
+    "method.delay = 1 has no effect with data-parallel": ["--tune", "method.delay=1,2", "--methods", "data-parallel"],
     "--methods: 'local-sdg' is not known; did you mean local-sgd?": ["--methods", "ist,local-sdg"],
     "ist: hidden1 has 1 unit, but the run has 2 ranks": ["--hidden", "1"],
     "use --methods": ["--set", "method.name=ist"],
@@ -44,6 +48,8 @@ def said(series, folder):
             "compare": [*compare, *TARGETS],
             "report": ["alone", "report", "compared", *TARGETS, "--json"],
             "again": [*compare, "--targets", "0.2"],
+            "tuned": ["compare", *SMALL, *TUNED, "--out", "tuned"],
+            "tuned again": ["compare", *SMALL, *TUNED, "--out", "tuned", "--json"],
             "local-sgd fails": LOCAL_SGD_FAILS,
             "failed": ["compare", *SMALL, "--rounds", "4", "--out", "failed"],
         },
@@ -87,6 +93,24 @@ def test_a_comparison_that_was_stopped_goes_on_with_the_same_command(said, folde
     assert (now / "ist-0" / "metrics.jsonl").read_bytes() == (then / "ist-0" / "metrics.jsonl").read_bytes()
     assert [line["round"] for line in lines(now / "local-sgd-0")] == list(range(1, 121))
     assert len(lines(then / "local-sgd-0")) < 120
+
+
+def test_a_comparison_chooses_a_rate_for_each_method(said, folder):
+    first, again = said["tuned"], said["tuned again"]
+    assert first.returncode == again.returncode == 0, first
+    for text in (
+        "trying narrow, optimizer.lr = 0.1, to round 1",
+        "Choice of optimizer.lr: accuracy on held-out examples",
+    ):
+        assert text in first.stdout
+    assert "chosen" in (folder / "tuned" / "report.html").read_text() and "trying" not in again.stderr
+    (compared,) = json.loads(again.stdout)["comparisons"]
+    (tuning,) = compared["tunings"]
+    assert [choice["method"] for choice in tuning["choices"]] == ["ist", "narrow"]
+    for choice in tuning["choices"]:
+        run = (folder / "tuned" / f"{choice['method']}-0" / "run.toml").read_text()
+        assert choice["chosen"] and f"lr = {choice['chosen']}" in run
+    assert {row["method"].partition(",")[0] for row in compared["rows"]} == {"ist", "narrow"}
 
 
 def test_a_method_that_fails_is_reported_and_its_exit_code_is_the_jobs(said, folder):

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from istmpi.report import tables
 from istmpi.report.comparison import Comparison, compare
 from istmpi.report.curves import read_curves
 from istmpi.report.sheets import notes
+from istmpi.report.tuning import read_tunings
 
 WIDTH_OF_A_LOG = 200
 
@@ -50,7 +52,7 @@ def command(paths: tuple[str, ...], targets: str | None, as_json: bool, html: st
     """
     scores = as_targets(targets)
     curves = read_curves(map(Path, paths), lambda problem: note(f"left out: {problem}"))
-    comparison = compare(curves, scores)
+    comparison = replace(compare(curves, scores), tunings=read_tunings(map(Path, paths)))
     if as_json:
         print_json(build_tree(comparison))
     elif not html:
@@ -83,7 +85,10 @@ def print_comparison(comparison: Comparison) -> None:
 
 def build_tree(comparison: Comparison) -> dict[str, Any]:
     tree = {"data": comparison.data, "score": comparison.score_name, "targets": comparison.targets}
-    return {"comparisons": [tree | {"notes": notes(comparison), "rows": comparison.rows()}]}
+    tree |= {"notes": notes(comparison), "rows": comparison.rows()}
+    if comparison.tunings:
+        tree["tunings"] = [asdict(tuning) for tuning in comparison.tunings]
+    return {"comparisons": [tree]}
 
 
 def write_page(comparison: Comparison, title: str, path: Path) -> None:
