@@ -27,6 +27,11 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     initial = _describe_initial(run, network)
     figures = _figures(run, network, costs, alone)
     figures["sent_bytes"] = run_bytes(run, network, ranks, planned.smaller)
+    if planned.data is not None:
+        from istmpi.evaluation.planning import plan_evaluations
+
+        evaluations = plan_evaluations(run, network, planned.data, ranks)
+        figures["evaluations"] = asdict(evaluations)
     if as_json:
         if initial:
             figures["init"] = initial

@@ -125,7 +125,9 @@ def _describe_evaluations(training: Training) -> str:
     evaluator = training.evaluator
     every = run.evaluate.rounds_between(run.train.rounds)
     words = "every round"
-    if every > 1:
+    if every >= run.train.rounds:
+        words = "after the last round"
+    elif every > 1:
         words = f"every {every} rounds"
     if isinstance(data.train, GraphSplit):
         return words
@@ -133,7 +135,8 @@ def _describe_evaluations(training: Training) -> str:
     if training.architecture.batch_norms:
         words += f", calibrated on {evaluator.sampled:,}"
     words += f": {evaluator.share:.0%} of the FLOPs"
-    if evaluator.share > SHARE:
+    # A single evaluation is needed in any case.
+    if evaluator.share > SHARE and every < run.train.rounds:
         words += ", more than a tenth (reduce it with evaluate.every, evaluate.examples)"
     return words
 

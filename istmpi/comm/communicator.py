@@ -6,7 +6,6 @@ done, with pauses that leave the core to other ranks. `Whereabouts` has the rank
 rank waits.
 """
 
-import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -116,6 +115,25 @@ class Communicator:
                 self.broadcast(received[start : start + nbytes], rank)
         return result
 
+    def gatherv_to_root(self, part: np.ndarray, counts: list[int]) -> np.ndarray | None:
+        """Return what `allgatherv` returns, on rank 0 alone; None on other ranks."""
+        if sum(counts) * part.dtype.itemsize > LARGEST_CALL:
+            whole = self.allgatherv(part, counts)
+            if self.rank > 0:
+                return None
+            return whole
+        sent = [np.ascontiguousarray(part).view(np.uint8), self._library.BYTE]
+        if self.rank > 0:
+            self._finish(self.mpi.Igatherv(sent, None), "gather")
+            self.count_sent(part.nbytes)
+            return None
+        result = np.empty(sum(counts), dtype=part.dtype)
+        lengths = [count * part.dtype.itemsize for count in counts]
+        starts = [*accumulate(lengths, initial=0)][:-1]
+        target = [result.view(np.uint8), lengths, starts, self._library.BYTE]
+        self._finish(self.mpi.Igatherv(sent, target), "gather")
+        return result
+
     def broadcast(self, values: np.ndarray, root: int) -> None:
         """Overwrite the contiguous array ``values`` in place with the root's values."""
         flat = values.reshape(-1).view(np.uint8)
@@ -131,19 +149,6 @@ class Communicator:
         gathered = self.allgatherv(values.ravel(), [values.size] * self.size)
         with np.errstate(over="ignore", invalid="ignore"):  # callers name what is not finite
             return gathered.reshape(self.size, *values.shape).sum(axis=0)
-
-    def allreduce_sums(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the sum over ranks of each array, as `allreduce_sum` adds, in one message."""
-        flat = np.concatenate([array.reshape(-1).view(np.uint8) for array in values])
-        gathered = self.allgatherv(flat, [flat.size] * self.size).reshape(self.size, -1)
-        ends = accumulate(array.nbytes for array in values)
-        totals = []
-        for array, end in zip(values, ends, strict=True):
-            part = np.ascontiguousarray(gathered[:, end - array.nbytes : end])
-            of_ranks = part.view(array.dtype).reshape(self.size, *array.shape)
-            with np.errstate(over="ignore", invalid="ignore"):  # callers name what is not finite
-                totals.append(of_ranks.sum(axis=0))
-        return totals
 
     def count_sent(self, nbytes: int) -> None:
         """Count bytes of arrays that this rank has handed to MPI for other ranks."""
@@ -212,10 +217,7 @@ class Communicator:
         starts = [*accumulate(lengths, initial=0)][:-1]
         whole = np.empty(sum(lengths), dtype=np.uint8)
         self._finish(self.mpi.Igatherv([packed, byte], [whole, lengths, starts, byte]), "gather")
-        return [
-            pickle.loads(whole[start : start + length].data)
-            for start, length in zip(starts, lengths, strict=True)
-        ]
+        return objects.split(whole, lengths)
 
     def broadcast_from_root(self, value: T) -> T:
         """Return rank 0's value; the ``value`` of another rank is ignored."""

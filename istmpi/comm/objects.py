@@ -4,7 +4,11 @@ Small objects thus need one message.
 """
 
 import pickle
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 SLOT = 256
 """Bytes of a slot in the first message."""
@@ -36,4 +40,13 @@ def unpack(slots: bytes | bytearray, size: int) -> list[Any]:
     return [
         pickle.loads(memoryview(slots)[start + _LENGTH : start + size])
         for start in range(0, len(slots), size)
+    ]
+
+
+def split(packed: np.ndarray, lengths: Sequence[int]) -> list[Any]:
+    """Return the objects whose bytes follow each other, ``lengths[n]`` of object n."""
+    ends = accumulate(lengths)
+    return [
+        pickle.loads(packed[end - length : end].data)
+        for length, end in zip(lengths, ends, strict=True)
     ]

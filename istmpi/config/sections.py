@@ -112,8 +112,9 @@ class Evaluate:
 
     every: Annotated[
         Natural,
-        "Rounds between evaluations, on the validation split or otherwise the test split; 0: ten "
-        "evaluations in a run. The last round is always evaluated.",
+        "Rounds between evaluations, on the validation split or otherwise the test split. The "
+        "default gives at most ten, and at most 15% of a run's bytes and FLOPs. The last round is "
+        "always evaluated.",
     ] = 0
     batch: Annotated[Count, "Examples in a batch of an evaluation."] = 1024
     examples: Annotated[

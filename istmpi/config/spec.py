@@ -68,6 +68,8 @@ class MethodSpec:
     replicated: bool = False
     """True if ranks keep the whole network, or their subnets with ``sums_outputs``. In the first
     round they pull it from the owners, with its slots."""
+    own_networks: bool = False
+    """True if ranks' networks differ between rounds, and from the network that is evaluated."""
     received: Callable[[RunSettings, HeldCounts], int | Fraction] = count_trained
     """The elements that all ranks together receive in an exchange; `count_trained` adds a rank's
     own, as papers do."""
@@ -187,6 +189,13 @@ class MethodSpec:
         if self.shares_by_ring(run, architecture, ranks):
             return self.shared(run, architecture)
         return []
+
+    def on_all_ranks(self, run: RunSettings, architecture: Architecture, ranks: int) -> list[str]:
+        """Return the names of the weights that every rank has with the values that are evaluated,
+        after each round."""
+        if self.own_networks or self.share_every(run) > 1:
+            return []
+        return self.kept_by_all(run, architecture, ranks)
 
     def route(
         self,

@@ -75,6 +75,14 @@ def evaluation_share(
     trained: int,
     passed: int,
     sharded: Collection[str],
+    on_one: bool = False,
 ) -> float:
-    evaluation = passed * forward_flops(architecture, ranks, sharded)
+    """Return evaluations' share of the FLOPs of a run's busiest rank.
+
+    ``passed``: the examples of an evaluation. ``on_one``: rank 0 passes all of them.
+    """
+    dividing = ranks
+    if on_one:
+        dividing = 1
+    evaluation = passed * forward_flops(architecture, dividing, sharded)
     return float(evaluation / (evaluation + rounds_flops(run, architecture, ranks, trained)))

@@ -8,9 +8,13 @@ and activations leave free. If any weight is sharded, all ranks pass the same ex
 takes longer (`FLOPS_A_BYTE`), and memory allows, all weights are gathered. If each rank has its own
 examples, a leaf is sharded only for lack of memory, and its owners in turn send their rows to all
 ranks.
+
+Whole weights are gathered on all ranks, which divide the examples, or *on one*: rank 0 passes all
+examples, and the others wait. This sends a P-th of the bytes, and takes longer than a division of
+the examples. So it is chosen if its products take little time (`FLOPS_OF_ONE`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -20,14 +24,19 @@ from istmpi.cost.calibration import calibration_examples
 from istmpi.cost.counts import Amount
 from istmpi.cost.run_cost import phase_costs
 from istmpi.cost.whole_graph import unitwise, whole_graph_bytes
+from istmpi.engine.layout import Owners
 from istmpi.engine.lengths import Number
 from istmpi.multilabel import TOP, Ranking
 from istmpi.network.architecture import Architecture
 
 TOTALS = 24
-"""Bytes of loss, score and number of examples, which ranks add up."""
+"""Bytes of loss, score and number of examples of a graph, which ranks add up."""
 FLOPS_A_BYTE = 100
 """The FLOPs of a rank while it sends a byte: 10 GFLOP/s, 100 MB/s."""
+FLOPS_OF_ONE = 2**32
+"""FLOPs for which other ranks may wait for rank 0: half a second, at 10 GFLOP/s."""
+ALWAYS_FREE = 2**26
+"""Bytes for gathered weights that any rank has: a process needs several times as many anyway."""
 COUNT = 8
 """Bytes of a count: the number of values behind a normalisation's moments."""
 RANKED = 8 * Ranking.size
@@ -43,6 +52,8 @@ class Weights:
     nbytes: int
     sharded: int
     """Bytes that are sent if these weights are sharded; an upper bound for embeddings."""
+    gathered: int
+    """Bytes that each rank lacks and gets if these weights are gathered, its own rows included."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +68,13 @@ class EvaluationPlan:
     weights."""
     by_units: bool = False
     """True for a graph if each layer's units are spread over the ranks."""
+    on_one: bool = False
+    """True if rank 0 alone gathers the weights, and passes all examples."""
 
 
 def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Amount:
     """Return the bytes of gradients and activations, which are free on every rank during an
-    evaluation.
+    evaluation, or `ALWAYS_FREE` if they are fewer.
 
     If each rank has its own graph, only gradients count, because activations depend on the graph.
     """
@@ -71,7 +84,7 @@ def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Amoun
         for part in phase.parts:
             activations = 0 if local_graph else part.memory.activations
             sizes.append(part.memory.gradients + activations)
-    return min(sizes)
+    return max(min(sizes), ALWAYS_FREE)
 
 
 MOST_LOGITS = 2**26
@@ -112,42 +125,113 @@ def evaluation_plan(
     passes: Sequence[int],
     local: bool = False,
     spread: bool = False,
+    on_one: bool = False,
+    present: Collection[str] = (),
+    numbers: int = 3,
 ) -> EvaluationPlan:
-    """Plan an evaluation. ``room``: bytes for gathered weights. ``passes``: the number of examples
-    in each pass.
+    """Plan an evaluation.
 
-    ``local``: ranks have their own examples. ``spread``: a sharded head sends only its highest
-    outputs, and in the first pass (calibration) nothing.
+    ``room``: bytes for gathered weights. ``passes``: the examples of each pass. ``local``: ranks
+    have their own examples. ``spread``: a sharded head sends only its highest outputs, and in the
+    first pass (calibration) nothing. ``on_one``: rank 0 may score alone. ``present``: weights that
+    every rank has anyway. ``numbers``: the sums of a score, over which ranks add up.
     """
-    sizes = {
-        name: parameter.size(architecture.lengths) * parameter.itemsize
-        for name, parameter in architecture.parameters.items()
-    }
+    sizes = _list_sizes(architecture)
     if unitwise(architecture) and architecture.nodes[1] and ranks > 1 and not local:
         return _graph_plan(architecture, ranks, room, sizes)
+    whole = sum(sizes.values())
+    totals = 8 * numbers
+    if spread:
+        totals = RANKED
+    missing = {name: nbytes for name, nbytes in sizes.items() if name not in present}
+    fits = ranks > 1 and not local and whole <= room
+    if on_one and fits and _is_quick_on_one(architecture, passes, missing):
+        return _plan_on_one(architecture, ranks, missing, whole, totals)
+    return _plan_on_all(
+        architecture,
+        ranks,
+        room,
+        passes,
+        local=local,
+        spread=spread,
+        missing=missing,
+        totals=totals,
+    )
+
+
+def _plan_on_all(
+    architecture: Architecture,
+    ranks: int,
+    room: Amount,
+    passes: Sequence[int],
+    local: bool,
+    spread: bool,
+    missing: dict[str, int],
+    totals: int,
+) -> EvaluationPlan:
+    """Plan an evaluation in which all ranks gather weights or compute outputs.
+
+    ``missing``: bytes of the weights that some ranks lack. ``totals``: those of a score's sums.
+    """
+    sizes = _list_sizes(architecture)
+    whole = sum(sizes.values())
     choices: list[Weights] = []
     if ranks > 1:
-        choices += _choices(architecture, ranks, passes, sizes, spread)
-    everything = sum(sizes.values())
+        choices += _choices(architecture, ranks, passes, sizes, spread, missing)
     # Ranks with their own examples send each other no outputs: sharding only saves memory.
     chosen = [] if local else _choose_by_bytes(choices, ranks)
     # decision 36: a leaf is gathered if its products would take longer than its bytes.
-    if everything <= room and _costs_more_than_it_saves(architecture, ranks, passes, chosen):
+    if whole <= room and _costs_more_than_it_saves(architecture, ranks, passes, chosen):
         chosen = []
-    chosen += _choose_by_memory(choices, chosen, everything - room, local)
+    chosen += _choose_by_memory(choices, chosen, whole - room, local)
     sharded = frozenset(name for weights in chosen for name in weights.names)
     gathered = sum(nbytes for name, nbytes in sizes.items() if name not in sharded)
-    sent = (ranks - 1) * gathered
+    sent = (ranks - 1) * sum(nbytes for name, nbytes in missing.items() if name not in sharded)
     if sharded and not local:
         sent += sum(weights.sharded for weights in choices if sharded.issuperset(weights.names))
     elif not local:
-        sent += _totals_bytes(architecture, ranks, spread)
+        sent += _totals_bytes(architecture, ranks, totals)
     return EvaluationPlan(sharded=sharded, gathered_bytes=gathered, sent=sent)
+
+
+def _list_sizes(architecture: Architecture) -> dict[str, int]:
+    """Return the bytes of each parameter."""
+    return {
+        name: parameter.size(architecture.lengths) * parameter.itemsize
+        for name, parameter in architecture.parameters.items()
+    }
+
+
+def _is_quick_on_one(
+    architecture: Architecture, passes: Sequence[int], missing: dict[str, int]
+) -> bool:
+    """Return True if a single rank saves messages and takes little time for the products of all
+    passes."""
+    # Moments of a batch over all ranks take three messages for each normalisation.
+    if not missing and not architecture.batch_norms:
+        return False
+    flops: Number = 0
+    for operator in architecture.operators:
+        for examples in passes:
+            flops += operator.flops(architecture.lengths, examples)[0]
+    return flops <= FLOPS_OF_ONE
+
+
+def _plan_on_one(
+    architecture: Architecture, ranks: int, missing: dict[str, int], whole: int, totals: int
+) -> EvaluationPlan:
+    """Plan an evaluation for which rank 0 alone gathers the ``missing`` weights."""
+    owners = Owners(dict(architecture.lengths), ranks)
+    sent = ranks * (ranks - 1) * totals
+    for name, nbytes in missing.items():
+        length, *_ = architecture.parameters[name].pattern.shape(architecture.lengths)
+        sent += nbytes - nbytes // length * len(owners.rows(length, 0))
+    return EvaluationPlan(sharded=frozenset(), gathered_bytes=whole, sent=sent, on_one=True)
 
 
 def _choose_by_bytes(choices: Sequence[Weights], ranks: int) -> list[Weights]:
     """Return the weights that send fewer bytes if they are sharded."""
-    return [weights for weights in choices if weights.sharded < (ranks - 1) * weights.nbytes]
+    return [weights for weights in choices if weights.sharded < (ranks - 1) * weights.gathered]
 
 
 def _choose_by_memory(
@@ -175,9 +259,9 @@ def _choose_by_memory(
     return further
 
 
-def _totals_bytes(architecture: Architecture, ranks: int, spread: bool) -> int:
+def _totals_bytes(architecture: Architecture, ranks: int, totals: int) -> int:
     """Return the bytes of the sums that all ranks send each other if each scores some examples."""
-    numbers = RANKED if spread else TOTALS
+    numbers = totals
     if not architecture.nodes[1]:
         # Each rank calibrates on some examples, too.
         for norm in architecture.batch_norms.values():
@@ -196,7 +280,7 @@ def _costs_more_than_it_saves(
         if operator.parameter not in sharded:
             # All ranks repeat the product for all examples.
             flops += sum(operator.flops(architecture.lengths, examples)[0] for examples in passes)
-    saved = sum((ranks - 1) * weights.nbytes - weights.sharded for weights in kept)
+    saved = sum((ranks - 1) * weights.gathered - weights.sharded for weights in kept)
     return flops * (ranks - 1) > FLOPS_A_BYTE * saved
 
 
@@ -237,6 +321,7 @@ def _choices(
     passes: Sequence[int],
     sizes: dict[str, int],
     spread: bool,
+    missing: dict[str, int],
 ) -> Iterator[Weights]:
     """Yield the weights of leaves that can be sharded: every rank owns a row of each."""
     for paths in _group_leaves(architecture):
@@ -254,7 +339,12 @@ def _choices(
             for path in paths:
                 for examples in passes:
                     sharded += _leaf_bytes(architecture, path, ranks, examples)
-        yield Weights(names=names, nbytes=sum(sizes[name] for name in names), sharded=sharded)
+        yield Weights(
+            names=names,
+            nbytes=sum(sizes[name] for name in names),
+            sharded=sharded,
+            gathered=sum(missing.get(name, 0) for name in names),
+        )
 
 
 @dataclass

@@ -12,6 +12,7 @@ from istmpi.comm import STAGING_BYTES, ring
 from istmpi.comm.codec import Wire
 from istmpi.cost.deal import ExpectedDeal
 from istmpi.cost.holdings import Holdings
+from istmpi.engine.axes import with_slots
 from istmpi.engine.lengths import Number
 from istmpi.engine.packed_sizes import Largest, float4_bytes, top_k_bytes
 from istmpi.engine.route import (
@@ -122,6 +123,14 @@ def count_start_bytes(route: Route, parameters: Parameters, deal: ExpectedDeal) 
     """Return the expected bytes of the first round of a run minus those of a later round."""
     first = sum(expect_load(leg, deal).sent for leg in first_legs(route, parameters))
     return first - sum(expect_load(leg, deal).sent for leg in later_legs(route, parameters))
+
+
+def count_flush_bytes(route: Route, parameters: Parameters, deal: ExpectedDeal) -> Number:
+    """Return the expected bytes that bring the newest values to their owners, for an evaluation
+    after a round with a mean."""
+    moved = with_slots(parameters, route.slots)
+    legs = replace(route, every=1).flushed(moved, 0)
+    return sum(push(deal.holdings(leg.parameters)).sent for leg in legs)
 
 
 def expect_load(leg: Leg, deal: ExpectedDeal) -> Load:

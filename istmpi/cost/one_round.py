@@ -1,7 +1,7 @@
 """Counts the bytes of one round exactly: draws the round's deal, and adds up all transfers (legs)
 of its route."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -49,6 +49,29 @@ def run_bytes(
         if following not in ("", name):  # the next method begins with the owners' values
             moved = with_slots(network.parameters, route.slots)
             total += _sent(route.flushed(moved, first - 1), network, ranks).sum()
+    return int(total)
+
+
+def flushed_bytes(
+    run: Run, architecture: Architecture, ranks: int, rounds: Sequence[int]
+) -> int | None:
+    """Return the bytes that bring the newest values to their owners for evaluations after
+    ``rounds``, numbers from 1; None as in `run_bytes`."""
+    units = sum(architecture.lengths[name] for name in architecture.groups)
+    own_networks = find_method_spec(run.method.name).own_networks
+    if isinstance(run.method.shares, str) or own_networks or run.method.finish:
+        return None
+    if len(rounds) * ranks**2 * units > MOST_WORK:
+        return None
+    route = draw_route(run, architecture, ranks)
+    moved = with_slots(architecture.parameters, route.slots)
+    total = 0
+    for number in rounds:
+        deal = number - 1
+        # What left early is with those who train it next.
+        if route.leaves_early(deal):
+            deal += 1
+        total += _sent(route.flushed(moved, deal), architecture, ranks).sum()
     return int(total)
 
 

@@ -9,7 +9,7 @@ from istmpi.config.methods import MethodSpec, find_method_spec
 from istmpi.cost.counts import Kept, PartCost, Step, count_part
 from istmpi.cost.deal import ExpectedDeal, expect_deal, expect_route
 from istmpi.cost.holdings import Holdings, Part
-from istmpi.cost.loads import Load, count_start_bytes, round_loads
+from istmpi.cost.loads import Load, count_flush_bytes, count_start_bytes, round_loads
 from istmpi.cost.rivals import find_method
 from istmpi.cost.whole_graph import whole_graph_bytes
 from istmpi.engine.axes import count_bytes
@@ -35,6 +35,8 @@ class Cost:
     too."""
     start_bytes: Number
     """Bytes of the first round minus bytes of a later round."""
+    flush_bytes: Number
+    """Bytes that bring the newest values to their owners before an evaluation."""
     since: int
     """The first round in which ``loads`` are sent."""
     side: int = 0
@@ -126,6 +128,7 @@ def cost(
         loads=loads,
         received_elements=_count_received(setup),
         start_bytes=count_start_bytes(setup.route, architecture.parameters, setup.deal),
+        flush_bytes=count_flush_bytes(setup.route, architecture.parameters, setup.deal),
         since=setup.route.since,
     )
 

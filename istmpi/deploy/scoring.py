@@ -31,9 +31,10 @@ from istmpi.deploy.fitting import (
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
-from istmpi.evaluation.blocks import ValuesOf, choose_form
+from istmpi.evaluation.blocks import ValuesOf
 from istmpi.evaluation.evaluator import Evaluator, Score
 from istmpi.evaluation.likelihood import LIKELIHOOD
+from istmpi.evaluation.planning import choose_form
 from istmpi.network.architecture import Architecture
 
 

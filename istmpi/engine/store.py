@@ -22,7 +22,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 _CHUNK = 2**20
 """The number of elements that are drawn or digested at a time, to bound memory."""
-_BUCKET = 2**20
+_BUCKET = 2**22
 """The most bytes of whole tensors that are gathered together."""
 
 
@@ -66,20 +66,23 @@ class ParameterStore:
         return dict(self.gather([name], communicator))[name]
 
     def gather(
-        self, names: Iterable[str], communicator: Communicator
+        self, names: Iterable[str], communicator: Communicator, on_one: bool = False
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield whole tensors by name, on every rank. Collective until the iterator's end.
+        """Yield whole tensors by name, on every rank, or with ``on_one`` on rank 0 alone.
+        Collective until the iterator's end.
 
         Small tensors travel together: on a link with a long delay a message costs more than its
         bytes.
         """
         here = [name for name in names if name in self._lent]
         for name in here:
+            if on_one and self.rank > 0:
+                break
             # A copy, because the caller may change it.
             yield name, self._lent[name].detach().clone()
         elsewhere = [name for name in names if name not in self._lent]
         for bucket in self._buckets(elsewhere):
-            yield from self._gather_bucket(bucket, communicator)
+            yield from self._gather_bucket(bucket, communicator, on_one)
 
     def _buckets(self, names: Iterable[str]) -> Iterator[list[str]]:
         """Yield names whose whole tensors have one dtype, and together at most `_BUCKET` bytes
@@ -100,9 +103,9 @@ class ParameterStore:
         yield from filling.values()
 
     def _gather_bucket(
-        self, names: Sequence[str], communicator: Communicator
+        self, names: Sequence[str], communicator: Communicator, on_one: bool
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the whole tensors of one message."""
+        """Yield the whole tensors of one message; on a rank that receives none, nothing."""
         parts: list[torch.Tensor] = []
         sizes: list[list[int]] = []
         """The elements of each name, by rank."""
@@ -117,7 +120,13 @@ class ParameterStore:
         if len(parts) > 1:
             flat = torch.cat(parts)
         counts = [sum(column) for column in zip(*sizes, strict=True)]
-        gathered = torch.from_numpy(communicator.allgatherv(flat.numpy(), counts))
+        if on_one:
+            received = communicator.gatherv_to_root(flat.numpy(), counts)
+            if received is None:
+                return
+        else:
+            received = communicator.allgatherv(flat.numpy(), counts)
+        gathered = torch.from_numpy(received)
         if len(names) == 1:
             yield names[0], gathered.view(self._whole_shape(names[0]))
             return

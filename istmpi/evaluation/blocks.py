@@ -22,8 +22,6 @@ from torch.nn import functional
 
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import MeanOverRanks
-from istmpi.config import Run
-from istmpi.config.methods import find_method_spec
 from istmpi.devices import HOST
 from istmpi.engine.axes import Parameter, narrow
 from istmpi.engine.layout import part_shape
@@ -41,18 +39,6 @@ if TYPE_CHECKING:
 ValuesOf = Callable[[int], Mapping[str, torch.Tensor]]
 SIDE_BY_SIDE = ("blocks", "sum", "likelihood")
 """The forms in which the network is its subnets side by side."""
-
-
-def choose_form(run: Run) -> str:
-    """Return the form in which a run's network is scored: merged, blocks, best (the better of
-    both), sum or likelihood."""
-    if find_method_spec(run.method.name).sums_outputs:
-        return "sum"
-    if run.evaluate.form:
-        return run.evaluate.form
-    if run.method.redeal or run.data.placement == "local":
-        return "merged"
-    return "best"
 
 
 class Blocks(nn.Module):
@@ -137,6 +123,8 @@ class SharedBlocks:
 
     labels = None
     same_examples = True
+    computes = True
+    on_one = False
     build: type[Blocks] = Blocks
     """The class of the subnets of a rank."""
 
@@ -190,6 +178,9 @@ class SharedBlocks:
         moments_here = {name: layer.moments for name, layer in layers.items()}
         for moments in self.communicator.allgather(moments_here):
             self.moments |= map_tensors(torch.Tensor.cpu, moments)
+
+    def share_moments(self) -> Mapping[str, Moments]:
+        return self.moments
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
         self._take_weights()

@@ -14,12 +14,6 @@ from istmpi.code import calling
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.cost.calibration import evaluation_share
-from istmpi.cost.evaluation import (
-    EvaluationPlan,
-    evaluation_memory,
-    evaluation_plan,
-    windows_together,
-)
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.data.graph.split import GraphSplit
@@ -33,10 +27,10 @@ from istmpi.evaluation.fitting import fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.likelihood import choose_network
 from istmpi.evaluation.own import OwnSums, join_loss
+from istmpi.evaluation.planning import divide, plan_evaluation
 from istmpi.evaluation.sample import (
     choose_scored,
     count_sampled,
-    count_scored,
     count_scored_in_training,
     draw_calibration_rows,
 )
@@ -82,7 +76,7 @@ class Evaluator:
         self.sampled = count_sampled(run, architecture, dataset, ranks)
         """The number of training examples to calibrate on, over all ranks."""
         self._calibrates = bool(architecture.batch_norms)
-        self.plan = self._plan(ranks)
+        self.plan = plan_evaluation(run, architecture, dataset, communicator.size, ranks)
         self._merged = self._build(device)
         self._blocks: SharedBlocks | None = None
         self.network: FullNetwork | SharedBlocks = self._merged
@@ -92,17 +86,6 @@ class Evaluator:
         self._looks = communicator.rank == 0
         self.note = ""
         """A sentence about the user's functions that a run should report once, or empty."""
-
-    def _plan(self, ranks: int) -> EvaluationPlan:
-        """Return the way in which the network is spread; ``ranks``: those of the training."""
-        return evaluation_plan(
-            self._architecture,
-            self._communicator.size,
-            room=evaluation_memory(self._run, self._architecture, ranks),
-            passes=self._passes(),
-            local=self._local,
-            spread=issubclass(self._task, MultiLabel),
-        )
 
     def _build(self, device: torch.device) -> FullNetwork:
         store = self._store
@@ -116,19 +99,8 @@ class Evaluator:
             spread=issubclass(self._task, MultiLabel),
             by_units=self.plan.by_units,
             device=with_room(device, nbytes),
+            on_one=self.plan.on_one,
         )
-
-    def _passes(self) -> list[int]:
-        """Return the number of examples of each pass of an evaluation, calibration first."""
-        if self._local:
-            return []
-        if self._graph:
-            assert isinstance(self._dataset.test, GraphSplit)
-            nodes = len(self._dataset.test.graph)
-            return [nodes, nodes] if self._calibrates else [nodes]
-        calibration = self.sampled if self._calibrates else 0
-        scored = count_scored(self._run, self._dataset, len(self._dataset.test))
-        return [calibration, *map(len, self._batches(scored))]
 
     @property
     def share(self) -> float:
@@ -146,7 +118,13 @@ class Evaluator:
             passed += self.sampled
         rows = len(self._dataset.train)
         return evaluation_share(
-            self._run, self._architecture, ranks, rows, passed, self.plan.sharded
+            self._run,
+            self._architecture,
+            ranks,
+            rows,
+            passed,
+            self.plan.sharded,
+            self.plan.on_one,
         )
 
     def score(self, split: str = "test") -> Score:
@@ -243,7 +221,7 @@ class Evaluator:
                 sums.add(self._outputs(batch), batch)
         self.network.finish()
         self.note = self.note or sums.note
-        loss, score, more = sums.sum_over_ranks(self._communicator, self._local or self._spread)
+        loss, score, more = sums.sum_over_ranks(self._communicator, self._adds_up)
         examples = int(self._sum_over_ranks(np.array([float(sums.examples)]))[0])
         return Score(loss, score, examples, more=more, form=self.form)
 
@@ -298,19 +276,27 @@ class Evaluator:
     def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
         step = self._communicator.size if self._spread else 1
         first = self._communicator.rank % step
-        for part in islice(self._batches(len(rows), step), first, None, step):
+        if not self.network.computes:
+            return
+        parts = divide(self._run, self._dataset, len(rows), step)
+        for part in islice(parts, first, None, step):
             yield split.batch(rows[part]).to(self.network.device, self._architecture.dtype)
 
     @property
     def _spread(self) -> bool:
         """True if each rank passes some of the batches."""
-        return not self._local and not self.network.same_examples
+        return not (self._local or self.network.same_examples or self.network.on_one)
+
+    @property
+    def _adds_up(self) -> bool:
+        """True if the sums of all ranks are added up; otherwise each rank has all of them."""
+        return self._local or self._spread or self.network.on_one
 
     def _sum_over_ranks(self, values: np.ndarray) -> np.ndarray:
         labels_on = self._dataset.labels_on
         if labels_on not in (None, self._communicator.rank):
             values = np.zeros_like(values)  # one rank alone knows what is right
-        if self._local or self._spread or labels_on is not None:
+        if self._adds_up or labels_on is not None:
             return self._communicator.allreduce_sum(values)
         return values
 
@@ -350,7 +336,12 @@ class Evaluator:
             labels.append(batch.targets.cpu())
         self.network.finish()
         self.network.release()
-        temperature = fit_temperature(torch.cat(logits), torch.cat(labels), self._sum_over_ranks)
+        add_up = self._sum_over_ranks
+        if self.network.on_one:
+            add_up = _return_as_it_is  # rank 0 has all logits
+        temperature = 1.0
+        if self.network.computes:
+            temperature = fit_temperature(torch.cat(logits), torch.cat(labels), add_up)
         return self._communicator.broadcast_from_root(temperature)
 
     def fit_scale(self) -> dict[str, float]:
@@ -389,11 +380,6 @@ class Evaluator:
             parts = {"share": self._communicator.size, "stream": self._communicator.rank}
         return draw_calibration_rows(self._run, len(self._dataset.train), self.sampled, **parts)
 
-    def _batches(self, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
-        # A small split is divided, so that every rank has a batch.
-        batch = min(self._run.evaluate.batch, -(-length // ranks))
-        outputs = self._task.many_outputs(self._dataset.features, self._dataset.outputs)
-        if outputs:
-            batch = windows_together(batch, outputs)
-        for first in range(0, length, max(batch, 1)):
-            yield np.arange(first, min(first + batch, length))
+
+def _return_as_it_is(values: np.ndarray) -> np.ndarray:
+    return values

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from istmpi.comm import Communicator
+from istmpi.comm.allreduce import add_up_together
 from istmpi.engine.store import ParameterStore
 from istmpi.network.leaves import Leaf
 from istmpi.network.norms import Calibrated, Moments
@@ -154,7 +155,7 @@ class OwnExamples:
             axes = [0, *range(2, x.ndim)]
             positions = np.array(x.numel() // layer.num_features)
             sums = x.sum(dim=axes).cpu().numpy()
-            all_positions, all_sums = self._communicator.allreduce_sums([positions, sums])
+            all_positions, all_sums = add_up_together(self._communicator, [positions, sums])
             count = float(all_positions)
             mean = torch.from_numpy(all_sums).to(x.device) / count
             if layer.each:

@@ -52,7 +52,7 @@ class FullNetwork:
 
     `calibrate` and `load_moments` load weights. ``sharded``: parameters of leaves whose rows stay
     with their owners. ``local_examples``: data are local, so that each rank passes its own
-    examples. Otherwise, if a parameter is sharded, all ranks pass the same examples.
+    examples (decision 38). Otherwise, if a parameter is sharded, all ranks pass the same examples.
     """
 
     def __init__(
@@ -65,12 +65,14 @@ class FullNetwork:
         spread: bool = False,
         by_units: bool = False,
         device: torch.device = HOST,
+        on_one: bool = False,
     ):
         """``spread``: each rank keeps its outputs (`labels`) of a sharded head.
 
         ``by_units``: for a graph, each rank has some units of each layer
         (`istmpi.evaluation.spread_units`). ``device``: the network's device. A sharded network, or
-        a network for a graph, is on the host.
+        a network for a graph, is on the host. ``on_one``: rank 0 alone gathers the weights, and
+        passes all examples.
         """
         self._of_graph = architecture.nodes[1] > 0
         self.device = device
@@ -81,18 +83,24 @@ class FullNetwork:
         self._store = store
         self._communicator = communicator
         self._sharded = frozenset(sharded)
-        # decision 38: examples that are local stay, and weights travel to them.
         self._local_examples = local_examples
         self._spread = ""
         """The name of the head if each rank keeps its outputs, else empty."""
-        names = architecture.leaves.get(architecture.head, ())
-        if spread and not local_examples and names and self._sharded.issuperset(names):
-            self._spread = architecture.head
+        if spread:
+            self._spread = self._find_spread_head()
+        self.on_one = on_one
+        """True if rank 0 alone has the weights, and passes all examples."""
         self._calibrating = False
         self._built: _Built | None = None
         self.moments: Moments = {}
-        """Mean and variance of every unit of the batch normalisations, as last calibrated or
-        loaded."""
+        """Mean and variance of the batch normalisations' units, as last calibrated or loaded."""
+
+    def _find_spread_head(self) -> str:
+        architecture = self._architecture
+        names = architecture.leaves.get(architecture.head, ())
+        if self._local_examples or not names or not self._sharded.issuperset(names):
+            return ""
+        return architecture.head
 
     @property
     def module(self) -> nn.Module:
@@ -129,7 +137,12 @@ class FullNetwork:
         """True if each rank passes its own part of the examples."""
         if self._local_examples:
             return True
-        return not (self._sharded or self._by_units or self._of_graph)
+        return not (self._sharded or self._by_units or self._of_graph or self.on_one)
+
+    @property
+    def computes(self) -> bool:
+        """False on a rank that passes no example, because rank 0 alone has the weights."""
+        return not self.on_one or self._communicator.rank == 0
 
     def calibrate(self, *inputs: Any) -> None:
         """Load the stores' weights, and set the normalisations' moments to those of a batch.
@@ -146,6 +159,9 @@ class FullNetwork:
         """
         built = self._load()
         layers = self._batch_norms(built)
+        self.moments = {}
+        if not self.computes:
+            return
         self._calibrating = True
         if built.exchange:
             built.exchange.moments.clear()
@@ -163,10 +179,43 @@ class FullNetwork:
             name: map_tensors(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()
         }
 
+    def share_moments(self) -> Moments:
+        """Return the moments on every rank; after a calibration on rank 0 alone the others lack
+        them. Collective."""
+        if self.on_one:
+            self.moments = self._broadcast_moments()
+        return self.moments
+
+    def _broadcast_moments(self) -> Moments:
+        """Return rank 0's moments on every rank, without layers that no example reached."""
+        norms = self._architecture.batch_norms
+        # One message of a size that all ranks know: for each layer 1 if it has moments, then its
+        # means and variances.
+        parts: list[torch.Tensor] = []
+        for name, norm in norms.items():
+            values = torch.zeros(1 + 2 * norm.units, dtype=self._architecture.dtype)
+            moments = self.moments.get(name)
+            if moments is not None:
+                values[0] = 1
+                values[1:] = torch.cat(moments)
+            parts.append(values)
+        if not parts:
+            return {}
+        flat = torch.cat(parts)
+        self._communicator.broadcast(flat.numpy(), 0)
+        received: dict[str, UnitMoments] = {}
+        sizes = [len(values) for values in parts]
+        for name, values in zip(norms, flat.split(sizes), strict=True):
+            if values[0]:
+                mean, variance = values[1:].chunk(2)
+                received[name] = mean.clone(), variance.clone()
+        return received
+
     def load_moments(self, moments: Moments) -> None:
         """Load the stores' weights, and set these moments in place of a calibration. Collective."""
         for name, layer in self.load_weights().items():
-            layer.moments = map_tensors(self._here, moments[name])
+            if name in moments:
+                layer.moments = map_tensors(self._here, moments[name])
         self.moments = moments
 
     @torch.no_grad()
@@ -205,7 +254,7 @@ class FullNetwork:
             self._built = self._build()
         gathered = self._built.gathered
         # All ranks load in the same order, since each load is collective.
-        for name, values in self._store.gather(list(gathered), self._communicator):
+        for name, values in self._store.gather(list(gathered), self._communicator, self.on_one):
             gathered[name].data = self._here(values)
         return self._built
 

@@ -65,13 +65,26 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         console.print(_describe_phase(phase, phases))
     if figures["sent_bytes"] is not None:
         sent = f"{figures['sent_bytes']:,} bytes sent by all ranks"
-        console.print(f"this run's seed: {sent}, without evaluations")
+        console.print(f"this run's seed: {sent} in rounds")
+    if "evaluations" in figures:
+        console.print(_describe_evaluations(figures["evaluations"]))
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
     console.print(f"learning rate {schedules.describe(run.optimizer, steps)}")
     if network.inexact:
         console.print(plain(inexact(network)), soft_wrap=True)
     if figures["warning"]:
         console.print(plain(figures["warning"]), soft_wrap=True)
+
+
+def _describe_evaluations(evaluations: Mapping[str, Any]) -> str:
+    times = "1 evaluation, after the last round"
+    if evaluations["count"] > 1:
+        times = (
+            f"{evaluations['count']} evaluations, every {counted(evaluations['every'], 'round')}"
+        )
+    if evaluations["sent"] is None:
+        return times
+    return f"{times}: {evaluations['sent']:,} bytes sent by all ranks"
 
 
 def _list_parameters(figures: Mapping[str, Any]) -> Table:

@@ -24,8 +24,9 @@ from istmpi.config.methods import find_method_spec
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import list_kinds
 from istmpi.errors import ConfigError, DataError, DivergedError
-from istmpi.evaluation.blocks import ValuesOf, choose_form
+from istmpi.evaluation.blocks import ValuesOf
 from istmpi.evaluation.evaluator import Score
+from istmpi.evaluation.planning import choose_form
 from istmpi.foreign import forbid_exit
 from istmpi.methods.base import drive
 from istmpi.training.best import Best
@@ -255,7 +256,7 @@ class Training(Prepared):
                 self._calibrate()
         moments: Moments = {}
         if self.calibrated:
-            moments = self.evaluator.network.moments
+            moments = self.evaluator.network.share_moments()
         network = self.architecture
         pieces = [*model_pieces(self.store), *frozen_pieces(network, self.store)]
         pieces += deployment_pieces(

@@ -37,6 +37,7 @@ from istmpi.tasks import choose_task
 from istmpi.training.best import Best
 from istmpi.training.columns import divide_columns
 from istmpi.training.epochs import count_most_examples, recall_most_examples, with_rounds
+from istmpi.training.interval import set_interval
 from istmpi.training.progress import Tally
 from istmpi.training.resolution import (
     Size,
@@ -94,8 +95,7 @@ class Prepared:
         self.communicator = communicator
         self.clock = Clock()
         # A rank that hangs is reported with its phase.
-        self.clock.followers.append(communicator.whereabouts.enter)
-        self.clock.followers.append(communicator.ledger.follow)
+        self.clock.followers += [communicator.whereabouts.enter, communicator.ledger.follow]
         data = self._open_data(data)
         self._count_epochs(data, start)
         self.shares = choose_shares(self.run.method.shares, communicator)
@@ -110,6 +110,7 @@ class Prepared:
         self.stop = stop or StopSign(communicator)
         self.score_name = self.dataset.scoring.score
         self._make_store()
+        self.run = set_interval(self.run, self.architecture, self.dataset, communicator, start)
         self.method = self._make_method()
         self._make_evaluator()
 

@@ -10,7 +10,7 @@ from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING
 
-from istmpi.comm.ledger import ROUNDS
+from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING, START
 from istmpi.engine.shares import name_share
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ Line = dict[str, str | int | float | None]
 """A line of metrics.jsonl."""
 SENDS_NOTHING = ("deal", "compute", "wait", "other")
 """Phases of a round without communication; all other phases count as exchange."""
+ELSEWHERE = (START, EVALUATION, SAVING)
+"""Purposes of bytes that do not belong to rounds."""
 WORTH_SAYING = 0.05
 """The least `Slowest.slower` and `Slowest.waited` for which a slow rank is reported."""
 
@@ -46,6 +48,8 @@ class LastRound:
     background: float = 0.0
     """Seconds of communication in the background, the mean over ranks; phases that wait for it
     count the time, too."""
+    sent_elsewhere: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of all ranks outside rounds, by purpose, from the job's start to this round's end."""
     shares: tuple[float, ...] = ()
     """The share of each rank in this round, if shares change during the run; otherwise empty."""
 
@@ -209,10 +213,19 @@ class Tally:
         self._on_the_clock = dict(self._clock.seconds)
         sent = self._communicator.traffic.bytes - self._sent_before
         background = self._clock.background - self._beside
-        by_rank = self._communicator.allgather((took, sent, examples, phases, background))
-        took_by_rank, sent_by_rank, examples_by_rank, phases_by_rank, background_by_rank = zip(
-            *by_rank, strict=True
+        ledger = self._communicator.ledger
+        elsewhere = tuple(ledger.sent[purpose].bytes for purpose in ELSEWHERE)
+        by_rank = self._communicator.allgather(
+            (took, sent, examples, phases, background, elsewhere)
         )
+        (
+            took_by_rank,
+            sent_by_rank,
+            examples_by_rank,
+            phases_by_rank,
+            background_by_rank,
+            elsewhere_by_rank,
+        ) = zip(*by_rank, strict=True)
         last = LastRound.from_ranks(
             max(took_by_rank),
             sum(sent_by_rank),
@@ -220,7 +233,12 @@ class Tally:
             phases_by_rank,
             self._saving,
         )
-        last = replace(last, background=sum(background_by_rank) / len(by_rank))
+        totals = [sum(column) for column in zip(*elsewhere_by_rank, strict=True)]
+        last = replace(
+            last,
+            background=sum(background_by_rank) / len(by_rank),
+            sent_elsewhere=dict(zip(ELSEWHERE, totals, strict=True)),
+        )
         self.pace.add(last.compute, last.seconds)
         return last
 
@@ -315,6 +333,8 @@ def _record_round(last: LastRound) -> dict[str, float]:
         line["examples_per_second"], line["bytes_per_second"] = last.rates
     for phase, seconds in last.phases.items():
         line[f"{phase.replace('-', '_')}_seconds"] = seconds
+    for purpose, nbytes in last.sent_elsewhere.items():
+        line[f"{purpose}_bytes"] = nbytes
     if last.background:
         line["background_seconds"] = last.background
     by_phase = {"compute": last.compute, "wait": last.wait, "exchange": last.exchange}

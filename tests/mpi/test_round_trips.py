@@ -19,14 +19,15 @@ def count_calls(comm, work):
     return sum(comm.whereabouts.arrivals.values()) - before
 
 
-def test_an_evaluation_of_a_network_that_every_rank_has(comm):
-    """A batch normalisation takes three calls, the end of the calibration one, and the sums of all scores one."""
-    training, _ = trained(comm, method__name="local-sgd")
-    norms = len(training.architecture.batch_norms)
-    expected = 1
-    if comm.size > 1:
-        expected = 2 + 3 * norms
-    assert count_calls(comm, training.evaluate) == expected
+@pytest.mark.parametrize("method, calls", [("local-sgd", 1), ("ist", 2), ("easgd", 2)])
+def test_an_evaluation_on_one_rank(comm, method, calls):
+    """Weights that rank 0 lacks go to rank 0, and the sums of the score to all. Before that, newest values go to
+    their owners: here, the evaluation of the last round has sent them already."""
+    training, _ = trained(comm, method__name=method)
+    assert training.evaluator.network.on_one == (comm.size > 1)
+    # A process alone gathers what its method does not keep as a whole.
+    alone = 1 + (method != "local-sgd")
+    assert count_calls(comm, training.evaluate) == (calls if comm.size > 1 else alone)
 
 
 def test_small_parameters_are_gathered_together(comm):

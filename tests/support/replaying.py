@@ -50,6 +50,10 @@ class Recorded:
         self._note(["Allgatherv", send[0].nbytes])
         return self._communicator.Iallgatherv(send, receive)
 
+    def Igatherv(self, send, receive):
+        self._note(["Gatherv", send[0].nbytes])
+        return self._communicator.Igatherv(send, receive)
+
     def Isend(self, message, peer, tag):
         self._note(["Isend", message[0].nbytes, peer])
         return self._communicator.Isend(message, peer, tag)

@@ -69,11 +69,15 @@ class Infinite(FullNetwork):
         return super().__call__(*inputs) * np.inf
 
 
-def test_outputs_that_are_not_finite_on_one_rank_are_an_error_on_all():
+@pytest.mark.parametrize("flops, infinite", [(0, 1), (2**32, 0)])
+def test_outputs_that_are_not_finite_on_one_rank_are_an_error_on_all(monkeypatch, flops, infinite):
+    """Whether ranks divide the examples, or rank 0 passes all of them."""
+    monkeypatch.setattr("istmpi.cost.evaluation.FLOPS_OF_ONE", flops)
+
     def program(comm):
         settings = {"model__name": f"{networks.__file__}:Convolutional", "model__channels": [7, 5], "model__hidden": 6}
         training = Training(own_run(**settings), comm)
-        if comm.rank == 1:
+        if comm.rank == infinite:
             training.evaluator.network.__class__ = Infinite
         with pytest.raises(DivergedError) as diverged:
             training.evaluate()

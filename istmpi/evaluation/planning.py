@@ -1,0 +1,205 @@
+"""Plans a run's evaluations from its settings, its network and its data: the form of the network
+and where it lies, what each evaluation sends, and in which rounds there is one. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from istmpi.config import Run
+from istmpi.config.methods import find_method_spec
+from istmpi.cost.calibration import forward_flops
+from istmpi.cost.evaluation import (
+    FLOPS_A_BYTE,
+    EvaluationPlan,
+    evaluation_memory,
+    evaluation_plan,
+    windows_together,
+)
+from istmpi.cost.one_round import flushed_bytes
+from istmpi.cost.run_cost import phase_costs
+from istmpi.data.dataset import Dataset
+from istmpi.data.graph.split import GraphSplit
+from istmpi.engine.lengths import Number
+from istmpi.evaluation.sample import count_sampled, count_scored, count_scored_in_training
+from istmpi.network.architecture import Architecture
+from istmpi.tasks import MultiLabel, choose_task
+
+SHARE = Fraction(15, 100)
+"""The largest part of a run's bytes, and of its time on a link of `FLOPS_A_BYTE`, that evaluations
+take by default. The last round is evaluated in any case."""
+MOST = 10
+"""The most evaluations of a run by default."""
+
+
+def choose_form(run: Run) -> str:
+    """Return the form in which a run's network is scored: merged, blocks, best (the better of
+    both), sum or likelihood."""
+    if find_method_spec(run.method.name).sums_outputs:
+        return "sum"
+    if run.evaluate.form:
+        return run.evaluate.form
+    if run.method.redeal or run.data.placement == "local":
+        return "merged"
+    return "best"
+
+
+def plan_evaluation(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, trained_on: int
+) -> EvaluationPlan:
+    """Plan the evaluations of a network on ``ranks`` ranks; ``trained_on``: those of its
+    training."""
+    task = choose_task(data.scoring, run.train.multi_label_loss)
+    spec = find_method_spec(run.method.name)
+    # A user's loop passes its own batches on every rank; columns and labels may be elsewhere.
+    elsewhere = data.network is not None or data.columns or data.labels_on is not None
+    return evaluation_plan(
+        architecture,
+        ranks,
+        room=evaluation_memory(run, architecture, trained_on),
+        passes=list_passes(run, architecture, data, ranks, trained_on),
+        local=run.data.placement == "local",
+        spread=issubclass(task, MultiLabel),
+        on_one=not elsewhere,
+        present=spec.on_all_ranks(run, architecture, ranks),
+        numbers=2 + len(architecture.table.output_names) * task.numbers,
+    )
+
+
+def list_passes(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, trained_on: int
+) -> list[int]:
+    """Return the number of examples of each pass of an evaluation, calibration first; nothing if
+    each rank passes its own."""
+    if run.data.placement == "local":
+        return []
+    calibrates = bool(architecture.batch_norms)
+    if isinstance(data.train, GraphSplit):
+        assert isinstance(data.test, GraphSplit)
+        nodes = len(data.test.graph)
+        return [nodes, nodes] if calibrates else [nodes]
+    sampled = 0
+    if calibrates:
+        sampled = count_sampled(run, architecture, data, trained_on)
+    scored = count_scored(run, data, len(data.test))
+    return [sampled, *map(len, divide(run, data, scored))]
+
+
+def divide(run: Run, data: Dataset, length: int, ranks: int = 1) -> Iterator[np.ndarray]:
+    """Yield the places of ``length`` scored examples in batches: at least one for each rank."""
+    # A small split is divided, so that every rank has a batch.
+    batch = min(run.evaluate.batch, -(-length // ranks))
+    task = choose_task(data.scoring, run.train.multi_label_loss)
+    outputs = task.many_outputs(data.features, data.outputs)
+    if outputs:
+        batch = windows_together(batch, outputs)
+    for first in range(0, length, max(batch, 1)):
+        yield np.arange(first, min(first + batch, length))
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of an evaluation, or of all rounds."""
+
+    sent: Number
+    """Bytes of all ranks."""
+    flops: Number
+    """FLOPs of the busiest rank."""
+
+    def price(self, ranks: int) -> Number:
+        """Return the time of FLOPs and bytes, in FLOPs."""
+        return self.flops + FLOPS_A_BYTE * Fraction(self.sent, ranks)
+
+
+def choose_interval(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
+    """Return the rounds between evaluations: the run's setting, or as few as `SHARE` allows.
+
+    Only bytes and FLOPs count, and no clock: a run repeats bit for bit. If the validation split
+    decides when a run ends, or which network is kept, there are `MOST` evaluations. A user's loop
+    evaluates by itself.
+    """
+    rounds = run.train.rounds
+    fixed = run.evaluate.every or run.watches_validation or data.network is not None
+    if fixed or ranks == 1:
+        return run.evaluate.rounds_between(rounds)
+    training, evaluation = _count_work(run, architecture, data, ranks)
+    allowed = SHARE / (1 - SHARE)
+    affordable: Number = MOST
+    if evaluation.sent:
+        affordable = min(affordable, allowed * training.sent / evaluation.sent)
+    price = evaluation.price(ranks)
+    if price:
+        affordable = min(affordable, allowed * training.price(ranks) / price)
+    count = max(int(affordable), 1)
+    if count == MOST:
+        return run.evaluate.rounds_between(rounds)
+    return max(-(-rounds // count), 1)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The evaluations of a run."""
+
+    every: int
+    """Rounds between evaluations."""
+    count: int
+    sent: int | None
+    """Bytes that all ranks send in them; None if these are not known before the run."""
+
+
+def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Planned:
+    """Return the evaluations of a run, and the bytes that they send for this run's seed.
+
+    The bytes are those of the full network. They are not known for subnets side by side, for other
+    sizes of images, for local data that a sharded layer's rows travel to, and where
+    `istmpi.cost.one_round.flushed_bytes` does not know them.
+    """
+    every = choose_interval(run, architecture, data, ranks)
+    last = run.train.rounds
+    rounds = [*range(every, last, every), last]
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    travels = run.data.placement == "local" and plan.sharded
+    if choose_form(run) != "merged" or run.train.resolution or travels:
+        return Planned(every=every, count=len(rounds), sent=None)
+    flushed = flushed_bytes(run, architecture, ranks, rounds)
+    if flushed is None:
+        return Planned(every=every, count=len(rounds), sent=None)
+    return Planned(every=every, count=len(rounds), sent=flushed + len(rounds) * plan.sent)
+
+
+def _count_work(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int
+) -> tuple[Work, Work]:
+    """Return the work of all rounds, and that of an evaluation."""
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    sent: Number = 0
+    flops: Number = 0
+    flush: Number = 0
+    before = 0
+    for cost, rounds in phase_costs(run, architecture, ranks, len(data.train)):
+        sent += cost.sent_bytes(before, rounds)
+        step = max(part.flops.products + part.flops.normalisation for part in cost.parts)
+        flops += rounds * cost.local_steps * step
+        flush = max(flush, cost.flush_bytes)
+        before += rounds
+    evaluation = Work(
+        sent=plan.sent + flush, flops=_count_flops(run, architecture, data, ranks, plan)
+    )
+    return Work(sent=sent, flops=flops), evaluation
+
+
+def _count_flops(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
+) -> Number:
+    """Return the FLOPs of the busiest rank in an evaluation; 0 for a whole graph, whose FLOPs are
+    not counted."""
+    if isinstance(data.train, GraphSplit):
+        return 0
+    examples = count_scored_in_training(run, data)
+    if architecture.batch_norms:
+        examples += count_sampled(run, architecture, data, ranks)
+    alone = plan.on_one or run.data.placement == "local"
+    return examples * forward_flops(architecture, 1 if alone else ranks, plan.sharded)

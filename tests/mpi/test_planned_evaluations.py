@@ -1,0 +1,78 @@
+"""What an evaluation sends is known before the run, and the rounds between evaluations follow from it."""
+
+import pytest
+from small import small_run
+
+from istmpi.comm.ledger import EVALUATION
+from istmpi.evaluation.planning import SHARE, choose_interval, plan_evaluations
+from istmpi.training.loop import Training
+
+KNOWN = [
+    {},
+    {"method__redeal": 0.1},
+    {"method__delay": 1},
+    {"method__share_every": 2},
+    *({"method__name": name} for name in ("local-sgd", "data-parallel", "diloco", "sparse-loco", "fedavg")),
+    *({"method__name": name} for name in ("streaming-diloco", "admm", "downpour")),
+]
+
+
+def name_case(settings):
+    return " ".join(f"{key}={value}" for key, value in settings.items()) or "ist"
+
+
+@pytest.mark.parametrize("settings", KNOWN, ids=name_case)
+@pytest.mark.parametrize("where", ["on one", "on all"])
+def test_planned_bytes_are_counted_bytes(comm, monkeypatch, settings, where):
+    """All values that ranks send in the evaluations of a run. On one rank, there are no other messages."""
+    if where == "on all":
+        monkeypatch.setattr("istmpi.cost.evaluation.FLOPS_OF_ONE", 0)
+    training = Training(small_run(train__rounds=5, evaluate__every=2, **settings), comm)
+    counted = []
+    evaluate = training.evaluate
+
+    def count_and_evaluate(*split):
+        before = comm.traffic.bytes
+        score = evaluate(*split)
+        counted.append(comm.traffic.bytes - before)
+        return score
+
+    training.evaluate = count_and_evaluate
+    list(training.rounds())
+    planned = plan_evaluations(training.run, training.architecture, training.dataset, comm.size)
+    assert planned.count == len(counted) == 3
+    assert planned.sent == sum(comm.allgather(sum(counted)))
+    if where == "on one":
+        assert planned.sent == sum(comm.allgather(comm.ledger.sent[EVALUATION].bytes))
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("rounds, steps", [(3, 2), (40, 2), (400, 1), (400, 20)])
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_evaluations_take_a_bounded_part_of_the_bytes(comm, method, rounds, steps):
+    """At most 15%, unless there is but one evaluation; and one more would take more, unless there are ten."""
+    run = small_run(method__name=method, train__rounds=rounds, method__local_steps=steps, evaluate__every=0)
+    training = Training(run, comm)
+    planned = plan_evaluations(training.run, training.architecture, training.dataset, comm.size)
+    sent = planned.sent
+    assert planned.every == training.run.evaluate.every
+    of_rounds = count_round_bytes(training)
+    if planned.count > 1:
+        assert sent <= SHARE * (sent + of_rounds)
+    else:
+        assert planned.every == rounds
+
+
+def count_round_bytes(training):
+    from istmpi.cost import run_bytes
+
+    return run_bytes(training.run, training.architecture, training.communicator.size)
+
+
+def test_a_run_that_depends_on_its_evaluations_keeps_ten(comm):
+    """Patience and the best network need them; a setting is taken as it is."""
+    run = small_run(train__rounds=40, evaluate__every=0)
+    for settings, every in (({"data.validation": 0.2, "train.patience": 3}, 4), ({"evaluate.every": 7}, 7)):
+        training = Training(run.override(settings), comm)
+        network = training.architecture
+        assert choose_interval(run.override(settings), network, training.dataset, comm.size) == every
