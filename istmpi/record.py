@@ -1,6 +1,7 @@
 """Keeps a run's record in its folder: a line of metrics for every round, and a summary."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -22,6 +23,8 @@ COMPARISON = "comparison.json"
 TUNING = "tuning"
 """The folder in a comparison's folder with the trials that chose settings; with .json, their
 outcomes."""
+_FURTHER = ("balanced accuracy", "macro-F1", "AUC", "RMSE", "R2")
+_TOP_K = re.compile(r"top_(\d+)_accuracy")
 CURE = "Repair the file, or remove the run's folder."
 JOB = "job"
 """The file in a run's folder in which the job script describes the machine. It may exist before the
@@ -34,6 +37,24 @@ def known(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     It is a ``dict_factory`` for `dataclasses.asdict`.
     """
     return {name: value for name, value in items if value is not None and value == value}
+
+
+def write_key(name: str) -> str:
+    """Return the key in metrics.jsonl of a further score."""
+    return name.lower().replace(" ", "_").replace("-", "_")
+
+
+def read_further(line: Fields) -> dict[str, float]:
+    """Return the further scores in a line of metrics.jsonl by their names, such as macro-F1."""
+    names = {write_key(name): name for name in _FURTHER}
+    further = {}
+    for key in line:
+        top_k = _TOP_K.fullmatch(key)
+        if top_k:
+            further[f"top-{top_k[1]} accuracy"] = line.score(key)
+        elif key in names:
+            further[names[key]] = line.score(key)
+    return further
 
 
 class RunFolder:

@@ -140,6 +140,14 @@ def ranks(option: str, text: str) -> list[int]:
     return sorted({low, high, *(count for count in powers if low <= count <= high)})
 
 
+def whole_numbers(option: str, text: str | None) -> list[int]:
+    """Return the numbers in ``5,10``, or none without a text. Raises ConfigError, which names
+    ``option``."""
+    if text is None:
+        return []
+    return _whole_numbers(option, text, ",", "whole numbers, such as 5,10")
+
+
 def shape(option: str, text: str) -> tuple[int, ...]:
     expected = "the lengths of an example's axes, such as 3x32x32"
     return tuple(_whole_numbers(option, text, "x", expected))

@@ -178,6 +178,7 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
         summary.score_name: (
             f"{score.describe()} on {score.examples:,} test examples, loss {score.loss:.4f}"
         ),
+        "scores": score.further.describe() if score.further else "",
         "ended": ended,
         "best": _describe_best(summary),
         "slowest": str(summary.slowest or ""),

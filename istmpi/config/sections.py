@@ -120,6 +120,11 @@ class Evaluate:
     examples: Annotated[
         Count | None, "Test examples to score, spread evenly; by default all, for text 512 windows."
     ] = None
+    top_k: Annotated[
+        tuple[Count, ...] | None,
+        "Classes: numbers k, which each give a further score, the accuracy among the k most "
+        "probable classes. The default is 5 with more than 20 classes, otherwise none.",
+    ] = None
     propensity: Annotated[
         tuple[NotNegative, NotNegative],
         also(must="be two numbers of at least 0, such as [0.55, 1.5]"),

@@ -29,8 +29,6 @@ from istmpi.engine.lengths import Number
 from istmpi.multilabel import TOP, Ranking
 from istmpi.network.architecture import Architecture
 
-TOTALS = 24
-"""Bytes of loss, score and number of examples of a graph, which ranks add up."""
 FLOPS_A_BYTE = 100
 """The FLOPs of a rank while it sends a byte: 10 GFLOP/s, 100 MB/s."""
 FLOPS_OF_ONE = 2**32
@@ -138,7 +136,7 @@ def evaluation_plan(
     """
     sizes = _list_sizes(architecture)
     if unitwise(architecture) and architecture.nodes[1] and ranks > 1 and not local:
-        return _graph_plan(architecture, ranks, room, sizes)
+        return _graph_plan(architecture, ranks, room, sizes, 8 * numbers)
     whole = sum(sizes.values())
     totals = 8 * numbers
     if spread:
@@ -285,7 +283,7 @@ def _costs_more_than_it_saves(
 
 
 def _graph_plan(
-    architecture: Architecture, ranks: int, room: Amount, sizes: dict[str, int]
+    architecture: Architecture, ranks: int, room: Amount, sizes: dict[str, int], totals: int
 ) -> EvaluationPlan:
     nodes = architecture.nodes[1]
     everything = sum(sizes.values())
@@ -293,7 +291,7 @@ def _graph_plan(
         return EvaluationPlan(
             sharded=frozenset(),
             gathered_bytes=everything,
-            sent=(ranks - 1) * (everything + ranks * TOTALS),
+            sent=(ranks - 1) * (everything + ranks * totals),
         )
     in_leaves = frozenset().union(*architecture.leaves.values())
     # Rows without a name are the outputs of the network, which every rank computes.

@@ -4,7 +4,7 @@ The network is spread over the ranks, as in evaluations during training.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,18 +56,19 @@ def evaluate(
     split: str = "test",
     calibrate: bool = False,
     model: str | None = None,
+    top_k: Sequence[int] | None = None,
 ) -> Evaluation:
     """Return loss and score of a checkpoint's network on a split, by default of the run's own data.
 
-    Collective. Moments of batch normalisations are the file's, or new ones if the file has none or
-    if ``calibrate``. Raises DataError on every rank if the checkpoint or the data cannot be used,
-    or if outputs are not finite. Images have the size that they had in the last round.
+    Collective. ``top_k`` replaces evaluate.top_k. Moments of batch normalisations are the file's,
+    or new ones if the file has none or if ``calibrate``. Images have their last size. Raises
+    DataError on every rank if checkpoint or data cannot be used, or if outputs are not finite.
     """
     with communicator.agreed(), open_checkpoint(path) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
         header = checkpoint.header
         source = source or require_source(checkpoint)
-        run = _read_from(header, source, communicator.size)
+        run = _read_from(header, source, communicator.size, top_k)
         data = _open_data(checkpoint, source, split, communicator.rank, model)
         network, store = _load(checkpoint, data, communicator, model)
         data = resize_images(data, header.side).reshape(network.example_shape)
@@ -76,24 +77,29 @@ def evaluate(
         values_of = read_own(checkpoint)
     device = _choose_device(run, communicator)
     evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device)
-    _arrange(evaluator, header, network, values_of)
-    _set_moments(evaluator, moments)
+    _arrange(evaluator, header, network, values_of, moments)
     with _refuse_divergence(f"{path}: ", f"on the {split} split of {source}"):
-        score = evaluator.measure(data.splits[split])
+        score = evaluator.measure(data.splits[split], details=True)
     return Evaluation(
         score=score,
         score_name=data.scoring.score,
         source=source,
         split=split,
         calibrated=calibrate and bool(network.batch_norms),
-        note=" ".join(filter(None, [note_changed_source(network), evaluator.note.rstrip(".")])),
+        note=_join_notes(note_changed_source(network), evaluator.note.rstrip(".")),
     )
 
 
-def _read_from(header: Header, source: str, ranks: int) -> Run:
+def _join_notes(*notes: str) -> str:
+    return " ".join(filter(None, notes))
+
+
+def _read_from(header: Header, source: str, ranks: int, top_k: Sequence[int] | None) -> Run:
     """Return the run with its data from ``source``, which all ``ranks`` read, also after local
     data. Raises DataError if they are fewer or more ranks than files of columns."""
     settings: dict[str, Any] = {"data.source": source, "data.placement": "shared"}
+    if top_k:
+        settings["evaluate.top_k"] = tuple(top_k)
     if header.data.columns and RANK not in source:
         # A table with all columns, and its labels.
         settings |= {"data.columns": None, "data.labels_on": None}
@@ -108,20 +114,23 @@ def _read_from(header: Header, source: str, ranks: int) -> Run:
 
 
 def _arrange(
-    evaluator: Evaluator, header: Header, network: Architecture, values_of: ValuesOf | None
+    evaluator: Evaluator,
+    header: Header,
+    network: Architecture,
+    values_of: ValuesOf | None,
+    moments: Moments | None,
 ) -> None:
     """Arrange the last deal's subnets if the network is them side by side; a whole one needs no
-    deal. ``values_of`` is as for `SharedBlocks`."""
+    deal. Then load the moments, or calibrate if there are none. Collective.
+
+    ``values_of`` is as for `SharedBlocks`.
+    """
     if header.blocks:
         form = choose_form(header.run)
         if form not in ("sum", LIKELIHOOD):
             # In the run, blocks scored better than merged.
             form = "blocks"
         evaluator.arrange(find_last_deal(header, network), form, values_of)
-
-
-def _set_moments(evaluator: Evaluator, moments: Moments | None) -> None:
-    """Load these moments, or calibrate if there are none. Collective."""
     if moments is None:
         evaluator.calibrate()
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SIDE_BY_SIDE, SharedBlocks, ValuesOf
 from istmpi.evaluation.fitting import fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
+from istmpi.evaluation.further import choose_further, join_over_ranks
 from istmpi.evaluation.likelihood import choose_network
 from istmpi.evaluation.own import OwnSums, join_loss
 from istmpi.evaluation.planning import divide, plan_evaluation
@@ -127,9 +128,10 @@ class Evaluator:
             self.plan.on_one,
         )
 
-    def score(self, split: str = "test") -> Score:
+    def score(self, split: str = "test", details: bool = False) -> Score:
+        """Calibrate, and return the score on a split, as `measure` does."""
         self.calibrate()
-        score = self.measure(self._dataset.splits[split])
+        score = self.measure(self._dataset.splits[split], details=details)
         self.network.release()
         return score
 
@@ -186,10 +188,11 @@ class Evaluator:
         # Ranks may add up in another order, and all must choose the same form.
         return self._communicator.broadcast_from_root(score.score)
 
-    def measure(self, split: Split, rows: np.ndarray | None = None) -> Score:
+    def measure(self, split: Split, rows: np.ndarray | None = None, details: bool = False) -> Score:
         """Return the score on ``rows`` of a split, by default the run's rows.
 
-        Raises DivergedError if not finite.
+        ``details``: True for scores that take many bytes, too, such as a confusion. Raises
+        DivergedError if not finite.
         """
         if rows is None:
             rows = choose_scored(self._run, self._dataset, len(split))
@@ -204,7 +207,10 @@ class Evaluator:
         else:
             loss = LossOfOutputs.from_settings(task.loss, self._run.train)
             outputs = len(self._architecture.table.output_names)
-            totals = PointTotals(task, self._dataset, outputs, loss)
+            top_k = self._run.evaluate.top_k
+            join = partial(join_over_ranks, self._dataset, self._communicator, self._adds_up)
+            further = choose_further(task, self._dataset, top_k, join, details)
+            totals = PointTotals(task, self._dataset, outputs, loss, further)
         sums = self._sum_over(split, rows, totals)
         return totals.score(sums, self.form)
 

@@ -24,6 +24,7 @@ from istmpi.cost.run_cost import phase_costs
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.engine.lengths import Number
+from istmpi.evaluation.further import count_further, has_area
 from istmpi.evaluation.sample import count_sampled, count_scored, count_scored_in_training
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import MultiLabel, choose_task
@@ -65,7 +66,9 @@ def plan_evaluation(
         spread=issubclass(task, MultiLabel),
         on_one=not elsewhere,
         present=spec.on_all_ranks(run, architecture, ranks),
-        numbers=2 + len(architecture.table.output_names) * task.numbers,
+        numbers=2
+        + len(architecture.table.output_names) * task.numbers
+        + count_further(task, data, run.evaluate.top_k, details=False),
     )
 
 
@@ -167,7 +170,26 @@ def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks:
     flushed = flushed_bytes(run, architecture, ranks, rounds)
     if flushed is None:
         return Planned(every=every, count=len(rounds), sent=None)
-    return Planned(every=every, count=len(rounds), sent=flushed + len(rounds) * plan.sent)
+    sent = flushed + len(rounds) * plan.sent + _count_details(run, data, ranks, plan)
+    return Planned(every=every, count=len(rounds), sent=sent)
+
+
+def _count_details(run: Run, data: Dataset, ranks: int, plan: EvaluationPlan) -> int:
+    """Return the bytes that ranks send for the details of a run's last scores."""
+    if plan.sharded:
+        return 0
+    task = choose_task(data.scoring, run.train.multi_label_loss)
+    top_k = run.evaluate.top_k
+    with_details = count_further(task, data, top_k, details=True)
+    numbers = with_details - count_further(task, data, top_k, details=False)
+    rows = 0
+    if has_area(task, data):
+        # The ranks' numbers of rows come first.
+        numbers += ranks
+        rows = count_scored(run, data, len(data.test))
+        if isinstance(data.test, GraphSplit):
+            rows = len(data.test.graph)
+    return (ranks - 1) * 8 * (ranks * numbers + 2 * rows)
 
 
 def _count_work(

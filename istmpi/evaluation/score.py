@@ -14,6 +14,7 @@ from istmpi.comm import Communicator
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset
 from istmpi.devices import HOST
+from istmpi.evaluation.further import Further, FurtherTotals
 from istmpi.multilabel import Ranking, compute_parts
 from istmpi.outputs import LossOfOutputs, list_outputs, take_last
 from istmpi.tasks import Task
@@ -43,6 +44,8 @@ class Score:
     """Further scores by their names; None if the task has none."""
     form: str = "merged"
     """The form of the network that was scored (evaluate.form)."""
+    further: Further | None = None
+    """Scores of classes or numbers beside ``score``, which lines of rounds leave out."""
 
     @property
     def by_output(self) -> dict[str, float]:
@@ -62,7 +65,10 @@ class Score:
         if self.bits_per_byte is not None:
             line["bits_per_byte"] = self.bits_per_byte
         # No further score replaces an entry of the line.
-        return dict(self.more or {}) | line
+        more: dict[str, float | str] = {**(self.more or {})}
+        if self.further:
+            more |= self.further.record()
+        return more | line
 
     def describe(self) -> str:
         """Return the scores in words, without loss and examples."""
@@ -96,12 +102,23 @@ class PointTotals:
     They are loss, examples, and the points of each exit.
     """
 
-    def __init__(self, task: type[Task], data: Dataset, outputs: int, loss: LossOfOutputs) -> None:
+    def __init__(
+        self,
+        task: type[Task],
+        data: Dataset,
+        outputs: int,
+        loss: LossOfOutputs,
+        further: FurtherTotals | None,
+    ) -> None:
         """``outputs``: the number of outputs of a pass."""
         self._task = task
         self._data = data
         self._loss = loss
-        self.count = 2 + outputs * task.numbers
+        self._own_count = 2 + outputs * task.numbers
+        self._further = further
+        self.count = self._own_count
+        if further:
+            self.count += further.count
 
     def add_up(self, outputs: Outputs, batch: Batch) -> np.ndarray:
         loss = self._loss(outputs, batch.targets, reduction="sum")
@@ -109,11 +126,17 @@ class PointTotals:
         for output in list_outputs(outputs):
             # Losses are of standardised targets, scores in the units of the data.
             points.append(self._task.points(*self._in_units(output, batch.targets)))
-        return np.concatenate([[float(loss), batch.examples], np.reshape(points, -1)])
+        sums = [np.array([float(loss), batch.examples]), np.reshape(points, -1)]
+        if self._further:
+            sums.append(self._further.add_up(take_last(outputs), batch.targets))
+        return np.concatenate(sums)
 
     def score(self, sums: np.ndarray, form: str) -> Score:
         # As `add_up` joins them.
-        total, examples, *points = sums.tolist()
+        total, examples, *points = sums[: self._own_count].tolist()
+        further = None
+        if self._further:
+            further = self._further.score(sums[self._own_count :], int(examples))
         loss = total / examples
         means = [point / examples for point in points]
         numbers = self._task.numbers
@@ -132,6 +155,7 @@ class PointTotals:
             bits_per_byte=bits,
             more=self._task.more(self._data.outputs, *means[-numbers:]),  # of the last exit
             form=form,
+            further=further,
         )
 
     def _in_units(

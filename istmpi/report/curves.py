@@ -14,8 +14,17 @@ from typing import Any
 from istmpi.config import Run
 from istmpi.errors import DataError, UserError, kind_of
 from istmpi.files import appearing
-from istmpi.foreign import Fields, plain_value, printable
-from istmpi.record import COMPARISON, CURE, FAILURE, METRICS, SETTINGS, SUMMARY, RunFolder
+from istmpi.foreign import MOST, Fields, plain_value, printable
+from istmpi.record import (
+    COMPARISON,
+    CURE,
+    FAILURE,
+    METRICS,
+    SETTINGS,
+    SUMMARY,
+    RunFolder,
+    read_further,
+)
 from istmpi.report.styles import PHASES
 
 FILE = "curve.json"
@@ -57,6 +66,8 @@ class Curve:
 
     Empty if the ranks did not change.
     """
+    further: Mapping[str, float] = field(default_factory=dict)
+    """The last further scores on the test split by their names, such as macro-F1."""
 
     @property
     def scores(self) -> list[float]:
@@ -182,6 +193,7 @@ def _read_folder(folder: Path) -> Curve:
         data=data,
         test=_find_test_score(lines, key),
         jobs=_divide_into_jobs(counted),
+        further=_find_further(lines),
     )
 
 
@@ -207,6 +219,13 @@ def _find_test_score(lines: Sequence[Fields], key: str) -> float | None:
     if key == "score" or not tested:
         return None
     return tested[-1].score("score")
+
+
+def _find_further(lines: Sequence[Fields]) -> dict[str, float]:
+    tested = [line for line in lines if "score" in line]
+    if not tested:
+        return {}
+    return read_further(tested[-1])
 
 
 def _read_failure(path: Path) -> Fields | None:
@@ -282,9 +301,7 @@ def _read_file(path: Path) -> Curve:
     if "settings" in tree:
         inner = tree.inner("settings")
         settings = {printable(key): plain_value(inner.value(key)) for key in inner}
-    phases = {}
-    if "phases" in tree:
-        phases = tree.figures("phases", 0)
+    phases = _read_figures(tree, "phases", 0)
     test = None
     if "test" in tree and tree.value("test") is not None:
         test = tree.score("test")
@@ -302,7 +319,15 @@ def _read_file(path: Path) -> Curve:
         source=texts["source"] or printable(str(path)),
         data=texts["data"],
         test=test,
+        further=_read_figures(tree, "further"),
     )
+
+
+def _read_figures(tree: Fields, key: str, least: float = -MOST) -> dict[str, float]:
+    """Return the figures of a key; none if it is missing."""
+    if key not in tree:
+        return {}
+    return tree.figures(key, least)
 
 
 def _require_format(tree: Fields) -> None:

@@ -219,6 +219,7 @@ def _list_ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     best_scores = best_of(final, comparison.higher_is_better)
     name = f"final {comparison.score_name}{comparison.splits[1]}"
     rows.add(name, final, "{:.4f}".format, best_scores)
+    _add_further(rows)
     rows.add_texts("rounds", map(_join_distinct, rounds))
     rows.add_texts("ranks", map(_join_distinct, ranks))
     rows.add_end("training time", "seconds", comparable)
@@ -226,6 +227,23 @@ def _list_ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     rows.add_end("sent by all ranks", "bytes", comparable)
     rows.add("sent by a rank", sent, size)
     return Sheet("Final figures", "", columns, tuple(rows.rows), tuple(rows.best))
+
+
+def _add_further(rows: _Ends) -> None:
+    """Add a row for each further score that runs have."""
+    comparison = rows.comparison
+    names: dict[str, None] = {}
+    for group in comparison.groups:
+        for curve in group.curves:
+            names.update(dict.fromkeys(curve.further))
+    for name in names:
+        spreads = []
+        for group in comparison.groups:
+            values = [curve.further[name] for curve in group.curves if name in curve.further]
+            spreads.append(Spread(tuple(values)))
+        # Of the further scores, only the error is better if it is lower.
+        best = best_of(spreads, higher=name != "RMSE")
+        rows.add(f"final {name}{comparison.splits[1]}", spreads, "{:.4f}".format, best)
 
 
 def _join_distinct(values: Sequence[object]) -> str:

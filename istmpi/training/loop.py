@@ -185,7 +185,7 @@ class Training(Prepared):
             try:
                 self.arrange(max(self.rounds_done - 1, 0))
                 with self.store.borrowing(self.method.values_on_all_ranks()):
-                    return self.evaluator.score(split)
+                    return self.evaluator.score(split, details=self.done and split == "test")
             except DivergedError as error:
                 cure = " Lower optimizer.lr."
                 if error.of_function:

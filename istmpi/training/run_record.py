@@ -1,6 +1,7 @@
 """The record of a run in its folder: metrics, checkpoints, the network and a summary."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -230,6 +231,8 @@ class RunRecord:
         with communicator.agreed():
             if self._first:
                 text = json.dumps(asdict(summary, dict_factory=known), default=str, indent=2)
+                # Lists of numbers, such as a confusion's rows, on a line each.
+                text = re.sub(r"\[[^][{}\"]*\]", lambda match: " ".join(match[0].split()), text)
                 self._folder.write(SUMMARY, text + "\n")
         return summary
 

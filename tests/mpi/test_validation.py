@@ -38,7 +38,7 @@ def test_it_is_as_if_the_data_had_come_so(comm, shared_tmp):
         mine, progress = trained(comm, **HELD_OUT, **settings)
         theirs, expected = trained(comm, data__source=str(path), evaluate__every=1, **settings)
         assert_same_bits(whole(mine), whole(theirs))
-        assert [one.validation for one in progress] == [one.score for one in expected]
+        assert [one.validation.record() for one in progress] == [one.score.record() for one in expected]
         assert [one.score is None for one in progress] == [True, True, True, False]
         assert progress[-1].score.examples == 360
 

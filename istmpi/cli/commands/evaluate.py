@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.options import as_json, flag, own_class, text
-from istmpi.cli.output import note, print_json, say
+from istmpi.cli.options import as_json, flag, own_class, text, whole_numbers
+from istmpi.cli.output import note, print_json, say, table, wide_console
 from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
 
 if TYPE_CHECKING:
     from istmpi.deploy.scoring import Evaluation
+    from istmpi.evaluation.further import Further
 
 
 @click.command("evaluate")
@@ -28,10 +29,19 @@ if TYPE_CHECKING:
     help="The split to score.",
 )
 @flag("--calibrate", "Calibrate on the data's training split, even if CKPT is calibrated.")
+@text("--top-k", "K,...", "Classes: also the accuracy among the K most probable classes.")
+@flag("--by-class", "Also print recall, precision and F1 of each class, and the confusion.")
 @own_class
 @as_json
 def command(
-    path: str, data: str | None, split: str, calibrate: bool, model: str | None, as_json: bool
+    path: str,
+    data: str | None,
+    split: str,
+    calibrate: bool,
+    top_k: str | None,
+    by_class: bool,
+    model: str | None,
+    as_json: bool,
 ) -> None:
     """Score the network in CKPT on a whole split: its loss, and its score, such as the accuracy.
 
@@ -45,12 +55,13 @@ def command(
     from istmpi.deploy.scoring import evaluate
 
     communicator = world()
+    numbers = whole_numbers("--top-k", top_k)
     # Reads from a network's file system may hang.
     watched = HangWatch(
         communicator, Comm().patience, Path(path).parent, note, cure="Run the same command again."
     )
     with watched, communicator.whereabouts.enter("evaluate"):
-        result = evaluate(path, communicator, data, split, calibrate, model)
+        result = evaluate(path, communicator, data, split, calibrate, model, numbers)
     if communicator.rank > 0:
         return
     if result.note:
@@ -58,14 +69,15 @@ def command(
     if as_json:
         print_json(asdict(result))
         return
+    # A user who asked for it needs no reason.
+    why = "" if calibrate else f": {path} was saved without calibration"
+    _print(result, why, by_class)
+
+
+def _print(result: Evaluation, why: str, by_class: bool) -> None:
+    """Print the scores; ``why``: the reason for a calibration, with a colon before it."""
     if result.calibrated:
-        # A user who asked for it needs no reason.
-        why = "" if calibrate else f": {path} was saved without calibration"
         say(f"calibrated on the training split of {result.source}{why}")
-    _print(result)
-
-
-def _print(result: Evaluation) -> None:
     score = result.score
     say(
         f"{result.score_name} {score.score:.4f}, loss {score.loss:.4f} "
@@ -73,7 +85,34 @@ def _print(result: Evaluation) -> None:
     )
     if score.more:
         say(", ".join(f"{name} {value:.4f}" for name, value in score.more.items()))
+    if score.further:
+        say(score.further.describe())
     if score.bits_per_byte:
         say(f"{score.bits_per_byte:.4f} bits a byte")
     for name, value in score.by_output.items():
         say(f"{name.replace('exit', 'exit ')}: {result.score_name} {value:.4f}")
+    if by_class:
+        _print_classes(score.further)
+
+
+SHOWN = 20
+"""The most classes whose confusion is printed; --json has that of more."""
+
+
+def _print_classes(further: Further | None) -> None:
+    """Print the scores of each class, and how often each was taken for each."""
+    if further is None or not further.classes:
+        note("--by-class: there are no classes to list, or too many.")
+        return
+    scores = table("class", "examples", "recall", "precision", "F1")
+    for number, name in enumerate(further.classes):
+        columns = (further.recall, further.precision, further.f1)
+        figures = [f"{column[number]:.4f}" for column in columns]
+        scores.add_row(name, f"{further.examples[number]:,}", *figures)
+    stdout = wide_console()
+    stdout.print(scores)
+    if len(further.classes) <= SHOWN:
+        confusion = table("class", *(f"as {name}" for name in further.classes))
+        for name, row in zip(further.classes, further.confusion, strict=True):
+            confusion.add_row(name, *map(str, row))
+        stdout.print(confusion)
