@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from istmpi.comm import mpi, objects
+from istmpi.comm.agreement import Agreement, Told
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.exchange import Staged, exchange_in_pieces
 from istmpi.comm.ledger import Ledger
 from istmpi.comm.whereabouts import Whereabouts
-from istmpi.errors import IstmpiError, UserError
+from istmpi.errors import IstmpiError
 from istmpi.foreign import past_a_limit
+
+if TYPE_CHECKING:
+    from istmpi.comm.hang_report import Member
 
 T = TypeVar("T")
 
@@ -77,6 +81,8 @@ class Communicator:
         """True if `alltoallv` sends messages in pieces (the setting comm.exchange)."""
         self._library = mpi.library_here()
         self._name = name
+        self.members: list[Member] | None = None
+        """Facts of all ranks (`istmpi.comm.members`); None until they are exchanged."""
         self._duplicates = 0
         self._scratch: dict[str, np.ndarray] = {}
 
@@ -261,8 +267,10 @@ class Communicator:
         self._finish(self.mpi.Ibarrier(), "barrier")
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
+    def agreed(self) -> Iterator[Agreement]:
         """Run local work that every rank must complete.
+
+        What a rank sets as the agreement's ``value`` comes to all ranks in the same message.
 
         If ranks fail, all raise the error of the lowest failing rank. The message names that rank
         if another rank succeeded. Ranks agree only on an `IstmpiError`, and on errors of too large
@@ -270,29 +278,16 @@ class Communicator:
         """
         # decision 21: a rank that fails alone would leave the others in a call that never ends.
         error: IstmpiError | None = None
+        agreement = Agreement()
         try:
-            yield
+            yield agreement
         except IstmpiError as raised:
             error = raised
         except Exception as raised:
             error = past_a_limit(raised)
             if error is None:
                 raise
-        by_rank = self.allgather(error)
-        failed = [rank for rank, error in enumerate(by_rank) if error is not None]
-        if failed:
-            first = by_rank[failed[0]]
-            if not isinstance(first, IstmpiError):
-                # The ranks are at different calls, and the other call's value came here.
-                raise UserError(
-                    f"rank {failed[0]} made another call than rank {self.rank}; all must make the "
-                    "same."
-                )
-            # A wrong setting fails on all ranks alike: then its rank is no news.
-            if len(failed) < self.size:
-                first.args = (f"rank {failed[0]}: {first}",)
-            first.everywhere = True
-            raise first
+        agreement.settle(self.allgather(Told(error, agreement.value)), self.rank)
 
     # ---- waits
 

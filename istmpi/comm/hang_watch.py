@@ -5,8 +5,6 @@ at the waits of this rank and at its launcher. Where threads may call MPI, it al
 roll calls (`istmpi.comm.roll_call`).
 """
 
-import os
-import socket
 import sys
 import threading
 import time
@@ -16,8 +14,7 @@ from pathlib import Path
 from istmpi.comm import mpi
 from istmpi.comm.arrival import LauncherWatch, watched
 from istmpi.comm.communicator import Communicator
-from istmpi.comm.hang_report import Member
-from istmpi.comm.launcher import process_facts
+from istmpi.comm.members import find_members, threads_may_call_everywhere
 from istmpi.comm.roll_call import RollCall, WatchedJob
 from istmpi.comm.thread_mailbox import ThreadMailbox
 from istmpi.foreign import one_line
@@ -55,7 +52,7 @@ class HangWatch:
         self._where.restart()
         self._job = WatchedJob(patience=patience, folder=folder, tell=tell, cure=cure)
         self._launcher = LauncherWatch()
-        members = _find_members(communicator)
+        members = find_members(communicator)
         self._me = members[communicator.rank]
         self._neighbours = [
             member for member in members if member != self._me and member.host == self._me.host
@@ -130,21 +127,8 @@ class HangWatch:
             self._roll_call.look(now)
 
 
-def _find_members(communicator: Communicator) -> list[Member]:
-    """Return all ranks with their hosts and processes. Collective."""
-    process = os.getpid()
-    _, started = process_facts(process)
-    member = Member(
-        rank=communicator.rank, host=socket.gethostname(), process=process, started=started
-    )
-    return communicator.allgather(member)
-
-
 def _may_call_rolls(communicator: Communicator, patience: float) -> bool:
-    """Return True if ranks are to be reported, and threads may call MPI on all of them.
-
-    Collective, if there are several ranks.
-    """
+    """Return True if ranks are to be reported, and threads may call MPI on all of them."""
     if communicator.size == 1 or patience <= 0:
         return False
-    return all(communicator.allgather(mpi.threads_may_call()))
+    return threads_may_call_everywhere(communicator)

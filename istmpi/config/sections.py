@@ -179,10 +179,10 @@ class Comm:
     """
 
     exchange: Annotated[
-        Literal["alltoallv", "pieces"],
-        "Exchange of weights: one MPI_Alltoallv, or pieces of 256 KiB to each rank in turn, for "
-        "slow links between hosts (docs/running.md).",
-    ] = "alltoallv"
+        Literal["auto", "alltoallv", "pieces"],
+        "Exchange of weights: one MPI_Alltoallv, pieces of 256 KiB to each rank in turn, or auto. "
+        "The default takes pieces between hosts if messages have 1 MB or more (docs/running.md).",
+    ] = "auto"
     patience: Annotated[
         NotNegative,
         "Seconds until ranks that do not respond are reported; after twice that, a stuck job ends "

@@ -23,14 +23,14 @@ class Keywords(TypedDict, total=False):
     checkpoint_wait: bool
     checkpoint_writer: Literal["auto", "mpio", "direct", "root"]
     clip: float | None
-    comm_exchange: Literal["alltoallv", "pieces"]
+    comm_exchange: Literal["auto", "alltoallv", "pieces"]
     comm_patience: float
     decay: float
     delay: int | None
     device: Literal["auto", "cpu", "cuda"]
     dtype: Literal["float32", "float64"]
     eps: float | None
-    exchange: Literal["alltoallv", "pieces"]
+    exchange: Literal["auto", "alltoallv", "pieces"]
     feedback: float
     finish: str
     fraction: float

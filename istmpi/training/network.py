@@ -3,7 +3,7 @@ none is built in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
@@ -42,15 +42,17 @@ def build_network(run: Run, data: Dataset, communicator: Communicator) -> Archit
     from istmpi.training.proof_cache import recall, remember
 
     # decision 30: the table, which rank 0 sends, makes the ranks' networks equal.
-    with communicator.agreed():
+    with communicator.agreed() as agreement:
         code = _load_code(run, data)
         table = _write_table(run, code, data)
-    source = code.source.hash
-    tree: Mapping[str, Any] | None = None
-    if table:
-        source = ""
-        tree = table.tree()
-    _require_same_source(run, source, communicator)
+        tree: Mapping[str, Any] | None = None
+        # A written table does not depend on the source.
+        agreement.value = ""
+        if table:
+            tree = table.tree()
+        else:
+            agreement.value = code.source.hash
+    _require_same_source(run, agreement.by_rank)
     if tree is None and communicator.rank == 0:
         tree = recall(code)
     tree = communicator.broadcast_from_root(tree)
@@ -61,21 +63,26 @@ def build_network(run: Run, data: Dataset, communicator: Communicator) -> Archit
             # A remembered table may be out of date although the source is the same.
             if table is not None:
                 raise
-    with communicator.agreed():
-        if communicator.rank == 0:
-            from istmpi.inspection.large import inspect_any
-
-            tree = inspect_any(code).tree()
-    tree = communicator.broadcast_from_root(tree)
-    assert tree is not None, "rank 0 has inspected the network"
+    tree = _inspect_on_root(code, communicator)
     network = _try_network(run, data, code, tree, communicator)
     if communicator.rank == 0:
         remember(code, tree)
     return network
 
 
-def _require_same_source(run: Run, source: str, communicator: Communicator) -> None:
-    sources = communicator.allgather(source)
+def _inspect_on_root(code: UserNetwork, communicator: Communicator) -> Mapping[str, Any]:
+    """Return the table of a network, which rank 0 inspects, as a tree on every rank."""
+    tree: Mapping[str, Any] = {}
+    with communicator.agreed():
+        if communicator.rank == 0:
+            from istmpi.inspection.large import inspect_any
+
+            tree = inspect_any(code).tree()
+    return communicator.broadcast_from_root(tree)
+
+
+def _require_same_source(run: Run, sources: Sequence[str]) -> None:
+    """Raise ConfigError if some rank's source of the network differs from rank 0's."""
     differing = [rank for rank, other in enumerate(sources) if other != sources[0]]
     _require_none(
         differing,

@@ -15,11 +15,12 @@ from istmpi.checkpoint.state import (
     list_versions,
 )
 from istmpi.checkpoint.streamed import Yields
-from istmpi.comm import Communicator
+from istmpi.comm import Communicator, find_members
 from istmpi.comm.clock import Clock
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
+from istmpi.cost.messages import sends_long_messages
 from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_for_training
@@ -48,6 +49,8 @@ from istmpi.training.resolution import (
     make_sizes,
 )
 from istmpi.training.same_data import (
+    Outline,
+    digest_settings,
     require_same_data,
     require_same_settings,
     summarise_data,
@@ -103,16 +106,26 @@ class Prepared:
         # Sizes share the standardised targets, which need a pass over all labels.
         data_of_all_sizes = standardise(self.run, data, communicator)
         self._make_sizes(data_of_all_sizes)
-        with communicator.agreed():
-            self._plan(data)
-        self._choose_device()
         self.data_summary = summarise_data(self.run, self.sizes[0].dataset)
-        self.stop = stop or StopSign(communicator)
         self.score_name = self.dataset.scoring.score
-        self._make_store()
+        self._prepare_this_rank(data)
+        self.hosts = [member.host for member in find_members(communicator)]
+        self.stop = stop or StopSign(communicator)
         self.run = set_interval(self.run, self.architecture, self.dataset, communicator, start)
         self.method = self._make_method()
         self._make_evaluator()
+
+    def _prepare_this_rank(self, data: Dataset) -> None:
+        """Plan the rounds; choose the device, and make the store."""
+        communicator = self.communicator
+        with communicator.on_this_host() as local:
+            # One agreement, because each costs a round trip.
+            with communicator.agreed():
+                self._plan(data)
+                self.device = choose_device(self.run.train.device, local)
+                self._make_store()
+            self.threads = choose_threads(self.run.train.threads, local)
+            communicator.in_pieces = self._sends_in_pieces(local.size)
 
     def _make_sizes(self, data: Dataset) -> None:
         course = self.run.course(self.most_examples)
@@ -136,15 +149,17 @@ class Prepared:
         """Check the settings, open the data unless ``data`` are given, and compare both with those
         of other ranks."""
         communicator = self.communicator
-        with communicator.agreed():
+        with communicator.agreed() as agreement:
             self.run = run = self.run.with_implied()
-            communicator.in_pieces = run.comm.exchange == "pieces"
             data = data or open_for_training(run.data, communicator.rank, run.train.seed)
             self.best = Best.from_run(run, data)
-        require_same_settings(run, communicator)
+            agreement.value = digest_settings(run), Outline.from_data(run, data)
+        require_same_settings(run, [digest for digest, _ in agreement.by_rank], communicator)
+        outlines = [outline for _, outline in agreement.by_rank]
         if run.data.columns:
             data = divide_columns(data, run.data, communicator)
-        require_same_data(run, data, communicator)
+            outlines = communicator.allgather(Outline.from_data(run, data))
+        require_same_data(run, data, outlines, communicator)
         return data
 
     def _count_epochs(self, data: Dataset, start: Path | None) -> None:
@@ -194,37 +209,34 @@ class Prepared:
             rounds=self.course.planned,
         )
 
-    def _choose_device(self) -> None:
-        train = self.run.train
-        self.hosts = self.communicator.hosts()
-        with self.communicator.on_this_host() as local:
-            with self.communicator.agreed():
-                self.device = choose_device(train.device, local)
-            self.threads = choose_threads(train.threads, local)
+    def _sends_in_pieces(self, ranks_of_host: int) -> bool:
+        exchange = self.run.comm.exchange
+        ranks = self.communicator.size
+        if exchange != "auto":
+            return exchange == "pieces"
+        return ranks_of_host < ranks and sends_long_messages(self.run, self.architecture, ranks)
 
     def _make_store(self) -> None:
         """Make this rank's part of the network, with its initial values."""
         run = self.run
         communicator = self.communicator
         network = self.architecture
-        with communicator.agreed():
-            self.store = ParameterStore(
-                network.parameters, network.lengths, communicator.size, communicator.rank
-            )
-            first_phase, _ = self.phases[0]
-            self.store.scale = _scale_first(first_phase, network, communicator.size)
-            if run.model.scale == "none":
-                self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
-            # A setting or a name that HDF5 cannot store must not come up after hours of training.
-            if communicator.rank == 0:
-                pieces = deployment_pieces({}, {}, collect_inputs(self.dataset), 0)
-                require_storable(self.header(), pieces)
+        self.store = ParameterStore(
+            network.parameters, network.lengths, communicator.size, communicator.rank
+        )
+        first_phase, _ = self.phases[0]
+        self.store.scale = _scale_first(first_phase, network, communicator.size)
+        if run.model.scale == "none":
+            self.store.fitted = dict.fromkeys(self.store.scale, 1.0)
+        # A setting or a name that HDF5 cannot store must not come up after hours of training.
+        if communicator.rank == 0:
+            pieces = deployment_pieces({}, {}, collect_inputs(self.dataset), 0)
+            require_storable(self.header(), pieces)
         self.store.initialise(run.train.seed)
-        with communicator.agreed():
-            names: Collection[str] = network.table.computed
-            if run.model.init == "constructor":
-                names = network.parameters
-            begin_as_constructed(network, self.store, run.train.seed, names)
+        names: Collection[str] = network.table.computed
+        if run.model.init == "constructor":
+            names = network.parameters
+        begin_as_constructed(network, self.store, run.train.seed, names)
 
     def header(self, calibrated: bool = False) -> Header:
         """Return the header of a checkpoint; ``calibrated``: with the classifier's temperature."""

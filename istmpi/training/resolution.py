@@ -75,8 +75,7 @@ def make_sizes(
     for side in sides:
         images = resize_images(data, side)
         network = build_network(run, images, communicator)
-        with communicator.agreed():
-            require_resizable(run, network)
+        require_resizable(run, network)
         images = images.reshape(network.example_shape)
         batches = Batches(images.train, rows, run.train.batch, run.train.seed, stream)
         sizes[side] = Size(side, network, images, batches)
@@ -123,11 +122,13 @@ def describe_sizes(run: Run, course: Course, sizes: Mapping[int, Size]) -> str:
 
 def require_resizable(run: Run, network: Architecture) -> None:
     if run.train.resolution and len(network.example_shape) != 3:
-        raise ConfigError(
+        error = ConfigError(
             "train.resolution needs a network that takes images [channels, height, width]; "
             f"{run.model.name} takes flat images, so its first layer depends on the size. Give its "
             "constructor the argument shape."
         )
+        error.everywhere = True
+        raise error
 
 
 def carry_store(store: ParameterStore, network: Architecture, seed: int) -> ParameterStore:

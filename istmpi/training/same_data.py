@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,34 +40,85 @@ class PreparedRun(Protocol):
     def dataset(self) -> Dataset: ...
 
 
-def require_same_settings(run: Run, communicator: Communicator) -> None:
-    """Raise ConfigError if a rank's settings differ from rank 0's. Collective."""
+def digest_settings(run: Run) -> str:
+    return _digest(run.flat())
+
+
+def _digest(value: object) -> str:
+    """Return a digest. Equal values may have different digests, as their parts may be in another
+    order."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def require_same_settings(run: Run, digests: Sequence[str], communicator: Communicator) -> None:
+    """Raise ConfigError if a rank's settings differ from rank 0's. Collective.
+
+    ``digests``: all ranks' `digest_settings`.
+    """
+    if all(digest == digests[0] for digest in digests):
+        return
     first = communicator.broadcast_from_root(run)
     with communicator.agreed():
         _compare_runs(run, first)
 
 
-def require_same_data(run: Run, data: Dataset, communicator: Communicator) -> None:
+def _compare_runs(run: Run, first: Run) -> None:
+    differences = first.differences(run)
+    if differences:
+        shown = "; ".join(
+            f"{setting}: {expected} or {value}"
+            for setting, (expected, value) in differences.items()
+        )
+        raise ConfigError(
+            f"the ranks have different settings ({shown}; rank 0's first). Give all ranks the same "
+            "command line and run file."
+        )
+
+
+Contents = tuple[int, int, int]
+"""The number of a split's examples, and checksums of labels and features: equal for equal data."""
+NO_SPLIT: Contents = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The part of the data that ranks compare."""
+
+    meaning: str
+    """A digest of the meaning of the numbers."""
+    contents: Mapping[str, Contents]
+    """The contents of each split that all ranks must have; nothing with ``local`` data."""
+
+    @staticmethod
+    def from_data(run: Run, data: Dataset) -> Outline:
+        contents = {}
+        # Each rank has its own examples with local data; only their meaning must agree.
+        if run.data.placement != "local":
+            contents = {name: _summarise_common(data, split) for name, split in data.splits.items()}
+        return Outline(_digest(_Meaning.from_data(data)), contents)
+
+
+def require_same_data(
+    run: Run, data: Dataset, outlines: Sequence[Outline], communicator: Communicator
+) -> None:
     """Raise DataError if the meaning of a rank's data differs from that on rank 0. Collective.
 
-    The contents must be the same, too, except what each rank has alone.
+    The contents must be the same, too, except what each rank has alone. ``outlines``: those of all
+    ranks.
     """
-    meaning = _Meaning.from_data(data)
-    first_meaning = communicator.broadcast_from_root(meaning)
-    with communicator.agreed():
-        _require_same_meaning(data.source, meaning, first_meaning)
-    # Each rank has its own examples then; only their meaning must agree.
-    if run.data.placement == "local":
-        return
-    contents = {name: _summarise_common(data, split) for name, split in data.splits.items()}
-    contents_by_rank = communicator.allgather(contents)
-    with communicator.agreed():
-        differences = _describe_differences(contents_by_rank)
-        if differences:
-            cure = "Give all ranks the same file, or a file for each rank with {rank} in its name."
-            if data.columns:
-                cure = "Give all ranks the same rows, in the same order."
-            raise DataError(f"{run.data.source} differs between ranks: {differences}. {cure}")
+    if any(outline.meaning != outlines[0].meaning for outline in outlines):
+        meaning = _Meaning.from_data(data)
+        first_meaning = communicator.broadcast_from_root(meaning)
+        with communicator.agreed():
+            _require_same_meaning(data.source, meaning, first_meaning)
+    differences = _describe_differences([outline.contents for outline in outlines])
+    if differences:
+        cure = "Give all ranks the same file, or a file for each rank with {rank} in its name."
+        if data.columns:
+            cure = "Give all ranks the same rows, in the same order."
+        error = DataError(f"{run.data.source} differs between ranks: {differences}. {cure}")
+        error.everywhere = True
+        raise error
 
 
 @dataclass(frozen=True)
@@ -93,19 +145,6 @@ class _Meaning:
         )
 
 
-def _compare_runs(run: Run, first: Run) -> None:
-    differences = first.differences(run)
-    if differences:
-        shown = "; ".join(
-            f"{setting}: {expected} or {value}"
-            for setting, (expected, value) in differences.items()
-        )
-        raise ConfigError(
-            f"the ranks have different settings ({shown}; rank 0's first). Give all ranks the same "
-            "command line and run file."
-        )
-
-
 def _require_same_meaning(source: str, meaning: _Meaning, first: _Meaning) -> None:
     # In the order of `from_data`: the first difference explains later ones.
     for name, fact in meaning.facts.items():
@@ -126,11 +165,6 @@ def _require_same_meaning(source: str, meaning: _Meaning, first: _Meaning) -> No
             f"{source}: its values have another float32 offset than on rank 0. Subtract the same "
             "number from all ranks' values before preparing them."
         )
-
-
-Contents = tuple[int, int, int]
-"""The number of a split's examples, and checksums of labels and features: equal for equal data."""
-NO_SPLIT: Contents = (0, 0, 0)
 
 
 def summarise_split(split: Split) -> Contents:

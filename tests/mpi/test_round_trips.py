@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small import trained
+from small import small_run, trained
 
 from istmpi.checkpoint.saver import commit
 from istmpi.comm.ledger import EVALUATION, ROUNDS
 from istmpi.evaluation.fitting import COLDEST, HALVINGS, HOTTEST, fit_temperature
+from istmpi.training.loop import Training
 
 
 def count_calls(comm, work):
@@ -17,6 +18,12 @@ def count_calls(comm, work):
     before = sum(comm.whereabouts.arrivals.values())
     work()
     return sum(comm.whereabouts.arrivals.values()) - before
+
+
+def test_a_start(comm):
+    """Settings with data, examples, the network's table (three calls), device with weights, and hosts are agreed on;
+    the ranks of a host divide its cores."""
+    assert count_calls(comm, lambda: Training(small_run(), comm)) == 8
 
 
 @pytest.mark.parametrize("method, calls", [("local-sgd", 1), ("ist", 2), ("easgd", 2)])

@@ -22,6 +22,7 @@ from istmpi.cost import cost, pair_bytes, round_bytes, run_bytes
 from istmpi.cost.deal import expect_deal, expect_route
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.loads import expect_load, later_legs
+from istmpi.cost.messages import LONG, sends_long_messages
 from istmpi.cost.one_round import draw_route
 from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import Parameter, Pattern, narrow
@@ -282,3 +283,21 @@ def test_a_dry_run_says_them(istmpi_command):
     _, out, _ = istmpi_command(*words)
     facts = (f"{plan['sent_bytes']:,} bytes sent by all ranks", "FLOPs a local step", "bytes sent a round", "memory")
     assert all(fact in out.replace("\n", " ") for fact in facts)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("redeal", [1.0, 0.1])
+def test_messages_are_long_where_the_drawn_deals_have_long_ones(ranks, redeal):
+    """The mean of the busiest rank's messages in some leg, over drawn deals, is on the same side of a megabyte."""
+    for width in (256, 8192):
+        network = mlp_network(64, [width, width], 10, bias=False)
+        run = Run().override({"method.redeal": redeal})
+        route = draw_route(run, network, ranks)
+        sizes = {}
+        for number in range(1, 4):
+            for leg in route.legs(network.parameters, number, fresh=False):
+                busiest = leg_bytes(leg, ranks, network.lengths).max()
+                sizes.setdefault(leg.name, []).append(busiest / (ranks - 1))
+        longest = max(np.mean(sizes[name]) for name in ("pull", "hop", "push"))
+        assert sends_long_messages(run, network, ranks) == (longest >= LONG)
+    assert not sends_long_messages(run, network, 1)

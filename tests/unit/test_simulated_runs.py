@@ -83,10 +83,10 @@ def test_an_all_reduce_that_does_not_wait_for_its_messages_is_found(monkeypatch)
 
 
 def test_a_run_killed_at_any_call_and_resumed_comes_to_the_same_weights():
-    """Every 251st call of each rank, before it does anything or when its part is posted."""
+    """Every 113th call of each rank, before it does anything or when its part is posted."""
     schedules = Schedules(small_run(**SHORT), 3, KINDS)
     found = []
-    kills = [Kill(rank, call) for rank in range(3) for call in range(5 + rank, schedules.calls[rank], 251)]
+    kills = [Kill(rank, call) for rank in range(3) for call in range(5 + rank, schedules.calls[rank], 113)]
     for number, kill in enumerate(kills):
         posted = replace(kill, posted=bool(number % 2))
         schedule = schedules.run_killed(number, replace(Faults(number), kills=[posted]))
