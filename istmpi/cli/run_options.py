@@ -192,7 +192,17 @@ def changes(
     for option, setting, value in typed:
         if setting == "model.name":
             model = _read(option, setting, value, model)
-    return {setting: _read(option, setting, value, model) for option, setting, value in typed}
+    read: dict[str, Any] = {}
+    first: dict[str, str] = {}
+    for option, setting, value in typed:
+        shown = f"{option} {value}"
+        if option.startswith("--set "):
+            shown = f"{option}={value}"
+        read_value = _read(option, setting, value, model)
+        if read.setdefault(setting, read_value) != read_value:
+            raise ConfigError(f"{first[setting]} and {shown} both set {setting}. Leave one out.")
+        first[setting] = shown
+    return read
 
 
 def read_assignments(
