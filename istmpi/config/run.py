@@ -32,6 +32,7 @@ from istmpi.record import METRICS
 from istmpi.record import SETTINGS as SAVED_AS
 from istmpi.settings import MOST, Meta, also, check_value, find_types, numbers_in, shown
 
+CURES = dict.fromkeys((".json", ".yaml", ".yml"), "Run files are TOML: [train], then rounds = 30.")
 SHIPPED = Path(__file__).parents[1] / "runs"
 
 
@@ -78,7 +79,9 @@ class Run:
                 f"run {name_or_path} is neither a file nor a built-in run{_suggest(name_or_path)}"
             )
         try:
-            tree = read_toml(path, "Correct it; istmpi runs lists readable runs.")
+            tree = read_toml(
+                path, CURES.get(path.suffix, "Correct it; istmpi runs lists readable runs.")
+            )
             train = tree.get("train")
             if isinstance(train, dict):
                 _require_one_length([f"train.{key}" for key in train], path.name)

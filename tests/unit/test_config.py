@@ -138,6 +138,8 @@ def test_a_value_out_of_its_range_is_refused_by_name(key, value, says):
     [
         ("text.toml", "text.toml is not a readable TOML file: "),
         ("binary.toml", "binary.toml is not a readable TOML file: "),
+        ("run.json", "run.json is not a readable TOML file: .* Run files are TOML: .train., then rounds = 30"),
+        ("run.yaml", "Run files are TOML"),
         ("digit", r"run digit is neither a file nor a built-in run; did you mean digits\?$"),
         ("txt.toml", r"built-in run; did you mean text.toml\?$"),
     ],
@@ -145,6 +147,8 @@ def test_a_value_out_of_its_range_is_refused_by_name(key, value, says):
 def test_a_run_that_cannot_be_read_is_refused_by_name_and_with_the_nearest(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.toml").write_text("[train\n")
+    (tmp_path / "run.json").write_text('{"train": {"rounds": 7}}')
+    (tmp_path / "run.yaml").write_text("train:\n  rounds: 7\n")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=message):
         Run.load(name)
