@@ -1,7 +1,7 @@
 """Advice on what to run on a cluster: a method, ranks and local steps, by rules that anyone can
 check."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -77,11 +77,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     """Recommend a run on a cluster, or one process if no method is efficient; list all methods."""
     alone = scenario.alone()
     best = _best_choices(scenario, most_ranks)
-    chosen: Choice | None = None
-    # The most faithful come first: a later one has to be faster by `WORTH_IT`.
-    for choice in best.values():
-        if chosen is None or choice.seconds * WORTH_IT <= chosen.seconds:
-            chosen = choice
+    chosen, beaten = _choose(best.values())
     notes = [f"Times assume {scenario.cluster.name}; measure your cluster with istmpi measure."]
     if chosen is None:
         first = (
@@ -93,7 +89,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     gigabytes = float(chosen.cost.largest.memory.total / 1e9)
     share = float(chosen.cost.held.share_of_a_rank)
     needs = f"A rank needs {gigabytes:.3g} GB. An example trains {share:.0%} of the network."
-    notes.insert(0, needs)
+    notes = [_explain(chosen, beaten, most_ranks), needs, *notes]
     if chosen.method == "ist":
         notes += [
             "Accuracy: a network 1/P as wide under local-sgd or sparse-loco was usually as good: "
@@ -110,6 +106,42 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
     )
     rows = _rows(scenario, chosen.ranks, chosen.local_steps, best)
     return Advice(first=first, rows=rows, notes=notes)
+
+
+def _choose(choices: Iterable[Choice]) -> tuple[Choice | None, Choice | None]:
+    """Return the recommended choice, and the more faithful one that it replaces; None if there is
+    none. ``choices``: the most faithful first."""
+    chosen: Choice | None = None
+    beaten: Choice | None = None
+    for choice in choices:
+        if chosen is None:
+            chosen = choice
+        elif choice.seconds * WORTH_IT <= chosen.seconds:
+            beaten = chosen
+            chosen = choice
+    return chosen, beaten
+
+
+def _explain(chosen: Choice, beaten: Choice | None, most_ranks: int) -> str:
+    """Return the reasons for the method, the ranks and the local steps."""
+    reason = (
+        f"Why: {chosen.method} trains most like one process of the methods that use the ranks "
+        f"well, and none of the others is {WORTH_IT:g} times as fast."
+    )
+    if beaten:
+        reason = (
+            f"Why: {chosen.method} is {speed_up(beaten.seconds, chosen.seconds):.3g} times as fast "
+            f"as {beaten.method}, which trains more like one process; {WORTH_IT:g} times is enough."
+        )
+    time = round_time(chosen.cost, chosen.scenario.cluster)
+    share = 0.0
+    if time.total:
+        share = float(time.transfer / time.total)
+    steps = counted(chosen.local_steps, "local step")
+    return (
+        f"{reason} Of the powers of two up to {most_ranks}, {chosen.ranks} ranks are the fastest "
+        f"that it uses well. With {steps}, transfers take {share:.0%} of a round."
+    )
 
 
 def _note_joint(chosen: Choice) -> Iterator[str]:
@@ -195,5 +227,5 @@ def _rows(
 
 def _bits(rate: float) -> str:
     if rate in (0, inf):
-        return "none" if rate == 0 else "more than any rate"
+        return "needs none" if rate == 0 else "more than any rate"
     return f"{number(rate)}bit/s"

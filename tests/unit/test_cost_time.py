@@ -141,7 +141,9 @@ def test_advice_is_a_line_a_table_and_notes(name):
 def test_advice_follows_its_rules():
     run = Run().override({"model.hidden": (8192, 8192)})
     case = Scenario(run, mlp_network(4096, (8192, 8192), 35), preset("m5.2xlarge"), 84_843)
-    first = advise(case, 8).first
+    advice = advise(case, 8)
+    first = advice.first
+    assert re.match(r"Why: ist is [\d.]+ times as fast as [\w-]+, which trains more like one process", advice.notes[0])
     ranks, steps = map(int, re.match(r"Run ist on (\d+) ranks with (\d+) ", first).groups())
     of_a_rank, of_a_half = (case.cost("ist", count).held.share_of_a_rank for count in (ranks, 2 * ranks))
     assert of_a_rank >= LEAST_SHARE > of_a_half
@@ -158,7 +160,9 @@ def test_advice_respects_memory_and_prefers_what_changes_less_where_it_costs_lit
     """Infinitely fast network, nothing to deal: nothing to win."""
     quick = Cluster("quick", "by hand", network(0.0, 1e15), (1e12,))
     case = Scenario(Run().override({"method.partition": []}), mlp_network(64, (64,), 10), quick, 1000)
-    assert advise(case, 4).first.startswith("Run data-parallel on 4 ranks with 1 local step: ")
+    advice = advise(case, 4)
+    assert advice.first.startswith("Run data-parallel on 4 ranks with 1 local step: ")
+    assert advice.notes[0].startswith("Why: data-parallel trains most like one process of the methods")
     small = replace(preset("100gbit"), memory=300e6 + PROCESS)
     advice = advise(scenario(small), 8)
     assert advice.first.startswith("Run ist"), advice
