@@ -19,7 +19,8 @@ NOT_REACHED = math.inf
 MORE_ERROR = (0.5, 0.25, 0.0)
 """The additional error of each default target.
 
-It is a share of the error of the best score that all runs reach.
+It is a share of the error of the best score that all runs reach, or of what this score is better
+than the first score of the run with the worst start, if that is less.
 """
 
 FIGURES = ("seconds", "bytes", "examples")
@@ -286,7 +287,8 @@ def find_reached(
 def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> list[float]:
     """Return the scores with 50%, 25% and 0% more error than the best score that all runs reach.
 
-    They have three digits. Unfinished runs count only if no run is finished.
+    Near chance, these would be below the first score of every run. The error then counts from that
+    of the worst start. Targets have three digits. Unfinished runs count only if no run is finished.
     """
     scored = [curve for curve in curves if curve.points]
     counted = [curve for curve in scored if not curve.problem] or scored
@@ -296,15 +298,17 @@ def default_targets(curves: Sequence[Curve], higher_is_better: bool = True) -> l
     targets = []
     if higher_is_better:
         top = min(map(max, scores))
-        error = max(1 - top, 0.0)
+        start = min(scores_of_run[0] for scores_of_run in scores)
+        error = max(min(1 - top, top - start), 0.0)
         for more in MORE_ERROR:
             # Rounded down, so that all runs reach it; 1e-9 is for 0.57 * 1000 = 569.99...
             targets.append(math.floor(1000 * (top - more * error) + 1e-9) / 1000)
     else:
         # The lower score is the better one: the best of a run is its least.
         top = max(map(min, scores))
+        start = max(scores_of_run[0] for scores_of_run in scores)
         for more in MORE_ERROR:
-            targets.append(_round_up(top + more * top))
+            targets.append(_round_up(top + more * max(min(top, start - top), 0.0)))
     return [target for target in dict.fromkeys(targets) if target > 0]
 
 

@@ -67,6 +67,9 @@ def test_without_targets_the_best_that_all_reach_and_a_little_less():
     assert default_targets([curve("ist", FAST), lucky])[-1] == 0.456, "smoothed, and rounded down"
     errors = [curve("ist", [3.0, 0.98765, 0.98765]), curve("local-sgd", [0.5, 0.4])]
     assert default_targets(errors, higher_is_better=False) == [1.49, 1.24, 0.988], "rounded to the worse"
+    near_chance = [curve("ist", [0.1, 0.13, 0.14]), curve("local-sgd", [0.11, 0.12])]
+    assert default_targets(near_chance) == [0.11, 0.115, 0.12], "above the worst start"
+    assert default_targets([curve("ist", [2.3, 2.2])], higher_is_better=False) == [2.25, 2.23, 2.2]
     failed = curve("fedavg", [0.1], problem="failed: the loss is no longer finite")
     assert default_targets([curve("ist", FAST), failed])[-1] == 0.9 and default_targets([failed])[-1] == 0.1
     assert default_targets([replace(failed, points=())]) == default_targets([curve("ist", [0.0, 0.0])]) == []
