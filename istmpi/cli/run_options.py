@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from istmpi import __version__
+from istmpi.cli.completion import complete_names, complete_run, complete_setting
 from istmpi.cli.options import flag, real, text
 from istmpi.comm import read_launcher
 from istmpi.config import Run, every_setting, shipped, type_of
@@ -68,7 +69,7 @@ COST_NOTHING = (
 """Options that change no cost, which commands of planning lack."""
 
 DEFAULT = "digits"
-run_argument = click.argument("run", required=False)
+run_argument = click.argument("run", required=False, shell_complete=complete_run)
 
 
 def options(command: Callable, without: Collection[str] = ()) -> Callable:
@@ -79,12 +80,18 @@ def options(command: Callable, without: Collection[str] = ()) -> Callable:
         metavar="A.B=VALUE",
         help="Any other setting (list: istmpi settings).",
         multiple=True,
+        shell_complete=complete_names,
     )
     command = assign(command)
     # The decorator that comes last is first in the help.
     for option, (setting, metavar) in reversed(OPTIONS.items()):
         if option not in without:
-            command = click.option(option, metavar=metavar, help=_help(setting))(command)
+            command = click.option(
+                option,
+                metavar=metavar,
+                help=_help(setting),
+                shell_complete=complete_setting(setting),
+            )(command)
     return command
 
 

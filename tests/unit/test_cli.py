@@ -201,7 +201,16 @@ def test_a_command_that_needs_no_mpi_tells_its_own_error_whatever_started_it(wor
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("istmpi checkpoint sh", ["show"]), ("istmpi train --outer", ["--outer-momentum"]), ("istmpi nothing --a", [])],
+    [
+        ("istmpi checkpoint sh", ["show"]),
+        ("istmpi train --outer", ["--outer-momentum"]),
+        ("istmpi train --method str", ["streaming-diloco"]),
+        ("istmpi train --model res", ["", "resnet"]),  # or a file
+        ("istmpi train --set optimizer.mil", ["optimizer.milestones="]),
+        ("istmpi train spe", ["", "speech"]),
+        ("istmpi compare --methods ist,na", ["ist,narrow"]),
+        ("istmpi nothing --a", []),
+    ],
 )
 def test_a_shell_gets_words_and_nothing_else_at_tab(words, offered):
     asked = {"_ISTMPI_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

@@ -17,6 +17,7 @@ from istmpi.cli.commands.report import (
     print_comparison,
     write_page,
 )
+from istmpi.cli.completion import complete_methods, complete_names
 from istmpi.cli.grid import take_grid
 from istmpi.cli.options import text, whole
 from istmpi.cli.output import print_json
@@ -51,6 +52,7 @@ REFUSED = {"method.name": "--methods"}
     "NAME,...",
     "Methods to compare; narrow is local-sgd with a P-th of the widths that ist deals out.",
     default="ist,local-sgd,data-parallel",
+    shell_complete=complete_methods,
 )
 @whole("--repeats", "N", "Seeds for each method.", 1, 1000, default=1)
 @text(
@@ -59,6 +61,7 @@ REFUSED = {"method.name": "--methods"}
     "Choose this setting for each method on held-out examples; may be repeated. --lr V,V,... "
     "chooses the learning rate.",
     multiple=True,
+    shell_complete=complete_names,
 )
 @add_targets_option
 @add_watch_options

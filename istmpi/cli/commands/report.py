@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from istmpi.cli.completion import complete_folder
 from istmpi.cli.options import as_json, text
 from istmpi.cli.output import console, note, print_json, say
 from istmpi.errors import ConfigError
@@ -31,7 +32,7 @@ def add_targets_option(command: Callable) -> Callable:
 
 
 @click.command("report")
-@click.argument("paths", metavar="DIR...", nargs=-1, required=True)
+@click.argument("paths", metavar="DIR...", nargs=-1, required=True, shell_complete=complete_folder)
 @add_targets_option
 @as_json
 @text(
