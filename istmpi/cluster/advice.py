@@ -126,7 +126,7 @@ def _explain(chosen: Choice, beaten: Choice | None, most_ranks: int) -> str:
     """Return the reasons for the method, the ranks and the local steps."""
     reason = (
         f"Why: {chosen.method} trains most like one process of the methods that use the ranks "
-        f"well, and none of the others is {WORTH_IT:g} times as fast."
+        f"well, and no other is {WORTH_IT:g} times as fast."
     )
     if beaten:
         reason = (
@@ -140,7 +140,7 @@ def _explain(chosen: Choice, beaten: Choice | None, most_ranks: int) -> str:
     steps = counted(chosen.local_steps, "local step")
     return (
         f"{reason} Of the powers of two up to {most_ranks}, {chosen.ranks} ranks are the fastest "
-        f"that it uses well. With {steps}, transfers take {share:.0%} of a round."
+        f"that it uses well. Transfers take {share:.0%} of a round of {steps}."
     )
 
 
