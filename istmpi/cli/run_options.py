@@ -60,11 +60,13 @@ OPTIONS = {
     "--checkpoint-every": ("checkpoint.every", "N"),
     "--keep": ("checkpoint.keep", "N"),
     "--threads": ("train.threads", "N|auto"),
+    "--group-size": ("train.group_size", "N|host"),
     "--out": ("output.folder", "FOLDER"),
 }
 
 COST_NOTHING = (
-    "--out --evaluate-every --rounds --epochs --max-minutes --seed --lr --warm-up --finish --init"
+    "--out --evaluate-every --rounds --epochs --max-minutes --seed --lr --warm-up --finish --init "
+    "--group-size"
 )
 """Options that change no cost, which commands of planning lack."""
 
@@ -233,8 +235,8 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
     quoted = text.startswith(("'", '"'))
     if holds_text(type_of(setting, model)) and not quoted:
         return text
-    # A run file has 0 for auto.
-    if setting == "train.threads" and text == "auto":
+    # A run file has 0 for these words.
+    if (setting, text) in (("train.threads", "auto"), ("train.group_size", "host")):
         return 0
     is_list = setting == "method.shares"
     if setting == "model.hidden":

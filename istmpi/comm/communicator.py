@@ -287,7 +287,11 @@ class Communicator:
             error = past_a_limit(raised)
             if error is None:
                 raise
-        agreement.settle(self.allgather(Told(error, agreement.value)), self.rank)
+        agreement.settle(self.gather_told(Told(error, agreement.value)), self.rank)
+
+    def gather_told(self, told: Told) -> list[Told]:
+        """Return the messages of all ranks at the end of work that every rank must complete."""
+        return self.allgather(told)
 
     # ---- waits
 

@@ -31,12 +31,17 @@ def _print(text: str) -> None:
     print(f"istmpi: {one_line(text)}", file=sys.stderr, flush=True)
 
 
+def _do_nothing(error: BaseException | None) -> None:
+    """Let a watch end without further ado."""
+
+
 class HangWatch:
     """Watches this rank's waits and launcher, until the watch is closed. Creation is collective.
 
     ``patience``: the shortest deadline in seconds; with 0 no rank is reported. ``tell`` prints
     messages for people, on any rank. ``folder`` gets stack traces. ``cure``: the advice after a
-    stuck job. If threads may not call MPI, only the launcher is watched.
+    stuck job. ``before_close`` gets the error of all ranks, if any, when the watch ends. If threads
+    may not call MPI, only the launcher is watched.
     """
 
     def __init__(
@@ -46,8 +51,10 @@ class HangWatch:
         folder: Path,
         tell: Callable[[str], None] = _print,
         cure: str = "Continue from the last checkpoint with --resume auto.",
+        before_close: Callable[[BaseException | None], None] = _do_nothing,
     ):
         self._communicator = communicator
+        self._before_close = before_close
         self._where = communicator.whereabouts
         self._where.restart()
         self._job = WatchedJob(patience=patience, folder=folder, tell=tell, cure=cure)
@@ -82,14 +89,16 @@ class HangWatch:
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
         if error is None or getattr(error, "everywhere", False):
-            self.close()
+            self.close(error)
         else:
             # The other ranks may never come to a barrier.
             self._stop(1.0)
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
+        """End the watch on all ranks, which have the same ``error`` if any."""
         if self._closing.is_set():
             return
+        self._before_close(error)
         # A rank whose thread has ended answers no roll call, so all threads end together.
         self._communicator.barrier()
         self._stop(None)

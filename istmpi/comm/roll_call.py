@@ -7,7 +7,7 @@ it asks all ranks where they are, and judges their answers by the rules of
 first.
 
     beat    where I am                 to the rank P/2 after this one
-    ask     where are you?             from a rank that has waited for too long
+    ask     where are you?             from a rank that has waited for too long, and for whom
     here    where I am, and what I know of others, in answer to ask
     tell    a line for people, to the lowest rank that answers
     end     the job ends; the lowest rank that answers gets all stacks, writes them and ends the job
@@ -166,11 +166,14 @@ class RollCall:
         if self._roll:  # older beats were received before the roll was called
             self._roll.answers.setdefault(sender, sighting)
 
-    def _take_question(self, sender: int, now: float) -> None:
+    def _take_question(self, sender: int, now: float, awaited: Sequence[int]) -> None:
         sighting = Sighting.from_whereabouts(self._where, now)
         self._mailbox.send(sender, "here", sighting, self._list_sightings(now), self._read_states())
-        # The sender judges for all ranks: another roll call would only repeat its questions.
-        self._next_roll = max(self._next_roll, now + self._limit + self._delay)
+        awaited_here = {rank for wait in list(self._where.waiting.values()) for rank in wait.ranks}
+        # The sender judges those that it waits for: a roll call for the same ones would only
+        # repeat its questions. In groups of processes, ranks wait for different ones.
+        if awaited_here <= {*awaited}:
+            self._next_roll = max(self._next_roll, now + self._limit + self._delay)
 
     def _take_answer(
         self,
@@ -257,7 +260,7 @@ class RollCall:
         due_seconds = _begin_to_ask(limit) + self._delay + extra_seconds
         if now >= self._next_roll + extra_seconds and self._measure_wait(wait, now) >= due_seconds:
             self._roll = _Roll(wait=wait, began=now, ends=now + limit - _begin_to_ask(limit))
-            self._send_to_others("ask")
+            self._send_to_others("ask", wait.ranks)
 
     def _judge(self, roll: _Roll, now: float) -> None:
         """Report the ranks that the answers show as missing, or end the job for them."""

@@ -137,10 +137,12 @@ class StopSign:
         the rank's own, so it does not listen.
         """
         if mpi.stand_in() is None:
-            receiver().listen(self._take)
+            receiver().listen(self.take)
 
-    def _take(self, name: str) -> None:
-        self._signal = name
+    def take(self, signal: str) -> None:
+        """Note the name of a signal, if it is not empty, as a request to stop."""
+        if signal:
+            self._signal = signal
 
     def _look(self) -> str:
         """Return what `_check` finds, once in `_SECONDS_BETWEEN_LOOKS` and on rank 0 alone."""

@@ -104,6 +104,12 @@ class Train:
         Meta(ge=0, le=1024),
         "Threads per rank; 0 (auto) takes OMP_NUM_THREADS, or a share of this host's cores.",
     ] = 0
+    group_size: Annotated[
+        Natural,
+        "Processes of a host that train one subnet together as one rank, a replica group: they "
+        "divide each batch and average gradients in every step (docs/jobs.md). 0 (host): all "
+        "processes of a host.",
+    ] = 1
 
 
 @dataclass(frozen=True)

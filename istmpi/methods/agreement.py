@@ -59,6 +59,16 @@ class StepLosses:
         # It stays on its device: reading it would wait for the step.
         self._losses.append(loss.detach())
 
+    def values(self) -> list[float]:
+        """Return the losses, at full precision of float32."""
+        if not self._losses:
+            return []
+        return torch.stack(self._losses).float().cpu().tolist()
+
+    def replace(self, parts: Sequence[Sequence[float]]) -> None:
+        """Replace the losses by those of a group: each is the sum of its members' ``parts``."""
+        self._losses = [torch.tensor(sum(of_step)) for of_step in zip(*parts, strict=True)]
+
     def add_weight(self, weight: float) -> None:
         """Note how much the last loss counts among those of all ranks."""
         self._weights.append(weight)

@@ -11,36 +11,21 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import nn
 
-from istmpi.amounts import Amount
-from istmpi.code import calling
-from istmpi.config.methods import METHODS
-from istmpi.data.batch import Batch
 from istmpi.engine.axes import narrow, with_slots
 from istmpi.engine.layout import TrainingLayout, part_shape
 from istmpi.engine.outer import Outer
 from istmpi.engine.partition import Partition
+from istmpi.engine.replica_group import Begin, Collect, Step
 from istmpi.engine.shards import Shards
-from istmpi.errors import ConfigError, DivergedError, IstmpiError
+from istmpi.errors import DivergedError, IstmpiError
 from istmpi.methods.agreement import Report, StepLosses, exchange, mean_loss, require_finite
-from istmpi.methods.class_loss import class_loss
 from istmpi.methods.job import Job
-from istmpi.methods.logit_adjustment import LogitAdjustment
-from istmpi.methods.subnet import Subnet
-from istmpi.names import is_own
+from istmpi.methods.local_training import LocalTraining
 from istmpi.optim.schedules import rate_at
-from istmpi.outputs import LossOfOutputs
-from istmpi.tasks import OwnTask
-from istmpi.trees import call, map_tensors
-
-if TYPE_CHECKING:
-    from istmpi.outputs import Outputs
-
 
 T = TypeVar("T")
 
@@ -59,8 +44,10 @@ def drive(steps: Generator[int, None, T], take: Callable[[int], None]) -> T:
         take(local_step)
 
 
-class Method(ABC):
+class Method(LocalTraining, ABC):
     """A method of training. ``subnet`` has the network that this rank trains, and its optimizer."""
+
+    job: Job
 
     finished_within = 10.0
     """The most seconds in which a rank that is asked to stop finishes its round; it drops a longer
@@ -75,24 +62,12 @@ class Method(ABC):
     `Shards` does."""
 
     def __init__(self, job: Job):
-        self.job = job
-        self.spec = METHODS[job.run.method.name]
-        self.subnet = Subnet(
-            job,
-            averages_gradients=self.spec.sends_every_step,
-            sums_outputs=self.spec.sums_outputs,
-        )
-        self.task = job.task
-        self.examples = 0
-        loss = class_loss(job.task, job.run.train, job.batches)
-        self.loss = LossOfOutputs.from_settings(loss, job.run.train)
-        self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
+        super().__init__(job)
         self._deals: dict[int, Partition] = {}
         self._loss = math.nan
-        self._losses = StepLosses()
-        self._amounts: Mapping[str, Amount] = {}
-        """The amounts of a user's loss in the last local step; empty for other losses."""
-        self._has_gradients = False
+        self._number_in_group = 0
+        if job.group:
+            self._number_in_group = job.group.count_method()
         # A stop before the first step of a job waits for no step.
         self.seconds_a_step = math.inf
         ranks = job.communicator.size
@@ -140,33 +115,11 @@ class Method(ABC):
     def take(self, number: int, local_step: int) -> None:
         """Take a local step of a round: forward, backward, and the optimizer's update."""
         step = self.first_step(number) + local_step
+        rate = self.rate(step)
+        if self.job.group:
+            self.job.group.membership.tell(Step(step, local_step, rate))
         self.job.communicator.whereabouts.step(local_step + 1)
-        batch = self.batch(step).to(self.job.device, getattr(torch, self.job.run.model.dtype))
-        self.subnet.begin_step(step, self.rate(step), self.job.architecture.stochastic)
-        minimised, loss = self.objective(self.subnet.network, batch)
-        with self._calling("the backward pass"):
-            minimised.backward()
-        self._require_gradients()
-        self.before_update()
-        self.subnet.end_step(step, self.rate(step))
-        self.note_step(loss, batch.examples)
-
-    def note_step(self, loss: torch.Tensor, examples: int) -> None:
-        """Note the loss and the examples of a step that was taken."""
-        self._losses.add(loss)
-        self.examples += examples
-
-    def _require_gradients(self) -> None:
-        """Raise ConfigError if a user's loss gave no parameter a gradient in this job's first local
-        step."""
-        if not issubclass(self.task, OwnTask) or self._has_gradients:
-            return
-        if all(parameter.grad is None for parameter in self.subnet.network.parameters()):
-            raise ConfigError(
-                f"{self.job.run.model.name}: the loss does not depend on the network: no "
-                "parameter has a gradient. Compute the loss from the network's outputs."
-            )
-        self._has_gradients = True
+        self.take_step(step, rate)
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a local step, of those numbered through all rounds."""
@@ -182,7 +135,8 @@ class Method(ABC):
         store = self.job.store
         deal = self.holders(number)
         subnet = self.subnet
-        is_new = subnet.build(narrow(deal.lengths, store.parameters, deal.held(store.rank)))
+        lengths = narrow(deal.lengths, store.parameters, deal.held(store.rank))
+        is_new = subnet.build(lengths, self._choose_scale(lengths))
         keeps_state = bool(self.spec.optimizer_slots(self.job.run))
         moves = bool(deal.units) and not self.shards.route.keeps_all
         if is_new or not keeps_state or subnet.optimizer is None or moves:
@@ -198,6 +152,36 @@ class Method(ABC):
                 shape = part_shape(deal, parameter, store.rank)
                 subnet.tensors[name] = torch.empty(shape, dtype=getattr(torch, parameter.dtype))
 
+    def _choose_scale(self, lengths: Mapping[str, int]) -> Mapping[str, float] | None:
+        """Return the factors of sums over units in a network with axis ``lengths``."""
+        if self.spec.sums_outputs:
+            return None
+        if lengths == self.job.architecture.lengths:
+            return self.job.store.full_scale
+        return self.job.store.scale
+
+    def _begin_in_group(self, number: int) -> None:
+        """Give this round's subnet, with its values, to the other members of the group."""
+        group = self.job.group
+        if group is None:
+            return
+        subnet = self.subnet
+        assert subnet.lengths is not None, "`build` has built it"
+        call = Begin(
+            number=number,
+            method=self._number_in_group,
+            side=self.job.side,
+            lengths=subnet.lengths,
+            scale=subnet.scale,
+            is_new=subnet.is_new,
+            steps=subnet.steps_of_new_state,
+            keeps_state=self.spec.keeps_optimizer(self.job.run),
+        )
+        subnet.is_new = False
+        subnet.steps_of_new_state = None
+        group.membership.tell(call)
+        group.share(subnet.list_values(call.is_new, call.keeps_state))
+
     def local_steps(self, number: int) -> Iterator[int]:
         """Yield this rank's local steps of a round, then agree with all ranks that all steps were
         taken.
@@ -205,6 +189,7 @@ class Method(ABC):
         Raises Dropped or DivergedError on every rank, IstmpiError if ranks drew different deals.
         """
         steps = self.steps(number)
+        self._begin_in_group(number)
         began = time.perf_counter()
         complete = True
         self._losses = StepLosses()
@@ -225,10 +210,6 @@ class Method(ABC):
         if not self.job.stop.asked():
             return False
         return (steps - local_step) * self.seconds_a_step > self.finished_within
-
-    def before_update(self) -> None:
-        """Change the gradients before the optimizer's step; does nothing by default."""
-        return
 
     def after_update(self, done: int) -> None:
         """Act when ``done`` local steps of the round are done; does nothing by default."""
@@ -267,46 +248,6 @@ class Method(ABC):
     def steps(self, number: int) -> int:
         """Return the number of this rank's local steps in a round."""
         return self.first_step(1)
-
-    def batch(self, step: int) -> Batch:
-        batches = self.job.batches
-        if not self.spec.in_passes:
-            return batches.at(step)
-        completed_passes, number = divmod(step, batches.in_a_pass)
-        return batches.read_from_pass(completed_passes, number)
-
-    def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the value that a local step minimises, and the loss on the batch's targets; equal
-        by default."""
-        outputs = self._adjustment(self.assume(self.forward(network, batch)))
-        if issubclass(self.task, OwnTask):
-            self._amounts = self.task.losses(outputs, batch)
-            self._losses.add_facts(outputs, self._amounts)
-            loss = sum(amount.mean for amount in self._amounts.values())
-        else:
-            loss = self.loss(outputs, batch.targets)
-        return loss, loss
-
-    def assume(self, returned: Outputs) -> Outputs:
-        """Return what the loss takes for the outputs that this rank's network has returned."""
-        return returned
-
-    def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
-        """Return the network's outputs. With train.autocast its matrix products are in bfloat16."""
-        with self._calling("forward"):
-            if not self.job.run.train.autocast:
-                return call(network, batch.inputs)
-            with torch.autocast(self.job.device.type, torch.bfloat16):
-                returned = call(network, batch.inputs)
-            # The loss needs more precision than bfloat16 has.
-            return map_tensors(lambda x: x.float() if x.is_floating_point() else x, returned)
-
-    def _calling(self, what: str) -> AbstractContextManager[None]:
-        """Open a context for the code of a user's network or loss; ``what`` names its method."""
-        network = self.job.run.model.name
-        if issubclass(self.task, OwnTask) or is_own(network):
-            return calling(f"{network}: {what}")
-        return nullcontext()
 
     def holders(self, number: int) -> TrainingLayout:
         """Return the deal of a round. Raises IstmpiError if ranks drew different deals. Collective
@@ -360,9 +301,20 @@ class Method(ABC):
         }
         self._deals[number] = deal
 
+    def _join_losses(self) -> None:
+        """Add up the parts of the members of the group in the losses of all steps."""
+        group = self.job.group
+        if group is None:
+            return
+        group.membership.tell(Collect())
+        parts, signal = group.membership.collect(self._losses.values())
+        self._losses.replace(parts)
+        self.job.stop.take(signal)
+
     def _agree(self, number: int, complete: bool) -> None:
         """Agree on a round's mean loss and the next deal, in one message. Raises the errors of
         `local_steps`."""
+        self._join_losses()
         trained = self.subnet.network.parameters() if self.steps(number) else ()
         summary = self._losses.summarise(trained, is_first_round=number == 0)
         self.job.stop.asked()

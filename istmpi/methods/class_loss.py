@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from istmpi.data.batch import Batch
 from istmpi.data.batches import Batches
 from istmpi.methods.limits import BALANCED
 from istmpi.tasks import Task
@@ -39,6 +40,20 @@ def class_loss(task: type[Task], train: Train, batches: Batches) -> Callable[...
         )
 
     return loss
+
+
+def weigh_classes(train: Train, batches: Batches) -> Callable[[Batch], float]:
+    """Return a function of how much a batch counts in a mean loss: the weights of its examples."""
+    weights = _choose_weights(train, batches)
+    if weights is None:
+        return lambda batch: batch.examples
+
+    def weigh(batch: Batch) -> float:
+        # A rank's data may lack the last classes, which then have the weight 1.
+        weighed = batch.targets[batch.targets < len(weights)]
+        return float(weights[weighed].sum()) + batch.examples - len(weighed)
+
+    return weigh
 
 
 def _choose_weights(train: Train, batches: Batches) -> torch.Tensor | None:

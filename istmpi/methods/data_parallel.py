@@ -79,6 +79,9 @@ class DataParallel(ReplicatedMethod):
         described = {name: self.job.store.parameters[name] for name in parameters}
         forms = choose_forms(self.spec.wire(self.job.run), described)
         mean = MeanOverRanks(nbytes, self.job.communicator, forms)
+        if self.job.group:
+            # Hooks would see gradients before the mean over the members of the group.
+            return mean
         for name, parameter in parameters.items():
             parameter.register_post_accumulate_grad_hook(partial(self._add_gradient, name))
         for name, layer in linear_layers(network):
@@ -145,3 +148,5 @@ class DataParallel(ReplicatedMethod):
                 mean.add(name, parameter.grad)
         with self.job.clock("all-reduce"):
             mean.finish()
+            if self.job.group:
+                self.job.group.share(self.subnet.list_gradients())

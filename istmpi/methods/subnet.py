@@ -1,7 +1,7 @@
 """The network that this rank trains in a round, and the network's optimizer, which steps without
 communication."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,8 +12,9 @@ from istmpi import rng
 from istmpi.code import calling
 from istmpi.devices import to_empty
 from istmpi.engine.slots import Slot
-from istmpi.methods.job import Job
-from istmpi.network.linear import defer, label_layers, release_gradients
+from istmpi.methods.job import LocalJob
+from istmpi.names import is_own
+from istmpi.network.linear import defer, label_layers, linear_layers, release_gradients
 from istmpi.optim.optimizers import choose_optimizer
 from istmpi.optim.sparse_rows import SparseRows, find_bags
 from istmpi.tasks import MultiLabel
@@ -33,12 +34,19 @@ class Subnet:
     """
 
     network: nn.Module
+    averaging: nn.Module
+    """The network, wrapped in a group of several members so that it averages their gradients."""
     optimizer: torch.optim.Optimizer | None = None
+    lengths: dict[str, int] | None = None
+    scale: dict[str, float] | None = None
+    is_new = False
+    """True if the other members of the group do not have the network yet."""
+    steps_of_new_state: int | None = None
+    """The steps of the optimizer's state, if the other members do not have the optimizer yet."""
 
-    def __init__(self, job: Job, averages_gradients: bool, sums_outputs: bool):
+    def __init__(self, job: LocalJob, averages_gradients: bool, sums_outputs: bool):
         self._job = job
         self._sums_outputs = sums_outputs
-        self._lengths: dict[str, int] | None = None
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = choose_optimizer(job.run.optimizer)
         self.clip = _clip(job)
@@ -48,25 +56,27 @@ class Subnet:
         if not job.optimizer:
             self.spec.make([nn.Parameter(torch.zeros(1))])
 
-    def build(self, lengths: Mapping[str, int]) -> bool:
+    def build(self, lengths: Mapping[str, int], scale: Mapping[str, float] | None) -> bool:
         """Build a network with axis ``lengths`` and undefined values, and return True.
+
+        ``scale``: the factors of sums over units; None for none.
 
         A last network of the same lengths is used again, because new memory is expensive; the
         result is then False.
         """
-        if self._lengths == lengths:
+        if self.lengths == lengths:
             return False
         job = self._job
-        self._lengths = None
-        scale: Mapping[str, float] | None = job.store.scale
-        if self._sums_outputs:
-            scale = None
-        elif lengths == job.architecture.lengths:
-            scale = job.store.full_scale
+        self.lengths = None
         network = job.architecture.without_values(scale, lengths)
         # decision 27: kept while lengths stay, because fresh pages cost more than values.
         self.network = to_empty(network, job.device).train()
-        self._lengths = dict(lengths)
+        self.lengths = dict(lengths)
+        self.scale = None
+        if scale is not None:
+            self.scale = dict(scale)
+        self.is_new = True
+        self.averaging = self._wrap()
         if issubclass(job.task, MultiLabel) and not self._sums_outputs:
             defer(self.network)
         if self._sparse:
@@ -74,6 +84,14 @@ class Subnet:
                 bag.sparse = True
                 bag.register_forward_pre_hook(self._about_to_read, with_kwargs=True)
         return True
+
+    def _wrap(self) -> nn.Module:
+        job = self._job
+        if job.group is None:
+            return self.network
+        for _, layer in linear_layers(self.network):
+            layer.writes_gradient = False
+        return job.group.wrap(self.network, may_skip=is_own(job.run.model.name))
 
     def renew(self, steps: int) -> None:
         """Make a new optimizer with zero state. ``steps``: the number of steps that its state
@@ -85,6 +103,7 @@ class Subnet:
         self.optimizer = optimizer
         # A user's program replaces the method, to take this step itself.
         self._update = optimizer.step
+        self.steps_of_new_state = steps
         self.tensors = {}
         for name, parameter in self.network.named_parameters():
             self.tensors[name] = parameter.detach()
@@ -96,6 +115,29 @@ class Subnet:
                 optimizer.state[parameter] = self.spec.state(state, steps)
         if self._sparse:
             self._sparse_rows = SparseRows(self.network, optimizer, self._job.run.optimizer)
+
+    def list_values(self, everything: bool, state: bool) -> Iterator[torch.Tensor]:
+        """Yield the trained weights, in an order that all members have.
+
+        ``everything``: with frozen values and buffers. ``state``: with the optimizer's state.
+        """
+        for parameter in self.network.parameters():
+            if everything or parameter.requires_grad:
+                yield parameter.detach()
+        if everything:
+            yield from self.network.buffers()
+        if not state:
+            return
+        for name, _ in self.network.named_parameters():
+            for slot in self.spec.slots:
+                yield self.tensors[Slot(name, slot)]
+
+    def list_gradients(self) -> Iterator[torch.Tensor]:
+        """Yield the gradients of all parameters; a missing one is made, of zeros."""
+        for parameter in self.network.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            yield parameter.grad
 
     @property
     def _present_optimizer(self) -> torch.optim.Optimizer:
@@ -127,7 +169,11 @@ class Subnet:
         job = self._job
         # torch.manual_seed would note a call, with its stack, for each kind of device that is not
         # in use.
-        key = rng.key(job.run.train.seed, "dropout", job.communicator.rank, step) >> 1
+        purpose: list[int | str] = ["dropout", job.communicator.rank, step]
+        # Members have different examples: equal random numbers would repeat those of the first.
+        if job.group and job.group.member:
+            purpose.append(job.group.member)
+        key = rng.key(job.run.train.seed, *purpose) >> 1
         torch.default_generator.manual_seed(key)
         if job.device.type == "cuda":
             torch.cuda.manual_seed(key)
@@ -175,7 +221,7 @@ class Subnet:
             self._sparse_rows.settle_rows(bag.weight, rows)
 
 
-def _clip(job: Job) -> float:
+def _clip(job: LocalJob) -> float:
     if job.run.optimizer.clip is not None:
         return job.run.optimizer.clip
     if job.task.standardises and job.run.data.standardise:

@@ -33,6 +33,8 @@ class Linear(nn.Linear):
     elements of ``weight.grad`` that are final.
     """
 
+    writes_gradient = True
+    """False if torch's own backward pass computes the gradient, as hooks of other code expect."""
     made: Callable[[int], None] | None = None
     _memory: torch.Tensor | None = None
     _awaited = 0
@@ -46,7 +48,9 @@ class Linear(nn.Linear):
 
     def _reuses_memory(self) -> bool:
         weight = self.weight
-        if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        if not self.writes_gradient or not torch.is_grad_enabled():
+            return False
+        if torch.is_autocast_enabled("cpu"):
             return False
         if not weight.requires_grad or weight.device.type != "cpu":
             return False

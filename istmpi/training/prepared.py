@@ -1,5 +1,4 @@
-"""Sets up a run on every rank: checks everything, opens its data, makes its network and its
-method."""
+"""Prepares a run on every rank: makes its network and its method."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,6 @@ import torch
 
 from istmpi.checkpoint.format import Header, require_storable
 from istmpi.checkpoint.initial import begin_as_constructed
-from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.state import (
     collect_inputs,
     deployment_pieces,
@@ -16,28 +14,21 @@ from istmpi.checkpoint.state import (
 )
 from istmpi.checkpoint.streamed import Yields
 from istmpi.comm import Communicator, find_members
-from istmpi.comm.clock import Clock
+from istmpi.comm.groups import Membership
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
-from istmpi.cost.messages import sends_long_messages
-from istmpi.data.batches import Batches
 from istmpi.data.dataset import Dataset
-from istmpi.data.sources import open_for_training
-from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.slots import strip_slot
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.blocks import SIDE_BY_SIDE
 from istmpi.evaluation.evaluator import Evaluator
-from istmpi.methods import limits, load_class
+from istmpi.methods import load_class
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
 from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.tasks import choose_task
-from istmpi.training.best import Best
-from istmpi.training.columns import divide_columns
-from istmpi.training.epochs import count_most_examples, recall_most_examples, with_rounds
 from istmpi.training.interval import set_interval
 from istmpi.training.progress import Tally
 from istmpi.training.resolution import (
@@ -45,30 +36,17 @@ from istmpi.training.resolution import (
     carry_store,
     describe_sizes,
     find_new_parameters,
-    find_sides,
-    make_sizes,
 )
-from istmpi.training.same_data import (
-    Outline,
-    digest_settings,
-    require_same_data,
-    require_same_settings,
-    summarise_data,
-)
-from istmpi.training.share_log import choose_shares
-from istmpi.training.targets import standardise
+from istmpi.training.same_data import summarise_data
+from istmpi.training.setup import Setup
 
 
-class Prepared:
+class Prepared(Setup):
     """A run on every rank: its data, network, store, and the method of its next round. All methods
     are collective."""
 
-    rounds_done = 0
     time_is_up = False
     told_to_end = False
-    state_since = 0
-    """The round since which optimizer state is kept at the earliest: that of the last resume that
-    lost it."""
     calibrated_after: int | None = None
     """The number of rounds done when the moments of batch normalisations were last computed."""
     _temperature = 1.0
@@ -85,52 +63,26 @@ class Prepared:
         start: Path | None = None,
         data: Dataset | None = None,
         optimizer: OwnOptimizer | None = None,
+        membership: Membership | None = None,
     ):
         """Check everything on all ranks, and initialise the network.
 
-        ``start``: the checkpoint from which the run will `resume`, whose rounds count for its
-        epochs. ``data`` and ``optimizer`` of a user's program replace the run's. Raises ConfigError
-        or DataError on every rank.
+        ``start``, ``data`` and ``membership`` are as for `Setup`. ``optimizer`` of a user's program
+        replaces the run's. Raises ConfigError or DataError on every rank.
         """
-        self.run = run
-        self.start = start
         self.optimizer = optimizer
-        self.communicator = communicator
-        self.clock = Clock()
-        # A rank that hangs is reported with its phase.
-        self.clock.followers += [communicator.whereabouts.enter, communicator.ledger.follow]
-        data = self._open_data(data)
-        self._count_epochs(data, start)
-        self.shares = choose_shares(self.run.method.shares, communicator)
-        self.tally = Tally(communicator, self.clock)
-        # Sizes share the standardised targets, which need a pass over all labels.
-        data_of_all_sizes = standardise(self.run, data, communicator)
-        self._make_sizes(data_of_all_sizes)
-        self.data_summary = summarise_data(self.run, self.sizes[0].dataset)
-        self.score_name = self.dataset.scoring.score
-        self._prepare_this_rank(data)
+        super().__init__(run, communicator, start, data, membership)
         self.hosts = [member.host for member in find_members(communicator)]
         self.stop = stop or StopSign(communicator)
         self.run = set_interval(self.run, self.architecture, self.dataset, communicator, start)
         self.method = self._make_method()
         self._make_evaluator()
 
-    def _prepare_this_rank(self, data: Dataset) -> None:
-        """Plan the rounds; choose the device, and make the store."""
-        communicator = self.communicator
-        with communicator.on_this_host() as local:
-            # One agreement, because each costs a round trip.
-            with communicator.agreed():
-                self._plan(data)
-                self.device = choose_device(self.run.train.device, local)
-                self._make_store()
-            self.threads = choose_threads(self.run.train.threads, local)
-            communicator.in_pieces = self._sends_in_pieces(local.size)
-
-    def _make_sizes(self, data: Dataset) -> None:
-        course = self.run.course(self.most_examples)
-        self.sizes = make_sizes(self.run, data, course, self.communicator)
-        self.size = next(iter(self.sizes.values()))
+    def _complete_plan(self) -> None:
+        self.tally = Tally(self.communicator, self.clock)
+        self.data_summary = summarise_data(self.run, self.sizes[0].dataset)
+        self.score_name = self.dataset.scoring.score
+        self._make_store()
 
     def begin_anew(self, run: Run, stop: StopSign) -> None:
         """Continue with other settings, such as the number of rounds or the folder. Collective,
@@ -144,77 +96,6 @@ class Prepared:
         # Copies, because the next method's tensors may take the place of these.
         tensors = {name: values.clone() for name, values in self.method.of_this_rank().items()}
         self.method = self._make_method(restored=tensors)
-
-    def _open_data(self, data: Dataset | None) -> Dataset:
-        """Check the settings, open the data unless ``data`` are given, and compare both with those
-        of other ranks."""
-        communicator = self.communicator
-        with communicator.agreed() as agreement:
-            self.run = run = self.run.with_implied()
-            data = data or open_for_training(run.data, communicator.rank, run.train.seed)
-            self.best = Best.from_run(run, data)
-            agreement.value = digest_settings(run), Outline.from_data(run, data)
-        require_same_settings(run, [digest for digest, _ in agreement.by_rank], communicator)
-        outlines = [outline for _, outline in agreement.by_rank]
-        if run.data.columns:
-            data = divide_columns(data, run.data, communicator)
-            outlines = communicator.allgather(Outline.from_data(run, data))
-        require_same_data(run, data, outlines, communicator)
-        return data
-
-    def _count_epochs(self, data: Dataset, start: Path | None) -> None:
-        """Compute the number of rounds from `train.epochs`, after those of the checkpoint
-        ``start``."""
-        run = self.run
-        self.most_examples: dict[int, int] = {}
-        """The training examples of the rank that has most, by the number of rounds done when it
-        became so; empty while nothing is counted in epochs."""
-        # decision 76: ranks may have another number of examples than before. A program's data are
-        # not known here.
-        of_a_program = data.network is not None
-        if of_a_program or (start is None and run.train.epochs is None):
-            return
-        examples = count_most_examples(run, data, self.communicator.size, self.communicator)
-        self.most_examples[0] = examples
-        if start:
-            with self.communicator.agreed(), open_checkpoint(start) as checkpoint:
-                self.most_examples = recall_most_examples(checkpoint, run, data, examples)
-        self.run = with_rounds(run, self.most_examples)
-
-    def _plan(self, data: Dataset) -> None:
-        """Plan the methods and image sizes of all rounds, and check that all can be trained."""
-        run = self.run
-        self.course = run.course(self.most_examples)
-        self._sides = find_sides(run, data, self.course)
-        phases = []
-        for name, rounds in run.phases(self.course):
-            phases.append((run.override({"method.name": name}), rounds))
-        # A phase without a round is checked below, too.
-        self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
-        """The run with the method of each phase, and the phase's number of rounds."""
-        for size in self.sizes.values():
-            for phase, _ in phases:
-                self._require_usable(phase, size)
-
-    def _require_usable(self, phase: Run, size: Size) -> None:
-        limits.require_usable(
-            self.run,
-            phase,
-            size.dataset,
-            size.architecture,
-            self.communicator.size,
-            members=[self.communicator.rank],
-            examples=[size.batches.examples],
-            shares=self.shares.of(0),
-            rounds=self.course.planned,
-        )
-
-    def _sends_in_pieces(self, ranks_of_host: int) -> bool:
-        exchange = self.run.comm.exchange
-        ranks = self.communicator.size
-        if exchange != "auto":
-            return exchange == "pieces"
-        return ranks_of_host < ranks and sends_long_messages(self.run, self.architecture, ranks)
 
     def _make_store(self) -> None:
         """Make this rank's part of the network, with its initial values."""
@@ -281,18 +162,6 @@ class Prepared:
         return self.calibrated_after == self.rounds_done
 
     @property
-    def architecture(self) -> Architecture:
-        return self.size.architecture
-
-    @property
-    def dataset(self) -> Dataset:
-        return self.size.dataset
-
-    @property
-    def batches(self) -> Batches:
-        return self.size.batches
-
-    @property
     def sizes_in_words(self) -> str:
         return describe_sizes(self.run, self.course, self.sizes)
 
@@ -329,26 +198,6 @@ class Prepared:
                 tensors[name] = values.clone()
         self._take_size(size, tensors)
 
-    def _find_phase(self) -> tuple[Run, int]:
-        """Return the run with the method of the current phase, and the round since which optimizer
-        state is kept."""
-        run = self.run
-        begin = 0
-        since = 0
-        kept = True
-        for phase, rounds in self.phases:
-            if begin > self.rounds_done:
-                break
-            # The method of the phase before has no state that this one could take over.
-            if not kept:
-                since = begin
-            run = phase
-            spec = find_method_spec(run.method.name)
-            of_ranks = spec.own_state or spec.own_slots(run)
-            kept = bool(spec.optimizer_slots(run)) and not of_ranks
-            begin += rounds
-        return run, max(since, self.state_since)
-
     def _keep_slots(self, run: Run) -> None:
         kept = find_method_spec(run.method.name).slots(run)
         self.store.drop_slots(except_for=kept)
@@ -379,6 +228,8 @@ class Prepared:
             device=self.device,
             clock=self.clock,
             stop=self.stop,
+            group=self.group,
+            side=self.size.side,
             state_since=since,
             shares=self.shares,
             optimizer=self.optimizer,

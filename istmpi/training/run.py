@@ -18,6 +18,7 @@ from istmpi.checkpoint.folder import (
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
+from istmpi.comm.groups import Membership, Start
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
@@ -27,6 +28,7 @@ from istmpi.foreign import forbid_exit
 from istmpi.lock import FolderLock
 from istmpi.record import SUMMARY, RunFolder, home
 from istmpi.training.loop import Training
+from istmpi.training.member import serve_leader
 from istmpi.training.progress import Counts
 from istmpi.training.recall import Line, recall
 from istmpi.training.run_record import RunRecord
@@ -52,16 +54,38 @@ def run_training(
     three. Returns None if nothing was left to do.
 
     Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError
-    after saving the result so far; OutputError if a result cannot be written.
+    after saving the result so far; OutputError if a result cannot be written. Of a replica group
+    only the leader gets the summary.
     """
-    begin = partial(Training, run, communicator)
-    with open_run(run, communicator, begin, watch, resume, deadline, signals, stop) as opened:
+    membership = None
+    if run.train.group_size != 1:
+        membership = Membership(communicator, run.train.group_size)
+        if not membership.leads:
+            serve_leader(run, membership, signals)
+            return None
+        communicator = membership.communicator
+    begin = partial(_begin_training, run, communicator, membership)
+    with open_run(
+        run, communicator, begin, watch, resume, deadline, signals, stop, membership
+    ) as opened:
         training, _, record = opened
         if record is None:
             return None
         for progress in training.rounds():
             record.add(progress)
         return record.end()
+
+
+def _begin_training(
+    run: Run,
+    communicator: Communicator,
+    membership: Membership | None,
+    stop: StopSign,
+    start: Path | None,
+) -> Training:
+    if membership:
+        membership.tell(Start(start))
+    return Training(run, communicator, stop, start, membership=membership)
 
 
 @contextmanager
@@ -74,12 +98,14 @@ def open_run(
     deadline: float | None,
     signals: bool,
     stop: StopSign | None = None,
+    membership: Membership | None = None,
 ) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
     """Set up a run as `run_training` does; yield the training that ``begin`` makes, folder, and
     record. Collective.
 
     ``begin`` also gets the checkpoint from which the run will resume. The record is None if nothing
-    is left to do. A DivergedError is raised after the last finite network is saved.
+    is left to do. A DivergedError is raised after the last finite network is saved. ``membership``:
+    this leader's place in a job of replica groups.
     """
     watch = watch or Watch()
     note = _ignore
@@ -88,7 +114,7 @@ def open_run(
     # Locks are released after everything else is closed.
     with ExitStack() as locks, ExitStack() as at_the_end:
         # From here on a rank that does not come is named, as files may hang, too.
-        hang_watch = _watch_for_hangs(run, communicator, note)
+        hang_watch = _watch_for_hangs(run, communicator, note, membership)
         at_the_end.push(hang_watch)
         folder = _find_folder(run, resume, communicator)
         keeper = _FolderKeeper(folder, communicator, locks, note)
@@ -99,6 +125,7 @@ def open_run(
             stop.listen()
         start = _find_start(folder, resume, communicator, note)
         training = begin(stop, start)
+        at_the_end.callback(training.close)
         yield from _open_record(training, start, keeper, watch, hang_watch, at_the_end)
 
 
@@ -144,14 +171,21 @@ def _ignore(message: str) -> None:
 
 
 def _watch_for_hangs(
-    run: Run, communicator: Communicator, note: Callable[[str], None]
+    run: Run,
+    communicator: Communicator,
+    note: Callable[[str], None],
+    membership: Membership | None,
 ) -> HangWatch:
     tell = note
     # Other ranks have no watch: they print.
     if communicator.rank:
         tell = partial(print, "istmpi:", file=sys.stderr, flush=True)
     folder = home(run.output.folder, run.name)
-    return HangWatch(communicator, run.comm.patience, folder, tell)
+    if membership is None:
+        return HangWatch(communicator, run.comm.patience, folder, tell)
+    return HangWatch(
+        membership.world, run.comm.patience, folder, tell, before_close=membership.dismiss
+    )
 
 
 def _find_folder(run: Run, resume: str, communicator: Communicator) -> RunFolder:

@@ -246,6 +246,7 @@ WITHOUT_EFFECT = (
     "name",
     "data.ahead",
     "train.threads",
+    "train.group_size",
     "train.device",
     "train.init",
     "evaluate.",

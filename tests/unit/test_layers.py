@@ -27,7 +27,7 @@ PLACES = {
     "click": ["cli/"],
     "rich": ["cli/", "report/tables.py", "report/checkpoints.py"],
     "msgspec": ["settings.py"],
-    "torch.distributed": [],
+    "torch.distributed": ["engine/replica_group.py"],
     "multiprocessing": [],
 }
 """Where a library may be imported."""

@@ -85,10 +85,13 @@ def command(
         from istmpi.cli.plan import show
         from istmpi.comm import rank_variable, read_launcher
 
+        resolved = resolve(run, assignments, parameters)
         # Inside a job, the plan is for its ranks.
         if ranks is None:
-            ranks = read_launcher()[1] if rank_variable() else 4
-        show(resolve(run, assignments, parameters), ranks, shown.as_json)
+            ranks = 4
+            if rank_variable():
+                ranks = max(read_launcher()[1] // max(resolved.train.group_size, 1), 1)
+        show(resolved, ranks, shown.as_json)
         return
 
     shown.begins("trains")

@@ -1,0 +1,202 @@
+"""Replica groups: some processes of one host train one subnet together, as one rank of a method.
+
+The first member of a group leads it: it alone exchanges with the leaders of other groups, so
+methods count groups as ranks. Other members hear from their leader what they need, and what it
+agrees on with other leaders while a run is set up.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from istmpi.comm.agreement import Told
+from istmpi.comm.communicator import Communicator
+from istmpi.errors import ConfigError, IstmpiError
+from istmpi.signals import receiver
+
+T = TypeVar("T")
+
+WHOLE_HOST = 0
+"""The value of train.group_size that makes one group of all processes of a host."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Tells members that their leader sets up the run, to resume from ``checkpoint`` if any."""
+
+    checkpoint: Any
+
+
+@dataclass(frozen=True)
+class End:
+    """Tells members that the run has ended, with the ``error`` that all leaders raise if any."""
+
+    error: IstmpiError | None
+
+
+def divide(hosts: Sequence[str], size: int) -> list[tuple[int, ...]]:
+    """Return the processes of each group, groups in the order of their first processes.
+
+    ``hosts``: the host of each process. ``size``: processes of a group, or `WHOLE_HOST`. Raises
+    ConfigError if a host's processes cannot be divided.
+    """
+    processes: dict[str, list[int]] = {}
+    for process, host in enumerate(hosts):
+        processes.setdefault(host, []).append(process)
+    groups = []
+    for host, of_host in processes.items():
+        step = size or len(of_host)
+        if len(of_host) % step:
+            raise ConfigError(
+                f"train.group_size = {size} does not divide the {len(of_host)} processes on "
+                f"{host}. Start a multiple of {size} on each host."
+            )
+        for first in range(0, len(of_host), step):
+            groups.append(tuple(of_host[first : first + step]))
+    return sorted(groups)
+
+
+class Leaders(Communicator):
+    """The communicator of all groups' leaders. While it `tells`, a leader passes on to its members
+    what all leaders learn."""
+
+    inside: Communicator
+    tells = False
+
+    def allgather(self, value: T) -> list[T]:
+        values = super().allgather(value)
+        if self.tells:
+            self.inside.broadcast_from_root(values)
+        return values
+
+    def broadcast_from_root(self, value: T) -> T:
+        value = super().broadcast_from_root(value)
+        if self.tells:
+            self.inside.broadcast_from_root(value)
+        return value
+
+    def gather_told(self, told: Told) -> list[Told]:
+        if self.tells:
+            told = told._replace(error=_take_first(self.inside.allgather(told.error)))
+        return self.allgather(told)
+
+
+class Listener(Communicator):
+    """A leader's communicator as another member hears it. ``rank`` is the group's number, ``size``
+    the number of groups."""
+
+    def __init__(self, inside: Communicator, number: int, groups: int):
+        super().__init__(inside.mpi, f"group {number}", inside.ranks, inside.whereabouts)
+        self.rank = number
+        self.size = groups
+        self._inside = inside
+
+    def allgather(self, value: T) -> list[T]:
+        values: list[T] = []
+        return self._inside.broadcast_from_root(values)
+
+    def broadcast_from_root(self, value: T) -> T:
+        return self._inside.broadcast_from_root(value)
+
+    def gather_told(self, told: Told) -> list[Told]:
+        self._inside.allgather(told.error)
+        return self.allgather(told)
+
+
+def _take_first(errors: Sequence[IstmpiError | None]) -> IstmpiError | None:
+    """Return the first error, which names its member if others of the group have none."""
+    failed = [member for member, error in enumerate(errors) if error is not None]
+    if not failed:
+        return None
+    error = errors[failed[0]]
+    if error and len(failed) < len(errors):
+        error.args = (f"member {failed[0]}: {error}",)
+    return error
+
+
+class Membership:
+    """This process's place in a job of replica groups. Creation is collective.
+
+    ``size``: as for `divide`, whose error it raises on all processes.
+    """
+
+    def __init__(self, world: Communicator, size: int):
+        everyone = world.allgather((socket.gethostname(), size))
+        with world.agreed():
+            if len({asked for _, asked in everyone}) > 1:
+                raise ConfigError("train.group_size differs between processes. Give all the same.")
+            groups = divide([host for host, _ in everyone], size)
+        self.world = world
+        self.groups = len(groups)
+        self.number = next(number for number, group in enumerate(groups) if world.rank in group)
+        members = groups[self.number]
+        handle = world.mpi.Split(self.number, world.rank)
+        # A ledger of its own: messages inside a group are not those of the run.
+        self.inside = Communicator(handle, f"group {self.number}", members, world.whereabouts)
+        self._communicator = self._join_leaders([group[0] for group in groups])
+        self._signal = ""
+
+    def _join_leaders(self, leaders: Sequence[int]) -> Communicator:
+        world = self.world
+        handle = world.mpi.Split(int(not self.leads), world.rank)
+        if not self.leads:
+            handle.Free()
+            return Listener(self.inside, self.number, self.groups)
+        communicator = Leaders(handle, "leaders", leaders, world.whereabouts, world.ledger)
+        communicator.inside = self.inside
+        return communicator
+
+    @property
+    def leads(self) -> bool:
+        return self.inside.rank == 0
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator of all groups, each with its leader as a rank. Another member may only
+        set up a run with it."""
+        return self._communicator
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Let members hear what the leaders agree on in this block, which all processes enter."""
+        if not isinstance(self._communicator, Leaders):
+            yield
+            return
+        self._communicator.tells = True
+        try:
+            yield
+        finally:
+            self._communicator.tells = False
+
+    # ---- what a leader tells
+
+    def tell(self, message: Any) -> None:
+        self.inside.broadcast_from_root(message)
+
+    def hear(self) -> Any:
+        return self.inside.broadcast_from_root(None)
+
+    def dismiss(self, error: BaseException | None) -> None:
+        """Tell members the run's end, and the ``error`` that all leaders have if any."""
+        assert error is None or isinstance(error, IstmpiError), "others end the job"
+        self.tell(End(error))
+
+    # ---- what members tell
+
+    def listen(self) -> None:
+        """Treat signals to this member as requests to stop, which `collect` brings to its leader.
+        Call it in the main thread."""
+        receiver().listen(self._note_signal)
+
+    def _note_signal(self, name: str) -> None:
+        self._signal = name
+
+    def collect(self, values: Sequence[float]) -> tuple[list[list[float]], str]:
+        """Return all members' values, and the first signal that a member got. Collective."""
+        reports = self.inside.allgather(([*values], self._signal))
+        signals = [signal for _, signal in reports if signal]
+        return [of_member for of_member, _ in reports], next(iter(signals), "")

@@ -1,0 +1,236 @@
+"""A replica group: its members divide each batch, and average their gradients in every step.
+
+PyTorch's DistributedDataParallel takes the mean, over NCCL if each member has a GPU of its own,
+otherwise over gloo. Members own no rows: before a round they get the values that their leader
+begins with. Only this module imports torch.distributed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from istmpi.comm.groups import Membership
+from istmpi.errors import DataError, IstmpiError
+from istmpi.units import list_first
+
+PACK_BYTES = 2**20
+"""Tensors of fewer bytes are broadcast together, up to about as many bytes."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A leader's call to begin a round with its subnet."""
+
+    number: int
+    """The number of rounds done."""
+    method: int
+    """The number of methods that the leader has made before this one, such as one for each size."""
+    side: int
+    lengths: dict[str, int]
+    scale: dict[str, float] | None
+    is_new: bool
+    """True if the subnet's network is new, so that its frozen values and buffers follow, too."""
+    steps: int | None
+    """The number of steps that a new optimizer's state begins with; None for the present one."""
+    keeps_state: bool
+    """True if the optimizer's state follows, too."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A leader's call to take a local step of the run, ``number``, at a learning rate."""
+
+    number: int
+    local_step: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class Collect:
+    """A leader's call for the losses of a round's local steps."""
+
+
+def join_group(membership: Membership, device: torch.device) -> ReplicaGroup | None:
+    """Return this process's group; None if it is the only member. Collective in the job.
+
+    Raises DataError on all processes if members do not find each other.
+    """
+    inside = membership.inside
+    folder = ""
+    if membership.leads:
+        # A folder of this user alone, in which members find each other.
+        folder = tempfile.mkdtemp(prefix="istmpi-group-")
+    folder = inside.broadcast_from_root(folder)
+    try:
+        with membership.world.agreed():
+            if not Path(folder).is_dir():
+                raise DataError(
+                    f"{folder} is not there for all processes of {socket.gethostname()}, which "
+                    "meet there as a replica group. Set TMPDIR to a folder that they share."
+                )
+        if inside.size == 1:
+            return None
+        group = ReplicaGroup(membership, device, Path(folder, "members"))
+        inside.barrier()
+        return group
+    finally:
+        if membership.leads:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class ReplicaGroup:
+    """This member's place in its group, of several members. Creation is collective.
+
+    ``file``: the file in which they find each other.
+    """
+
+    def __init__(self, membership: Membership, device: torch.device, file: Path):
+        # decision 86: torch.distributed takes 1.4 s to import, which only groups pay.
+        import torch.distributed
+
+        self.membership = membership
+        self.member = membership.inside.rank
+        self.size = membership.inside.size
+        self._inside = membership.inside
+        self._made = 0
+        backend = self._choose_backend(device)
+        device_of_nccl = None
+        if backend == "nccl":
+            # NCCL connects at once then, and not after the file is gone.
+            device_of_nccl = device
+        with _over_loopback():
+            torch.distributed.init_process_group(
+                backend,
+                store=torch.distributed.FileStore(str(file), self.size),
+                rank=self.member,
+                world_size=self.size,
+                device_id=device_of_nccl,
+            )
+        # The first wrapper imports a compiler, for which no round shall wait.
+        self.wrap(nn.Linear(1, 1).to(device), may_skip=False)
+
+    def close(self) -> None:
+        """Leave the group, so that this process may join another one."""
+        torch.distributed.destroy_process_group()
+
+    def _choose_backend(self, device: torch.device) -> str:
+        devices = self._inside.allgather((device.type, device.index))
+        if device.type == "cuda" and len(set(devices)) == self.size:
+            return "nccl"
+        return "gloo"
+
+    @property
+    def leads(self) -> bool:
+        return self.membership.leads
+
+    def take_part(self, examples: int) -> slice:
+        """Return the examples of a batch that this member takes; parts differ by one at most."""
+        first = self.member * examples // self.size
+        return slice(first, (self.member + 1) * examples // self.size)
+
+    def count_method(self) -> int:
+        """Return the number of methods that were counted before."""
+        self._made += 1
+        return self._made - 1
+
+    def wrap(self, network: nn.Module, may_skip: bool) -> nn.Module:
+        """Return a module that computes as ``network`` and averages its gradients over members.
+
+        ``may_skip``: True if a forward may leave parameters out.
+        """
+        from torch.nn.parallel import DistributedDataParallel
+
+        # A rank lacks some residual blocks, whose parameters are empty.
+        empty = [name for name, values in network.named_parameters() if not values.numel()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, empty)
+        with warnings.catch_warnings():
+            # The names of arguments change with torch's version.
+            warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(
+                network,
+                broadcast_buffers=False,
+                find_unused_parameters=may_skip,
+                gradient_as_bucket_view=True,
+                init_sync=False,
+            )
+
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite tensors with the leader's values. Collective."""
+        small: list[torch.Tensor] = []
+        with self.exchanging("broadcast"):
+            for tensor in tensors:
+                if tensor.is_contiguous() and tensor.nbytes >= PACK_BYTES:
+                    self._broadcast(tensor)
+                    continue
+                if small and (
+                    tensor.dtype != small[0].dtype
+                    or sum(other.nbytes for other in small) >= PACK_BYTES
+                ):
+                    self._broadcast_packed(small)
+                    small = []
+                small.append(tensor)
+            self._broadcast_packed(small)
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        # As bytes, because gloo lacks some dtypes.
+        torch.distributed.broadcast(tensor.view(-1).view(torch.uint8), src=0)
+
+    def _broadcast_packed(self, tensors: list[torch.Tensor]) -> None:
+        if not sum(tensor.numel() for tensor in tensors):
+            return
+        pack = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._broadcast(pack)
+        if self.leads:
+            return
+        parts = pack.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+    @contextmanager
+    def exchanging(self, call: str) -> Iterator[None]:
+        """Note a wait for the group's members in a block that exchanges with them.
+
+        Raises IstmpiError if a member is gone.
+        """
+        try:
+            with self._inside.waiting(call):
+                yield
+        except RuntimeError as error:
+            if not _is_lost_connection(error):
+                raise
+            others = [rank for rank in self._inside.ranks if rank != self.membership.world.rank]
+            raise IstmpiError(
+                f"a process of its replica group is gone ({list_first(others)}): its connection "
+                "broke. See its error message, or the launcher's."
+            ) from error
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    text = str(error)
+    return "Connection closed by peer" in text or "Connection reset by peer" in text
+
+
+@contextmanager
+def _over_loopback() -> Iterator[None]:
+    """Let gloo connect members by the host's loopback interface, unless the user names another."""
+    name = "GLOO_SOCKET_IFNAME"
+    loopback = [interface for _, interface in socket.if_nameindex() if interface.startswith("lo")]
+    if name in os.environ or not loopback:
+        yield
+        return
+    os.environ[name] = loopback[0]
+    try:
+        yield
+    finally:
+        del os.environ[name]

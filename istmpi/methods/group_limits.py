@@ -1,0 +1,63 @@
+"""Refuses runs that a replica group cannot train, with a ConfigError."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from istmpi.errors import ConfigError
+from istmpi.settings import shown
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, NEXT_TOKEN, REGRESSION, TASKS
+
+if TYPE_CHECKING:
+    from istmpi.config import Run
+    from istmpi.data.dataset import Dataset
+    from istmpi.network.architecture import Architecture
+
+ALLOWED = ("ist", "local-sgd", "data-parallel", "diloco", "sparse-loco")
+"""The methods whose steps members of a group can take together."""
+DIVISIBLE = (CLASSIFICATION, REGRESSION, NEXT_TOKEN, DENSE_LABELS)
+"""The tasks whose batches members can divide: each tensor has a row for each example."""
+
+
+def require_groups(phase: Run, data: Dataset, network: Architecture, members: int) -> None:
+    """Raise ConfigError if a group of ``members`` cannot train a phase of a run."""
+    train = phase.train
+    setting = f"train.group_size = {train.group_size or 'host'}"
+    if members == 1:
+        return
+    if phase.method.name not in ALLOWED:
+        raise ConfigError(
+            f"{setting} does not go with method {phase.method.name}. Use {', '.join(ALLOWED[:-1])} "
+            f"or {ALLOWED[-1]}, or leave it out."
+        )
+    if data.task not in DIVISIBLE:
+        raise ConfigError(
+            f"{setting} does not go with {TASKS[data.task].inputs} ({data.task}), whose batches "
+            "are not divided. Leave it out."
+        )
+    least = members
+    if network.batch_norms:
+        least = 2 * members
+    if train.batch < least:
+        reason = "an example"
+        if network.batch_norms:
+            reason = "two examples, which batch normalisation needs"
+        raise ConfigError(
+            f"train.batch = {train.batch} leaves a member of {members} fewer than {reason}. Give "
+            f"at least {least}."
+        )
+    weights = train.class_weights
+    if isinstance(weights, tuple | list) and not all(weights):
+        raise ConfigError(
+            f"train.class_weights = {shown(weights)} with {setting}: a part of a batch may have "
+            "no weight. Give weights above 0."
+        )
+
+
+def require_no_groups(run: Run) -> None:
+    """Raise ConfigError if a run asks for replica groups where there are none."""
+    if run.train.group_size != 1:
+        raise ConfigError(
+            f"train.group_size = {run.train.group_size or 'host'} is for istmpi train under "
+            "mpirun. Leave it out here."
+        )

@@ -1,0 +1,148 @@
+"""Local steps: what a rank does alone between two exchanges, and each member of its group alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from istmpi.amounts import Amount
+from istmpi.code import calling
+from istmpi.config.methods import METHODS
+from istmpi.data.batch import Batch
+from istmpi.errors import ConfigError
+from istmpi.methods.agreement import StepLosses
+from istmpi.methods.class_loss import class_loss, weigh_classes
+from istmpi.methods.job import LocalJob
+from istmpi.methods.logit_adjustment import LogitAdjustment
+from istmpi.methods.subnet import Subnet
+from istmpi.names import is_own
+from istmpi.outputs import LossOfOutputs
+from istmpi.tasks import OwnTask
+from istmpi.trees import call, map_tensors
+
+if TYPE_CHECKING:
+    from istmpi.outputs import Outputs
+
+
+class LocalTraining:
+    """The local steps of a subnet. In a group each member takes a part of the batch, weighed by
+    how much it counts, and the mean of members' gradients is that of the whole batch."""
+
+    def __init__(self, job: LocalJob):
+        self.job = job
+        self.spec = METHODS[job.run.method.name]
+        self.subnet = Subnet(
+            job,
+            averages_gradients=self.spec.sends_every_step,
+            sums_outputs=self.spec.sums_outputs,
+        )
+        self.task = job.task
+        self.examples = 0
+        loss = class_loss(job.task, job.run.train, job.batches)
+        self.loss = LossOfOutputs.from_settings(loss, job.run.train)
+        self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
+        self._losses = StepLosses()
+        self._amounts: Mapping[str, Amount] = {}
+        """The amounts of a user's loss in the last local step; empty for other losses."""
+        self._has_gradients = False
+        self._weigh = weigh_classes(job.run.train, job.batches)
+
+    def take_step(self, step: int, rate: float) -> None:
+        """Take the local step number ``step`` of the run, with a learning rate."""
+        whole = self.batch(step)
+        batch, share = self._take_part(whole)
+        batch = batch.to(self.job.device, getattr(torch, self.job.run.model.dtype))
+        self.subnet.begin_step(step, rate, self.job.architecture.stochastic)
+        minimised, loss = self.objective(self.subnet.averaging, batch)
+        self._go_back(minimised, share)
+        self._require_gradients()
+        self.before_update()
+        self.subnet.end_step(step, rate)
+        if share is not None:
+            loss = loss * share
+        self.note_step(loss, whole.examples)
+
+    def _take_part(self, batch: Batch) -> tuple[Batch, float | None]:
+        """Return this member's part of a batch, and how much of the batch's mean it is; None for
+        a rank alone."""
+        group = self.job.group
+        if group is None:
+            return batch, None
+        part = batch.take_part(group.take_part(batch.examples))
+        return part, self._weigh(part) / self._weigh(batch)
+
+    def _go_back(self, minimised: torch.Tensor, share: float | None) -> None:
+        """Compute the gradients; in a group, their mean over its members."""
+        group = self.job.group
+        if group is None or share is None:
+            with self._calling("the backward pass"):
+                minimised.backward()
+            return
+        with self._calling("the backward pass"), group.exchanging("all-reduce"):
+            # The mean over members divides by their number, which is undone here.
+            (minimised * (share * group.size)).backward()
+
+    def note_step(self, loss: torch.Tensor, examples: int) -> None:
+        """Note the loss and the examples of a step that was taken."""
+        self._losses.add(loss)
+        self.examples += examples
+
+    def _require_gradients(self) -> None:
+        """Raise ConfigError if a user's loss gave no parameter a gradient in this job's first local
+        step."""
+        if not issubclass(self.task, OwnTask) or self._has_gradients:
+            return
+        if all(parameter.grad is None for parameter in self.subnet.network.parameters()):
+            raise ConfigError(
+                f"{self.job.run.model.name}: the loss does not depend on the network: no "
+                "parameter has a gradient. Compute the loss from the network's outputs."
+            )
+        self._has_gradients = True
+
+    def before_update(self) -> None:
+        """Change the gradients before the optimizer's step; does nothing by default."""
+        return
+
+    def batch(self, step: int) -> Batch:
+        batches = self.job.batches
+        if not self.spec.in_passes:
+            return batches.at(step)
+        completed_passes, number = divmod(step, batches.in_a_pass)
+        return batches.read_from_pass(completed_passes, number)
+
+    def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the value that a local step minimises, and the loss on the batch's targets; equal
+        by default."""
+        outputs = self._adjustment(self.assume(self.forward(network, batch)))
+        if issubclass(self.task, OwnTask):
+            self._amounts = self.task.losses(outputs, batch)
+            self._losses.add_facts(outputs, self._amounts)
+            loss = sum(amount.mean for amount in self._amounts.values())
+        else:
+            loss = self.loss(outputs, batch.targets)
+        return loss, loss
+
+    def assume(self, returned: Outputs) -> Outputs:
+        """Return what the loss takes for the outputs that this rank's network has returned."""
+        return returned
+
+    def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
+        """Return the network's outputs. With train.autocast its matrix products are in bfloat16."""
+        with self._calling("forward"):
+            if not self.job.run.train.autocast:
+                return call(network, batch.inputs)
+            with torch.autocast(self.job.device.type, torch.bfloat16):
+                returned = call(network, batch.inputs)
+            # The loss needs more precision than bfloat16 has.
+            return map_tensors(lambda x: x.float() if x.is_floating_point() else x, returned)
+
+    def _calling(self, what: str) -> AbstractContextManager[None]:
+        """Open a context for the code of a user's network or loss; ``what`` names its method."""
+        network = self.job.run.model.name
+        if issubclass(self.task, OwnTask) or is_own(network):
+            return calling(f"{network}: {what}")
+        return nullcontext()

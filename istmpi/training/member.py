@@ -1,0 +1,120 @@
+"""A member of a replica group that does not lead: it takes the local steps that its leader calls
+for, and owns nothing between rounds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from istmpi.comm import HangWatch
+from istmpi.comm.groups import End, Membership, Start
+from istmpi.config import Run
+from istmpi.engine.replica_group import Begin, Collect, ReplicaGroup, Step
+from istmpi.errors import IstmpiError
+from istmpi.methods.agreement import StepLosses
+from istmpi.methods.job import LocalJob
+from istmpi.methods.local_training import LocalTraining
+from istmpi.record import home
+from istmpi.tasks import choose_task
+from istmpi.training.setup import Setup
+
+
+class MemberTraining(LocalTraining):
+    """The local steps of a member that does not lead."""
+
+    def begin(self, call: Begin) -> None:
+        """Begin a round with the subnet and the values of the leader. Collective in the group."""
+        subnet = self.subnet
+        subnet.build(call.lengths, call.scale)
+        if call.steps is not None:
+            subnet.renew(call.steps)
+        self._group.share(subnet.list_values(call.is_new, call.keeps_state))
+        self._losses = StepLosses()
+
+    @property
+    def _group(self) -> ReplicaGroup:
+        if self.job.group is None:
+            raise AssertionError("a member has a group")
+        return self.job.group
+
+    def before_update(self) -> None:
+        """Take the mean of the gradients of all groups, if the method sends them in each step."""
+        if self.spec.sends_every_step:
+            self._group.share(self.subnet.list_gradients())
+
+    def report(self) -> None:
+        """Send the leader this member's part of the losses of a round."""
+        self._group.membership.collect(self._losses.values())
+
+
+class Member(Setup):
+    """A run on a process that serves the leader of its group."""
+
+    def serve(self, membership: Membership) -> End:
+        """Do what the leader calls for, until it says that the run has ended."""
+        training: MemberTraining | None = None
+        made = -1
+        whereabouts = self.communicator.whereabouts
+        while True:
+            call = membership.hear()
+            if isinstance(call, End):
+                return call
+            if isinstance(call, Begin):
+                if training is None or call.method != made:
+                    made = call.method
+                    training = self._make_training(call)
+                whereabouts.begin_round(call.number + 1)
+                training.begin(call)
+                continue
+            assert training is not None, "a round begins before its steps"
+            if isinstance(call, Step):
+                whereabouts.step(call.local_step + 1)
+                with self.clock("compute"):
+                    training.take_step(call.number, call.rate)
+            else:
+                assert isinstance(call, Collect), call
+                training.report()
+
+    def _make_training(self, call: Begin) -> MemberTraining:
+        self.rounds_done = call.number
+        self.size = self.sizes[call.side]
+        run, _ = self._find_phase()
+        job = LocalJob(
+            run=run,
+            architecture=self.architecture,
+            task=choose_task(self.dataset.scoring, run.train.multi_label_loss),
+            batches=self.batches,
+            communicator=self.communicator,
+            device=self.device,
+            group=self.group,
+        )
+        return MemberTraining(job)
+
+
+def serve_leader(run: Run, membership: Membership, signals: bool) -> None:
+    """Take part in a run as a member that does not lead. Raises the error of the run's end."""
+    folder = home(run.output.folder, run.name)
+    with HangWatch(membership.world, run.comm.patience, folder):
+        if signals:
+            membership.listen()
+        end = _serve(run, membership)
+        if end.error:
+            raise end.error
+
+
+def _serve(run: Run, membership: Membership) -> End:
+    call = membership.hear()
+    if isinstance(call, End):
+        return call
+    assert isinstance(call, Start), call
+    set_up = partial(Member, run, membership.communicator, call.checkpoint)
+    try:
+        member = set_up(membership=membership)
+    except IstmpiError as error:
+        if not error.everywhere:
+            raise
+        # The leader has the same error, and says how the run ends.
+        return membership.hear()
+    try:
+        return member.serve(membership)
+    finally:
+        member.close()

@@ -1,0 +1,215 @@
+"""Sets up a run on every process: checks everything, opens its data, builds its networks, chooses
+its device."""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.comm import Communicator
+from istmpi.comm.clock import Clock
+from istmpi.comm.groups import Membership
+from istmpi.config import Run
+from istmpi.config.methods import find_method_spec
+from istmpi.cost.messages import sends_long_messages
+from istmpi.data.batches import Batches
+from istmpi.data.dataset import Dataset
+from istmpi.data.sources import open_for_training
+from istmpi.devices import choose_device, choose_threads
+from istmpi.engine.replica_group import ReplicaGroup, join_group
+from istmpi.methods import limits
+from istmpi.methods.group_limits import require_groups, require_no_groups
+from istmpi.network.architecture import Architecture
+from istmpi.training.best import Best
+from istmpi.training.columns import divide_columns
+from istmpi.training.epochs import count_most_examples, recall_most_examples, with_rounds
+from istmpi.training.resolution import Size, find_sides, make_sizes
+from istmpi.training.same_data import (
+    Outline,
+    digest_settings,
+    require_same_data,
+    require_same_settings,
+)
+from istmpi.training.share_log import choose_shares
+from istmpi.training.targets import standardise
+
+
+class Setup:
+    """A run on every process of a job: its data, its networks without values, and its device."""
+
+    rounds_done = 0
+    state_since = 0
+    """The round since which optimizer state is kept at the earliest: that of the last resume that
+    lost it."""
+    group: ReplicaGroup | None = None
+    """The replica group of this process, if it has several members."""
+
+    def __init__(
+        self,
+        run: Run,
+        communicator: Communicator,
+        start: Path | None = None,
+        data: Dataset | None = None,
+        membership: Membership | None = None,
+    ):
+        """``start``: the checkpoint from which the run will `resume`, whose rounds count for its
+        epochs. ``data`` of a user's program replace the run's. ``membership``: this process's place
+        in a job of replica groups, whose ``communicator`` it is. Raises ConfigError or DataError on
+        every process.
+        """
+        self.run = run
+        self.start = start
+        self.communicator = communicator
+        self.clock = Clock()
+        # A rank that hangs is reported with its phase.
+        self.clock.followers += [communicator.whereabouts.enter, communicator.ledger.follow]
+        self._membership = membership
+        telling: AbstractContextManager[None] = nullcontext()
+        if membership:
+            telling = membership.telling()
+        with telling:
+            data = self._open_data(data)
+            self._count_epochs(data, start)
+            self.shares = choose_shares(self.run.method.shares, communicator)
+            # Sizes share the standardised targets, which need a pass over all labels.
+            data_of_all_sizes = standardise(self.run, data, communicator)
+            self._make_sizes(data_of_all_sizes)
+            self._prepare_this_rank(data)
+        if membership:
+            self.group = join_group(membership, self.device)
+
+    def close(self) -> None:
+        """Leave the replica group, if there is one."""
+        if self.group:
+            self.group.close()
+        self.group = None
+
+    def _complete_plan(self) -> None:
+        """Make what only a rank needs, such as its part of the network; nothing by default."""
+
+    def _prepare_this_rank(self, data: Dataset) -> None:
+        """Plan the rounds, choose the device, and complete the plan."""
+        communicator = self.communicator
+        everyone = communicator
+        if self._membership:
+            everyone = self._membership.world
+        with everyone.on_this_host() as local:
+            # One agreement, because each costs a round trip.
+            with communicator.agreed():
+                self._plan(data)
+                self.device = choose_device(self.run.train.device, local)
+                self._complete_plan()
+            self.threads = choose_threads(self.run.train.threads, local)
+            communicator.in_pieces = self._sends_in_pieces(local.size < everyone.size)
+
+    def _make_sizes(self, data: Dataset) -> None:
+        course = self.run.course(self.most_examples)
+        self.sizes = make_sizes(self.run, data, course, self.communicator)
+        self.size = next(iter(self.sizes.values()))
+
+    def _open_data(self, data: Dataset | None) -> Dataset:
+        """Check the settings, open the data unless ``data`` are given, and compare both with those
+        of other ranks."""
+        communicator = self.communicator
+        with communicator.agreed() as agreement:
+            self.run = run = self.run.with_implied()
+            data = data or open_for_training(run.data, communicator.rank, run.train.seed)
+            self.best = Best.from_run(run, data)
+            agreement.value = digest_settings(run), Outline.from_data(run, data)
+        require_same_settings(run, [digest for digest, _ in agreement.by_rank], communicator)
+        outlines = [outline for _, outline in agreement.by_rank]
+        if run.data.columns:
+            data = divide_columns(data, run.data, communicator)
+            outlines = communicator.allgather(Outline.from_data(run, data))
+        require_same_data(run, data, outlines, communicator)
+        return data
+
+    def _count_epochs(self, data: Dataset, start: Path | None) -> None:
+        """Compute the number of rounds from `train.epochs`, after those of the checkpoint
+        ``start``."""
+        run = self.run
+        self.most_examples: dict[int, int] = {}
+        """The training examples of the rank that has most, by the number of rounds done when it
+        became so; empty while nothing is counted in epochs."""
+        # decision 76: ranks may have another number of examples than before. A program's data are
+        # not known here.
+        of_a_program = data.network is not None
+        if of_a_program or (start is None and run.train.epochs is None):
+            return
+        examples = count_most_examples(run, data, self.communicator.size, self.communicator)
+        self.most_examples[0] = examples
+        if start:
+            with self.communicator.agreed(), open_checkpoint(start) as checkpoint:
+                self.most_examples = recall_most_examples(checkpoint, run, data, examples)
+        self.run = with_rounds(run, self.most_examples)
+
+    def _plan(self, data: Dataset) -> None:
+        """Plan the methods and image sizes of all rounds, and check that all can be trained."""
+        run = self.run
+        self.course = run.course(self.most_examples)
+        self._sides = find_sides(run, data, self.course)
+        phases = []
+        for name, rounds in run.phases(self.course):
+            phases.append((run.override({"method.name": name}), rounds))
+        # A phase without a round is checked below, too.
+        self.phases = [(phase, rounds) for phase, rounds in phases if rounds]
+        """The run with the method of each phase, and the phase's number of rounds."""
+        for size in self.sizes.values():
+            for phase, _ in phases:
+                self._require_usable(phase, size)
+
+    def _require_usable(self, phase: Run, size: Size) -> None:
+        limits.require_usable(
+            self.run,
+            phase,
+            size.dataset,
+            size.architecture,
+            self.communicator.size,
+            members=[self.communicator.rank],
+            examples=[size.batches.examples],
+            shares=self.shares.of(0),
+            rounds=self.course.planned,
+        )
+        if self._membership:
+            members = self._membership.inside.size
+            require_groups(phase, size.dataset, size.architecture, members)
+        else:
+            require_no_groups(self.run)
+
+    def _sends_in_pieces(self, several_hosts: bool) -> bool:
+        exchange = self.run.comm.exchange
+        ranks = self.communicator.size
+        if exchange != "auto":
+            return exchange == "pieces"
+        return several_hosts and sends_long_messages(self.run, self.architecture, ranks)
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.size.architecture
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.size.dataset
+
+    @property
+    def batches(self) -> Batches:
+        return self.size.batches
+
+    def _find_phase(self) -> tuple[Run, int]:
+        """Return the run with the method of the current phase, and the round since which optimizer
+        state is kept."""
+        run = self.run
+        begin = 0
+        since = 0
+        kept = True
+        for phase, rounds in self.phases:
+            if begin > self.rounds_done:
+                break
+            # The method of the phase before has no state that this one could take over.
+            if not kept:
+                since = begin
+            run = phase
+            spec = find_method_spec(run.method.name)
+            of_ranks = spec.own_state or spec.own_slots(run)
+            kept = bool(spec.optimizer_slots(run)) and not of_ranks
+            begin += rounds
+        return run, max(since, self.state_since)

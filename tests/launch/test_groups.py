@@ -1,0 +1,124 @@
+"""Replica groups: processes that train one subnet together compute and send what one rank does in their place."""
+
+import os
+import re
+import signal
+
+import h5py
+import numpy as np
+import pytest
+from following import lines, wait_for_rounds
+
+RUN = ["train", "--rounds", "3", "--local-steps", "4", "--hidden", "32,24", "--set", "model.norm=layer", "-q"]
+RUN += ["--set", "evaluate.every=1000"]
+EXACT = ["--set", "model.dtype=float64"]
+CASES = {
+    "ist, a tenth, Adam": ["--redeal", "0.1", "--optimizer", "adam", "--optimizer-state", "carry", *EXACT],
+    "ist, full": ["--redeal", "1", "--set", "optimizer.momentum=0.9", *EXACT],
+    "ist, never, parts that differ": ["--redeal", "0", "--batch", "31", *EXACT],
+    "ist, delay": ["--redeal", "0.5", "--set", "method.delay=2", *EXACT],
+    "ist, int8": ["--set", "method.wire=int8"],
+    "local SGD, weights of classes": [
+        *("--method", "local-sgd", "--set", "train.class_weights=[1,2,3,1,1,2,1,1,0.5,1]"),
+        *("--set", "optimizer.momentum=0.9", *EXACT),
+    ],
+    "diloco": ["--method", "diloco", "--optimizer", "adamw", "--lr", "0.001", *EXACT],
+    "sparse-loco": ["--method", "sparse-loco"],
+    "data-parallel": ["--method", "data-parallel", "--set", "optimizer.momentum=0.9", *EXACT],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(series, folder):
+    """The folder of all cases on two ranks, and on two groups of two, whose last one stops and goes on as two ranks."""
+    places = {"ranks": [], "groups": ["--group-size", "2"]}
+    jobs = {
+        place: {case: [*RUN, *CASES[case], *words, "--out", folder / place / case] for case in CASES}
+        for place, words in places.items()
+    }
+    parts = [*RUN, *CASES["ist, full"], "--checkpoint-every", "1", "--out", folder / "parts"]
+    jobs["groups"]["begun"] = [*parts, "--rounds", "1", "--group-size", "2"]
+    jobs["ranks"]["resumed"] = [*parts, "--resume", "auto"]
+    for place, processes in {"groups": 4, "ranks": 2}.items():
+        for case, outcome in series(processes, folder, jobs[place]).end(400).items():
+            assert outcome.returncode == 0, (place, case, outcome)
+    return folder
+
+
+def network(path):
+    with h5py.File(path / "network.h5") as file:
+        return {name: file["model"][name][...] for name in file["model"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_groups_compute_and_send_what_ranks_do(runs, case):
+    ranks, groups = network(runs / "ranks" / case), network(runs / "groups" / case)
+    # Rounded values and chosen elements jump where the last bits differ.
+    nearest = 1e-12 if "model.dtype=float64" in CASES[case] else 1e-3
+    for name, values in ranks.items():
+        np.testing.assert_allclose(groups[name], values, rtol=0, atol=nearest)
+    for alone, together in zip(lines(runs / "ranks" / case), lines(runs / "groups" / case), strict=True):
+        assert (alone["bytes"], alone["examples"]) == (together["bytes"], together["examples"])
+        assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+
+
+def test_a_run_of_groups_resumes_as_ranks(runs):
+    ranks, parts = network(runs / "ranks" / "ist, full"), network(runs / "parts")
+    for name, values in ranks.items():
+        np.testing.assert_allclose(parts[name], values, rtol=0, atol=1e-12)
+
+
+REFUSED = {
+    "admm": (["--method", "admm"], "does not go with method admm. Use ist, "),
+    "a finish": (["--finish", "easgd:50%"], "does not go with method easgd"),
+    "a graph": (["--model", "gcn", "--data", "GRAPH"], "does not go with"),
+    "a small batch": (["--batch", "3"], "train.batch = 3 leaves a member of 2 fewer than two examples"),
+    "a remainder": (["--group-size", "3"], "does not divide the 4 processes on "),
+    "no weight": (
+        ["--set", "train.class_weights=[1,0,1,1,1,1,1,1,1,1]"],
+        "a part of a batch may have no weight",
+    ),
+    "compare": (["compare"], "train.group_size = 2 is for istmpi train under mpirun"),
+}
+
+
+def test_what_groups_cannot_do_is_refused_in_one_line(series, tmp_path):
+    del REFUSED["a graph"]
+    commands = {}
+    for name, (words, _) in REFUSED.items():
+        verb = ["compare", "--methods", "ist,local-sgd"] if name == "compare" else ["train", *words]
+        commands[name] = [*verb[:1], "--group-size", "2", *verb[1:], "--rounds", "1", "--out", tmp_path / name]
+    said = series(4, tmp_path, commands).end(200)
+    for name, (_, message) in REFUSED.items():
+        assert message in said[name].refusal(), name
+
+
+LONG = ["train", "--rounds", 10**6, "--group-size", "2", "--checkpoint-every", "1", "--progress", "lines"]
+LONG += ["--set", "evaluate.every=1000000", "--set", "comm.patience=3", "--resume", "auto"]
+
+
+def test_a_killed_member_ends_the_job_a_stopped_one_is_named_and_the_run_goes_on(start, tmp_path):
+    folder = tmp_path / "run"
+    job = start(4, "istmpi", *LONG, "--out", folder)
+    wait_for_rounds(folder, 3, job)
+    os.kill(job.ranks[3], signal.SIGKILL)
+    result = job.end(60)
+    assert result.returncode not in (0, 75) and "Skipped" not in result.stderr, result
+
+    before = lines(folder)
+    job = start(4, "istmpi", *LONG, "--out", folder)
+    wait_for_rounds(folder, len(before) + 2, job, unlike=before)
+    stopped = job.ranks[1]
+    os.kill(stopped, signal.SIGSTOP)
+    result = job.end(90)
+    assert result.returncode == 76, result
+    assert re.search(r"aborting, a rank does not respond: rank 1 on .*its process is stopped", result.errors[-1]), (
+        result
+    )
+
+    before = lines(folder)
+    job = start(4, "istmpi", *LONG, "--out", folder)
+    wait_for_rounds(folder, len(before) + 2, job, unlike=before)
+    (folder / "STOP").touch()
+    result = job.end(60)
+    assert result.returncode == 75, result
