@@ -289,9 +289,9 @@ class Communicator:
                 raise
         agreement.settle(self.gather_told(Told(error, agreement.value)), self.rank)
 
-    def gather_told(self, told: Told) -> list[Told]:
+    def gather_told(self, message: Told) -> list[Told]:
         """Return the messages of all ranks at the end of work that every rank must complete."""
-        return self.allgather(told)
+        return self.allgather(message)
 
     # ---- waits
 

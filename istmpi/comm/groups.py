@@ -79,10 +79,11 @@ class Leaders(Communicator):
             self.inside.broadcast_from_root(value)
         return value
 
-    def gather_told(self, told: Told) -> list[Told]:
+    def gather_told(self, message: Told) -> list[Told]:
         if self.tells:
-            told = told._replace(error=_take_first(self.inside.allgather(told.error)))
-        return self.allgather(told)
+            error = _take_first(self.inside.allgather(message.error))
+            message = message._replace(error=error)
+        return self.allgather(message)
 
 
 class Listener(Communicator):
@@ -102,9 +103,9 @@ class Listener(Communicator):
     def broadcast_from_root(self, value: T) -> T:
         return self._inside.broadcast_from_root(value)
 
-    def gather_told(self, told: Told) -> list[Told]:
-        self._inside.allgather(told.error)
-        return self.allgather(told)
+    def gather_told(self, message: Told) -> list[Told]:
+        self._inside.allgather(message.error)
+        return self.allgather(message)
 
 
 def _take_first(errors: Sequence[IstmpiError | None]) -> IstmpiError | None:
