@@ -192,7 +192,7 @@ class Cluster:
             raise ConfigError(
                 f"no cluster {self.switch} is up. Start one: benchmarks/cluster up --hosts 4 --rate 1gbit"
             )
-        before = self._counters()
+        before = self.counters()
         with tempfile.TemporaryDirectory(prefix=f"{self.switch}-") as folder:
             enter = self.entrance(Path(folder))
             launch = _launcher().format(enter=enter, hosts=",".join(hosts), subnet=SUBNET).split()
@@ -200,7 +200,7 @@ class Cluster:
             inside = ["ip", "netns", "exec", self.switch, *launch, *command]
             code = subprocess.run(inside, env={**FOR_OPEN_MPI, **os.environ}).returncode
         print("host                    MB sent  MB received   (by the interfaces' counters)", file=sys.stderr)
-        for host, (sent, received) in self._counters().items():
+        for host, (sent, received) in self.counters().items():
             sent, received = sent - before[host][0], received - before[host][1]
             print(f"{host:20} {sent / 1e6:10.3f} {received / 1e6:12.3f}", file=sys.stderr)
         if self._counts.exists():
@@ -241,7 +241,7 @@ class Cluster:
         (bucket,) = json.loads(_output("tc", "-n", host, "-json", "qdisc", "show", "dev", "eth0"))
         return bucket["options"]["rate"] * 8
 
-    def _counters(self) -> dict[str, tuple[int, int]]:
+    def counters(self) -> dict[str, tuple[int, int]]:
         """Bytes that each host's interface sent and received since it is up, with all headers."""
         counters = {}
         for host in self.hosts:

@@ -9,6 +9,7 @@ from istmpi.comm.ledger import EVALUATION, SAVING, START
 from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.data.graph.split import GraphSplit
+from istmpi.evaluation.planning import choose_interval
 from istmpi.evaluation.sample import count_scored_in_training
 from istmpi.optim import schedules
 from istmpi.record import RunFolder
@@ -137,8 +138,11 @@ def _describe_evaluations(training: Training) -> str:
     if training.architecture.batch_norms:
         words += f", calibrated on {evaluator.sampled:,}"
     words += f": {evaluator.share:.0%} of the FLOPs"
-    # A single evaluation is needed in any case.
-    if evaluator.share > SHARE and every < run.train.rounds:
+    by_default = run.override({"evaluate.every": 0})
+    ranks = training.communicator.size
+    chosen = choose_interval(by_default, training.architecture, data, ranks)
+    # The default is as rare as bytes and FLOPs together ask for.
+    if evaluator.share > SHARE and every < chosen:
         words += ", more than a tenth (reduce it with evaluate.every, evaluate.examples)"
     return words
 

@@ -220,7 +220,7 @@ def _plan_on_one(
 ) -> EvaluationPlan:
     """Plan an evaluation for which rank 0 alone gathers the ``missing`` weights."""
     owners = Owners(dict(architecture.lengths), ranks)
-    sent = ranks * (ranks - 1) * totals
+    sent = (ranks - 1) * totals
     for name, nbytes in missing.items():
         length, *_ = architecture.parameters[name].pattern.shape(architecture.lengths)
         sent += nbytes - nbytes // length * len(owners.rows(length, 0))

@@ -302,6 +302,9 @@ class Evaluator:
         labels_on = self._dataset.labels_on
         if labels_on not in (None, self._communicator.rank):
             values = np.zeros_like(values)  # one rank alone knows what is right
+        if self.network.on_one:
+            self._communicator.broadcast(values, 0)
+            return values
         if self._adds_up or labels_on is not None:
             return self._communicator.allreduce_sum(values)
         return values

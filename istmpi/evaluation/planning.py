@@ -182,14 +182,16 @@ def _count_details(run: Run, data: Dataset, ranks: int, plan: EvaluationPlan) ->
     top_k = run.evaluate.top_k
     with_details = count_further(task, data, top_k, details=True)
     numbers = with_details - count_further(task, data, top_k, details=False)
-    rows = 0
+    # Rank 0 alone sends its sums, or each rank its own.
+    if not plan.on_one:
+        numbers *= ranks
     if has_area(task, data):
-        # The ranks' numbers of rows come first.
-        numbers += ranks
         rows = count_scored(run, data, len(data.test))
         if isinstance(data.test, GraphSplit):
             rows = len(data.test.graph)
-    return (ranks - 1) * 8 * (ranks * numbers + 2 * rows)
+        # All ranks' numbers of rows come first.
+        numbers += ranks * ranks + 2 * rows
+    return (ranks - 1) * 8 * numbers
 
 
 def _count_work(

@@ -1,0 +1,162 @@
+"""Seconds and bytes of whole commands on a slow network with latency: loading, rounds, evaluation and saving.
+
+    sudo -E env PATH="$PATH" python -m benchmarks.time_to_accuracy.whole --cells FOLDER --hosts 4 \\
+        --rates 10mbit,50mbit --round-trips 1ms,25ms,100ms
+    python -m benchmarks.time_to_accuracy.whole --cells FOLDER --report
+
+A cell is `istmpi train` with its defaults, one rank on each emulated host, from its start to network.h5. Bytes are
+counted by istmpi, by purpose, and by the hosts' interfaces. Cells that are there are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import reporting
+from benchmarks.emulated import Cluster, Delays, alone, obstacle
+from benchmarks.reporting import keep_cell, restore_cells, store_cells
+
+NAME = "whole-command"
+COMMON = ["digits", "--rounds", "8", "--local-steps", "20", "--batch", "32"]
+WIDTH = 1024
+METHODS = {
+    "ist, a tenth redealt": ["--redeal", "0.1"],
+    "ist, never redealt": ["--redeal", "0"],
+    "local SGD": ["--method", "local-sgd"],
+    "SparseLoCo": ["--method", "sparse-loco"],
+    "narrow, local SGD": ["--method", "local-sgd"],
+    "narrow, SparseLoCo": ["--method", "sparse-loco"],
+}
+
+
+def list_words(method: str, hosts: int) -> list[str]:
+    """Return the words of `istmpi train` for a method; a narrow network has a subnet's widths."""
+    width = WIDTH
+    if method.startswith("narrow"):
+        width //= hosts
+    return [*COMMON, "--hidden", f"{width},{width}", *METHODS[method]]
+
+
+def predict(words: list[str], hosts: int) -> dict:
+    """Return the bytes of rounds and evaluations that `--dry-run` predicts."""
+    plan = [sys.executable, "-m", "istmpi", "train", *words, "--dry-run", "--ranks", str(hosts), "--json"]
+    found = json.loads(subprocess.run(plan, capture_output=True, text=True, check=True).stdout)
+    return {"rounds": found["sent_bytes"], "evaluation": found["evaluations"]["sent"]}
+
+
+def measure(cluster: Cluster, words: list[str]) -> dict:
+    """Run the command on the cluster; return its seconds and bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="whole-"))
+    before = cluster.counters()
+    start = time.perf_counter()
+    code = cluster.run([sys.executable, "-m", "istmpi", "train", *words, "--out", str(folder / "run")])
+    seconds = time.perf_counter() - start
+    after = cluster.counters()
+    assert code == 0, f"the command failed with exit code {code}"
+    summary = json.loads((folder / "run/summary.json").read_text(encoding="utf-8"))
+    shutil.rmtree(folder)
+    phases = summary["seconds"]
+    return {
+        "seconds": seconds,
+        "rounds": summary["last"]["seconds"],
+        "evaluate": phases.get("evaluate", 0.0),
+        "save": phases.get("save", 0.0),
+        "sent": summary["sent"],
+        "interfaces": sum(after[host][0] - before[host][0] for host in after),
+        "score": summary["last"]["score"]["score"],
+    }
+
+
+def write_report(folder: Path, results: Path) -> None:
+    files = sorted(folder.glob(f"{NAME}-*.json"))
+    store_cells(NAME, files, results)
+    lines = []
+    for file in files:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        sent = record["sent"]
+        counted = sum(purpose["bytes"] for purpose in sent.values())
+        evaluation = record["predicted"]["evaluation"]
+        lines.append(
+            {
+                "P": record["hosts"],
+                "Mbit/s": record["rate"].removesuffix("mbit"),
+                "ms": record["round trip"].removesuffix("ms"),
+                "method": record["method"],
+                "s, whole command": f"{record['seconds']:.1f}",
+                "s, rounds": f"{record['rounds']:.1f}",
+                "s, evaluating": f"{record['evaluate']:.2f}",
+                "s, saving": f"{record['save']:.2f}",
+                "MB, rounds": f"{sent['rounds']['bytes'] / 1e6:.2f}",
+                "MB, evaluation": f"{sent['evaluation']['bytes'] / 1e6:.3f}",
+                "predicted": "" if evaluation is None else f"{evaluation / 1e6:.3f}",
+                "MB, saving": f"{sent['saving']['bytes'] / 1e6:.2f}",
+                "MB, loading": f"{sent['start']['bytes'] / 1e6:.2f}",
+                "interfaces / counted": f"{record['interfaces'] / counted:.2f}",
+                "calls": "+".join(str(sent[name]["calls"]) for name in ("start", "rounds", "evaluation", "saving")),
+                "commit": record["commit"],
+            }
+        )
+    order = list(METHODS)
+    lines.sort(key=lambda line: (line["P"], int(line["Mbit/s"]), int(line["ms"]), order.index(line["method"])))
+    command = f"istmpi train {' '.join(COMMON)} --hidden {WIDTH},{WIDTH}"
+    notes = (
+        f"`{command}` with the words of each method. A narrow network has the P-th part of the units. One run each. "
+        "All hosts share two cores, so loading takes seconds longer than on machines of their own. The whole command "
+        "is from mpirun's start to its end. Calls: collective calls that rank 0 waited for in loading, rounds, "
+        "evaluation and saving. Predicted: the MB of evaluations by `--dry-run`. Interfaces / counted: bytes that the "
+        "hosts' interfaces sent, with headers and the messages of MPI itself, by those that istmpi counted."
+    )
+    title = "Whole commands on slow networks with latency"
+    reporting.report(NAME, title, lines, notes, folder=results, lines="emulated, TCP")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=Path, required=True, help="the folder of the cells")
+    parser.add_argument("--hosts", type=int, default=4, help="emulated hosts (4)")
+    parser.add_argument("--rates", default="10mbit,50mbit", help="line rates, in tc's words")
+    parser.add_argument("--round-trips", default="1ms,25ms,100ms", help="latencies there and back")
+    parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
+    parser.add_argument("--report", action="store_true", help="measure nothing")
+    options = parser.parse_args()
+    restore_cells(NAME, options.cells, options.results)
+    if options.report:
+        write_report(options.cells, options.results)
+        return
+    why_not = obstacle()
+    if why_not:
+        parser.error(why_not)
+    cluster = Cluster(NAME)
+    with alone(NAME):
+        for rate in options.rates.split(","):
+            for trip in options.round_trips.split(","):
+                cluster.up(options.hosts, rate, Delays(round_trip=float(trip.removesuffix("ms")) / 1000))
+                print(cluster.describe(), flush=True)
+                for method in METHODS:
+                    name = f"{NAME}-P{options.hosts}-{rate}-{trip}-{method.replace(', ', '-').replace(' ', '-')}"
+                    path = options.cells / f"{name}.json"
+                    if path.exists():
+                        continue
+                    start = time.perf_counter()
+                    words = list_words(method, options.hosts)
+                    found = measure(cluster, words) | {
+                        "hosts": options.hosts,
+                        "rate": rate,
+                        "round trip": trip,
+                        "method": method,
+                        "predicted": predict(words, options.hosts),
+                    }
+                    keep_cell(path, name, start, found)
+                    print(f"{name}: {found['seconds']:.1f} s", flush=True)
+        cluster.down()
+
+
+if __name__ == "__main__":
+    main()
