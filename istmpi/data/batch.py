@@ -21,12 +21,6 @@ class Batch:
     """A tensor; for rows with many labels `istmpi.multilabel.Labels`; or a user's tree."""
     examples: int
 
-    def take_part(self, part: slice) -> Batch:
-        """Return some of the examples, of which each tensor has a row for each."""
-        inputs = map_tensors(lambda tensor: tensor[part], self.inputs)
-        targets = map_tensors(lambda tensor: tensor[part], self.targets)
-        return Batch(inputs, targets, part.stop - part.start)
-
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Batch:
         inputs = inputs_to(self.inputs, device, dtype)
         # Targets keep their type: classes are integers whatever a network computes in.

@@ -73,6 +73,11 @@ class StepLosses:
         """Note how much the last loss counts among those of all ranks."""
         self._weights.append(weight)
 
+    def join_weight(self, total: float) -> None:
+        """Replace the count behind the last loss, if it has one, by that of a whole group."""
+        if self._weights and self._weights[-1] is not None:
+            self._weights[-1] = total
+
     def add_facts(self, outputs: Any, amounts: Mapping[str, Amount]) -> None:
         """Note the outputs (any tree of tensors) and the amounts of a user's loss."""
         self._finite_outputs.append(all_finite(outputs))

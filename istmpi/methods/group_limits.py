@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from istmpi.errors import ConfigError
 from istmpi.settings import shown
-from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, NEXT_TOKEN, REGRESSION, TASKS
+from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, NEXT_TOKEN, OWN, REGRESSION, TASKS
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ALLOWED = ("ist", "local-sgd", "data-parallel", "diloco", "sparse-loco")
 """The methods whose steps members of a group can take together."""
-DIVISIBLE = (CLASSIFICATION, REGRESSION, NEXT_TOKEN, DENSE_LABELS)
+DIVISIBLE = (CLASSIFICATION, REGRESSION, NEXT_TOKEN, DENSE_LABELS, OWN)
 """The tasks whose batches members can divide: each tensor has a row for each example."""
 
 
@@ -29,6 +29,11 @@ def require_groups(phase: Run, data: Dataset, network: Architecture, members: in
         raise ConfigError(
             f"{setting} does not go with method {phase.method.name}. Use {', '.join(ALLOWED[:-1])} "
             f"or {ALLOWED[-1]}, or leave it out."
+        )
+    if data.task == OWN and phase.method.name == "data-parallel":
+        raise ConfigError(
+            f"{setting} does not go with data-parallel and a loss of your own. Use another method, "
+            "or leave it out."
         )
     if data.task not in DIVISIBLE:
         raise ConfigError(

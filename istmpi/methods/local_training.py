@@ -13,6 +13,7 @@ from istmpi.amounts import Amount
 from istmpi.code import calling
 from istmpi.config.methods import METHODS
 from istmpi.data.batch import Batch
+from istmpi.data.callable.halves import take_part
 from istmpi.errors import ConfigError
 from istmpi.methods.agreement import StepLosses
 from istmpi.methods.class_loss import class_loss, weigh_classes
@@ -58,6 +59,9 @@ class LocalTraining:
         batch = batch.to(self.job.device, getattr(torch, self.job.run.model.dtype))
         self.subnet.begin_step(step, rate, self.job.architecture.stochastic)
         minimised, loss = self.objective(self.subnet.averaging, batch)
+        if share is not None and self._amounts:
+            share = 1.0
+            minimised = loss = self._join_amounts()
         self._go_back(minimised, share)
         self._require_gradients()
         self.before_update()
@@ -72,8 +76,30 @@ class LocalTraining:
         group = self.job.group
         if group is None:
             return batch, None
-        part = batch.take_part(group.take_part(batch.examples))
+        part = take_part(batch, group.take_part(batch.examples))
+        if part is None:
+            raise ConfigError(
+                f"{self.job.run.data.source}: a batch has a tensor without a row for each example, "
+                "so a replica group cannot divide it. Leave train.group_size out."
+            )
+        if issubclass(self.task, OwnTask):
+            # Only the loss knows how much counts.
+            return part, 1.0
         return part, self._weigh(part) / self._weigh(batch)
+
+    def _join_amounts(self) -> torch.Tensor:
+        """Return this member's part of the mean loss of the whole batch, whose amounts a user's
+        loss has computed; note how much counts in the whole batch. Collective in the group."""
+        group = self.job.group
+        assert group is not None, "a rank alone has whole batches"
+        amounts = self._amounts.values()
+        by_member, _ = group.membership.collect([amount.count for amount in amounts])
+        totals = [sum(counts) for counts in zip(*by_member, strict=True)]
+        terms = []
+        for amount, total in zip(amounts, totals, strict=True):
+            terms.append(amount.mean * (amount.count / (total or 1.0)))
+        self._losses.join_weight(totals[0])
+        return sum(terms[1:], start=terms[0])
 
     def _go_back(self, minimised: torch.Tensor, share: float | None) -> None:
         """Compute the gradients; in a group, their mean over its members."""

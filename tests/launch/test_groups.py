@@ -8,8 +8,10 @@ import h5py
 import numpy as np
 import pytest
 from following import lines, wait_for_rounds
+from masked_data import FILE
 
-RUN = ["train", "--rounds", "3", "--local-steps", "4", "--hidden", "32,24", "--set", "model.norm=layer", "-q"]
+RUN = ["train", "--rounds", "3", "--local-steps", "4", "-q"]
+MLP = ["--hidden", "32,24", "--set", "model.norm=layer"]
 RUN += ["--set", "evaluate.every=1000"]
 EXACT = ["--set", "model.dtype=float64"]
 CASES = {
@@ -24,8 +26,15 @@ CASES = {
     ],
     "diloco": ["--method", "diloco", "--optimizer", "adamw", "--lr", "0.001", *EXACT],
     "sparse-loco": ["--method", "sparse-loco"],
+    "masked targets": ["--data", f"{FILE}:blank", "--model", f"{FILE}:Pairs", "--batch", "5", *EXACT],
+    "several losses": ["--data", f"{FILE}:blank", "--model", f"{FILE}:Named", "--batch", "7", *EXACT],
     "data-parallel": ["--method", "data-parallel", "--set", "optimizer.momentum=0.9", *EXACT],
 }
+
+
+def describe(case):
+    words = CASES[case]
+    return [*RUN, *(() if "--model" in words else MLP), *words]
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +42,10 @@ def runs(series, folder):
     """The folder of all cases on two ranks, and on two groups of two, whose last one stops and goes on as two ranks."""
     places = {"ranks": [], "groups": ["--group-size", "2"]}
     jobs = {
-        place: {case: [*RUN, *CASES[case], *words, "--out", folder / place / case] for case in CASES}
+        place: {case: [*describe(case), *words, "--out", folder / place / case] for case in CASES}
         for place, words in places.items()
     }
-    parts = [*RUN, *CASES["ist, full"], "--checkpoint-every", "1", "--out", folder / "parts"]
+    parts = [*describe("ist, full"), "--checkpoint-every", "1", "--out", folder / "parts"]
     jobs["groups"]["begun"] = [*parts, "--rounds", "1", "--group-size", "2"]
     jobs["ranks"]["resumed"] = [*parts, "--resume", "auto"]
     for place, processes in {"groups": 4, "ranks": 2}.items():

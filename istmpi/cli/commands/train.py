@@ -1,5 +1,6 @@
 """Train a network on all ranks of an MPI job."""
 
+import os
 from contextlib import nullcontext
 
 import click
@@ -106,6 +107,9 @@ def command(
             parameters["out"] = own_folder
         resolved = resolve(run, assignments, parameters)
         stop_at, loggers = open_watches(communicator, stop_before_walltime, log)
+        if resolved.train.group_size != 1:
+            # Or torch, once imported, warns of networks that use all of their parameters.
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
     folder = home(resolved.output.folder, resolved.name)
     # Imports may hang on a network's file system.

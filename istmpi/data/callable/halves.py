@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from istmpi.data.batch import Batch
+from istmpi.trees import Named
 
 
 class _Indivisible(Exception):
@@ -45,6 +46,17 @@ def _take_parts(outputs: Any, batch: Batch, parts: tuple[slice, slice]) -> list[
         examples = len(range(*part.indices(rows)))
         taken.append((_take_rows(outputs, part, rows), Batch((), targets, examples)))
     return taken
+
+
+def take_part(batch: Batch, part: slice) -> Batch | None:
+    """Return some examples of a batch; None if a leaf has no row for each example."""
+    rows = batch.examples
+    try:
+        inputs = _take_rows(batch.inputs, part, rows)
+        targets = _take_rows(batch.targets, part, rows)
+    except _Indivisible:
+        return None
+    return Batch(inputs, targets, len(range(*part.indices(rows))))
 
 
 def join_rows(first: tuple[Any, Batch], second: tuple[Any, Batch]) -> tuple[Any, Batch] | None:
@@ -87,8 +99,8 @@ def _take_rows(tree: Any, part: slice, rows: int) -> Any:
         if not tree.ndim or len(tree) != rows:
             raise _Indivisible
         return tree[part]
-    if type(tree) is dict:
-        return {name: _take_rows(value, part, rows) for name, value in tree.items()}
+    if type(tree) in (dict, Named):
+        return type(tree)((name, _take_rows(value, part, rows)) for name, value in tree.items())
     if type(tree) in (list, tuple):
         # A list of as many tensors as rows may be one tensor for each layer.
         if len(tree) == rows and not any(isinstance(value, torch.Tensor) for value in tree):
