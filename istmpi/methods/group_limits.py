@@ -32,8 +32,8 @@ def require_groups(phase: Run, data: Dataset, network: Architecture, members: in
         )
     if data.task == OWN and phase.method.name == "data-parallel":
         raise ConfigError(
-            f"{setting} does not go with data-parallel and a loss of your own. Use another method, "
-            "or leave it out."
+            f"{setting} does not go with data-parallel and your loss function. Use another "
+            "method, or leave it out."
         )
     if data.task not in DIVISIBLE:
         raise ConfigError(
