@@ -326,11 +326,12 @@ def checksum_errors(
     parts: int = 1,
     read: Read = lambda nbytes: None,
     paths: Collection[str] | None = None,
+    chosen: Callable[[int, int], bool] = lambda block, blocks: True,
 ) -> Iterator[str]:
     """Check every ``parts``-th block of rows, from number ``part`` on.
 
     Yield a line for each wrong checksum. ``paths``: the datasets to check, by default all that have
-    checksums.
+    checksums. ``chosen(block, blocks)``: whether to check a block of so many.
     """
     number = 0
     for path, dataset in datasets(file).items():
@@ -341,7 +342,7 @@ def checksum_errors(
             continue
         rows = dataset.shape[0]
         for block, crc in enumerate(expected):
-            if number % parts == part:
+            if number % parts == part and chosen(block, len(expected)):
                 first = rows * block // len(expected)
                 last = rows * (block + 1) // len(expected)
                 if _crc(dataset, first, last, read) != crc:

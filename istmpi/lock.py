@@ -36,18 +36,29 @@ class FolderLock:
     """A lock on a folder until `release` or the end of this process.
 
     The constructor creates a missing folder. ``note`` gets a message if a run on another host has
-    the lock: the constructor waits up to `SECONDS_UNTIL_LEFT`. Raises ConfigError if another run
-    holds the folder, or if the file cannot be written.
+    the lock: the constructor waits up to `SECONDS_UNTIL_LEFT`. ``team``: a word of the ranks that
+    may share the lock; the first one of them `holds` it. Raises ConfigError if another run holds
+    the folder, or if the file cannot be written.
     """
 
-    def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None):
+    def __init__(self, folder: Path, note: Callable[[str], None] = lambda _: None, team: str = ""):
         self.path = folder / FILE
-        self._own = json.dumps(_this_process()) + "\n"
+        self._own = json.dumps(_this_process() | {"team": team}) + "\n"
+        self.holds = True
         with preparing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             require_file(self.path)
             while not _create(self._own, self.path):
+                text = _read(self.path)
+                if team and _parse(text).get("team") == team:
+                    self._own = text
+                    self.holds = False
+                    break
                 self._await_end(note)
+        if self.holds:
+            self._keep()
+
+    def _keep(self) -> None:
         self._released = threading.Event()
         # Without a thread, this host still sees the process.
         with contextlib.suppress(RuntimeError):
@@ -59,6 +70,8 @@ class FolderLock:
             raise OutputError(f"{self.path} is no longer this run's: another run has taken it.")
 
     def release(self) -> None:
+        if not self.holds:
+            return
         self._released.set()
         if _read(self.path) == self._own:
             with contextlib.suppress(OSError):

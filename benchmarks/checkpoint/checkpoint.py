@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.reporting import report
 from benchmarks.scale.memory import status
-from istmpi.checkpoint.folder import require_valid
 from istmpi.checkpoint.saver import Saver, commit
+from istmpi.checkpoint.search import require_valid
 from istmpi.checkpoint.writers import WRITERS
 from istmpi.cli.main import main
 from istmpi.comm import Communicator, world

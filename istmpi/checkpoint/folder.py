@@ -4,7 +4,8 @@ those to keep."""
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from istmpi.checkpoint.format import FORMAT, Header
-from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_checkpoint
-from istmpi.comm import Communicator
+from istmpi.checkpoint.parts import Copy, is_round_of_parts, list_parts
+from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_file
 from istmpi.config.methods import runs_in_passes
 from istmpi.engine.slots import Slot
 from istmpi.errors import DataError, OutputError
@@ -24,7 +25,7 @@ NETWORK = "network.h5"
 BEST = "best.h5"
 
 _PATTERN = "round-*.h5"
-_NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?\.h5")
+_NAME = re.compile(r"round-(\d+)(?:-step-(\d+))?(?:\.h5)?")
 
 
 def file_name(header: Header) -> str:
@@ -33,69 +34,22 @@ def file_name(header: Header) -> str:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints of a run's folder: `NETWORK`, then the others, the newest first; not
-    `BEST`.
+    `BEST`. One in parts is a folder.
 
     ``folder`` may also be the run's folder of checkpoints.
     """
     inside = folder
     if (folder / FOLDER).is_dir():
         inside = folder / FOLDER
+    paths = [*inside.glob(_PATTERN), *filter(is_round_of_parts, inside.glob("round-*"))]
     # Round numbers have leading zeros, so that the order of names is that of rounds.
-    paths = sorted(inside.glob(_PATTERN), key=lambda path: path.stem, reverse=True)
+    paths.sort(key=lambda path: path.stem, reverse=True)
     if (folder / NETWORK).is_file():
         paths.insert(0, folder / NETWORK)
     return paths
 
 
-def find_newest_valid(
-    folder: Path, communicator: Communicator, note: Callable[[str], None]
-) -> Path | None:
-    """Return the valid checkpoint of the latest round: its checksums fit. Collective.
-
-    Returns None if there are no checkpoints. Raises DataError on every rank if none of them is
-    valid. Rank 0 calls ``note`` with a message about each invalid checkpoint.
-    """
-    paths: list[Path] = []
-    if communicator.rank == 0:
-        paths = _sort_by_position(folder, note)
-    for path in communicator.broadcast_from_root(paths):
-        try:
-            require_valid(path, communicator)
-            return path
-        except DataError as error:
-            if communicator.rank == 0:
-                note(f"{error} Skipped.")
-    # Rank 0 decides, for a rank may not see the folder.
-    has_checkpoints = communicator.broadcast_from_root(bool(list_checkpoints(folder)))
-    with communicator.agreed():
-        if has_checkpoints:
-            raise DataError(
-                f"{folder}: no checkpoint in it is valid on every rank. "
-                "Put it where all ranks see it, remove its checkpoints, or give another --out."
-            )
-    return None
-
-
-def require_valid(path: Path, communicator: Communicator) -> None:
-    """Verify a checkpoint, a part on each rank. Raises DataError on every rank if it is damaged.
-    Collective."""
-    with communicator.agreed(), open_checkpoint(path) as checkpoint:
-        checkpoint.require_valid(communicator.rank, communicator.size)
-
-
-def _sort_by_position(folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """Return the readable checkpoints, those of the latest round first."""
-    positions = {}
-    for path in list_checkpoints(folder):
-        try:
-            with open_checkpoint(path) as checkpoint:
-                positions[path] = checkpoint.header.position
-        except DataError as error:
-            note(f"{error} Skipped.")
-    return sorted(positions, key=lambda path: positions[path], reverse=True)
-
-
-def set_aside(folder: Path, start: Path) -> list[Path]:
+def set_aside(folder: Path, start: Copy) -> list[Path]:
     """Rename the checkpoints that a later resume would take for newer than ``start``; return their
     new paths.
 
@@ -118,18 +72,23 @@ def set_aside(folder: Path, start: Path) -> list[Path]:
     return renamed
 
 
-def _find_newer(folder: Path, start: Path) -> list[Path]:
+def _find_newer(folder: Path, start: Copy) -> list[Path]:
     paths = sorted(list_checkpoints(folder), key=_find_position, reverse=True)
     for number, path in enumerate(paths):
-        if path.samefile(start):
+        if start.path.exists() and path.samefile(start.path):
             return paths[:number]
-    # ``start`` lies in another folder.
-    return [path for path in paths if _find_position(path) >= _find_position(start)]
+    # ``start`` lies in another folder, or on another host.
+    position = _find_position(start.file)
+    return [path for path in paths if _find_position(path) >= position]
 
 
 def _find_position(path: Path) -> tuple[float, float]:
+    file = path
+    # All parts have the same header.
+    if path.is_dir():
+        _, file = next(list_parts(path))
     try:
-        with open_checkpoint(path) as checkpoint:
+        with open_file(file) as checkpoint:
             return checkpoint.header.position
     except DataError:
         # Files of earlier versions also have a step in their name.
@@ -147,8 +106,15 @@ def retain(folder: Path, keep: int, valid: Sequence[Path]) -> None:
         return
     for path in list_checkpoints(folder):
         if path not in valid[-keep:]:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -159,6 +125,10 @@ def remove_leftovers(folder: Path) -> None:
         for path in folder.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):
                 path.unlink()
+    # A kill while parts are named or removed leaves an empty folder; others are not removed here.
+    for path in folder.glob("round-*"):
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def find_files(folder: Path) -> list[Path]:
@@ -174,6 +144,9 @@ def find_files(folder: Path) -> list[Path]:
     try:
         for place in (folder / FOLDER, folder):
             hdf5_files += sorted(place.glob("*.h5"), key=lambda path: path.stem)
+            hdf5_files += [
+                path for round in sorted(place.glob("round-*")) for _, path in list_parts(round)
+            ]
     except OSError as error:
         raise DataError(f"{folder} cannot be read ({error.strerror}).") from None
     hdf5_files = [path for path in hdf5_files if path.is_file()]
@@ -210,7 +183,7 @@ def describe_file(path: Path, folder: Path) -> dict[str, Any] | None:
     facts["bytes"] = status.st_size
     facts["modified"] = modified.isoformat(timespec="seconds")
     try:
-        with open_checkpoint(path) as checkpoint:
+        with open_file(path) as checkpoint:
             header = checkpoint.header
     except DataError as error:
         if not path.exists():  # a run beside has removed it

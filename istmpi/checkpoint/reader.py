@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 
 from istmpi.checkpoint.format import FORMAT, Header, place, read_header
+from istmpi.checkpoint.parts import Copy, find_part, find_saver
 from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Bytes, Tokenizer, TokenizerFile
 from istmpi.engine.axes import Parameter, Pattern
@@ -72,6 +73,7 @@ class Checkpoint:
     def __init__(self, path: Path, file: h5py.File):
         self.path = path
         self.file = file
+        self.part = find_part(path)
         cure = "Use the version of istmpi that wrote it, or a newer one"
         self.version = read_version(file, path, FORMAT, "a checkpoint of istmpi", cure)
         self.header: Header = read_header(file, path)
@@ -251,11 +253,25 @@ class Checkpoint:
         block ``part`` on.
 
         ``read`` is called with the number of bytes of each read; the sum over all parts is
-        `nbytes`.
+        `nbytes`. Of one rank's part, its own blocks are verified.
         """
+        if self.part is not None:
+            yield from self.part_errors(self.part, read)
+            return
         with name_damage(self.path):
             yield from self._misfits()
             yield from checksum_errors(self.file, part, parts, read)
+
+    def part_errors(self, part: int, read: Read = lambda nbytes: None) -> Iterator[str]:
+        """Yield errors as `errors` does, of the structure and the rows that rank ``part`` saved."""
+        ranks = self.header.ranks
+
+        def chosen(block: int, blocks: int) -> bool:
+            return find_saver(ranks, block, blocks) == part
+
+        with name_damage(self.path):
+            yield from self._misfits()
+            yield from checksum_errors(self.file, read=read, chosen=chosen)
 
     def require_valid(self, part: int = 0, parts: int = 1) -> None:
         """Raise DataError at the first of `errors`."""
@@ -332,10 +348,28 @@ class Checkpoint:
 
 
 @contextmanager
-def open_checkpoint(path: str | os.PathLike) -> Iterator[Checkpoint]:
-    """Open a checkpoint and check its structure. Raises DataError if the file is missing, damaged
-    or no checkpoint."""
+def open_checkpoint(path: str | os.PathLike | Copy) -> Iterator[Checkpoint]:
+    """Open a checkpoint and check its structure. Raises DataError if the file is missing, damaged,
+    no checkpoint, or one rank's part of a checkpoint."""
+    if isinstance(path, Copy):
+        named = path.path
+        with opened(path.file, lambda _, file: Checkpoint(named, file)) as checkpoint:
+            yield checkpoint
+        return
     path = Path(path)
+    if find_part(path) is not None and path.is_file():
+        raise DataError(
+            f"{path} has the rows of one rank alone. Make one file of all ranks' parts: istmpi "
+            f"checkpoint gather {path.parent} --out FILE."
+        )
+    with open_file(path) as checkpoint:
+        yield checkpoint
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[Checkpoint]:
+    """Open a checkpoint as `open_checkpoint` does, or one rank's part of it. Other ranks' rows are
+    zeros there."""
     with name_damage(path):
         if not path.is_file():
             raise DataError(f"{path} {_explain_no_file(path)}")

@@ -12,8 +12,9 @@ import numpy as np
 
 from istmpi.checkpoint.folder import FOLDER, file_name, remove_leftovers, retain
 from istmpi.checkpoint.format import Header, Piece, add_checksums
-from istmpi.checkpoint.sight import find_unseen
-from istmpi.checkpoint.writers import WRITERS, choose
+from istmpi.checkpoint.per_host import commit_part
+from istmpi.checkpoint.sight import Place
+from istmpi.checkpoint.writers import PARTS, WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call
 from istmpi.comm.ledger import SAVING
 from istmpi.config import Checkpoint as Settings
@@ -48,20 +49,6 @@ def commit(
                 beside.unlink(missing_ok=True)
 
 
-def _choose_writer(
-    folder: Path, settings: Settings, communicator: Communicator, warn: Callable[[str], None]
-) -> str:
-    """Return the writer for a run's folder; warn on rank 0 if some rank does not see the folder.
-    Collective."""
-    unseen = find_unseen(folder, communicator)
-    if unseen and communicator.rank == 0 and settings.writer != "root":
-        warn(
-            f"{unseen}, so rank 0 writes checkpoints and the network for all ranks. To resume, "
-            "copy a checkpoint to the same path on each host."
-        )
-    return choose(settings.writer, communicator, unseen)
-
-
 class Saver:
     """Writes a run's checkpoints one after another, by default in a thread. Collective, except
     `close` and `newest`.
@@ -69,7 +56,7 @@ class Saver:
     After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError.
     ``start``: the checkpoint from which the run resumes. ``communicators_are_made``: True if rounds
     create MPI communicators; parallel HDF5 then uses no thread, for two threads that create
-    communicators may deadlock.
+    communicators may deadlock. ``place``: who sees and keeps the folder.
     """
 
     def __init__(
@@ -80,9 +67,11 @@ class Saver:
         warn: Callable[[str], None] = lambda _: None,
         start: Path | None = None,
         communicators_are_made: bool = False,
+        place: Place | None = None,
     ):
         self.folder = folder / FOLDER
-        self.writer = _choose_writer(folder, settings, communicator, warn)
+        self._place = place or Place(keeps=communicator.rank == 0)
+        self._choose_writers(settings, communicator, warn)
         alone = self.writer == "mpio" and communicators_are_made
         self.background = (
             not settings.wait and not alone and all(communicator.allgather(threads_may_call()))
@@ -106,11 +95,30 @@ class Saver:
         if self.background:
             self._start_thread()
         with communicator.agreed():
-            if communicator.rank == 0:
-                with writing(self.folder):
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                remove_leftovers(self.folder)
-                remove_leftovers(folder)
+            if self._place.keeps:
+                self._tidy()
+
+    def _tidy(self) -> None:
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.folder)
+        remove_leftovers(self.folder.parent)
+
+    def _choose_writers(
+        self, settings: Settings, communicator: Communicator, warn: Callable[[str], None]
+    ) -> None:
+        """Choose the writers of checkpoints and of whole files; warn on rank 0 if some rank does
+        not see the folder. Collective."""
+        unseen = self._place.unseen
+        self._whole_writer = choose(settings.writer, communicator, unseen)
+        self.writer = self._whole_writer
+        if settings.writer == PARTS or (unseen and settings.writer == "auto"):
+            self.writer = PARTS
+        if unseen and communicator.rank == 0:
+            checkpoints = "each rank writes its part of a checkpoint to its own host"
+            if self.writer != PARTS:
+                checkpoints = "rank 0 writes checkpoints for all ranks"
+            warn(f"{unseen}, so {checkpoints}; rank 0 has the record and the network.")
 
     def save(self, header: Header, pieces: Sequence[Piece]) -> None:
         """Save a checkpoint, or let the thread save it; ``pieces`` may change once the call
@@ -141,10 +149,11 @@ class Saver:
         """Save a checkpoint before the call returns, to ``path`` if given. Raises OutputError at
         the first failure."""
         self.wait()
-        path = path or self.folder / file_name(header)
         with self._communicator.waiting_for_itself(_CALL):
-            commit(path, header, pieces, self.writer, self._communicator)
-        return path
+            if path is None:
+                return self._commit(header, pieces)
+            commit(path, header, pieces, self._whole_writer, self._communicator)
+            return path
 
     @property
     def newest(self) -> Path | None:
@@ -181,12 +190,11 @@ class Saver:
             self._idle.set()
 
     def _save(self, header: Header, pieces: Sequence[Piece]) -> None:
-        path = self.folder / file_name(header)
         try:
-            commit(path, header, pieces, self.writer, self._communicator)
+            path = self._commit(header, pieces)
             self._failures = 0
             self._valid = [*self._valid, path][-self._settings.keep :]
-            if self._communicator.rank == 0:
+            if self._place.keeps:
                 retain(self.folder, self._settings.keep, self._valid)
         except OutputError as error:
             self._failures += 1
@@ -200,6 +208,15 @@ class Saver:
                 self._warn(str(error))
         except BaseException as error:  # `wait` raises it
             self._outcome = error
+
+    def _commit(self, header: Header, pieces: Sequence[Piece]) -> Path:
+        path = self.folder / file_name(header)
+        if self.writer == PARTS:
+            path = path.with_suffix("")
+            commit_part(path, header, pieces, self._communicator)
+        else:
+            commit(path, header, pieces, self.writer, self._communicator)
+        return path
 
     def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Return copies of the pieces, in memory that all checkpoints share."""

@@ -5,6 +5,7 @@ import contextlib
 import os
 import secrets
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from istmpi.comm import Communicator
@@ -13,17 +14,30 @@ PATIENCE = 5.0
 """The longest time in seconds until a network file system shows a new file."""
 
 
-def find_unseen(folder: Path, communicator: Communicator) -> str:
-    """Return which rank does not see what rank 0 writes into a folder, in words; empty if all do.
+@dataclass(frozen=True)
+class Place:
+    """A run's folder as this rank sees it."""
+
+    unseen: str = ""
+    """The rank that does not see rank 0's folder, in words; empty if all see it."""
+    shared: bool = True
+    """True if this rank sees rank 0's folder."""
+    keeps: bool = False
+    """True if this rank locks and tidies the folder that it sees."""
+
+
+def look_for(folder: Path, communicator: Communicator) -> Place:
+    """Return whether this rank sees the folder in which rank 0 writes, and which rank does not.
     Collective; leaves no file.
 
-    It is also empty if rank 0 cannot write there: then the next write says why.
+    All ranks see it if rank 0 cannot write there: then the next write says why.
     """
+    keeps = communicator.rank == 0
     if communicator.size == 1:
-        return ""
+        return Place(keeps=keeps)
     probe: Path | None = None
     content = ""
-    if communicator.rank == 0:
+    if keeps:
         probe = folder / f".seen-{secrets.token_hex(8)}"
         content = secrets.token_hex(16)
         try:
@@ -32,16 +46,19 @@ def find_unseen(folder: Path, communicator: Communicator) -> str:
             probe = None
     probe, content = communicator.broadcast_from_root((probe, content))
     if probe is None:
-        return ""
-    sees = communicator.allgather((_sees(probe, content), os.uname().nodename))
-    if communicator.rank == 0:
+        return Place(keeps=keeps)
+    # Each rank looks in the folder that it was given, which may be another path.
+    sees = communicator.allgather((_sees(folder / probe.name, content), os.uname().nodename))
+    if keeps:
         with contextlib.suppress(OSError):
             probe.unlink()
+    shared, _ = sees[communicator.rank]
+    _, writing_host = sees[0]
     for rank, (is_seen, host) in enumerate(sees):
         if not is_seen:
-            _, writing_host = sees[0]
-            return f"rank {rank} on {host} does not see {folder} of rank 0 on {writing_host}"
-    return ""
+            unseen = f"rank {rank} on {host} does not see {folder} of rank 0 on {writing_host}"
+            return Place(unseen=unseen, shared=shared, keeps=keeps)
+    return Place(keeps=keeps)
 
 
 def _sees(probe: Path, content: str) -> bool:

@@ -21,22 +21,24 @@ from istmpi.hdf5 import hdf5_type, new_file
 
 _AT_ONCE = 2**30
 """The most bytes of one write; older libraries fail on more."""
-_MESSAGE = 2**24
+MESSAGE = 2**24
 """The most bytes of one message to rank 0."""
+PARTS = "parts"
+"""The choice of a file for each rank's rows (`istmpi.checkpoint.per_host`)."""
 
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
 
 def choose(choice: str, communicator: Communicator, unseen: str = "") -> str:
-    """Return ``choice``, or for ``auto`` the best writer of all ranks. ConfigError if a rank lacks
-    it. Collective. ``unseen`` says which rank does not see the folder; empty if all ranks see it
-    (`istmpi.checkpoint.sight`)."""
+    """Return the writer of one file: ``choice``, or for ``auto`` and ``parts`` the best one of all
+    ranks. ConfigError if a rank lacks it. Collective. ``unseen`` says which rank does not see the
+    folder; empty if all ranks see it (`istmpi.checkpoint.sight`)."""
     parallel = all(communicator.allgather(h5py.get_config().mpi))
     problem = ""
     if unseen and choice in ("direct", "mpio"):
         problem = (
             f"checkpoint.writer = {choice!r} needs a folder that all ranks see, but {unseen}. "
-            "Give another --out, or leave writer out: then rank 0 writes for all ranks."
+            "Give another --out, or leave writer out: then each rank writes a file of its rows."
         )
     elif choice == "mpio" and not parallel:
         problem = (
@@ -47,7 +49,7 @@ def choose(choice: str, communicator: Communicator, unseen: str = "") -> str:
         error = ConfigError(problem)
         error.everywhere = True
         raise error
-    if choice != "auto":
+    if choice not in ("auto", PARTS):
         return choice
     if unseen:
         return "root"
@@ -60,7 +62,7 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
     """Write each rank's rows independently, at the datasets' file offsets. Collective."""
     # decision 41: not MPI-IO, which may hold a lock, or gather rows over the slow network.
     path, offsets = _lay_out(path, header, pieces, communicator)
-    rows = _Rows(path)
+    rows = Rows(path)
     for piece in pieces:
         rows.write(piece.bytes, offsets[piece.path] + piece.first_byte)
     rows.close()
@@ -69,7 +71,7 @@ def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Co
 def root(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
     """Let rank 0 write all ranks' rows, which they send to it one after the other. Collective.
 
-    Rank 0 has one message of another rank in memory, of at most `_MESSAGE` bytes. If it cannot
+    Rank 0 has one message of another rank in memory, of at most `MESSAGE` bytes. If it cannot
     write, it receives to the end, because the other ranks wait for it.
     """
     path, offsets = _lay_out(path, header, pieces, communicator)
@@ -81,7 +83,7 @@ def root(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
                 for part in _cut(piece.bytes):
                     communicator.send(part, 0)
             return
-        rows = _Rows(path)
+        rows = Rows(path)
         for piece, (offset, _) in zip(pieces, places, strict=True):
             rows.write(piece.bytes, offset)
         for rank, places_there in enumerate(per_rank[1:], start=1):
@@ -91,22 +93,22 @@ def root(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
 
 
 def _receive_rows(
-    rows: _Rows, offset: int, nbytes: int, rank: int, communicator: Communicator
+    rows: Rows, offset: int, nbytes: int, rank: int, communicator: Communicator
 ) -> None:
-    buffer = np.empty(min(nbytes, _MESSAGE), dtype=np.uint8)
-    for start in range(0, nbytes, _MESSAGE):
-        part = buffer[: min(nbytes - start, _MESSAGE)]
+    buffer = np.empty(min(nbytes, MESSAGE), dtype=np.uint8)
+    for start in range(0, nbytes, MESSAGE):
+        part = buffer[: min(nbytes - start, MESSAGE)]
         communicator.receive(part, rank)
         rows.write(part, offset + start)
 
 
 def _cut(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield views of bytes, of at most `_MESSAGE` each."""
-    for start in range(0, values.size, _MESSAGE):
-        yield values[start : start + _MESSAGE]
+    """Yield views of bytes, of at most `MESSAGE` each."""
+    for start in range(0, values.size, MESSAGE):
+        yield values[start : start + MESSAGE]
 
 
-class _Rows:
+class Rows:
     """A file to which rows are written. The first error is raised when it is closed."""
 
     def __init__(self, path: Path):

@@ -72,14 +72,14 @@ class StopSign:
     """A request that this run stop early, and its reason. Creation is collective.
 
     A ``file`` requests a stop once it exists, a ``deadline`` from that Unix time on. Rank 0 checks
-    file and deadline.
+    file and deadline, and other ranks after `look_here`.
     """
 
     def __init__(
         self, communicator: Communicator, file: Path | None = None, deadline: float | None = None
     ):
         self.reason = ""
-        self._rank = communicator.rank
+        self._looks = communicator.rank == 0
         self._gossip = StopGossip(communicator)
         self._signal = ""
         self._file = file
@@ -88,6 +88,10 @@ class StopSign:
         if deadline is not None:
             self._deadline = time.monotonic() + deadline - time.time()
         self._looked = 0.0
+
+    def look_here(self) -> None:
+        """Let this rank look for the file, too, because its folder is not rank 0's."""
+        self._looks = True
 
     def asked(self) -> bool:
         """Return True if a stop is requested. A rank that learns of a reason passes it on."""
@@ -116,7 +120,7 @@ class StopSign:
         no message.
         """
         reason = self.reason or self._signal
-        if not reason and self._rank == 0:
+        if not reason and self._looks:
             reason = self._check()
         return reason
 
@@ -145,10 +149,10 @@ class StopSign:
             self._signal = signal
 
     def _look(self) -> str:
-        """Return what `_check` finds, once in `_SECONDS_BETWEEN_LOOKS` and on rank 0 alone."""
+        """Return what `_check` finds, once in `_SECONDS_BETWEEN_LOOKS`, if this rank looks."""
         now = time.monotonic()
         # A look at a busy file server may take longer than a local step.
-        if self._rank > 0 or now - self._looked < _SECONDS_BETWEEN_LOOKS:
+        if not self._looks or now - self._looked < _SECONDS_BETWEEN_LOOKS:
             return ""
         self._looked = now
         return self._check()

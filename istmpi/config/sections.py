@@ -166,10 +166,10 @@ class Checkpoint:
         bool, "Keep the network that scored best on the validation split, as best.h5."
     ] = False
     writer: Annotated[
-        Literal["auto", "mpio", "direct", "root"],
+        Literal["auto", "mpio", "direct", "root", "parts"],
         "Writer: mpio (parallel HDF5), direct (each rank writes its rows), root (rank 0 writes "
-        "what the others send), or auto. The default is root if ranks see no common folder. "
-        "Otherwise it is mpio if h5py has MPI.",
+        "what the others send), parts (each rank has a file), or auto. The default is parts if "
+        "ranks see no common folder. Otherwise it is mpio if h5py has MPI.",
     ] = "auto"
     wait: Annotated[
         bool, "Wait until a checkpoint is on disk instead of writing it in the background."

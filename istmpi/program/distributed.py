@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.saver import commit
-from istmpi.checkpoint.sight import find_unseen
+from istmpi.checkpoint.sight import look_for
 from istmpi.checkpoint.writers import choose
 from istmpi.comm import Communicator, world
 from istmpi.comm.leaving import at_the_end
@@ -175,7 +176,7 @@ class Distributed:
         if self._left:
             self._together("rounds")
 
-    def _begin(self, run: Run, stop: StopSign, _: Path | None) -> Training:
+    def _begin(self, run: Run, stop: StopSign, _: Copy | None) -> Training:
         self.training.begin_anew(run, stop)
         return self.training
 
@@ -318,8 +319,8 @@ class Distributed:
         path = Path(path)
         self._together("save")
         self._scoring.require_calibrated()
-        unseen = find_unseen(path.parent, self.communicator)
-        writer = choose(training.run.checkpoint.writer, self.communicator, unseen)
+        place = look_for(path.parent, self.communicator)
+        writer = choose(training.run.checkpoint.writer, self.communicator, place.unseen)
         commit(path, *training.state(), writer, self.communicator)
         return path
 

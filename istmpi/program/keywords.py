@@ -21,7 +21,7 @@ class Keywords(TypedDict, total=False):
     checkpoint_keep: int
     checkpoint_max_failures: int
     checkpoint_wait: bool
-    checkpoint_writer: Literal["auto", "mpio", "direct", "root"]
+    checkpoint_writer: Literal["auto", "mpio", "direct", "root", "parts"]
     clip: float | None
     comm_exchange: Literal["auto", "alltoallv", "pieces"]
     comm_patience: float
@@ -114,4 +114,4 @@ class Keywords(TypedDict, total=False):
     warm_up: int
     weight_decay: float
     wire: Literal["float32", "bfloat16", "int8"]
-    writer: Literal["auto", "mpio", "direct", "root"]
+    writer: Literal["auto", "mpio", "direct", "root", "parts"]

@@ -1,7 +1,6 @@
 """Sets the rounds between a run's evaluations."""
 
-from pathlib import Path
-
+from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -15,7 +14,7 @@ def set_interval(
     architecture: Architecture,
     data: Dataset,
     communicator: Communicator,
-    start: Path | None,
+    start: Copy | None,
 ) -> Run:
     """Return the run with the rounds between its evaluations (`choose_interval`). Collective.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from istmpi.checkpoint.format import Header, Piece
+from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.state import (
     Moments,
@@ -284,7 +285,7 @@ class Training(Prepared):
                 split = "validation"
             self._temperature = self.evaluator.fit_temperature(split)
 
-    def resume(self, path: Path) -> list[str]:
+    def resume(self, path: Path | Copy) -> list[str]:
         """Resume from a checkpoint of any number of ranks; return the differences from the
         checkpoint's run.
 

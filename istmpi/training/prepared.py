@@ -1,17 +1,13 @@
 """Prepares a run on every rank: makes its network and its method."""
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from istmpi.checkpoint.format import Header, require_storable
 from istmpi.checkpoint.initial import begin_as_constructed
-from istmpi.checkpoint.state import (
-    collect_inputs,
-    deployment_pieces,
-    list_versions,
-)
+from istmpi.checkpoint.parts import Copy
+from istmpi.checkpoint.state import collect_inputs, deployment_pieces, list_versions
 from istmpi.checkpoint.streamed import Yields
 from istmpi.comm import Communicator, find_members
 from istmpi.comm.groups import Membership
@@ -60,7 +56,7 @@ class Prepared(Setup):
         run: Run,
         communicator: Communicator,
         stop: StopSign | None = None,
-        start: Path | None = None,
+        start: Copy | None = None,
         data: Dataset | None = None,
         optimizer: OwnOptimizer | None = None,
         membership: Membership | None = None,

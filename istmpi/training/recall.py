@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from istmpi.checkpoint.folder import BEST, require_valid
+from istmpi.checkpoint.folder import BEST, FOLDER
 from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.search import reach
 from istmpi.errors import UserError
 from istmpi.record import METRICS, RunFolder, find_run
 from istmpi.training.loop import Training
@@ -45,7 +46,7 @@ def recall(
     # The scores would decide about a network that is not there.
     if best and best.round is not None and training.run.checkpoint.best:
         path = folder.path / BEST
-        if not _fits(path, lines[best.round - 1], training):
+        if not _fits(path, lines[best.round - 1], training, note):
             note(
                 f"{path} is not from this run's best round, {best.round}, or is damaged; the best "
                 "score starts over."
@@ -88,14 +89,15 @@ def _is_scored(last: Sequence[Line]) -> bool:
     return not last or any(name in last[0] for name in ("score", "validation_score"))
 
 
-def _fits(path: Path, line: Line, training: Training) -> bool:
+def _fits(path: Path, line: Line, training: Training, note: Callable[[str], None]) -> bool:
     """Return True if a saved network is valid, and has the round and the loss of a line of the
     record. Collective."""
     # A missing or damaged file is no error of the run: its best network is found again.
     try:
-        require_valid(path, training.communicator)
-        with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
+        copy = reach(path, training.communicator, note, path.parent / FOLDER)
+        with training.communicator.agreed(), open_checkpoint(copy) as checkpoint:
             header = checkpoint.header
+            copy.discard()
             same_loss = record_loss(header.loss) == line.get("loss")
             return same_loss and header.round == line["round"]
     except UserError:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from istmpi.checkpoint.folder import (
-    NETWORK,
-    find_newest_valid,
-    remove_leftovers,
-    require_valid,
-    set_aside,
-)
+from istmpi.checkpoint.folder import FOLDER, NETWORK, remove_leftovers, set_aside
 from istmpi.checkpoint.initial import begin_with
+from istmpi.checkpoint.parts import Copy, is_round_of_parts
+from istmpi.checkpoint.search import find_newest_valid, reach
+from istmpi.checkpoint.sight import Place, look_for
 from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.groups import Membership, Start
@@ -81,7 +80,7 @@ def _begin_training(
     communicator: Communicator,
     membership: Membership | None,
     stop: StopSign,
-    start: Path | None,
+    start: Copy | None,
 ) -> Training:
     if membership:
         membership.tell(Start(start))
@@ -92,7 +91,7 @@ def _begin_training(
 def open_run(
     run: Run,
     communicator: Communicator,
-    begin: Callable[[StopSign, Path | None], Training],
+    begin: Callable[[StopSign, Copy | None], Training],
     watch: Watch | None,
     resume: str,
     deadline: float | None,
@@ -123,7 +122,7 @@ def open_run(
         hang_watch.follow_run(folder.path, stop.wished)
         if signals:
             stop.listen()
-        start = _find_start(folder, resume, communicator, note)
+        start = _find_start(folder, resume, communicator, note, at_the_end)
         training = begin(stop, start)
         at_the_end.callback(training.close)
         yield from _open_record(training, start, keeper, watch, hang_watch, at_the_end)
@@ -131,7 +130,7 @@ def open_run(
 
 def _open_record(
     training: Training,
-    start: Path | None,
+    start: Copy | None,
     keeper: _FolderKeeper,
     watch: Watch,
     hang_watch: HangWatch,
@@ -147,7 +146,7 @@ def _open_record(
         lines = _resume(training, folder, start, note)
     elif not training.rounds_done:
         notes = load_initial_weights(training)
-    trained = start == folder.path / NETWORK and training.done
+    trained = start is not None and start.path == folder.path / NETWORK and training.done
     if trained and keeper.holds_summary(training.tally.counts):
         note(f"nothing left to train: {start} is complete, {training.position}.")
         # A killed job may have left unfinished files.
@@ -157,7 +156,9 @@ def _open_record(
         yield training, folder, None
         return
     lock = keeper.make(start, trained)
-    record = RunRecord(training, folder, watch, lock, hang_watch, trained)
+    if not keeper.place.shared:
+        training.stop.look_here()
+    record = RunRecord(training, folder, watch, lock, hang_watch, trained, keeper.place)
     record.begin(start, notes, lines, at_the_end)
     try:
         yield training, folder, record
@@ -198,7 +199,8 @@ def _find_folder(run: Run, resume: str, communicator: Communicator) -> RunFolder
 
 
 class _FolderKeeper:
-    """Locks, makes and tidies a run's folder on rank 0. Methods are collective."""
+    """Locks, makes and tidies a run's folder, on rank 0 and on hosts that do not see its folder.
+    Methods are collective."""
 
     def __init__(
         self,
@@ -211,12 +213,15 @@ class _FolderKeeper:
         self._communicator = communicator
         self._locks = locks
         self.note = note
+        self.place = Place(keeps=communicator.rank == 0)
         self._lock: FolderLock | None = None
+        self._resumes = False
 
     def lock_if_there(self, resume: str) -> None:
+        self._resumes = bool(resume)
         with self._communicator.agreed():
             if self._communicator.rank == 0 and self.folder.path.exists():
-                self._take_lock(resumes=bool(resume))
+                self._take_lock(self._resumes)
 
     def holds_summary(self, counts: Counts) -> bool:
         """Return True if the folder has the summary of a run that ended with these counts."""
@@ -225,8 +230,8 @@ class _FolderKeeper:
             summarised = self.folder.has_summary(self.note, counts.rounds, counts.loss)
         return self._communicator.broadcast_from_root(summarised)
 
-    def make(self, start: Path | None, trained: bool) -> FolderLock | None:
-        """Make the folder, and rename checkpoints that are newer than ``start``; return rank 0's
+    def make(self, start: Copy | None, trained: bool) -> FolderLock | None:
+        """Make the folder, and rename checkpoints that are newer than ``start``; return this rank's
         lock. ``trained``: only the summary is missing."""
         with self._communicator.agreed():
             if self._communicator.rank == 0:
@@ -236,24 +241,43 @@ class _FolderKeeper:
                 # A summary says that a run is finished.
                 if not trained:
                     self.folder.forget(SUMMARY)
-                if start:
-                    for path in set_aside(self.folder.path, start):
-                        self.note(f"set aside, because the run resumes from {start}: {path}")
+        self.place = look_for(self.folder.path, self._communicator)
+        if self.place.unseen:
+            self._lock_elsewhere()
+        with self._communicator.agreed():
+            if start and self.place.keeps:
+                for path in set_aside(self.folder.path, start):
+                    self.note(f"set aside, because the run resumes from {start}: {path}")
+        # Its rows are in the memory now.
+        if start:
+            start.discard()
         return self._lock
 
-    def _take_lock(self, resumes: bool) -> None:
-        self._lock = FolderLock(self.folder.path, self.note)
+    def _lock_elsewhere(self) -> None:
+        """Lock the folders of the hosts that do not see rank 0's folder."""
+        team = self._communicator.broadcast_from_root(secrets.token_hex(16))
+        with self._communicator.agreed():
+            if not self.place.shared:
+                self._take_lock(self._resumes, team)
+
+    def _take_lock(self, resumes: bool, team: str = "") -> None:
+        self._lock = FolderLock(self.folder.path, self.note, team)
         self._locks.callback(self._lock.release)
-        self.folder.require_usable(resumes)
+        if not self._lock.holds:
+            return
+        self.place = replace(self.place, keeps=True)
+        # A host's disk has parts of the run that resumes, and perhaps no record.
+        if not (team and resumes):
+            self.folder.require_usable(resumes)
 
 
 def _resume(
-    training: Training, folder: RunFolder, start: Path, note: Callable[[str], None]
+    training: Training, folder: RunFolder, start: Copy, note: Callable[[str], None]
 ) -> list[Line]:
     """Resume from the checkpoint ``start``; return the metrics of the run up to it. Collective."""
     for change in training.resume(start):
         note(f"changed since {start}: {change}")
-    return recall(training, folder, start, note)
+    return recall(training, folder, start.path, note)
 
 
 def load_initial_weights(training: Training) -> Sequence[str]:
@@ -277,19 +301,33 @@ def load_initial_weights(training: Training) -> Sequence[str]:
 
 
 def _find_start(
-    folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]
-) -> Path | None:
+    folder: RunFolder,
+    resume: str,
+    communicator: Communicator,
+    note: Callable[[str], None],
+    at_the_end: ExitStack,
+) -> Copy | None:
     """Return the checkpoint from which a run resumes; None for a new run. Collective."""
     if not resume:
         return None
+    start = _choose_start(folder, resume, communicator, note)
+    if start:
+        at_the_end.callback(start.discard)
+    return start
+
+
+def _choose_start(
+    folder: RunFolder, resume: str, communicator: Communicator, note: Callable[[str], None]
+) -> Copy | None:
     path = Path(resume)
+    room = folder.path / FOLDER
+    is_named = is_round_of_parts(path) or not path.is_dir()
     # A checkpoint that is named is taken or refused; of a folder, the newest that is valid.
     if resume == "auto":
         path = folder.path
-    elif not communicator.broadcast_from_root(path.is_dir()):
-        require_valid(path, communicator)
-        return path
-    start = find_newest_valid(path, communicator, note)
+    elif communicator.broadcast_from_root(is_named):
+        return reach(path, communicator, note, room)
+    start = find_newest_valid(path, communicator, note, room)
     with communicator.agreed():
         if start is None and resume != "auto":
             raise DataError(f"--resume {resume} has no checkpoint.")

@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from istmpi.checkpoint.folder import BEST, NETWORK, list_checkpoints, require_valid
+from istmpi.checkpoint.folder import BEST, FOLDER, NETWORK, list_checkpoints
+from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver
+from istmpi.checkpoint.search import reach
+from istmpi.checkpoint.sight import Place
 from istmpi.checkpoint.state import fill, read_own
 from istmpi.comm import HangWatch
 from istmpi.comm.ledger import add_up
@@ -43,6 +46,7 @@ class RunRecord:
         lock: FolderLock | None,
         hang_watch: HangWatch,
         trained: bool,
+        place: Place,
     ):
         """``trained``: True if the run resumes from its trained network, so that no round is
         left."""
@@ -54,13 +58,14 @@ class RunRecord:
         self._first = training.communicator.rank == 0
         self._hang_watch = hang_watch
         self._trained = trained
+        self._place = place
         self._last: Progress | None = None
         self._recorded = training.rounds_done
         """The last round that has a line in metrics.jsonl."""
 
     def begin(
         self,
-        start: Path | None,
+        start: Copy | None,
         notes: Sequence[str],
         recalled: Sequence[Mapping[str, Any]],
         at_the_end: ExitStack,
@@ -79,8 +84,11 @@ class RunRecord:
             warn=self.note,
             start=self._find_inside(start),
             communicators_are_made=training.makes_communicators,
+            place=self._place,
         )
         at_the_end.callback(self._saver.close)
+        if self._place.unseen:
+            self._write_settings_elsewhere()
         if self._first:
             self._begin_files(recalled)
             at_the_end.push(partial(_close, self._watch))
@@ -95,19 +103,30 @@ class RunRecord:
             self._saver.save(*training.state())
             self._saver.wait()
 
-    def _begin_files(self, recalled: Sequence[Mapping[str, Any]]) -> None:
+    def _write_settings_elsewhere(self) -> None:
+        """Write the settings on each other host, whose rank may be rank 0 in the next job."""
+        with self._communicator.agreed():
+            if self._place.keeps and not self._first:
+                self._write_settings()
+
+    def _write_settings(self) -> None:
         folder = self._folder
         run = self._training.run.override({"output.folder": str(folder.path)})
         folder.write(SETTINGS, run.toml())
+
+    def _begin_files(self, recalled: Sequence[Mapping[str, Any]]) -> None:
+        folder = self._folder
+        self._write_settings()
         folder.keep_metrics(self._training.rounds_done)
         folder.begin_metrics(recalled)
 
-    def _find_inside(self, start: Path | None) -> Path | None:
+    def _find_inside(self, start: Copy | None) -> Path | None:
         """Return the path in the folder of the checkpoint ``start``; None if it is elsewhere."""
         inside = None
-        if self._first and start:
+        # Another host may have it.
+        if self._first and start and start.path.exists():
             for path in list_checkpoints(self._folder.path):
-                if path.samefile(start):
+                if path.samefile(start.path):
                     inside = path
                     break
         return self._communicator.broadcast_from_root(inside)
@@ -271,7 +290,7 @@ def _score_best(
     if best.round != last.round:
         try:
             with training.clock("evaluate"):
-                score = _score_file(training, path, best.round)
+                score = _score_file(training, path, best.round, note)
         except (UserError, DivergedError) as error:
             note(f"{error} The best network, of round {best.round}, is not scored.")
             return None
@@ -279,11 +298,12 @@ def _score_best(
     return BestNetwork(path, best.round, best.score, score)
 
 
-def _score_file(training: Training, path: Path, round: int) -> Score:
+def _score_file(training: Training, path: Path, round: int, note: Callable[[str], None]) -> Score:
     """Score the network of a round in a file on the test split, after a look at its checksums and
     its weights. Collective; replaces weights."""
-    require_valid(path, training.communicator)
-    with training.communicator.agreed(), open_checkpoint(path) as checkpoint:
+    copy = reach(path, training.communicator, note, path.parent / FOLDER)
+    with training.communicator.agreed(), open_checkpoint(copy) as checkpoint:
+        copy.discard()
         if checkpoint.header.round != round:
             raise DataError(f"{path} is of round {checkpoint.header.round}.")
         # A network to deploy has no optimizer state, which `fill` would look for.

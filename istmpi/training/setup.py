@@ -4,6 +4,7 @@ its device."""
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
 from istmpi.comm.clock import Clock
@@ -47,7 +48,7 @@ class Setup:
         self,
         run: Run,
         communicator: Communicator,
-        start: Path | None = None,
+        start: Copy | None = None,
         data: Dataset | None = None,
         membership: Membership | None = None,
     ):
@@ -123,7 +124,7 @@ class Setup:
         require_same_data(run, data, outlines, communicator)
         return data
 
-    def _count_epochs(self, data: Dataset, start: Path | None) -> None:
+    def _count_epochs(self, data: Dataset, start: Path | Copy | None) -> None:
         """Compute the number of rounds from `train.epochs`, after those of the checkpoint
         ``start``."""
         run = self.run

@@ -1,18 +1,18 @@
-"""List, show and verify checkpoints."""
+"""List, show, verify and gather checkpoints."""
 
 import math
 from pathlib import Path
 
 import click
 
-from istmpi.cli.options import as_json
+from istmpi.cli.options import as_json, flag, text
 from istmpi.cli.output import print_json, wide_console
 from istmpi.cli.output import verify as verify_files
 
 
 @click.group("checkpoint")
 def command() -> None:
-    """List, show and verify checkpoints; needs neither MPI nor torch.
+    """List, show, verify and gather checkpoints; needs neither MPI nor torch.
 
     CKPT is a checkpoint of a run: runs/NAME/network.h5, or a file in runs/NAME/checkpoints.
     """
@@ -43,9 +43,9 @@ def ls(folder: str, as_json: bool) -> None:
 def show(path: str, as_json: bool) -> None:
     """Show the header, parameters and optimizer state of CKPT."""
     from istmpi.checkpoint.folder import describe_contents
-    from istmpi.checkpoint.reader import open_checkpoint
+    from istmpi.checkpoint.reader import open_file
 
-    with open_checkpoint(path) as checkpoint:
+    with open_file(Path(path)) as checkpoint:
         inside = describe_contents(checkpoint)
     if as_json:
         _print_json(inside)
@@ -68,7 +68,7 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
     """Read every byte of each CKPT, a file or a folder, and report damage. Exit code 2 if a file is
     damaged."""
     from istmpi.checkpoint.folder import find_files
-    from istmpi.checkpoint.reader import open_checkpoint
+    from istmpi.checkpoint.reader import open_file
 
     checked = []
     listed = set()
@@ -81,7 +81,26 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
         else:
             checked.append(path)
     unguarded = ", except its attributes, which have no checksums (format version 1)"
-    verify_files(checked, open_checkpoint, unguarded, listed, as_json)
+    verify_files(checked, open_file, unguarded, listed, as_json)
+
+
+@command.command("gather")
+@click.argument("places", metavar="FOLDER...", nargs=-1, required=True)
+@text("--out", "FILE", "The file to write.", required=True)
+@flag("--force", "Replace the file if it exists.")
+def gather(places: tuple[str, ...], out: str, force: bool) -> None:
+    """Make one file of a checkpoint in parts, which hosts without a shared folder write.
+
+    FOLDER is a run's folder, a folder checkpoints/round-N, or a part in it. Give those of all
+    hosts. The file is of the latest round of which all parts are there.
+    """
+    from istmpi.checkpoint.gathering import gather as gather_parts
+    from istmpi.files import require_free
+
+    path = Path(out)
+    require_free(path, force)
+    round = gather_parts([Path(place) for place in places], path)
+    click.echo(f"{path}: round {round}")
 
 
 def _print_json(value: object) -> None:

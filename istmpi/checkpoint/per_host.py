@@ -1,0 +1,84 @@
+"""Writes checkpoints in parts: a file of each rank's rows, for hosts that share no folder."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from istmpi.checkpoint.format import (
+    Header,
+    Piece,
+    add_checksums,
+    create,
+    room_for_structure,
+    select_checksums,
+)
+from istmpi.checkpoint.writers import Rows
+from istmpi.comm import Communicator
+from istmpi.files import name_at_last, sync, temporary, writing
+from istmpi.hdf5 import CHECKSUMS, new_file
+
+_NONE = -1
+
+
+def commit_part(
+    folder: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator
+) -> None:
+    """Write this rank's part of a checkpoint into the folder of its round. Collective.
+
+    Parts get their names when all of them are on disk. Raises OutputError on every rank if any
+    rank cannot write.
+    """
+    path = folder / f"rank-{communicator.rank}.h5"
+    # Beside the folder, which exists only once a part in it is complete.
+    beside = temporary(folder.with_name(f"{folder.name}.{path.name}"))
+    try:
+        with communicator.agreed(), writing(path):
+            _write_part(beside, header, add_checksums(pieces), communicator)
+        with communicator.agreed(), writing(path):
+            folder.mkdir(exist_ok=True)
+            name_at_last(beside, path)
+            sync(folder.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def _write_part(
+    path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator
+) -> None:
+    """Write a file with the layout and the checksums of all ranks' rows, and this rank's rows."""
+    # The header is rank 0's, because times differ.
+    header = communicator.broadcast_from_root(header)
+    checksums = _gather_checksums(pieces, communicator)
+    with new_file(path, room_for_structure(header, pieces)) as file:
+        offsets = create(file, header, pieces, checksums)
+    rows = Rows(path)
+    guards = []
+    for piece in pieces:
+        if piece.path.startswith(CHECKSUMS):
+            guards.append(piece)
+        else:
+            rows.write(piece.bytes, offsets[piece.path] + piece.first_byte)
+    for guard, *of_ranks in zip(guards, *checksums, strict=True):
+        rows.write(np.concatenate(of_ranks).view(np.uint8), offsets[guard.path])
+    rows.close()
+
+
+def _gather_checksums(
+    pieces: Sequence[Piece], communicator: Communicator
+) -> list[list[np.ndarray]]:
+    """Return each rank's checksums, an array for each dataset. Collective, in one call."""
+    of_this_rank = select_checksums(pieces)
+    # A rank that writes nothing of a dataset has no checksum there.
+    part = np.full(len(of_this_rank), _NONE, dtype=np.int64)
+    for number, crcs in enumerate(of_this_rank):
+        part[number : number + 1][: len(crcs)] = crcs
+    joined = communicator.allgatherv(part, [part.size] * communicator.size)
+    return [_split_checksums(row) for row in joined.reshape(communicator.size, part.size)]
+
+
+def _split_checksums(row: np.ndarray) -> list[np.ndarray]:
+    """Return an array of one checksum or none for each number, as `select_checksums` does."""
+    return [crc[crc != _NONE].astype("<u4") for crc in row.reshape(-1, 1)]
