@@ -3,6 +3,7 @@
     python -m benchmarks.campaigns kill --minutes 30 --seed 1
     python -m benchmarks.campaigns kill --kills 300 --seed 1
     MPIRUN=/usr/bin/mpirun python -m benchmarks.campaigns kill --kills 50 --ranks 3 --minutes 20
+    python -m benchmarks.campaigns kill --kills 60 --private-disks          (needs root, for mounts)
 
 A run is drawn from the seed: method, optimizer, what is carried, arithmetic, normalisation, writer. One rank or all
 get SIGKILL as it starts or resumes, while a checkpoint is written, while it trains or evaluates, and as it ends. What
@@ -43,6 +44,11 @@ MANY = 10**5
 """No campaign has time for more."""
 SECONDS_TO_END = 120
 """After a kill."""
+PRIVATE = """
+own=$0-${PMI_RANK:-$OMPI_COMM_WORLD_RANK}
+mkdir -p "$own" && mount --bind "$own" "$0" && exec "$@"
+"""
+"""Lets a rank see its own folder at the place of a common one."""
 
 
 @dataclass
@@ -56,6 +62,22 @@ class Case:
     kills: Counter = field(default_factory=Counter)
     rounds: int = 0
     findings: list[str] = field(default_factory=list)
+    private: bool = False
+    """Each rank has a disk of its own at the place of the folder."""
+
+    @property
+    def out(self) -> Path:
+        """The run's folder as rank 0 sees it, for a look from outside."""
+        return self.folder / ("disk-0" if self.private else "") / "run"
+
+    def start(self, out: Path, rounds: int) -> Job:
+        """Start the run, or an uninterrupted one, which has one disk."""
+        command = self.command(out, rounds)
+        if self.private and out == self.out:
+            (self.folder / "disk").mkdir(exist_ok=True)
+            command = self.command(self.folder / "disk/run", rounds)
+            command = ["unshare", "--mount", "sh", "-c", PRIVATE, str(self.folder / "disk"), *command]
+        return Job(self.folder, self.ranks, command)
 
     def command(self, out: Path, rounds: int) -> list[str]:
         """The command that starts this run and goes on with it."""
@@ -111,7 +133,9 @@ def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS) -
 
 def newest(out: Path) -> str:
     """The name of the newest checkpoint."""
-    return max((path.name for path in (out / "checkpoints").glob("round-*.h5")), default="")
+    checkpoints = out / "checkpoints"
+    names = [path.name for path in (*checkpoints.glob("round-*.h5"), *checkpoints.glob("round-????????"))]
+    return max(names, default="")
 
 
 def being_written(out: Path) -> bool:
@@ -124,9 +148,9 @@ def at_its_end(out: Path) -> bool:
 
 def kill_once(case: Case, chance: random.Random, moment: str, start_takes: float) -> float:
     """Start the run, kill ranks at the moment, see how the job ends; returns how long it took to begin to train."""
-    out, begun = case.folder / "run", time.monotonic()
+    out, begun = case.out, time.monotonic()
     had, checkpoint = rounds_of(out), newest(out)
-    job = Job(case.folder, case.ranks, case.command(out, case.rounds if moment == "ending" else 10**6))
+    job = case.start(out, case.rounds if moment == "ending" else 10**6)
     try:
         ranks = job.ranks()
         every = case.settings["checkpoint.every"]
@@ -168,14 +192,15 @@ def kill_once(case: Case, chance: random.Random, moment: str, start_takes: float
 def check_words(case: Case, job: Job, moment: str) -> None:
     """What no job may have to say here."""
     for words in ("Passed over", "set aside", "another run is at work", "cannot be written"):
-        if words in job.said:
+        # A kill between the names of two parts leaves a round that is not complete.
+        if words in job.said and not (case.private and words == "set aside"):
             line = next(line for line in job.said.splitlines() if words in line)
             case.findings.append(f"{moment}: {line[:300]}")
 
 
 def finish(case: Case, out: Path) -> None:
     """Let the run come to its end."""
-    job = Job(case.folder, case.ranks, case.command(out, case.rounds))
+    job = case.start(out, case.rounds)
     try:
         code = job.end(SECONDS_TO_START + SECONDS_TO_END)
     except TimeoutError as error:
@@ -200,7 +225,7 @@ def differences(one: Path, other: Path) -> Iterator[str]:
 
 def carry_through(case: Case, chance: random.Random, kills: int) -> None:
     """Kill the run so often, let it end, and compare it with an uninterrupted one."""
-    out, peace = case.folder / "run", case.folder / "peace"
+    out, peace = case.out, case.folder / "peace"
     ending = max(kills // 6, 1)
     start_takes = 5.0
     for moment in [chance.choice(MOMENTS[:3]) for _ in range(kills - ending)]:
@@ -219,7 +244,7 @@ def carry_through(case: Case, chance: random.Random, kills: int) -> None:
     if numbers != list(range(1, case.rounds + 1)):
         case.findings.append(f"metrics: not every round once, 1 to {case.rounds}")
     names = [path.name for path in out.rglob("*")]
-    left = [name for name in names if name.startswith((".", "lock")) or ".aside" in name]
+    left = [name for name in names if name.startswith((".", "lock")) or (".aside" in name and not case.private)]
     left = [name for name in left if not name.startswith(".lock.json.")]  # a later run removes them
     expected = {"run.toml", "metrics.jsonl", "summary.json", "network.h5", "progress.png"}
     if left or not expected <= {path.name for path in out.iterdir()}:
@@ -235,6 +260,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, help="after which no further run begins")
     parser.add_argument("--kills-of-a-run", type=int, default=KILLS_OF_A_RUN)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
+    parser.add_argument("--private-disks", action="store_true", help="a disk of its own for each rank")
     parser.add_argument("--first", type=int, default=0, help="number of the first run: others of the same seed")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
     options = parser.parse_args(arguments)
@@ -248,7 +274,10 @@ def main(arguments: list[str]) -> int:
             return None
         number = options.first + done // options.kills_of_a_run
         chance = random.Random(f"{options.seed} {number}")
-        case = Case(number, draw(chance, number), options.ranks, place / str(number))
+        writers = ("auto",) if options.private_disks else WRITERS
+        case = Case(
+            number, draw(chance, number, writers), options.ranks, place / str(number), private=options.private_disks
+        )
         case.folder.mkdir()
         carry_through(case, chance, min(options.kills_of_a_run, kills - done))
         what = "; ".join(case.findings) or "as if nothing had been"
@@ -286,7 +315,7 @@ def tell(cases: list[Case], options: argparse.Namespace) -> None:
         row |= {moment: kills[moment] for moment in MOMENTS}
         rows.append(row | {"rounds": sum(case.rounds for case in its), "findings": sum(len(c.findings) for c in its)})
     report(
-        "campaign-kill",
+        "campaign-kill-private-disks" if options.private_disks else "campaign-kill",
         f"Kills of runs with {options.ranks} ranks, and what came of them",
         rows,
         "Each run went on by the same command after every kill. Without findings its network, its optimizer's state "

@@ -6,8 +6,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from istmpi.checkpoint.sight import look_for
 from istmpi.comm import Communicator
-from istmpi.doctor.finding import Finding, green, red
+from istmpi.doctor.finding import Finding, green, red, yellow
 from istmpi.units import size
 
 TEST_BYTES = 2**26
@@ -16,8 +17,14 @@ TEST_BYTES = 2**26
 def check_folder(communicator: Communicator, folder: Path) -> list[Finding]:
     """Let all ranks write their parts of one file, sync it, and read a neighbour's part.
 
-    Collective; leaves no file.
+    Collective; leaves no file. A folder that not all ranks see is usable, with parts of checkpoints
+    on each host.
     """
+    unseen = look_for(folder, communicator).unseen
+    if unseen:
+        cure = "A run keeps parts of its checkpoints on each host (docs/running.md). Or give a "
+        cure += "folder that all hosts mount: --folder FOLDER, and --out FOLDER for training."
+        return [yellow("folder", f"{folder} is not shared: {unseen}", cure)]
     scratch = ""
     problem = ""
     if communicator.rank == 0:
@@ -40,15 +47,6 @@ def check_folder(communicator: Communicator, folder: Path) -> list[Finding]:
 
 
 def _check_file(communicator: Communicator, folder: Path, path: Path) -> Finding:
-    unseen = _find_ranks(communicator, not path.exists())
-    if unseen:
-        hosts = communicator.hosts()
-        fact = (
-            f"{folder} is not shared: rank {unseen[0]} on {hosts[unseen[0]]} "
-            f"does not see what {hosts[0]} wrote"
-        )
-        cure = "Give a folder that all hosts mount: --folder FOLDER, and --out FOLDER for training."
-        return red("folder", fact, cure)
     part = max(TEST_BYTES // communicator.size, 4096)
     start = time.perf_counter()
     problem = ""

@@ -151,3 +151,18 @@ def test_what_cannot_be_is_refused_before_the_first_round(mpirun, disks):
     disks.host(1, "run/network.h5").touch()
     used = mpirun(*disks.words("21", "--rounds", "2"), timeout=120)
     assert used.returncode == 2 and "rank 1: --out" in used.stderr and "is not empty" in used.stderr, used
+
+
+def test_data_are_at_one_path_on_all_hosts_and_must_be_the_same(mpirun, disks):
+    """A missing and a different file are named with their rank."""
+    generator = np.random.default_rng(0)
+    features, labels = generator.random((80, 6), dtype=np.float32), np.arange(80) % 3
+    for host in "012":
+        disks.host(host, "").mkdir()
+    for host, more in (("0", 0), ("2", 1)):
+        np.savez(disks.host(host, "data.npz"), x=features + more, y=labels)
+    words = ["--set", f"data.source={disks.folder}/data.npz", "--rounds", "1", "--set", "data.test=0.2"]
+    missing = mpirun(*disks.words("01", *words), timeout=120)
+    assert missing.returncode == 2 and f"rank 1: data {disks.folder}/data.npz" in missing.errors[0], missing
+    other = mpirun(*disks.words("02", *words), timeout=120)
+    assert other.returncode == 2 and "differs between ranks: other train features" in other.errors[0], other
