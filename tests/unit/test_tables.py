@@ -287,3 +287,71 @@ def test_a_table_of_one_endless_line_is_refused(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"1," * 2**25)
     with pytest.raises(DataError, match="x.csv has a line of more than 32 MB"):
         prepared(tmp_path / "x.csv")
+
+
+# --- columns that are left out, filled, or categories
+
+
+def mixed(count=60):
+    """A table with a date, gaps and categories, and its columns."""
+    draw = np.random.default_rng(1)
+    size, place = draw.normal(size=count).round(3), draw.choice(["north", "south", "west"], count)
+    lines = ["when,size,place,weight,kind"]
+    for row in range(count):
+        shown = "NA" if row % 7 == 0 else size[row]
+        where = "" if row % 11 == 0 else place[row]
+        lines.append(f"2026-01-{row % 28 + 1:02},{shown},{where},{row / 8},{'yes' if size[row] > 0 else 'no'}")
+    size[::7], place[::11] = np.nan, ""
+    return "\n".join(lines) + "\n", size, place
+
+
+@pytest.mark.parametrize("missing", ["mean", "most-frequent"])
+def test_gaps_are_filled_and_categories_counted_from_the_training_rows(table, missing):
+    text, size, place = mixed()
+    options = {"drop": "when", "categories": "place", "missing": missing}
+    _, data, x = prepared(table(text), **options)
+    weight = x[:, -1]
+    rows = np.rint(weight * 8).astype(int)
+    assert data.shape == (5,) and len(rows) == 48
+    known = size[rows][~np.isnan(size[rows])]
+    values, counts = np.unique(known, return_counts=True)
+    fill = known.mean() if missing == "mean" else values[counts.argmax()]
+    names, counts = np.unique(place[rows][place[rows] != ""], return_counts=True)
+    where = np.where(place[rows] == "", names[counts.argmax()], place[rows])
+    order = data.reading["encoding"]["categories"]["place"]
+    np.testing.assert_allclose(x[:, 0], np.where(np.isnan(size[rows]), fill, size[rows]), rtol=1e-6)
+    assert np.array_equal(x[:, 1:4], [[float(name == other) for other in order] for name in where])
+
+
+def test_a_table_with_gaps_and_categories_is_predicted_as_it_was_prepared(table, tmp_path):
+    text, _, _ = mixed()
+    options = {"drop": "when", "categories": "place", "missing": "mean"}
+    _, data, _ = prepared(table(text), **options)
+    notes = Notes()
+    lines = "place,weight,size\nsouth,1.5,NA\nmoon,2.5,0.5\n"  # another order, and no date
+    (block,) = read_inputs(
+        str(table(lines, "new.csv")), "csv", data.shape, reading=data.reading, notes=notes, label=None
+    )
+    encoding = data.reading["encoding"]
+    south = [float(name == "south") for name in encoding["categories"]["place"]]
+    np.testing.assert_allclose(block.x, [[encoding["fill"]["size"], *south, 1.5], [0.5, 0, 0, 0, 2.5]], rtol=1e-6)
+    assert "place has categories that are not in training (moon)" in notes.assumed[-1].text
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"drop": "wehn"}, "no column wehn; did you mean when"),
+        (
+            {"drop": "when,size", "categories": "place"},
+            "line 2: place is missing. Give --missing mean or most-frequent",
+        ),
+        ({"drop": "when,place"}, "line 2: 'NA' is not a number"),
+        ({"missing": "zero"}, "missing 'zero' must be one of refuse, mean, most-frequent"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused_by_name(table, options, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        prepared(table(mixed()[0]), **options)
+    with pytest.raises(DataError, match="has no header, which --drop needs"):
+        prepared(table("1,2\n3,4\n"), drop="a", header=False)

@@ -47,6 +47,14 @@ CSV = Kind(
         ),
         ("header", "yes|no", "line 1 is a header.  [default: guessed]"),
         CLASSES,
+        ("drop", "NAME,...", "columns to leave out."),
+        ("categories", "NAME,...", "columns of categories: a feature of 0 and 1 for each."),
+        (
+            "missing",
+            "refuse|mean|most-frequent",
+            "what to do where a feature is missing; for categories, mean is most-frequent.  "
+            "[default: refuse]",
+        ),
         ("delimiter", "CHARACTER", "delimiter, or tab.  [default: comma, semicolon or tab]"),
     ),
     endings=(".csv",),

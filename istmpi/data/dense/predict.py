@@ -14,6 +14,7 @@ from istmpi.data.dataset import Dataset, describe_difference, have_same_form, re
 from istmpi.data.decoder import Block, Request
 from istmpi.data.dense import tables
 from istmpi.data.dense.arrays import array_names, draw_missing_test, find_convention, load_arrays
+from istmpi.data.dense.encoding import Encoding
 from istmpi.data.dense.split import rows_per_block
 from istmpi.data.dense.tables import read_table
 from istmpi.data.hdf5 import open_prepared
@@ -164,6 +165,9 @@ def _read_table(path: Path, request: Request) -> Iterator[Block]:
     header = request.header
     if header is None:
         header = reading.get("header")
+    encoding = Encoding()
+    if "encoding" in trained:
+        encoding = Encoding.from_tree(trained.inner("encoding"))
     table = read_table(
         Archive(path),
         path.name,
@@ -172,6 +176,7 @@ def _read_table(path: Path, request: Request) -> Iterator[Block]:
         delimiter=delimiter,
         header=header,
         left_out=reading.get("label"),
+        encoding=encoding,
     )
     x = table.x
     if table.names is not None and reading.get("columns") is not None:
@@ -179,6 +184,8 @@ def _read_table(path: Path, request: Request) -> Iterator[Block]:
         _require_columns(path, table.names, columns)
         # A table to predict may have its columns in another order.
         x = x[:, [table.names.index(name) for name in columns]]
+        x = encoding.encode(x, columns)
+        encoding.note(request.notes)
     width = prod(request.shape)
     if x.shape[1] != width:
         raise DataError(

@@ -1,7 +1,7 @@
 """Finds out what the labels of a table are: names, whole numbers or numbers to predict."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +26,14 @@ def require_exact(text: str, where: str) -> None:
             f"{where}: {one_line(text.strip())} has more digits than a float64 keeps, so close "
             "values would be equal. Subtract a number from its column, or divide it, first."
         )
+
+
+def require_different(
+    labels: Mapping[str, np.ndarray], names: Sequence[str], source: str, cure: str
+) -> None:
+    """Raise DataError if the labels are all equal, and a feature's name is that of labels."""
+    if LABEL_NAMES & {*names} and all(len(np.unique(y)) == 1 for y in labels.values()):
+        raise DataError(f"{source}: all labels are equal. {cure}")
 
 
 def suggest_cure(names: list[str] | None, raw: dict[str, list[str]], guessed: bool) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -15,12 +14,13 @@ from istmpi.data.archive import Archive
 from istmpi.data.class_list import class_list
 from istmpi.data.dataset import SPLITS
 from istmpi.data.decoder import Decoder, Notes, list_first, recognise_split
+from istmpi.data.dense.encoding import Encoding, leave_out_index
 from istmpi.data.dense.split import build_material, rows_per_block
 from istmpi.data.dense.table_labels import (
     EXACT,
-    LABEL_NAMES,
     NAMED,
     choose_label_type,
+    require_different,
     require_exact,
     suggest_cure,
 )
@@ -55,6 +55,7 @@ class Table:
     label_name: str | None = None
     x: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     """``[n, features]`` float64."""
+    encoding: Encoding = field(default_factory=Encoding)
     labels: list[str] = field(default_factory=list)
     """Empty if no column holds labels."""
 
@@ -68,10 +69,13 @@ class Table:
         """Read ``x`` from ``columns``, and ``labels`` from one more. Raises DataError."""
         blocks = [np.zeros((0, len(columns)))]
         while block := list(islice(rows, rows_per_block(max(len(columns), 1)))):
-            blocks.append(_read_numbers(self.name, block, columns, self.header is not None))
+            blocks.append(self.encoding.read(block, columns, self.names, self._read_numbers))
             if label_place is not None:
                 self.labels += _read_label_column(self.name, block, label_place)
         self.x = np.concatenate(blocks)
+
+    def _read_numbers(self, block: Sequence[_Row], columns: Sequence[int]) -> np.ndarray:
+        return _read_numbers(self.name, block, columns, self.header is not None)
 
 
 def read(
@@ -83,36 +87,41 @@ def read(
     header: bool | None = None,
     delimiter: str | None = None,
     classes: str | None = None,
+    **columns: str | None,
 ) -> Material:
     """Read columns as float32 features, each normalised by its own mean and deviation.
 
     ``label`` is the name or number of the labels' column, by default the last. ``classes``: names
-    with commas, see `class_list`.
+    with commas, see `class_list`. ``columns``: options of `Encoding`.
     """
-    listed = class_list(classes)
     if delimiter is not None:
         to_character(delimiter)
     notes = decoder.notes
     source = str(archive.path)
-    tables = _read_tables(archive, label, notes, delimiter, header)
+    encoding = Encoding.from_options(**columns)
+    tables = _read_tables(archive, label, notes, delimiter, header, encoding)
     first = next(iter(tables.values()))
     _note_form(first, label, notes)
     raw = {split: table.labels for split, table in tables.items()}
     cure = suggest_cure(first.names, raw, label is None)
     typed = choose_label_type(raw, task, notes, source)
-    task, names, labels = read_labels(typed, task, source, classes=listed, cure=cure)
-    if task == REGRESSION and label is None and LABEL_NAMES & {*(first.names or ())}:
-        if all(len(np.unique(y)) == 1 for y in labels.values()):
-            raise DataError(f"{source}: all labels are equal. {cure}")
+    task, names, labels = read_labels(typed, task, source, classes=class_list(classes), cure=cure)
+    if task == REGRESSION and label is None:
+        require_different(labels, first.names or (), source, cure)
     pairs = {split: (table.x, labels[split]) for split, table in tables.items()}
     if "" in pairs:  # a single table
-        by_class = " of each class" * (task == CLASSIFICATION)
-        decoder.split = f"{ONE_IN_FIVE}{by_class} (train.csv and test.csv decide otherwise)"
+        decoder.split = _describe_split(task)
     splits = ensure_test(pairs, source, by_class=names is not None)
-    columns = first.x.shape[1]
+    splits = encoding.encode_splits(splits, first.names, notes)
+    width = splits["train"][0].shape[1]
     outputs = (first.label_name,) if task == REGRESSION and first.label_name else None
     dtype = np.dtype(np.float32)
-    return build_material(archive.source, task, splits, names, dtype, columns, output_names=outputs)
+    return build_material(archive.source, task, splits, names, dtype, width, output_names=outputs)
+
+
+def _describe_split(task: str) -> str:
+    by_class = " of each class" * (task == CLASSIFICATION)
+    return f"{ONE_IN_FIVE}{by_class} (train.csv and test.csv decide otherwise)"
 
 
 def _note_form(table: Table, label: str | None, notes: Notes) -> None:
@@ -134,12 +143,13 @@ def _read_tables(
     notes: Notes,
     delimiter: str | None,
     header: bool | None,
+    encoding: Encoding,
 ) -> dict[str, Table]:
     """Return a table for each split; "" for no split. Raises DataError if their columns differ."""
     tables: dict[str, Table] = {}
     column = "-1" if label is None else label
     for split, name in _find_tables(archive).items():
-        table = read_table(archive, name, column, notes, delimiter, header)
+        table = read_table(archive, name, column, notes, delimiter, header, encoding=encoding)
         # What the first table shows holds for the others.
         delimiter = table.delimiter
         header = table.header is not None
@@ -177,14 +187,6 @@ def _find_tables(archive: Archive) -> dict[str, str]:
     return {split: files[0] for split, files in chosen.items()}
 
 
-_INDEX = re.compile(r"|Unnamed: \d+")
-
-
-def is_index(name: str) -> bool:
-    """Return True for the name in a header of a column that pandas writes for a table's index."""
-    return bool(_INDEX.fullmatch(name))
-
-
 _Row = tuple[int, list[str]]
 
 
@@ -196,6 +198,7 @@ def read_table(
     delimiter: str | None = None,
     header: bool | None = None,
     left_out: str | None = None,
+    encoding: Encoding | None = None,
 ) -> Table:
     """Return the table in a file; ``label`` is the name or number of the labels' column, if any.
 
@@ -210,23 +213,30 @@ def read_table(
         label_place = None
         if label is not None:
             label_place = _find_label(name, first, label.strip())
-        columns = [column for column in range(len(first)) if column != label_place]
-        if header is not False and left_out in first:
-            columns = [column for column in columns if column != first.index(left_out)]
-        table = Table(name=name, delimiter=delimiter)
+        columns = _list_features(first, label_place, left_out, header)
+        table = Table(name=name, delimiter=delimiter, encoding=encoding or Encoding())
         has_header = header
         if has_header is None:
             has_header = _is_header(name, [first[column] for column in columns])
-        if has_header:
-            columns = _leave_out_index(name, first, columns, notes)
-        if header is None:
             _note_header(first, has_header, notes)
         if has_header:
+            columns = table.encoding.keep(first, columns)
+            columns = leave_out_index(name, first, columns, notes)
             table.set_header(first, columns, label_place)
+        table.encoding.require_names(name, table.header)
         table.read(chain(opening[has_header:], rows), columns, label_place)
     if header is None and opening and not has_header:
         _require_no_header(name, first, table.labels)
     return table
+
+
+def _list_features(
+    first: list[str], label_place: int | None, left_out: str | None, header: bool | None
+) -> list[int]:
+    ignored = {label_place}
+    if header is not False and left_out in first:
+        ignored.add(first.index(left_out))
+    return [column for column in range(len(first)) if column not in ignored]
 
 
 def _note_header(first: list[str], has_header: bool, notes: Notes) -> None:
@@ -234,19 +244,6 @@ def _note_header(first: list[str], has_header: bool, notes: Notes) -> None:
     if has_header:
         what = f"a header: {list_first(first, NAMED)}"
     notes.assume(f"the first line is {what}", "--header")
-
-
-def _leave_out_index(name: str, first: list[str], columns: list[int], notes: Notes) -> list[int]:
-    """Return the columns without those that pandas writes for a table's index. Raises DataError if
-    none is left."""
-    index = [column for column in columns if is_index(first[column])]
-    if index:
-        what = first[index[0]] or "a column without a name"
-        notes.leave_out(f"{name}: {what}, as pandas writes an index")
-    kept = [column for column in columns if column not in index]
-    if not kept:
-        raise DataError(f"{name} has no column with a name. Name the features in its first line.")
-    return kept
 
 
 def _read_label_column(name: str, block: list[_Row], place: int) -> list[str]:
@@ -308,7 +305,9 @@ def _is_header(name: str, features: list[str]) -> bool:
     return bool(features) and not all(numbers)
 
 
-def _read_numbers(name: str, block: list[_Row], columns: list[int], header: bool) -> np.ndarray:
+def _read_numbers(
+    name: str, block: Sequence[_Row], columns: Sequence[int], header: bool
+) -> np.ndarray:
     """Return the features of a block ``[b, columns]`` float64, or raise DataError."""
     features = [[row[column] for column in columns] for _, row in block]
     # NumPy reads all numbers at once, but accepts more forms than `is_number`.
@@ -325,7 +324,7 @@ def _read_numbers(name: str, block: list[_Row], columns: list[int], header: bool
     for (line, _), fields in zip(block, features):
         for text in fields:
             if not is_number(text):
-                cure = "Encode, fill or drop it"
+                cure = "Encode, fill or drop it (--categories, --missing, --drop)"
                 if line == 1 and not header:
                     cure += "; if the line is a header, give --header yes"
                 raise DataError(
