@@ -15,7 +15,7 @@ from istmpi.checkpoint.format import Header, Piece, add_checksums
 from istmpi.checkpoint.per_host import commit_part
 from istmpi.checkpoint.sight import Place
 from istmpi.checkpoint.writers import PARTS, WRITERS, choose
-from istmpi.comm import Communicator, threads_may_call
+from istmpi.comm import Communicator, threads_may_call_everywhere
 from istmpi.comm.ledger import SAVING
 from istmpi.config import Checkpoint as Settings
 from istmpi.errors import OutputError
@@ -74,7 +74,7 @@ class Saver:
         self._choose_writers(settings, communicator, warn)
         alone = self.writer == "mpio" and communicators_are_made
         self.background = (
-            not settings.wait and not alone and all(communicator.allgather(threads_may_call()))
+            not settings.wait and not alone and threads_may_call_everywhere(communicator)
         )
         self._settings = settings
         self._warn = warn

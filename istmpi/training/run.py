@@ -191,11 +191,11 @@ def _watch_for_hangs(
 
 def _find_folder(run: Run, resume: str, communicator: Communicator) -> RunFolder:
     # Rank 0 chooses, because a folder may look free to some ranks only.
-    folder = RunFolder(Path())
-    with communicator.agreed():
+    with communicator.agreed() as agreement:
         if communicator.rank == 0:
-            folder = RunFolder.choose(run.output.folder, run.name, resume)
-    return communicator.broadcast_from_root(folder)
+            agreement.value = RunFolder.choose(run.output.folder, run.name, resume)
+    folder: RunFolder = agreement.by_rank[0]
+    return folder
 
 
 class _FolderKeeper:

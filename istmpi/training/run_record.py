@@ -122,9 +122,11 @@ class RunRecord:
 
     def _find_inside(self, start: Copy | None) -> Path | None:
         """Return the path in the folder of the checkpoint ``start``; None if it is elsewhere."""
+        if start is None:
+            return None
         inside = None
         # Another host may have it.
-        if self._first and start and start.path.exists():
+        if self._first and start.path.exists():
             for path in list_checkpoints(self._folder.path):
                 if path.samefile(start.path):
                     inside = path
