@@ -16,6 +16,7 @@ import numpy as np
 from istmpi.checkpoint.format import FORMAT, Header
 from istmpi.checkpoint.parts import Copy, is_round_of_parts, list_parts
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint, Tensor, open_file
+from istmpi.checkpoint.sight import PROBE
 from istmpi.config.methods import runs_in_passes
 from istmpi.engine.slots import Slot
 from istmpi.errors import DataError, OutputError
@@ -121,7 +122,7 @@ def remove_leftovers(folder: Path) -> None:
     """Remove a killed run's unfinished files from ``folder``: the run's folder, or its folder of
     checkpoints."""
     names = (_PATTERN, NETWORK, BEST, "progress.png", "run.toml", "summary.json", "metrics.jsonl")
-    for name in names:
+    for name in (*names, PROBE):
         for path in folder.glob(f".{name}.*.tmp"):
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from istmpi.comm import Communicator
 
+PROBE = "seen"
+"""The name of the file that ranks look for, between a dot and random words."""
 PATIENCE = 5.0
 """The longest time in seconds until a network file system shows a new file."""
 
@@ -38,7 +40,7 @@ def look_for(folder: Path, communicator: Communicator) -> Place:
     probe: Path | None = None
     content = ""
     if keeps:
-        probe = folder / f".seen-{secrets.token_hex(8)}"
+        probe = folder / f".{PROBE}.{secrets.token_hex(8)}.tmp"
         content = secrets.token_hex(16)
         try:
             probe.write_text(content, encoding="ascii")

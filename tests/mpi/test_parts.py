@@ -246,6 +246,7 @@ def test_a_run_in_parts_keeps_the_newest_and_goes_on(comm, shared_tmp, keep):
     comm.barrier()
     on_root(comm, (folder / "network.h5").unlink)
     on_root(comm, (folder / "checkpoints/round-00000000").mkdir)  # as a kill leaves it
+    on_root(comm, (folder / ".seen.0123.tmp").touch)
     ear = Listening()
     run_training(run, comm, ear, resume="auto")
     assert comm.rank or any(f"resuming from {folder}/checkpoints/{rounds[-1]}," in line for line in ear.said)
