@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from istmpi.comm.ledger import ROUNDS
 from istmpi.config import Run
 from istmpi.errors import DataError, UserError, kind_of
 from istmpi.files import appearing
@@ -68,6 +69,8 @@ class Curve:
     """
     further: Mapping[str, float] = field(default_factory=dict)
     """The last further scores on the test split by their names, such as macro-F1."""
+    sent_outside: Mapping[str, float] = field(default_factory=dict)
+    """The bytes that all ranks sent outside rounds in the last job, by purpose."""
 
     @property
     def scores(self) -> list[float]:
@@ -194,6 +197,7 @@ def _read_folder(folder: Path) -> Curve:
         test=_find_test_score(lines, key),
         jobs=_divide_into_jobs(counted),
         further=_find_further(lines),
+        sent_outside=_find_sent_outside(summary),
     )
 
 
@@ -226,6 +230,14 @@ def _find_further(lines: Sequence[Fields]) -> dict[str, float]:
     if not tested:
         return {}
     return read_further(tested[-1])
+
+
+def _find_sent_outside(summary: Fields | None) -> dict[str, float]:
+    """Return the bytes of evaluations, saving and loading; empty if a file does not tell."""
+    if summary is None or "sent" not in summary:
+        return {}
+    sent = summary.inner("sent")
+    return {purpose: sent.inner(purpose).figure("bytes", 0) for purpose in sent if purpose != ROUNDS}
 
 
 def _read_failure(path: Path) -> Fields | None:
@@ -320,6 +332,7 @@ def _read_file(path: Path) -> Curve:
         data=texts["data"],
         test=test,
         further=_read_figures(tree, "further"),
+        sent_outside=_read_figures(tree, "sent_outside"),
     )
 
 

@@ -38,6 +38,14 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
+OUTSIDE = {
+    "evaluation": "sent in evaluations",
+    "saving": "sent to save",
+    "start": "sent to load",
+}
+"""The names of rows of bytes outside rounds, by purpose."""
+
+
 def sheets(comparison: Comparison) -> list[Sheet]:
     columns = tuple(group.label for group in comparison.groups)
     sheets = [_list_targets(comparison, figure, columns) for figure in FIGURES]
@@ -226,7 +234,19 @@ def _list_ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     rows.add("examples a second", speeds, number, best_of(speeds, higher=True))
     rows.add_end("sent by all ranks", "bytes", comparable)
     rows.add("sent by a rank", sent, size)
+    _add_sent_outside(rows)
     return Sheet("Final figures", "", columns, tuple(rows.rows), tuple(rows.best))
+
+
+def _add_sent_outside(rows: _Ends) -> None:
+    """Add a row for each purpose outside rounds for which all ranks of some run sent bytes."""
+    for purpose, name in OUTSIDE.items():
+        spreads = []
+        for group in rows.comparison.groups:
+            sent = [curve.sent_outside.get(purpose, 0.0) for curve in group.curves]
+            spreads.append(Spread(tuple(nbytes for nbytes in sent if nbytes)))
+        if any(spread.values for spread in spreads):
+            rows.add(name, spreads, size)
 
 
 def _add_further(rows: _Ends) -> None:
