@@ -237,7 +237,8 @@ def _find_sent_outside(summary: Fields | None) -> dict[str, float]:
     if summary is None or "sent" not in summary:
         return {}
     sent = summary.inner("sent")
-    return {purpose: sent.inner(purpose).figure("bytes", 0) for purpose in sent if purpose != ROUNDS}
+    purposes = [purpose for purpose in sent if purpose != ROUNDS]
+    return {purpose: sent.inner(purpose).figure("bytes", 0) for purpose in purposes}
 
 
 def _read_failure(path: Path) -> Fields | None:
