@@ -5,6 +5,8 @@
     by-label    disjoint shards that cover all rows; the streams' shares of a class are drawn from
                 a symmetric Dirichlet distribution with parameter alpha (Hsu et al. 2019, arXiv
                 1909.06335)
+    label-shards    rows sorted by label are cut into equal shards, of which every stream gets
+                the same number at random (McMahan et al. 2017, arXiv 1602.05629, section 3)
     local       every stream has its own file and draws from all of it
 
 Every stream computes its rows, and any batch, without communication.
@@ -99,24 +101,32 @@ class Batches:
         return self._cached[1]
 
 
-PLACEMENTS = ("shared", "sharded", "by-label", "local")
+PLACEMENTS = ("shared", "sharded", "by-label", "label-shards", "local")
+BY_CLASS = ("by-label", "label-shards")
+"""Placements that need the class of each example."""
 
 
 def place(
-    placement: str, labels: Sized, stream: int, streams: int, seed: int, alpha: float = 1.0
+    placement: str,
+    labels: Sized,
+    stream: int,
+    streams: int,
+    seed: int,
+    alpha: float = 1.0,
+    shards: int = 2,
 ) -> np.ndarray:
     """Return the rows from which ``stream`` of ``streams`` draws: [m] int64, ascending, the same on
     every machine.
 
-    ``labels``: those of all rows; only ``by-label`` reads more than their number. ``alpha`` is for
-    ``by-label``, which raises ConfigError without classes. Raises DataError if the stream has no
-    rows.
+    ``labels``: those of all rows; only `BY_CLASS` read more than their number, and raise
+    ConfigError without classes. ``alpha`` is for ``by-label``. ``shards``: those of a stream with
+    ``label-shards``. Raises DataError if the stream has no rows.
     """
     assert 0 <= stream < streams and placement in PLACEMENTS, (stream, streams, placement)
     if placement == "sharded":
         rows = _draw_shard(len(labels), stream, streams, seed)
-    elif placement == "by-label":
-        rows = _draw_shards_by_label(labels, streams, seed, alpha)[stream]
+    elif placement in BY_CLASS:
+        rows = _draw_by_class(placement, labels, streams, seed, alpha, shards)[stream]
     else:
         rows = np.arange(len(labels))
     _require_rows(rows, placement, stream, streams, len(labels))
@@ -124,18 +134,18 @@ def place(
 
 
 def count_rows(
-    placement: str, labels: Sized, streams: int, seed: int, alpha: float = 1.0
+    placement: str, labels: Sized, streams: int, seed: int, alpha: float = 1.0, shards: int = 2
 ) -> set[int]:
     """Return the numbers of rows from which ``streams`` draw, with the arguments of `place`.
 
-    Raises its errors only for ``by-label``; with sharded placement a stream without rows counts 0.
+    Raises its errors only for `BY_CLASS`; with sharded placement a stream without rows counts 0.
     """
     length = len(labels)
-    if placement == "by-label":
-        shards = _draw_shards_by_label(labels, streams, seed, alpha)
-        for stream, rows in enumerate(shards):
+    if placement in BY_CLASS:
+        by_stream = _draw_by_class(placement, labels, streams, seed, alpha, shards)
+        for stream, rows in enumerate(by_stream):
             _require_rows(rows, placement, stream, streams, length)
-        return {len(rows) for rows in shards}
+        return {len(rows) for rows in by_stream}
     if placement == "sharded":
         return {length // streams, -(-length // streams)}
     return {length}
@@ -147,6 +157,8 @@ def _require_rows(rows: np.ndarray, placement: str, stream: int, streams: int, l
     cure = "use fewer ranks"
     if placement == "by-label":
         cure = "raise alpha, change the seed or use fewer ranks"
+    if placement == "label-shards":
+        cure = "use fewer shards or fewer ranks"
     raise DataError(
         f"rank {stream} of {streams} gets no training example of {length} with {placement} "
         f"placement; {cure}."
@@ -158,13 +170,30 @@ def _draw_shard(length: int, stream: int, streams: int, seed: int) -> np.ndarray
     return np.sort(order[stream::streams])
 
 
-def _draw_shards_by_label(labels: Sized, streams: int, seed: int, alpha: float) -> list[np.ndarray]:
+def _draw_by_class(
+    placement: str, labels: Sized, streams: int, seed: int, alpha: float, shards: int
+) -> list[np.ndarray]:
+    """Return the rows of each stream."""
     assert isinstance(labels, np.ndarray), labels
     if labels.ndim != 1:
         raise ConfigError(
-            "by-label placement needs classes, but this is a regression task. Use sharded "
+            f"{placement} placement needs classes, but this is a regression task. Use sharded "
             "placement."
         )
+    if placement == "by-label":
+        return _draw_shards_by_label(labels, streams, seed, alpha)
+    parts = np.array_split(np.argsort(labels, kind="stable"), shards * streams)
+    dealt = rng.permutation(len(parts), rng.key(seed, "placement", "label-shards"))
+    by_stream = []
+    for stream in range(streams):
+        of_stream = [parts[number] for number in dealt[stream::streams]]
+        by_stream.append(np.sort(np.concatenate(of_stream)))
+    return by_stream
+
+
+def _draw_shards_by_label(
+    labels: np.ndarray, streams: int, seed: int, alpha: float
+) -> list[np.ndarray]:
     shards: list[list[np.ndarray]] = [[] for _ in range(streams)]
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)

@@ -40,6 +40,9 @@ class Data:
     alpha: Annotated[
         Positive, "by-label: Dirichlet concentration; smaller values give a rank fewer classes."
     ] = 0.5
+    label_shards: Annotated[
+        Count, "label-shards: shards of each rank; each has one class, or a few."
+    ] = 2
     validation: Annotated[
         Fraction,
         "Fraction of the training examples to hold out, drawn by train.seed. Evaluations during "

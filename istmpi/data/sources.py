@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from istmpi.data import KINDS
+from istmpi.data.batches import BY_CLASS
 from istmpi.data.callable.source import is_function, open_own
 from istmpi.data.dataset import Dataset
 from istmpi.data.decoder import Notes
@@ -47,9 +48,9 @@ def open_for_training(data: Data, stream: int | None = None, seed: int = 0) -> D
 def _require_fitting_settings(opened: Dataset, data: Data) -> None:
     """Raise ConfigError for settings of [data] that the data set's task has no use for."""
     why = TASKS[opened.task].unplaced
-    if data.placement == "by-label" and why:
+    if data.placement in BY_CLASS and why:
         raise ConfigError(
-            f"data.placement = 'by-label' is for classes, but {opened.source} is {why}. Use "
+            f"data.placement = {data.placement!r} is for classes, but {opened.source} is {why}. Use "
             "shared or sharded."
         )
     if not isinstance(opened.train, TextSplit) and data.length != WINDOW:

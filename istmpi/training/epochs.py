@@ -6,7 +6,7 @@ from dataclasses import replace
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.data.batches import count_rows
+from istmpi.data.batches import BY_CLASS, count_rows
 from istmpi.data.dataset import Dataset
 
 
@@ -75,13 +75,15 @@ def count_examples(run: Run, data: Dataset, ranks: int) -> set[int]:
     """Return the numbers of training examples that ranks have, as far as ``data`` tell."""
     settings = run.data
     rows = list_rows(run, data)
-    return count_rows(settings.placement, rows, ranks, run.train.seed, settings.alpha)
+    return count_rows(
+        settings.placement, rows, ranks, run.train.seed, settings.alpha, settings.label_shards
+    )
 
 
 def list_rows(run: Run, data: Dataset) -> Sized:
     """Return what `place` and `count_rows` need of the training split: its labels, or only their
     number."""
-    if run.data.placement == "by-label":
+    if run.data.placement in BY_CLASS:
         return data.train.labels()
     # All examples of a user's data set must be read for their labels.
     return data.train

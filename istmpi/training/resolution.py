@@ -66,6 +66,7 @@ def make_sizes(
             communicator.size,
             run.train.seed,
             settings.alpha,
+            settings.label_shards,
         )
     stream = rank
     if find_method_spec(run.method.name).sums_outputs:

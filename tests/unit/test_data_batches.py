@@ -8,7 +8,7 @@ from batches import plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from istmpi.data.batches import PLACEMENTS, Batches, place
+from istmpi.data.batches import BY_CLASS, PLACEMENTS, Batches, count_rows, place
 from istmpi.data.dense.split import DenseSplit
 from istmpi.errors import ConfigError, DataError
 
@@ -93,6 +93,19 @@ def test_by_label_is_disjoint_and_covers_all(streams, seed, alpha):
         assert sorted(np.concatenate(shards)) == list(range(400))
 
 
+@given(streams=st.integers(1, 8), seed=st.integers(0, 99), shards=st.integers(1, 3), rows=st.integers(60, 90))
+def test_label_shards_are_slices_of_the_rows_sorted_by_label(streams, seed, shards, rows):
+    """All rows are dealt once, in slices of equal length; so a rank with two slices has two classes or few more."""
+    labels = np.random.default_rng(seed).integers(0, 5, rows)
+    slices = np.array_split(sorted(range(rows), key=lambda row: (labels[row], row)), shards * streams)
+    by_stream = [place("label-shards", labels, stream, streams, seed, shards=shards) for stream in range(streams)]
+    assert sorted(np.concatenate(by_stream)) == list(range(rows))
+    for of_stream in by_stream:
+        whole = [part for part in slices if set(part) <= set(of_stream)]
+        assert len(whole) == shards and sorted(np.concatenate(whole)) == of_stream.tolist()
+    assert count_rows("label-shards", labels, streams, seed, shards=shards) == {len(rows) for rows in by_stream}
+
+
 def test_alpha_says_how_uneven_by_label_is():
     """A vanishing alpha gives each class to one rank."""
 
@@ -110,8 +123,13 @@ def test_alpha_says_how_uneven_by_label_is():
 def test_a_rank_without_rows_and_labels_that_are_no_classes_are_refused():
     with pytest.raises(DataError, match=r"rank \d+ of 64 gets no training example of 12 .* raise alpha"):
         all_rows("by-label", np.arange(12) % 3, 64)
-    with pytest.raises(ConfigError, match="regression"):
-        place("by-label", np.zeros((4, 1)), 0, 2, 0)
+    with pytest.raises(
+        DataError, match=r"rank \d of 7 gets no training example of 3 .* use fewer shards or fewer ranks"
+    ):
+        all_rows("label-shards", np.arange(3), 7)
+    for placement in BY_CLASS:
+        with pytest.raises(ConfigError, match=f"^{placement} placement needs classes"):
+            place(placement, np.zeros((4, 1)), 0, 2, 0)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -16,6 +16,7 @@ import numpy as np
 
 from istmpi import rng
 from istmpi.data.batch import Batch
+from istmpi.data.batches import BY_CLASS
 from istmpi.data.dataset import Dataset, Split, add_to_checksum, checksum_rows, draw_sample
 from istmpi.data.holdout import split_indices
 from istmpi.data.sparse.split import Ragged, add_up_lengths
@@ -248,9 +249,9 @@ def batch_nodes(
     if not isinstance(train, GraphSplit):
         _refuse_graph_settings(data, how, fanout)
         return data
-    if placement == "by-label" and (how != "neighbours" or data.classes is None):
+    if placement in BY_CLASS and (how != "neighbours" or data.classes is None):
         raise ConfigError(
-            "data.placement = 'by-label' needs examples with one class each, which "
+            f"data.placement = {placement!r} needs examples with one class each, which "
             f"{data.source} lacks. Use shared, or for node classes data.graph = 'neighbours'."
         )
     if (placement, how) == ("sharded", "full"):
