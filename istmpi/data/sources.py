@@ -50,8 +50,8 @@ def _require_fitting_settings(opened: Dataset, data: Data) -> None:
     why = TASKS[opened.task].unplaced
     if data.placement in BY_CLASS and why:
         raise ConfigError(
-            f"data.placement = {data.placement!r} is for classes, but {opened.source} is {why}. Use "
-            "shared or sharded."
+            f"data.placement = {data.placement!r} is for classes, but {opened.source} is {why}. "
+            "Use shared or sharded."
         )
     if not isinstance(opened.train, TextSplit) and data.length != WINDOW:
         raise ConfigError(
