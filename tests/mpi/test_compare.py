@@ -54,8 +54,8 @@ def rounds_take(comm, monkeypatch):
 def _slower(monkeypatch, kind, name, now, seconds):
     real = getattr(kind, name)
 
-    def slower(self, *arguments):
-        outcome = real(self, *arguments)
+    def slower(self, *arguments, **options):
+        outcome = real(self, *arguments, **options)
         now[0] += seconds
         return outcome
 
