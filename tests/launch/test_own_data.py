@@ -47,7 +47,7 @@ def said(series, folder):
             "predict": ["predict", network, "digits", *MODEL],
             "onnx": ["export", network, "--to", "onnx", *MODEL],
             "late": ["train", "--data", f"{FILE}:late", "--hidden", "16", "--out", "late"],
-            "page": [*PAGE[2].split(), "--rounds", "3", "--lr", "0.02", "--out", "page"],
+            "page": [*PAGE[2].split(), "--rounds", "3", "--lr", "0.02", "--evaluate-every", "1", "--out", "page"],
             **{name: [*command_of(name)[0], "--out", name] for name in SHOWN},
         },
     ).end(300)

@@ -33,13 +33,13 @@ class Net(nn.Module):
         return self.last(self.first(x).relu())
 '''
 RUN = ["--rounds", "1000000", "--local-steps", "2", "--checkpoint-every", "1", "--progress", "lines"]
-RUN += ["--set", "evaluate.every=1000000", "--set", f"comm.patience={PATIENCE}", "--resume", "auto"]
+RUN += ["--set", "evaluate.every=1000000", "--resume", "auto"]
 
 
 def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on(start, tmp_path):
     network, loops, folder = tmp_path / "net.py", tmp_path / "loops", tmp_path / "run"
     network.write_text(NETWORK.replace("FILE", str(loops)))
-    run = ["train", *RUN, "--model", f"{network}:Net", "--out", folder]
+    run = ["train", *RUN, "--set", f"comm.patience={PATIENCE}", "--model", f"{network}:Net", "--out", folder]
 
     job = start(3, "istmpi", *run)
     wait_for_rounds(folder, 3, job)
