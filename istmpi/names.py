@@ -30,6 +30,14 @@ NARROW = "narrow"
 """The control of a comparison: a network as wide as ist's subnets, under `NARROW_METHOD`."""
 NARROW_METHOD = "local-sgd"
 
+
+def find_method_name(name: str) -> str:
+    """Return the method of a comparison's run, which may be `NARROW`."""
+    if name == NARROW:
+        return NARROW_METHOD
+    return name
+
+
 ACTIVATIONS = {
     "relu": "ReLU",
     "leaky-relu": "LeakyReLU",

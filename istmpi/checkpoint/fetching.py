@@ -13,8 +13,9 @@ import h5py
 import numpy as np
 
 from istmpi.checkpoint.parts import find_saver
-from istmpi.checkpoint.writers import MESSAGE, Rows
+from istmpi.checkpoint.writers import MESSAGE, Rows, receive
 from istmpi.comm import Communicator
+from istmpi.engine.layout import cut
 from istmpi.files import temporary, writing
 from istmpi.hdf5 import LOCKING, datasets, read_checksums
 
@@ -33,7 +34,7 @@ class Extent:
         return self.rows * self.row_bytes
 
     def find_rows(self, block: int) -> range:
-        return _cut(self.rows, self.blocks, block)
+        return cut(self.rows, self.blocks, block)
 
     def locate(self, rows: range) -> range:
         """Return the bytes of some rows in the file."""
@@ -91,10 +92,6 @@ def _measure(file: h5py.File, name: str) -> Extent:
     )
 
 
-def _cut(count: int, parts: int, part: int) -> range:
-    return range(count * part // parts, count * (part + 1) // parts)
-
-
 def find_wanted(
     name: str, extent: Extent, block: int, saved_ranks: int, ranks: int, rank: int
 ) -> range:
@@ -106,7 +103,7 @@ def find_wanted(
     rows = extent.find_rows(block)
     folder = name.partition("/")[0]
     if folder in ("model", "optim"):
-        owned = _cut(extent.rows, ranks, rank)
+        owned = cut(extent.rows, ranks, rank)
         return range(max(rows.start, owned.start), min(rows.stop, owned.stop))
     # Every rank reads what all ranks have alike, such as the inputs' means.
     if folder != "partial" or (ranks == saved_ranks and block == rank):
@@ -114,7 +111,7 @@ def find_wanted(
     if ranks == saved_ranks:
         return range(0)
     # Each rank takes the mean of its rows over all ranks of the saved run.
-    part = _cut(len(rows), ranks, rank)
+    part = cut(len(rows), ranks, rank)
     return range(rows.start + part.start, rows.start + part.stop)
 
 
@@ -202,29 +199,19 @@ def _move(
                 if here == source:
                     messages = readers[part].read(name, rows)
                 else:
-                    messages = _receive(extent.locate(rows), source, communicator)
+                    messages = receive(len(extent.locate(rows)), source, communicator)
                 _pass_on(messages, extent.locate(rows), rank, copy, communicator)
     for reader in readers.values():
         reader.require_success()
     copy.close()
 
 
-def _receive(place: range, source: int, communicator: Communicator) -> Iterator[np.ndarray]:
-    buffer = np.empty(min(len(place), MESSAGE), dtype=np.uint8)
-    for start in range(place.start, place.stop, MESSAGE):
-        message = buffer[: place.stop - start]
-        communicator.receive(message, source)
-        yield message
-
-
 def _pass_on(
     messages: Iterator[np.ndarray], place: range, rank: int, copy: Rows, communicator: Communicator
 ) -> None:
     """Write messages into this rank's copy, or send them to the rank that reads them."""
-    offset = place.start
+    if rank == communicator.rank:
+        copy.write_all(messages, place.start)
+        return
     for message in messages:
-        if rank == communicator.rank:
-            copy.write(message, offset)
-        else:
-            communicator.send(message, rank)
-        offset += message.size
+        communicator.send(message, rank)

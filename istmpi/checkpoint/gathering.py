@@ -86,11 +86,8 @@ def _join(files: Mapping[int, Path], ranks: int, out: Path) -> None:
     for name, extent in layout.extents.items():
         for block in range(extent.blocks):
             part = find_saver(ranks, block, extent.blocks)
-            place = extent.locate(extent.find_rows(block))
-            offset = place.start
-            for message in readers[part].read(name, extent.find_rows(block)):
-                rows.write(message, offset)
-                offset += message.size
+            of_block = extent.find_rows(block)
+            rows.write_all(readers[part].read(name, of_block), extent.locate(of_block).start)
     for reader in readers.values():
         reader.require_success()
     rows.close()

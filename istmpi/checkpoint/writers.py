@@ -8,7 +8,7 @@ Rank 0 first creates the file and all its datasets. A writer leaves a complete f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import h5py
@@ -88,18 +88,17 @@ def root(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
             rows.write(piece.bytes, offset)
         for rank, places_there in enumerate(per_rank[1:], start=1):
             for offset, nbytes in places_there:
-                _receive_rows(rows, offset, nbytes, rank, communicator)
+                rows.write_all(receive(nbytes, rank, communicator), offset)
         rows.close()
 
 
-def _receive_rows(
-    rows: Rows, offset: int, nbytes: int, rank: int, communicator: Communicator
-) -> None:
+def receive(nbytes: int, rank: int, communicator: Communicator) -> Iterator[np.ndarray]:
+    """Yield the bytes that a rank sends in messages of `MESSAGE`; each lasts until the next."""
     buffer = np.empty(min(nbytes, MESSAGE), dtype=np.uint8)
     for start in range(0, nbytes, MESSAGE):
-        part = buffer[: min(nbytes - start, MESSAGE)]
-        communicator.receive(part, rank)
-        rows.write(part, offset + start)
+        message = buffer[: nbytes - start]
+        communicator.receive(message, rank)
+        yield message
 
 
 def _cut(values: np.ndarray) -> Iterator[np.ndarray]:
@@ -127,6 +126,12 @@ class Rows:
         except OSError as error:
             self._failure = error
             os.close(self._descriptor)
+
+    def write_all(self, messages: Iterable[np.ndarray], offset: int) -> None:
+        """Write the bytes of messages one after the other."""
+        for message in messages:
+            self.write(message, offset)
+            offset += message.size
 
     def close(self) -> None:
         if self._failure:

@@ -146,14 +146,7 @@ def evaluation_plan(
     if on_one and fits and _is_quick_on_one(architecture, passes, missing):
         return _plan_on_one(architecture, ranks, missing, whole, totals)
     return _plan_on_all(
-        architecture,
-        ranks,
-        room,
-        passes,
-        local=local,
-        spread=spread,
-        missing=missing,
-        totals=totals,
+        architecture, ranks, room, passes, sizes, missing, totals, local=local, spread=spread
     )
 
 
@@ -162,16 +155,17 @@ def _plan_on_all(
     ranks: int,
     room: Amount,
     passes: Sequence[int],
-    local: bool,
-    spread: bool,
+    sizes: dict[str, int],
     missing: dict[str, int],
     totals: int,
+    local: bool,
+    spread: bool,
 ) -> EvaluationPlan:
     """Plan an evaluation in which all ranks gather weights or compute outputs.
 
-    ``missing``: bytes of the weights that some ranks lack. ``totals``: those of a score's sums.
+    ``sizes``: bytes of each parameter; ``missing``: of those that some ranks lack. ``totals``:
+    bytes of a score's sums.
     """
-    sizes = _list_sizes(architecture)
     whole = sum(sizes.values())
     choices: list[Weights] = []
     if ranks > 1:
@@ -208,11 +202,18 @@ def _is_quick_on_one(
     # Moments of a batch over all ranks take three messages for each normalisation.
     if not missing and not architecture.batch_norms:
         return False
+    return _count_products(architecture, passes) <= FLOPS_OF_ONE
+
+
+def _count_products(
+    architecture: Architecture, passes: Sequence[int], sharded: Collection[str] = ()
+) -> Number:
+    """Return the FLOPs of the products of all passes, without those of ``sharded`` parameters."""
     flops: Number = 0
     for operator in architecture.operators:
-        for examples in passes:
-            flops += operator.flops(architecture.lengths, examples)[0]
-    return flops <= FLOPS_OF_ONE
+        if operator.parameter not in sharded:
+            flops += sum(operator.flops(architecture.lengths, examples)[0] for examples in passes)
+    return flops
 
 
 def _plan_on_one(
@@ -273,11 +274,8 @@ def _costs_more_than_it_saves(
     """Return True if sharding the weights in ``kept`` costs more time for repeated products than it
     saves for bytes."""
     sharded = {name for weights in kept for name in weights.names}
-    flops: Number = 0
-    for operator in architecture.operators:
-        if operator.parameter not in sharded:
-            # All ranks repeat the product for all examples.
-            flops += sum(operator.flops(architecture.lengths, examples)[0] for examples in passes)
+    # All ranks repeat the products for all examples.
+    flops = _count_products(architecture, passes, sharded)
     saved = sum((ranks - 1) * weights.gathered - weights.sharded for weights in kept)
     return flops * (ranks - 1) > FLOPS_A_BYTE * saved
 

@@ -19,6 +19,12 @@ from istmpi.engine.axes import Axis, Parameter
 from istmpi.engine.positions import Positions
 
 
+def cut(length: int, blocks: int, block: int) -> range:
+    """Return the places of a block, if ``length`` places are cut into blocks whose lengths differ
+    by at most 1."""
+    return range(length * block // blocks, length * (block + 1) // blocks)
+
+
 class Layout(Protocol):
     """The positions of every parameter that each rank has. A layout is pure, and the same on every
     rank."""
@@ -75,7 +81,7 @@ class Owners:
         return NOTHING_DEALT
 
     def rows(self, length: int, rank: int) -> range:
-        return range(length * rank // self.ranks, length * (rank + 1) // self.ranks)
+        return cut(length, self.ranks, rank)
 
     def positions(self, axis: Axis, place: int, rank: int) -> Positions:
         length = axis.length(self.lengths)

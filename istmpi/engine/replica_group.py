@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from istmpi.comm.groups import Membership
+from istmpi.engine.layout import cut
 from istmpi.errors import DataError, IstmpiError
 from istmpi.units import list_first
 
@@ -136,8 +137,8 @@ class ReplicaGroup:
 
     def take_part(self, examples: int) -> slice:
         """Return the examples of a batch that this member takes; parts differ by one at most."""
-        first = self.member * examples // self.size
-        return slice(first, (self.member + 1) * examples // self.size)
+        part = cut(examples, self.size, self.member)
+        return slice(part.start, part.stop)
 
     def count_method(self) -> int:
         """Return the number of methods that were counted before."""

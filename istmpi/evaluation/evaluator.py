@@ -317,6 +317,9 @@ class Evaluator:
         if not self._calibrates:
             self.network.load_moments({})
             return
+        if not self.network.computes:
+            self.network.calibrate()  # rank 0 alone reads the sample
+            return
         rows = self._sample()
         ranks = self._communicator.size
         # With fewer rows than ranks, a rank would have none: all pass the same rows.

@@ -23,7 +23,7 @@ from istmpi.config import Run
 from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError, DivergedError, IstmpiError, StoppedError
 from istmpi.methods.limits import require_read
-from istmpi.names import NARROW, NARROW_METHOD
+from istmpi.names import NARROW, find_method_name
 from istmpi.record import TUNING, RunFolder
 from istmpi.training.comparison import (
     Comparison,
@@ -390,7 +390,7 @@ def _require_usable(setting: str, values: Iterable[Any], run: Run, methods: Sequ
             "Leave one out."
         )
     section, _, key = setting.partition(".")
-    using = [{NARROW: NARROW_METHOD}.get(name, name) for name in methods]
+    using = [find_method_name(name) for name in methods]
     for value in values:
         changed = run.override({setting: value}, "--tune")
         if section == "method":

@@ -29,7 +29,7 @@ from istmpi.cli.run_options import (
     resolve,
     run_argument,
 )
-from istmpi.names import NARROW, NARROW_METHOD
+from istmpi.names import find_method_name
 from istmpi.units import counted
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def command(
     communicator = comm.world()
     with communicator.agreed():
         grid = take_grid(tune, parameters)
-        resolved = resolve(run, assignments, parameters, REFUSED, _list_methods(names))
+        read_as = [find_method_name(name) for name in names]
+        resolved = resolve(run, assignments, parameters, REFUSED, read_as)
         scores = as_targets(targets)
         stop_at, loggers = open_watches(communicator, stop_before_walltime, log)
     request = Request(resolved, names, repeats, grid, scores, stop_at)
@@ -130,12 +131,6 @@ class Request:
     targets: Sequence[float]
     stop_at: float | None
     """The Unix time at which the job must stop."""
-
-
-def _list_methods(names: Sequence[str]) -> list[str]:
-    """Return the methods whose settings the runs ``names`` read."""
-    read_as = {NARROW: NARROW_METHOD}
-    return [read_as.get(name, name) for name in names]
 
 
 def _prepare(
