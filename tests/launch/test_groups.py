@@ -28,6 +28,7 @@ CASES = {
     "sparse-loco": ["--method", "sparse-loco"],
     "masked targets": ["--data", f"{FILE}:blank", "--model", f"{FILE}:Pairs", "--batch", "5", *EXACT],
     "several losses": ["--data", f"{FILE}:blank", "--model", f"{FILE}:Named", "--batch", "7", *EXACT],
+    "unused parameters": ["--data", f"{FILE}:blank", "--model", f"{FILE}:Idle", "--optimizer", "adam", *EXACT],
     "data-parallel": ["--method", "data-parallel", "--set", "optimizer.momentum=0.9", *EXACT],
 }
 
@@ -37,18 +38,33 @@ def describe(case):
     return [*RUN, *(() if "--model" in words else MLP), *words]
 
 
+# All examples are a step's batch, whichever ranks draw them.
+TOGETHER = [*RUN, "--data", f"{FILE}:blank", "--model", f"{FILE}:Pairs", "--set", "optimizer.momentum=0.9", *EXACT]
+TOGETHER += ["--set", "data.placement=sharded", "--local-steps", "1", "--rounds", "6"]
+WHOLE = {
+    "apart": ["--method", "data-parallel", "--batch", "16"],
+    "whole": ["--method", "local-sgd", "--optimizer-state", "keep", "--batch", "64", "--group-size", "host"],
+}
+# Round N of a run that goes on as so many groups of so many processes.
+SHAPES = [(2, 2), (4, 1), (1, 4), (2, 2)]
+
+
 @pytest.fixture(scope="module")
 def runs(series, folder):
-    """The folder of all cases on two ranks, and on two groups of two, whose last one stops and goes on as two ranks."""
+    """The folder of all cases on two ranks, and on two groups of two; of a run that goes on in other groups, and on as
+    many simulated ranks."""
     places = {"ranks": [], "groups": ["--group-size", "2"]}
     jobs = {
         place: {case: [*describe(case), *words, "--out", folder / place / case] for case in CASES}
         for place, words in places.items()
     }
-    parts = [*describe("ist, full"), "--checkpoint-every", "1", "--out", folder / "parts"]
-    jobs["groups"]["begun"] = [*parts, "--rounds", "1", "--group-size", "2"]
-    jobs["ranks"]["resumed"] = [*parts, "--resume", "auto"]
-    for place, processes in {"groups": 4, "ranks": 2}.items():
+    jobs["groups"] |= {case: [*TOGETHER, *words, "--out", folder / case] for case, words in WHOLE.items()}
+    jobs["simulated"] = {}
+    for rounds, (groups, members) in enumerate(SHAPES, start=1):
+        step = [*describe("ist, a tenth, Adam")[1:], "--rounds", rounds, "--resume", "auto", "--out"]
+        jobs["groups"][f"{rounds} rounds"] = ["train", *step, folder / "regrouped", "--group-size", members]
+        jobs["simulated"][f"{rounds} rounds"] = ["simulate", *step, folder / "simulated", "--ranks", groups]
+    for place, processes in {"groups": 4, "ranks": 2, "simulated": 1}.items():
         for case, outcome in series(processes, folder, jobs[place]).end(400).items():
             assert outcome.returncode == 0, (place, case, outcome)
     return folder
@@ -71,10 +87,11 @@ def test_groups_compute_and_send_what_ranks_do(runs, case):
         assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
 
 
-def test_a_run_of_groups_resumes_as_ranks(runs):
-    ranks, parts = network(runs / "ranks" / "ist, full"), network(runs / "parts")
-    for name, values in ranks.items():
-        np.testing.assert_allclose(parts[name], values, rtol=0, atol=1e-12)
+@pytest.mark.parametrize("alike", [("whole", "apart"), ("regrouped", "simulated")])
+def test_one_group_of_all_is_data_parallel_and_groups_resume_as_others(runs, alike):
+    first, second = (network(runs / name) for name in alike)
+    for name, values in first.items():
+        np.testing.assert_allclose(second[name], values, rtol=0, atol=1e-12)
 
 
 REFUSED = {

@@ -80,6 +80,14 @@ class Named(Pairs):
         return {"wrong": (count - right, count), "accuracy": (right, count)}
 
 
+class Idle(Pairs):
+    """It has a layer that it never uses."""
+
+    def __init__(self, hidden=16):
+        super().__init__(hidden)
+        self.idle = nn.Linear(3, 4)
+
+
 class Means(Net):
     """Means over what counts in a batch, which are no means over its rows."""
 
