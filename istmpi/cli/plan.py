@@ -10,6 +10,7 @@ from istmpi.cli.output import print_json, wide_console
 from istmpi.config import Run
 from istmpi.cost import Cost, cost, run_bytes
 from istmpi.cost.holdings import Part
+from istmpi.cost.members import count_group
 from istmpi.data.callable.source import is_function
 from istmpi.foreign import one_line
 from istmpi.network.architecture import Architecture
@@ -27,6 +28,8 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     initial = _describe_initial(run, network)
     figures = _figures(run, network, costs, alone)
     figures["sent_bytes"] = run_bytes(run, network, ranks, planned.smaller)
+    if run.train.group_size > 1:
+        figures["group"] = asdict(count_group(run, network, ranks, run.train.group_size))
     if planned.data is not None:
         from istmpi.evaluation.planning import plan_evaluations
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from istmpi.comm.agreement import Told
 from istmpi.comm.communicator import Communicator
+from istmpi.comm.ledger import GROUP, Sent
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.signals import receiver
 
@@ -149,6 +150,7 @@ class Membership:
             return Listener(self.inside, self.number, self.groups)
         communicator = Leaders(handle, "leaders", leaders, world.whereabouts, world.ledger)
         communicator.inside = self.inside
+        communicator.ledger.sent[GROUP] = Sent()
         return communicator
 
     @property
@@ -185,6 +187,11 @@ class Membership:
         """Tell members the run's end, and the ``error`` that all leaders have if any."""
         assert error is None or isinstance(error, IstmpiError), "others end the job"
         self.tell(End(error))
+
+    def count(self, nbytes: int) -> None:
+        """Count bytes that the members together send to each other."""
+        if self.leads:
+            self._communicator.ledger.add(nbytes, 1, GROUP)
 
     # ---- what members tell
 

@@ -17,6 +17,9 @@ ROUNDS = "rounds"
 EVALUATION = "evaluation"
 SAVING = "saving"
 PURPOSES = (START, ROUNDS, EVALUATION, SAVING)
+GROUP = "group"
+"""The purpose of what members of a replica group send to each other, which their leader counts; only
+its ledger has it."""
 _BY_PHASE = {"evaluate": EVALUATION, "save": SAVING}
 
 

@@ -105,6 +105,7 @@ class ReplicaGroup:
         self.size = membership.inside.size
         self._inside = membership.inside
         self._made = 0
+        self._gradient_bytes = 0
         backend = self._choose_backend(device)
         device_of_nccl = None
         if backend == "nccl":
@@ -155,6 +156,8 @@ class ReplicaGroup:
         # A rank lacks some residual blocks, whose parameters are empty.
         empty = [name for name, values in network.named_parameters() if not values.numel()]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, empty)
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._gradient_bytes = sum(parameter.nbytes for parameter in trained)
         with warnings.catch_warnings():
             # The names of arguments change with torch's version.
             warnings.simplefilter("ignore", FutureWarning)
@@ -165,6 +168,14 @@ class ReplicaGroup:
                 gradient_as_bucket_view=True,
                 init_sync=False,
             )
+
+    @contextmanager
+    def averaging(self) -> Iterator[None]:
+        """Open a context for a backward pass, which averages gradients over members."""
+        with self.exchanging("all-reduce"):
+            yield
+        # Each of N members sends 2 (N-1) / N of all gradients.
+        self.membership.count(2 * (self.size - 1) * self._gradient_bytes)
 
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite tensors with the leader's values. Collective."""
@@ -186,6 +197,7 @@ class ReplicaGroup:
     def _broadcast(self, tensor: torch.Tensor) -> None:
         # As bytes, because gloo lacks some dtypes.
         torch.distributed.broadcast(tensor.view(-1).view(torch.uint8), src=0)
+        self.membership.count((self.size - 1) * tensor.nbytes)
 
     def _broadcast_packed(self, tensors: list[torch.Tensor]) -> None:
         if not sum(tensor.numel() for tensor in tensors):

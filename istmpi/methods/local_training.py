@@ -108,7 +108,7 @@ class LocalTraining:
             with self._calling("the backward pass"):
                 minimised.backward()
             return
-        with self._calling("the backward pass"), group.exchanging("all-reduce"):
+        with self._calling("the backward pass"), group.averaging():
             # The mean over members divides by their number, which is undone here.
             (minimised * (share * group.size)).backward()
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from istmpi.cluster.figures import Cluster
 from istmpi.cluster.survey import Row
 from istmpi.config import Run
+from istmpi.cost.counts import Memory
 from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.holdings import Holdings
 from istmpi.foreign import printable
@@ -66,6 +67,8 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
     if figures["sent_bytes"] is not None:
         sent = f"{figures['sent_bytes']:,} bytes sent by all ranks"
         console.print(f"this run's seed: {sent} in rounds")
+    if "group" in figures:
+        console.print(_describe_group(figures["ranks"], figures["group"]))
     if "evaluations" in figures:
         console.print(_describe_evaluations(figures["evaluations"]))
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
@@ -74,6 +77,16 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         console.print(plain(inexact(network)), soft_wrap=True)
     if figures["warning"]:
         console.print(plain(figures["warning"]), soft_wrap=True)
+
+
+def _describe_group(ranks: int, group: Mapping[str, Any]) -> str:
+    leader = size(Memory(**group["leader"]).total)
+    member = size(Memory(**group["member"]).total)
+    groups = counted(ranks, "replica group")
+    return (
+        f"{groups} of {group['members']}: {size(group['round_bytes'])} a round inside all groups; "
+        f"memory of a leader {leader}, of another member {member}"
+    )
 
 
 def _describe_evaluations(evaluations: Mapping[str, Any]) -> str:

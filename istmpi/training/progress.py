@@ -10,7 +10,7 @@ from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING
 
-from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING, START
+from istmpi.comm.ledger import ROUNDS
 from istmpi.engine.shares import name_share
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ Line = dict[str, str | int | float | None]
 """A line of metrics.jsonl."""
 SENDS_NOTHING = ("deal", "compute", "wait", "other")
 """Phases of a round without communication; all other phases count as exchange."""
-ELSEWHERE = (START, EVALUATION, SAVING)
-"""Purposes of bytes that do not belong to rounds."""
 WORTH_SAYING = 0.05
 """The least `Slowest.slower` and `Slowest.waited` for which a slow rank is reported."""
 
@@ -214,7 +212,8 @@ class Tally:
         sent = self._communicator.traffic.bytes - self._sent_before
         background = self._clock.background - self._beside
         ledger = self._communicator.ledger
-        elsewhere = tuple(ledger.sent[purpose].bytes for purpose in ELSEWHERE)
+        purposes = [purpose for purpose in ledger.sent if purpose != ROUNDS]
+        elsewhere = tuple(ledger.sent[purpose].bytes for purpose in purposes)
         by_rank = self._communicator.allgather(
             (took, sent, examples, phases, background, elsewhere)
         )
@@ -237,7 +236,7 @@ class Tally:
         last = replace(
             last,
             background=sum(background_by_rank) / len(by_rank),
-            sent_elsewhere=dict(zip(ELSEWHERE, totals, strict=True)),
+            sent_elsewhere=dict(zip(purposes, totals, strict=True)),
         )
         self.pace.add(last.compute, last.seconds)
         return last

@@ -1,5 +1,6 @@
 """Replica groups: processes that train one subnet together compute and send what one rank does in their place."""
 
+import json
 import os
 import re
 import signal
@@ -64,9 +65,14 @@ def runs(series, folder):
         step = [*describe("ist, a tenth, Adam")[1:], "--rounds", rounds, "--resume", "auto", "--out"]
         jobs["groups"][f"{rounds} rounds"] = ["train", *step, folder / "regrouped", "--group-size", members]
         jobs["simulated"][f"{rounds} rounds"] = ["simulate", *step, folder / "simulated", "--ranks", groups]
+    for case in CASES:
+        plan = ["--dry-run", "--json", "--ranks", "2", "--group-size", "2"]
+        jobs["simulated"][case] = [word for word in describe(case) if word != "-q"] + plan
     for place, processes in {"groups": 4, "ranks": 2, "simulated": 1}.items():
         for case, outcome in series(processes, folder, jobs[place]).end(400).items():
             assert outcome.returncode == 0, (place, case, outcome)
+            if case in CASES and place == "simulated":
+                (folder / f"{case}.json").write_text(outcome.stdout)
     return folder
 
 
@@ -85,6 +91,13 @@ def test_groups_compute_and_send_what_ranks_do(runs, case):
     for alone, together in zip(lines(runs / "ranks" / case), lines(runs / "groups" / case), strict=True):
         assert (alone["bytes"], alone["examples"]) == (together["bytes"], together["examples"])
         assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_predicted_bytes_inside_groups_are_counted(runs, case):
+    *_, last = lines(runs / "groups" / case)
+    plan = json.loads((runs / f"{case}.json").read_text())
+    assert last["group_bytes"] == last["round"] * plan["group"]["round_bytes"]
 
 
 @pytest.mark.parametrize("alike", [("whole", "apart"), ("regrouped", "simulated")])
