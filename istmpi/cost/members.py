@@ -21,7 +21,7 @@ COMPILER = 78_000_000
 
 @dataclass(frozen=True)
 class GroupCost:
-    """What replica groups add to the cost of a run's first phase."""
+    """The cost that replica groups add to a run's first phase."""
 
     members: int
     """The processes of a group."""
@@ -35,8 +35,8 @@ class GroupCost:
 
 def count_group(run: Run, architecture: Architecture, ranks: int, members: int) -> GroupCost:
     """Return the cost of ``ranks`` groups of several members."""
-    own = run.override({"train.batch": ceil(run.train.batch / members)})
-    counted = cost(own, architecture, ranks)
+    member_run = run.override({"train.batch": ceil(run.train.batch / members)})
+    counted = cost(member_run, architecture, ranks)
     subnets = sum(len(part.part.ranks) * part.memory.network for part in counted.parts)
     state = 0
     if counted.spec.keeps_optimizer(run):
