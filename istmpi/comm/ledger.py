@@ -18,8 +18,8 @@ EVALUATION = "evaluation"
 SAVING = "saving"
 PURPOSES = (START, ROUNDS, EVALUATION, SAVING)
 GROUP = "group"
-"""The purpose of bytes that members of a replica group send to each other. Only a leader's ledger has
-this purpose, and counts all of them."""
+"""The purpose of bytes that members of a replica group send to each other. Only a leader's ledger
+has this purpose, and counts all of them."""
 _BY_PHASE = {"evaluate": EVALUATION, "save": SAVING}
 
 
