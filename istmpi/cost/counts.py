@@ -49,7 +49,7 @@ class Memory:
     buffers: Number
     """Bytes that a transfer packs and receives."""
     activations: Number
-    copies: Number
+    copies: Amount
     """Copies of parameters in addition to the trained network."""
     evaluation: Number = 0
     """Values in the evaluation of a whole graph, when memory has no gradients and activations."""

@@ -80,8 +80,8 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
 
 
 def _describe_group(ranks: int, group: Mapping[str, Any]) -> str:
-    leader = size(Memory(**group["leader"]).total)
-    member = size(Memory(**group["member"]).total)
+    leader = size(float(Memory(**group["leader"]).total))
+    member = size(float(Memory(**group["member"]).total))
     groups = counted(ranks, "replica group")
     return (
         f"{groups} of {group['members']}: {size(group['round_bytes'])} a round inside all groups; "
