@@ -249,6 +249,9 @@ def list_rows(rows: Sequence[tuple[str, str]]) -> str:
 as_json = flag("--json", "Print JSON for other programs.")
 force = flag("--force", "Replace the file if it exists.")
 own_class = text("--model", "FILE.py:Class", "The class of your network; its code is run.")
+subnet = whole(
+    "--subnet", "RANK", "Only this rank's subnet of the last deal, as a small network.", 0
+)
 calibrate_on = text(
     "--calibrate-on", "DATA", "Training data of CKPT, for calibration if it needs any."
 )

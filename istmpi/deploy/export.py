@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from istmpi.checkpoint.reader import MOMENTS, Checkpoint, open_checkpoint
+from istmpi.checkpoint.reader import MOMENTS, Checkpoint
 from istmpi.checkpoint.state import Moments, read_moments
 from istmpi.data.moments import list_features
 from istmpi.deploy.fitting import attach_code, note_changed_source
@@ -28,6 +28,7 @@ from istmpi.deploy.program import (
     save,
     whole_state,
 )
+from istmpi.deploy.subnet import choose_calibration, open_network
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing, require_free
 from istmpi.network.architecture import Architecture
@@ -96,24 +97,23 @@ def export(
     force: bool = False,
     model: str | None = None,
     with_changed_source: bool = False,
+    subnet: int | None = None,
 ) -> Export:
     """Write a checkpoint's network as ``form``, by default next to the checkpoint.
 
     The torch form has no program if PyTorch cannot trace the network; the result's note then says
     why. ``calibrate_on`` and ``model`` are as for `CalibratedNetwork`. A class whose source has
-    changed since training is refused unless ``with_changed_source``. Raises DataError for an
-    unusable checkpoint or data, ConfigError if ``form`` does not fit, OutputError if a file cannot
-    be written.
+    changed since training is refused unless ``with_changed_source``. ``subnet`` is as for
+    `open_network`. Raises DataError for an unusable checkpoint or data, ConfigError if ``form``
+    does not fit, OutputError if a file cannot be written.
     """
     suffix, make_parts = _find_form(form)
-    target = target or Path(path).parent / f"{Path(path).stem}{suffix}"
-    # All refusals come before the network is read, which may take minutes.
-    require_free(target, force)
-    with open_checkpoint(path) as checkpoint:
-        _require_full_size(checkpoint)
-        _require_exact(checkpoint)
+    target = target or _choose_target(Path(path), suffix, subnet)
+    require_free(target, force)  # before the network is read, which may take minutes
+    with open_network(path, subnet, model) as checkpoint:
+        calibrate_on = choose_calibration(checkpoint, subnet, calibrate_on)
+        _require_exportable(checkpoint)
         network = attach_code(checkpoint, model, runs=form == "onnx")
-        # Changed code may compute something else from the same parameters.
         note = note_changed_source(network)
         if not with_changed_source:
             _require_no_change(model, note)
@@ -129,8 +129,16 @@ def export(
     )
 
 
+def _choose_target(path: Path, suffix: str, subnet: int | None) -> Path:
+    name = path.stem
+    if subnet is not None:
+        name += f"-subnet-{subnet}"
+    return path.parent / f"{name}{suffix}"
+
+
 def _require_no_change(model: str | None, note: str) -> None:
     """Raise ConfigError if there is a ``note`` that the class's source has changed."""
+    # Changed code may compute something else from the same parameters.
     if note:
         raise ConfigError(
             f"--model {model}: {note}, but its computation may differ. Give the source it was "
@@ -152,7 +160,8 @@ def _write(
             write(file)
 
 
-def _require_full_size(checkpoint: Checkpoint) -> None:
+def _require_exportable(checkpoint: Checkpoint) -> None:
+    _require_exact(checkpoint)
     side = checkpoint.header.side
     if side:
         raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from istmpi.checkpoint.format import Header
-from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, read_moments, read_own
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -28,6 +28,7 @@ from istmpi.deploy.fitting import (
     open_fitting_data,
     require_source,
 )
+from istmpi.deploy.subnet import open_network
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
@@ -57,14 +58,15 @@ def evaluate(
     calibrate: bool = False,
     model: str | None = None,
     top_k: Sequence[int] | None = None,
+    subnet: int | None = None,
 ) -> Evaluation:
     """Return loss and score of a checkpoint's network on a split, by default of the run's own data.
 
-    Collective. ``top_k`` replaces evaluate.top_k. Moments of batch normalisations are the file's,
-    or new ones if the file has none or if ``calibrate``. Images have their last size. Raises
-    DataError on every rank if checkpoint or data cannot be used, or if outputs are not finite.
+    Collective. ``top_k`` replaces evaluate.top_k. ``subnet`` is as for `open_network`. Moments are
+    the file's, or new ones if ``calibrate`` or if it has none. Images have their last size.
+    Raises DataError on every rank for unusable files or outputs.
     """
-    with communicator.agreed(), open_checkpoint(path) as checkpoint:
+    with communicator.agreed(), open_network(path, subnet, model) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
         header = checkpoint.header
         source = source or require_source(checkpoint)
@@ -72,8 +74,7 @@ def evaluate(
         data = _open_data(checkpoint, source, split, communicator.rank, model)
         network, store = _load(checkpoint, data, communicator, model)
         data = resize_images(data, header.side).reshape(network.example_shape)
-        calibrate = calibrate or not checkpoint.calibrated
-        moments = None if calibrate else read_moments(checkpoint)
+        moments = _read_moments(checkpoint, calibrate)
         values_of = read_own(checkpoint)
     device = _choose_device(run, communicator)
     evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device)
@@ -85,12 +86,20 @@ def evaluate(
         score_name=data.scoring.score,
         source=source,
         split=split,
-        calibrated=calibrate and bool(network.batch_norms),
-        note=_join_notes(note_changed_source(network), evaluator.note.rstrip(".")),
+        calibrated=moments is None and bool(network.batch_norms),
+        note=_join_notes(network, evaluator),
     )
 
 
-def _join_notes(*notes: str) -> str:
+def _read_moments(checkpoint: Checkpoint, calibrate: bool) -> Moments | None:
+    """Return the file's moments; None if it has none, or if new ones are wanted."""
+    if calibrate or not checkpoint.calibrated:
+        return None
+    return read_moments(checkpoint)
+
+
+def _join_notes(network: Architecture, evaluator: Evaluator) -> str:
+    notes = (note_changed_source(network), evaluator.note.rstrip("."))
     return " ".join(filter(None, notes))
 
 

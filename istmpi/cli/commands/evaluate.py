@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from istmpi.cli.options import as_json, flag, own_class, text, whole_numbers
+from istmpi.cli.options import as_json, flag, own_class, subnet, text, whole_numbers
 from istmpi.cli.output import note, print_json, say, table, wide_console
 from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @text("--top-k", "K,...", "Classes: also the accuracy among the K most probable classes.")
 @flag("--by-class", "Also print recall, precision and F1 of each class, and the confusion.")
 @own_class
+@subnet
 @as_json
 def command(
     path: str,
@@ -41,6 +42,7 @@ def command(
     top_k: str | None,
     by_class: bool,
     model: str | None,
+    subnet: int | None,
     as_json: bool,
 ) -> None:
     """Score the network in CKPT on a whole split: its loss, and its score, such as the accuracy.
@@ -61,7 +63,7 @@ def command(
         communicator, Comm().patience, Path(path).parent, note, cure="Run the same command again."
     )
     with watched, communicator.whereabouts.enter("evaluate"):
-        result = evaluate(path, communicator, data, split, calibrate, model, numbers)
+        result = evaluate(path, communicator, data, split, calibrate, model, numbers, subnet)
     if communicator.rank > 0:
         return
     if result.note:
@@ -69,9 +71,17 @@ def command(
     if as_json:
         print_json(asdict(result))
         return
+    _print(result, _explain_calibration(path, calibrate, subnet), by_class)
+
+
+def _explain_calibration(path: str, calibrate: bool, subnet: int | None) -> str:
+    """Return the reason of a calibration, with a colon before it."""
     # A user who asked for it needs no reason.
-    why = "" if calibrate else f": {path} was saved without calibration"
-    _print(result, why, by_class)
+    if calibrate:
+        return ""
+    if subnet is not None:
+        return f": {path} has no calibration of this subnet"
+    return f": {path} was saved without calibration"
 
 
 def _print(result: Evaluation, why: str, by_class: bool) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from istmpi.cli.options import calibrate_on, flag, force, own_class, text
+from istmpi.cli.options import calibrate_on, flag, force, own_class, subnet, text
 from istmpi.cli.output import note, say
 from istmpi.comm import find_rank
 from istmpi.units import size
@@ -19,6 +19,7 @@ from istmpi.units import size
 @force
 @calibrate_on
 @own_class
+@subnet
 @flag("--changed-source", "Use the class although its source has changed since training.")
 def command(
     path: str,
@@ -27,6 +28,7 @@ def command(
     force: bool,
     calibrate_on: str | None,
     model: str | None,
+    subnet: int | None,
     changed_source: bool,
 ) -> None:
     """Write the network in CKPT for plain PyTorch, onnxruntime or NumPy; its predictions stay the
@@ -47,7 +49,7 @@ def command(
     from istmpi.deploy.export import export
 
     done = export(
-        path, form, Path(out) if out else None, calibrate_on, force, model, changed_source
+        path, form, Path(out) if out else None, calibrate_on, force, model, changed_source, subnet
     )
     if done.note:
         note(done.note)

@@ -22,6 +22,7 @@ from istmpi.cli.options import (
     list_rows,
     own_class,
     real,
+    subnet,
     text,
     whole,
 )
@@ -94,6 +95,7 @@ A prompt is continued token by token until the network ends the document; text i
 @flag("--resize", "images: resize the largest central square to the size of the training data.")
 @calibrate_on
 @own_class
+@subnet
 def command(**values: Any) -> None:
     if find_rank() > 0:
         return  # one process does it, however many were started
@@ -136,6 +138,7 @@ class _Request:
     resize: bool
     calibrate_on: str | None
     model: str | None
+    subnet: int | None
 
 
 def _require_fitting(request: _Request, trained: _Trained) -> None:
@@ -190,12 +193,13 @@ class _Trained:
 
 
 def _load(request: _Request) -> _Trained:
-    from istmpi.checkpoint.reader import open_checkpoint
     from istmpi.deploy.network import CalibratedNetwork
+    from istmpi.deploy.subnet import choose_calibration, open_network
 
-    with open_checkpoint(request.path) as checkpoint:
+    with open_network(request.path, request.subnet, request.model) as checkpoint:
+        calibrate_on = choose_calibration(checkpoint, request.subnet, request.calibrate_on)
         return _Trained(
-            network=CalibratedNetwork(checkpoint, request.calibrate_on, request.model),
+            network=CalibratedNetwork(checkpoint, calibrate_on, request.model),
             run=checkpoint.header.run,
             data=checkpoint.header.data,
             classes=checkpoint.classes,
