@@ -14,6 +14,7 @@ from istmpi.config import Run
 from istmpi.cost import Cost, phase_costs
 from istmpi.errors import ConfigError
 from istmpi.methods import limits
+from istmpi.methods.group_limits import require_groups
 from istmpi.models.tables import Facts, find_table
 from istmpi.names import has_table
 from istmpi.network.architecture import Architecture
@@ -41,10 +42,12 @@ class Described:
     smaller: Mapping[int, Architecture] = field(default_factory=dict)
     data: Dataset | None = None
 
-    def require_trainable(self, run: Run, ranks: int) -> list[tuple[Cost, int]]:
+    def require_trainable(
+        self, run: Run, ranks: int, group_size: int | None = None
+    ) -> list[tuple[Cost, int]]:
         """Return the costs of ``run`` on this network, which was made from its data.
 
-        Raises the errors with which its training would begin.
+        ``group_size``: the processes of a replica group; by default those of the settings. Raises the errors with which its training would begin.
         """
         from istmpi.training.best import Best
         from istmpi.training.epochs import count_examples
@@ -63,6 +66,8 @@ class Described:
             phase = run.override({"method.name": name})
             for network in (self.architecture, *self.smaller.values()):
                 limits.require_usable(run, phase, self.data, network, ranks, members, examples)
+                # Without a job, the processes of a host are not known.
+                require_groups(phase, self.data, network, group_size or run.train.group_size or 1)
         return costs
 
 

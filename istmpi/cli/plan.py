@@ -29,7 +29,9 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     figures = _figures(run, network, costs, alone)
     figures["sent_bytes"] = run_bytes(run, network, ranks, planned.smaller)
     if run.train.group_size > 1:
-        figures["group"] = asdict(count_group(run, network, ranks, run.train.group_size))
+        figures["group"] = asdict(
+            count_group(run, network, ranks, run.train.group_size, costs[0][0].local_steps)
+        )
     if planned.data is not None:
         from istmpi.evaluation.planning import plan_evaluations
 

@@ -193,6 +193,17 @@ class Membership:
         if self.leads:
             self._communicator.ledger.add(nbytes, 1, GROUP)
 
+    # ---- what all processes compute
+
+    def average_over_groups(self, values: Sequence[float]) -> list[float]:
+        """Return the means over all groups of values that the members of each have in common.
+        Collective in the job."""
+        means: list[float] = []
+        if self.leads:
+            by_group = self._communicator.allgather(list(values))
+            means = [sum(column) / self.groups for column in zip(*by_group, strict=True)]
+        return self.inside.broadcast_from_root(means)
+
     # ---- what members tell
 
     def listen(self) -> None:

@@ -47,6 +47,7 @@ _ALL = (
         "gradients are averaged in each step",
         "data_parallel.DataParallel",
         sends_every_step=True,
+        changes_gradients=True,
         replicated=True,
         received=count_reduced,
         always_carries=True,
@@ -155,6 +156,7 @@ _ALL = (
         "admm.ADMM",
         settings=("penalty",),
         replicated=True,
+        changes_gradients=True,
         own_state=True,
         always_carries=True,
         copies=lambda run, ranks, slots: 4 + slots,  # consensus, dual; both of a round's start

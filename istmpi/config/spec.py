@@ -63,6 +63,8 @@ class MethodSpec:
     sends_every_step: bool = False
     """True if the method sends in every local step. Ranks take these steps together, so they may
     share a batch."""
+    changes_gradients: bool = False
+    """True if the method changes gradients before an optimizer's step."""
     sends_since: Callable[[RunSettings], int] = lambda run: 0
     """The first round in which the method sends."""
     replicated: bool = False

@@ -33,21 +33,27 @@ class GroupCost:
     """The memory of another member."""
 
 
-def count_group(run: Run, architecture: Architecture, ranks: int, members: int) -> GroupCost:
-    """Return the cost of ``ranks`` groups of several members."""
+def count_group(
+    run: Run, architecture: Architecture, ranks: int, members: int, local_steps: int
+) -> GroupCost:
+    """Return the cost of ``ranks`` groups of several members, which take ``local_steps`` in a
+    round."""
     member_run = run.override({"train.batch": ceil(run.train.batch / members)})
     counted = cost(member_run, architecture, ranks)
     subnets = sum(len(part.part.ranks) * part.memory.network for part in counted.parts)
+    subnets *= counted.held.taking_part
     state = 0
     if counted.spec.keeps_optimizer(run):
         state = len(choose_optimizer(run.optimizer).slots)
     # A leader sends what a round begins with to each other member.
     sent = (1 + state) * subnets
     # Each of N members sends 2 (N-1) / N of all gradients in a step.
-    sent += 2 * counted.local_steps * subnets
-    if counted.spec.sends_every_step:
-        # The mean over groups follows.
-        sent += counted.local_steps * subnets
+    sent += 2 * local_steps * subnets
+    if counted.spec.changes_gradients:
+        sent += local_steps * subnets
+    if counted.spec.delay_by_default:
+        # All fragments arrive between steps.
+        sent += subnets
     memory = counted.largest.memory
     # Buckets keep the gradients' memory from step to step.
     kept = memory.gradients

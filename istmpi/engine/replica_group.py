@@ -12,7 +12,7 @@ import shutil
 import socket
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,13 @@ class Step:
     number: int
     local_step: int
     rate: float
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """A leader's call to take its values of some weights, which changed between two steps."""
+
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -127,8 +134,12 @@ class ReplicaGroup:
         torch.distributed.destroy_process_group()
 
     def _choose_backend(self, device: torch.device) -> str:
-        devices = self._inside.allgather((device.type, device.index))
-        if device.type == "cuda" and len(set(devices)) == self.size:
+        identity = ""
+        if device.type == "cuda":
+            # A scheduler may show each process one GPU, which then has the number 0.
+            identity = str(torch.cuda.get_device_properties(device).uuid)
+        identities = self._inside.allgather(identity)
+        if all(identities) and len(set(identities)) == self.size:
             return "nccl"
         return "gloo"
 
@@ -140,6 +151,11 @@ class ReplicaGroup:
         """Return the examples of a batch that this member takes; parts differ by one at most."""
         part = cut(examples, self.size, self.member)
         return slice(part.start, part.stop)
+
+    def refresh(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give the other members the leader's values of some weights."""
+        self.membership.tell(Refresh(tuple(tensors)))
+        self.share(tensors.values())
 
     def count_method(self) -> int:
         """Return the number of methods that were counted before."""
@@ -155,6 +171,8 @@ class ReplicaGroup:
 
         # A rank lacks some residual blocks, whose parameters are empty.
         empty = [name for name, values in network.named_parameters() if not values.numel()]
+        if len(empty) == len(list(network.parameters())):
+            return network
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, empty)
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._gradient_bytes = sum(parameter.nbytes for parameter in trained)

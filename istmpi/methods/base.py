@@ -163,7 +163,8 @@ class Method(LocalTraining, ABC):
     def _begin_in_group(self, number: int) -> None:
         """Give this round's subnet, with its values, to the other members of the group."""
         group = self.job.group
-        if group is None:
+        # A rank without steps has nothing for its members.
+        if group is None or not self.steps(number):
             return
         subnet = self.subnet
         assert subnet.lengths is not None, "`build` has built it"
@@ -301,10 +302,10 @@ class Method(LocalTraining, ABC):
         }
         self._deals[number] = deal
 
-    def _join_losses(self) -> None:
-        """Add up the parts of the members of the group in the losses of all steps."""
+    def _join_losses(self, number: int) -> None:
+        """Add up the parts of the members of the group in the losses of a round's steps."""
         group = self.job.group
-        if group is None:
+        if group is None or not self.steps(number):
             return
         group.membership.tell(Collect())
         parts, signal = group.membership.collect(self._losses.values())
@@ -314,7 +315,7 @@ class Method(LocalTraining, ABC):
     def _agree(self, number: int, complete: bool) -> None:
         """Agree on a round's mean loss and the next deal, in one message. Raises the errors of
         `local_steps`."""
-        self._join_losses()
+        self._join_losses(number)
         trained = self.subnet.network.parameters() if self.steps(number) else ()
         summary = self._losses.summarise(trained, is_first_round=number == 0)
         self.job.stop.asked()

@@ -106,7 +106,8 @@ class DataParallel(ReplicatedMethod):
         every rank if the user's loss returns pairs on some ranks only.
         """
         minimised, loss = super().objective(network, batch)
-        if not self._amounts:
+        # The leader of a group counts what its members have.
+        if not self._amounts or self.job.group:
             return minimised, loss
         counts = [amount.count for amount in self._amounts.values() if not amount.is_mean]
         communicator = self.job.communicator
@@ -148,5 +149,3 @@ class DataParallel(ReplicatedMethod):
                 mean.add(name, parameter.grad)
         with self.job.clock("all-reduce"):
             mean.finish()
-            if self.job.group:
-                self.job.group.share(self.subnet.list_gradients())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 from istmpi.settings import shown
 from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, NEXT_TOKEN, OWN, REGRESSION, TASKS
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from istmpi.data.dataset import Dataset
     from istmpi.network.architecture import Architecture
 
-ALLOWED = ("ist", "local-sgd", "data-parallel", "diloco", "sparse-loco")
-"""The methods whose steps members of a group can take together."""
+REFUSED = ("codistillation", "joint")
+"""The methods whose losses need other ranks' outputs, which only leaders have."""
 DIVISIBLE = (CLASSIFICATION, REGRESSION, NEXT_TOKEN, DENSE_LABELS, OWN)
 """The tasks whose batches members can divide: each tensor has a row for each example."""
 
@@ -25,15 +26,10 @@ def require_groups(phase: Run, data: Dataset, network: Architecture, members: in
     setting = f"train.group_size = {train.group_size or 'host'}"
     if members == 1:
         return
-    if phase.method.name not in ALLOWED:
+    if phase.method.name in REFUSED:
         raise ConfigError(
-            f"{setting} does not go with method {phase.method.name}. Use {', '.join(ALLOWED[:-1])} "
-            f"or {ALLOWED[-1]}, or leave it out."
-        )
-    if data.task == OWN and phase.method.name == "data-parallel":
-        raise ConfigError(
-            f"{setting} does not go with data-parallel and your loss function. Use another "
-            "method, or leave it out."
+            f"{setting} does not go with method {phase.method.name}. Use another method, or leave "
+            "it out."
         )
     if data.task not in DIVISIBLE:
         raise ConfigError(
@@ -43,6 +39,12 @@ def require_groups(phase: Run, data: Dataset, network: Architecture, members: in
     least = members
     if network.batch_norms:
         least = 2 * members
+    in_passes = METHODS[phase.method.name].in_passes
+    if in_passes and network.batch_norms:
+        raise ConfigError(
+            f"{setting} does not go with method {phase.method.name} and batch normalisation: a "
+            "pass may end with one example. Use another normalisation, or leave it out."
+        )
     if train.batch < least:
         reason = "an example"
         if network.batch_norms:

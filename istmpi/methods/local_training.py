@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -60,11 +60,14 @@ class LocalTraining:
         self.subnet.begin_step(step, rate, self.job.architecture.stochastic)
         minimised, loss = self.objective(self.subnet.averaging, batch)
         if share is not None and self._amounts:
+            minimised, loss = self._join_amounts(share)
             share = 1.0
-            minimised = loss = self._join_amounts()
         self._go_back(minimised, share)
         self._require_gradients()
         self.before_update()
+        if self.job.group and self.spec.changes_gradients:
+            gradients = self.subnet.list_gradients(self.spec.sends_every_step)
+            self.job.group.share(gradients)
         self.subnet.end_step(step, rate)
         if share is not None:
             loss = loss * share
@@ -76,7 +79,12 @@ class LocalTraining:
         group = self.job.group
         if group is None:
             return batch, None
-        part = take_part(batch, group.take_part(batch.examples))
+        rows = group.take_part(batch.examples)
+        is_idle = rows.start == rows.stop
+        if is_idle:
+            # A member without an example takes part in the mean of gradients, with zeros.
+            rows = slice(0, 1)
+        part = take_part(batch, rows)
         if part is None:
             raise ConfigError(
                 f"{self.job.run.data.source}: a batch has a tensor without a row for each example, "
@@ -84,21 +92,37 @@ class LocalTraining:
             )
         if issubclass(self.task, OwnTask):
             # Only the loss knows how much counts.
-            return part, 1.0
+            return part, float(not is_idle)
+        if is_idle:
+            return part, 0.0
         return part, self._weigh(part) / self._weigh(batch)
 
-    def _join_amounts(self) -> torch.Tensor:
-        """Return this member's part of the mean loss of the whole batch, whose amounts a user's
-        loss has computed; note how much counts in the whole batch. Collective in the group."""
+    def _join_amounts(self, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return this member's part of the value that the step minimises, and of the mean loss of
+        the whole batch, whose amounts a user's loss has computed. Note how much counts in the whole
+        batch. Collective in the group, and in the job if the method sends in every step.
+
+        ``share``: 0 for a member without an example, otherwise 1.
+        """
         group = self.job.group
         assert group is not None, "a rank alone has whole batches"
-        amounts = self._amounts.values()
-        by_member, _ = group.membership.collect([amount.count for amount in amounts])
-        totals = [sum(counts) for counts in zip(*by_member, strict=True)]
-        terms = []
-        for amount, total in zip(amounts, totals, strict=True):
-            terms.append(amount.mean * (amount.count / (total or 1.0)))
+        counts = [share * amount.count for amount in self._amounts.values()]
+        by_member, _ = group.membership.collect(counts)
+        totals = [sum(of_amount) for of_amount in zip(*by_member, strict=True)]
         self._losses.join_weight(totals[0])
+        loss = self._add_amounts(counts, totals)
+        if not self.spec.sends_every_step:
+            return loss, loss
+        # The mean over groups of what they minimise is then that of the joined batches.
+        means = group.membership.average_over_groups(totals)
+        return self._add_amounts(counts, means), loss
+
+    def _add_amounts(self, counts: Sequence[float], totals: Sequence[float]) -> torch.Tensor:
+        """Return the sum of a user's amounts, each as a mean over ``counts``, weighed by their
+        share of ``totals``."""
+        terms = []
+        for amount, count, total in zip(self._amounts.values(), counts, totals, strict=True):
+            terms.append(amount.mean * (count / (total or 1.0)))
         return sum(terms[1:], start=terms[0])
 
     def _go_back(self, minimised: torch.Tensor, share: float | None) -> None:

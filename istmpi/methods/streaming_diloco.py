@@ -129,3 +129,5 @@ class StreamingDiLoCo(ReplicatedMethod):
             # New tensors, because a rollback needs the old ones.
             self._common |= stepped
             self.subnet.tensors[name].copy_(torch.lerp(mean, self.subnet.tensors[name], mix))
+        if self.job.group:
+            self.job.group.refresh({name: self.subnet.tensors[name] for name in starts})

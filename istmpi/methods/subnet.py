@@ -132,12 +132,16 @@ class Subnet:
             for slot in self.spec.slots:
                 yield self.tensors[Slot(name, slot)]
 
-    def list_gradients(self) -> Iterator[torch.Tensor]:
-        """Yield the gradients of all parameters; a missing one is made, of zeros."""
+    def list_gradients(self, everything: bool) -> Iterator[torch.Tensor]:
+        """Yield the gradients of all parameters, in an order that all members have.
+
+        ``everything``: a missing gradient is made, of zeros.
+        """
         for parameter in self.network.parameters():
-            if parameter.grad is None:
+            if parameter.grad is None and everything:
                 parameter.grad = torch.zeros_like(parameter)
-            yield parameter.grad
+            if parameter.grad is not None:
+                yield parameter.grad
 
     @property
     def _present_optimizer(self) -> torch.optim.Optimizer:

@@ -8,7 +8,7 @@ from functools import partial
 from istmpi.comm import HangWatch
 from istmpi.comm.groups import End, Membership, Start
 from istmpi.config import Run
-from istmpi.engine.replica_group import Begin, Collect, ReplicaGroup, Step
+from istmpi.engine.replica_group import Begin, Collect, Refresh, ReplicaGroup, Step
 from istmpi.errors import IstmpiError
 from istmpi.methods.agreement import StepLosses
 from istmpi.methods.job import LocalJob
@@ -36,10 +36,9 @@ class MemberTraining(LocalTraining):
             raise AssertionError("a member has a group")
         return self.job.group
 
-    def before_update(self) -> None:
-        """Take the mean of the gradients of all groups, if the method sends them in each step."""
-        if self.spec.sends_every_step:
-            self._group.share(self.subnet.list_gradients())
+    def refresh(self, call: Refresh) -> None:
+        """Take the leader's values of some weights."""
+        self._group.share(self.subnet.tensors[name] for name in call.names)
 
     def report(self) -> None:
         """Send the leader this member's part of the losses of a round."""
@@ -66,7 +65,9 @@ class Member(Setup):
                 training.begin(call)
                 continue
             assert training is not None, "a round begins before its steps"
-            if isinstance(call, Step):
+            if isinstance(call, Refresh):
+                training.refresh(call)
+            elif isinstance(call, Step):
                 whereabouts.step(call.local_step + 1)
                 with self.clock("compute"):
                     training.take_step(call.number, call.rate)

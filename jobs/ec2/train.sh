@@ -13,6 +13,7 @@ CLUSTER=$(dirname "${BASH_SOURCE[0]}")/cluster
 REGION=()
 UP=(--preset paper-2)
 SEND=()
+EACH=()
 FOLDER=runs
 # ----
 
@@ -36,4 +37,4 @@ finish() {
 
 "$CLUSTER" "${REGION[@]}" up "$NAME" "${UP[@]}"
 trap finish EXIT
-"$CLUSTER" "${REGION[@]}" run "$NAME" "${SEND[@]}" -- istmpi train "$@"
+"$CLUSTER" "${REGION[@]}" run "$NAME" "${SEND[@]}" -- "${EACH[@]}" istmpi train "$@"

@@ -221,7 +221,7 @@ ANY_LAUNCHER = """case $* in
     --mpi=list) echo pmi2; exit ;;
 esac
 echo "$(basename "$0") $*" >>started
-case $* in *--mpi=pmi2*) exit 1 ;; *--meet*) echo "2 ranks meet: all" ;; esac"""
+case $* in *--mpi=pmi2*) exit 1 ;; *=4*--meet*) echo "4 ranks meet: all" ;; *--meet*) echo "2 ranks meet: all" ;; esac"""
 """Stands in for srun, flux and mpiexec: it notes its words, and only ranks of --mpi=pmi2 do not meet."""
 
 
@@ -233,6 +233,7 @@ JSRUN = "jsrun -n {ranks} -r {ranks-per-host} -c {cores} {hosts}"
     "words, environment, started",
     [
         ([], SLURM, "srun --nodes=2 --ntasks=2 "),
+        (["--sockets", "2"], SLURM, "srun --ntasks-per-socket=1 --cpu-bind=sockets --nodes=2 --ntasks=4 "),
         (["--launcher", "cray_shasta"], SLURM, "srun --mpi=cray_shasta --nodes=2"),
         (["--threads", "3"], {"FLUX_URI": "local://here"}, "flux run --nodes=2 --ntasks=2 --cores-per-task=3 work"),
         (["--launcher", "pals", "--hosts", "hosts"], {}, "mpiexec -n 2 --ppn 1 --depth "),
@@ -257,7 +258,9 @@ def test_launchers_of_other_machines_get_their_words(tmp_path, words, environmen
     lines = (tmp_path / "started").read_text().splitlines()
     assert lines[-1].startswith(started) and lines[-1].endswith(" work"), lines
     assert "istmpi doctor --meet" in lines[-2] and lines[-2].startswith(started.removesuffix("work")), lines
-    assert ("do not meet" in done.stderr) == (environment.get("SLURM_JOB_NODELIST") is not None and not words)
+    assert ("do not meet" in done.stderr) == (
+        environment.get("SLURM_JOB_NODELIST") is not None and "--launcher" not in words
+    )
 
 
 def test_a_file_of_hosts_from_windows_or_of_open_mpi_is_read(tmp_path):

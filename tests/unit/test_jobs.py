@@ -64,6 +64,25 @@ def test_slurm_fills_in_what_was_asked_for():
     assert "\nOPTIONS=(--restarts 3 --relaunch 3 --launcher pmix --ranks-per-host 2)\n" in script
 
 
+@pytest.mark.parametrize("form", ["slurm", "pbs", "lsf", "ec2"])
+def test_the_processes_of_a_node_train_one_subnet_unless_another_size_of_groups_is_given(form, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[train]\ngroup_size = 4\n")
+    nodes = "--instances" if form == "ec2" else "--nodes"
+    for several, options, train in (
+        (("--gpus", 8), (), "digits --group-size host"),
+        (("--gpus", 8), ("--group-size", 1), "digits --group-size 1"),
+        (("--gpus", 8), ("--set", "train.group_size=2"), "digits --set train.group_size=2"),
+        ((), (), "digits"),
+    ):
+        script = job(form, "digits", nodes, 2, *several, "--", *options)
+        assert f"\nset -- {train}\n" in script and ("--ranks-per-host 8" in script) == bool(several)
+    assert f"\nset -- {file}\n" in job(form, file, nodes, 2, "--gpus", 8)
+    if form != "ec2":
+        script = job(form, "digits", nodes, 2, "--sockets", 2)
+        assert "--sockets 2)\n" in script and "\nset -- digits --group-size host\n" in script
+
+
 GRAMMAR = {
     "slurm": r"#{1,2}SBATCH --((job-name|account|partition)=[\w.-]+|(nodes|(ntasks|gpus)-per-node|cpus-per-task)=\d+|"
     r"exclusive|time=[\d:-]+|mem=\d+G|array=1-\d+|requeue|no-kill|signal=USR1@\d+|open-mode=append|output=%x-%j.out)",
@@ -153,6 +172,9 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
             "hidden1 has 2 units, but the run has 4 ranks",
         ),
         (("slurm", "digits", "--", "--lrr", "2"), "No such option"),
+        (("pbs", "digits", "--gpus", 8, "--", "--group-size", 3), "train.group_size = 3 does not divide the 8"),
+        (("lsf", "digits", "--gpus", 8, "--sockets", 2), "--gpus and --sockets both say"),
+        (("slurm", "digits", "--gpus", 2, "--", "--method", "joint"), "host does not go with method joint"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_is_printed(arguments, message):

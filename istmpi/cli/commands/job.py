@@ -50,7 +50,15 @@ def command() -> None:
 @text("--account", "NAME", "Account, or project, that pays.")
 @whole("--memory", "GB", "Memory of each node.", 1, 1_000_000)
 @flag("--compare", "Compare several methods in turn: istmpi compare.")
-@whole("--gpus", "N", "GPUs, and ranks, on each node.", 1, MOST_RANKS)
+@whole(
+    "--gpus",
+    "N",
+    "GPUs of each node. A process for each trains the node's subnet with the others; after --, "
+    "--group-size 1 makes each a rank.",
+    1,
+    MOST_RANKS,
+)
+@whole("--sockets", "N", "Sockets of each node, with a process for each, as with --gpus.", 1, 64)
 @whole("--seeds", "N", "Train with the seeds 1 to N, by an array of jobs.", 2, 10_000)
 @text("--modules", "NAME,NAME,...", "Environment modules to load.")
 @click.option(
@@ -81,29 +89,43 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **parame
     table = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")
     scheduler = table[form]
     parameters = {key: value for key, value in parameters.items() if value is not None}
-    ranks_per_node = parameters.get("gpus", 1)
-    # At least a core for each rank.
-    cores = parameters.get("cores", max(8, ranks_per_node))
-    _require_sound(parameters, options, scheduler, ranks_per_node, cores)
+    per_node = parameters.get("gpus") or parameters.get("sockets", 1)
+    # At least a core for each process.
+    cores = parameters.get("cores", max(8, per_node))
+    _require_sound(parameters, options, scheduler, per_node, cores)
     compare = parameters["compare"]
+    if per_node > 1 and not compare:
+        options = _join_each_host(run, options)
     verb = "compare" if compare else "train"
     # A comparison trains several methods in turn.
     limits = _limits(parameters.get("time", "12:00:00" if compare else "4:00:00"))
-    ranks = parameters.get("nodes", 1) * ranks_per_node
-    resolved = check((run, *options), ranks, verb, limits["seconds"] / 60)
+    nodes = parameters.get("nodes", 1)
+    resolved = check((run, *options), nodes * per_node, verb, limits["seconds"] / 60, nodes=nodes)
     _require_files(resolved)
     if "seeds" in parameters and resolved.output.folder:
         raise ConfigError(
             f"--out {resolved.output.folder}: with --seeds each seed has a folder. "
             "Set ISTMPI_RUNS instead."
         )
-    fields = _list_fields(parameters, limits, run, ranks_per_node, cores)
+    fields = _list_fields(parameters, limits, run, per_node, cores)
     lines = _list_environment(parameters.get("modules"))
     lines.append(f"OPTIONS=({shlex.join(_list_launch_options(parameters, scheduler))})")
     lines += [line.format_map(fields) for line in scheduler["lines"]]
     template = read_template(scheduler["template"].format(verb=verb))
     template = fill_directives(template, scheduler, fields, table["examples"])
     print_script(template, form, lines, (run, *options))
+
+
+def _join_each_host(run: str, options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the options of istmpi train, with which the processes of a node train one subnet
+    unless a size of groups is given."""
+    parameters = _parse("train", (run, *options))
+    assignments = parameters.pop("assignments")
+    is_given = any(text.strip().startswith("train.group_size") for text in assignments)
+    in_file = resolve(parameters.pop("run"), assignments, parameters).train.group_size != 1
+    if is_given or in_file or parameters["group_size"] is not None:
+        return options
+    return (*options, "--group-size", "host")
 
 
 def _list_fields(
@@ -138,8 +160,11 @@ def _require_sound(
         )
     if "restarts" in parameters and "restarts" not in scheduler["options"]:
         raise click.UsageError("--restarts is for istmpi job slurm only.")
+    if "gpus" in parameters and "sockets" in parameters:
+        raise click.UsageError("--gpus and --sockets both say how many processes a node has.")
     if cores < ranks:
-        raise ConfigError(f"--cores {cores}: must be at least --gpus, {ranks}.")
+        option = "--gpus" if "gpus" in parameters else "--sockets"
+        raise ConfigError(f"--cores {cores}: must be at least {option}, {ranks}.")
     if "seeds" in parameters and re.search(r"--seed|train\.seed=", " ".join(options)):
         raise ConfigError("--seed: with --seeds the seeds are 1 to N. Leave it out.")
     for file in parameters["stage"]:
@@ -160,6 +185,7 @@ def _list_launch_options(parameters: Mapping[str, Any], scheduler: Mapping[str, 
         # A comparison must keep its number of ranks, so it is not resumed on fewer nodes.
         "relaunch": None if parameters["compare"] else 3,
         "ranks-per-host": parameters.get("gpus"),
+        "sockets": None,
     }
     values |= parameters
     words = list_options({key: values.get(key) for key in scheduler["options"]})
@@ -221,6 +247,7 @@ def _limits(text: str) -> dict[str, Any]:
 @_RUN
 @_OPTIONS
 @whole("--instances", "N", "Instances, one rank on each.", 1, MOST_RANKS, required=True)
+@whole("--gpus", "N", "GPUs of each instance, which train its subnet together.", 1, 64, default=1)
 @text("--type", "TYPE", "Instance type.", default="m5.2xlarge")
 @flag(
     "--spot",
@@ -237,7 +264,12 @@ def _limits(text: str) -> dict[str, Any]:
     "--package", "REQUIREMENT", "Requirement for pip on the instances: a version or a git address."
 )
 def ec2(
-    run: str, options: tuple[str, ...], key: str | None, ssh_from: str | None, **parameters: Any
+    run: str,
+    options: tuple[str, ...],
+    key: str | None,
+    ssh_from: str | None,
+    gpus: int,
+    **parameters: Any,
 ) -> None:
     """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes
     the cluster.
@@ -249,7 +281,10 @@ def ec2(
     Give options of istmpi train after --. A run file and a data file are sent along if this machine
     has them.
     """
-    resolved = check((run, *options), parameters["instances"])
+    if gpus > 1:
+        options = _join_each_host(run, options)
+    instances = parameters["instances"]
+    resolved = check((run, *options), instances * gpus, nodes=instances)
     out = _find_shared_folder(resolved)
     arguments = [run, *options]
     send = []
@@ -266,6 +301,7 @@ def ec2(
         f"REGION=({shlex.join(list_options({'region': parameters['region'] or None}))})",
         f"UP=({shlex.join(_list_cluster_options(parameters))})",
         f"SEND=({shlex.join(send)})",
+        f"EACH=({shlex.join(list_options({'ranks-per-host': gpus if gpus > 1 else None}))})",
         f"FOLDER={shlex.quote(str(out))}",
     ]
     if key:
@@ -297,16 +333,17 @@ def _list_cluster_options(parameters: Mapping[str, Any]) -> list[str]:
 
 @command.command("folder")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@whole("--ranks", "P", "Ranks of the run.", 1, MOST_RANKS, default=1)
-def folder(arguments: tuple[str, ...], ranks: int) -> None:
-    """Check a run as istmpi train would on P ranks and print its folder: istmpi job folder -- RUN
-    [options].
+@whole("--ranks", "P", "Processes of the run.", 1, MOST_RANKS, default=1)
+@whole("--nodes", "N", "Hosts of the run.", 1, MOST_RANKS, default=1)
+def folder(arguments: tuple[str, ...], ranks: int, nodes: int) -> None:
+    """Check a run as istmpi train would in P processes and print its folder: istmpi job folder --
+    RUN [options].
 
     Job scripts call this first.
     """
     from istmpi.record import home
 
-    run = check(arguments, ranks, runs_code=True)
+    run = check(arguments, ranks, runs_code=True, nodes=nodes)
     click.echo(home(run.output.folder, run.name))
 
 
@@ -329,14 +366,15 @@ def _parse(verb: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 def check(
     arguments: Sequence[str],
-    ranks: int,
+    processes: int,
     verb: str = "train",
     minutes: float = float("inf"),
     runs_code: bool = False,
+    nodes: int = 1,
 ) -> Run:
-    """Return a command line's run; raise ConfigError if ranks or minutes do not fit.
+    """Return a command line's run; raise ConfigError if processes or minutes do not fit.
 
-    ``runs_code``: build users' networks.
+    ``runs_code``: build users' networks. ``nodes``: hosts with equal numbers of processes.
     """
     from istmpi.cli.networks import describe_run
     from istmpi.config.methods import find_method_spec
@@ -353,17 +391,30 @@ def check(
     run = resolve(
         parameters.pop("run"), parameters.pop("assignments"), parameters, methods=compared
     )
+    size = _size_groups(run, processes // nodes)
+    ranks = processes // size
     # To build a user's network is to run its code; only the job does that.
     if is_own(run.model.name) and not runs_code:
         return run.with_implied()
     planned = describe_run(run, None, ranks=ranks)
     if verb != "compare":
-        planned.require_trainable(planned.run, ranks)
+        planned.require_trainable(planned.run, ranks, size)
         return planned.run
     for name in compared:
         find_method_spec(name, "--methods:")
         planned.require_trainable(planned.run.override({"method.name": name}), ranks)
     return planned.run
+
+
+def _size_groups(run: Run, on_a_node: int) -> int:
+    """Return the number of processes of a replica group."""
+    size = run.train.group_size or on_a_node
+    if on_a_node % size:
+        raise ConfigError(
+            f"train.group_size = {size} does not divide the {on_a_node} processes on each node. "
+            f"Start a multiple of {size}."
+        )
+    return size
 
 
 def _require_files(run: Run) -> None:
