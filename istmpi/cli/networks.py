@@ -47,7 +47,8 @@ class Described:
     ) -> list[tuple[Cost, int]]:
         """Return the costs of ``run`` on this network, which was made from its data.
 
-        ``group_size``: the processes of a replica group; by default those of the settings. Raises the errors with which its training would begin.
+        ``group_size``: the processes of a replica group; by default those of the settings. Raises
+        the errors with which its training would begin.
         """
         from istmpi.training.best import Best
         from istmpi.training.epochs import count_examples

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,19 +120,35 @@ def check_devices(communicator: Communicator) -> list[Finding]:
     equipped = [(names, size) for names, size, _ in per_rank if names]
     if not equipped:
         return [_judge_without_device(any(driver for _, _, driver in per_rank))]
-    kinds = ", ".join(sorted({name for names, _ in equipped for name in names}))
     if len(equipped) < len(per_rank):
         cure = (
             "Start ranks only on hosts with a GPU, or train all on the CPU: --set train.device=cpu."
         )
-        return [yellow("GPU", f"{kinds}, on {len(equipped)} of {len(per_rank)} ranks only", cure)]
-    # Ranks of a host that has fewer devices than ranks must share them.
+        fact = f"{_name_kinds(equipped)}, on {len(equipped)} of {len(per_rank)} ranks only"
+        return [yellow("GPU", fact, cure)]
+    return [judge_devices(equipped)]
+
+
+def judge_devices(equipped: Sequence[tuple[Sequence[str], int]]) -> Finding:
+    """Judge, for each process, the names of its host's devices and the number of processes there."""
+    kinds = _name_kinds(equipped)
+    # Processes of a host that has fewer devices must share them.
     shared = [(size, len(names)) for names, size in equipped if size > len(names)]
     if shared:
         size, count = max(shared)
         fact = f"{kinds}; up to {size} ranks of a host share {counted(count, 'device')}"
-        return [yellow("GPU", fact, "Start one rank for each device.")]
-    return [green("GPU", f"{kinds}: a device for each rank")]
+        return yellow("GPU", fact, "Start one rank for each device.")
+    idle = [(len(names), size) for names, size in equipped if size < len(names)]
+    if idle:
+        count, size = max(idle)
+        fact = f"{kinds}; a host has {counted(count, 'device')} for {counted(size, 'rank')}"
+        cure = f"Start {count} processes there, and train with --group-size host."
+        return yellow("GPU", fact, cure)
+    return green("GPU", f"{kinds}: a device for each process")
+
+
+def _name_kinds(equipped: Iterable[tuple[Sequence[str], int]]) -> str:
+    return ", ".join(sorted({name for names, _ in equipped for name in names}))
 
 
 def _judge_without_device(driver: bool) -> Finding:

@@ -221,7 +221,11 @@ ANY_LAUNCHER = """case $* in
     --mpi=list) echo pmi2; exit ;;
 esac
 echo "$(basename "$0") $*" >>started
-case $* in *--mpi=pmi2*) exit 1 ;; *=4*--meet*) echo "4 ranks meet: all" ;; *--meet*) echo "2 ranks meet: all" ;; esac"""
+case $* in
+    *--mpi=pmi2*) exit 1 ;;
+    *=4*--meet*) echo "4 ranks meet: all" ;;
+    *--meet*) echo "2 ranks meet: all" ;;
+esac"""
 """Stands in for srun, flux and mpiexec: it notes its words, and only ranks of --mpi=pmi2 do not meet."""
 
 

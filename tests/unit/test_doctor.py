@@ -127,3 +127,16 @@ def test_a_hang_is_ended_with_its_place():
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(30))
     assert result.returncode == -signal.SIGKILL
     assert result.stderr == f"istmpi doctor: rank 3 on {socket.gethostname()} hangs while starting MPI\n"
+
+
+@pytest.mark.parametrize(
+    "devices, processes, fact, cure",
+    [
+        (8, 8, "H200: a device for each process", ""),
+        (8, 1, "H200; a host has 8 devices for 1 rank", "Start 8 processes there, and train with --group-size host."),
+        (2, 3, "H200; up to 3 ranks of a host share 2 devices", "Start one rank for each device."),
+    ],
+)
+def test_devices_are_judged_by_the_processes_of_their_host(devices, processes, fact, cure):
+    finding = mpi.judge_devices([(["H200"] * devices, processes)] * processes)
+    assert (finding.fact, finding.cure) == (fact, cure)
