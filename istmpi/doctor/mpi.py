@@ -130,7 +130,8 @@ def check_devices(communicator: Communicator) -> list[Finding]:
 
 
 def judge_devices(equipped: Sequence[tuple[Sequence[str], int]]) -> Finding:
-    """Judge, for each process, the names of its host's devices and the number of processes there."""
+    """Judge devices. ``equipped``: for each process, the names of its host's devices, and the
+    number of processes there."""
     kinds = _name_kinds(equipped)
     # Processes of a host that has fewer devices must share them.
     shared = [(size, len(names)) for names, size in equipped if size > len(names)]

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
+from istmpi.cli.job_check import check, join_each_host, require_files
 from istmpi.cli.options import MOST_RANKS, flag, text, whole
-from istmpi.cli.run_options import resolve
 from istmpi.cli.scripts import (
     TEMPLATES,
     fill_directives,
@@ -26,8 +26,7 @@ from istmpi.cli.scripts import (
 from istmpi.config import Run
 from istmpi.environment import read
 from istmpi.errors import ConfigError
-from istmpi.foreign import is_file, read_toml
-from istmpi.names import is_own
+from istmpi.foreign import read_toml
 
 _LONGEST_DAYS = 365
 
@@ -94,19 +93,15 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **parame
     cores = parameters.get("cores", max(8, per_node))
     _require_sound(parameters, options, scheduler, per_node, cores)
     compare = parameters["compare"]
-    if per_node > 1 and not compare:
-        options = _join_each_host(run, options)
+    if not compare:
+        options = join_each_host(run, options, per_node)
     verb = "compare" if compare else "train"
     # A comparison trains several methods in turn.
     limits = _limits(parameters.get("time", "12:00:00" if compare else "4:00:00"))
     nodes = parameters.get("nodes", 1)
     resolved = check((run, *options), nodes * per_node, verb, limits["seconds"] / 60, nodes=nodes)
-    _require_files(resolved)
-    if "seeds" in parameters and resolved.output.folder:
-        raise ConfigError(
-            f"--out {resolved.output.folder}: with --seeds each seed has a folder. "
-            "Set ISTMPI_RUNS instead."
-        )
+    require_files(resolved)
+    _require_folders(resolved, parameters)
     fields = _list_fields(parameters, limits, run, per_node, cores)
     lines = _list_environment(parameters.get("modules"))
     lines.append(f"OPTIONS=({shlex.join(_list_launch_options(parameters, scheduler))})")
@@ -116,16 +111,13 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **parame
     print_script(template, form, lines, (run, *options))
 
 
-def _join_each_host(run: str, options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options of istmpi train, with which the processes of a node train one subnet
-    unless a size of groups is given."""
-    parameters = _parse("train", (run, *options))
-    assignments = parameters.pop("assignments")
-    is_given = any(text.strip().startswith("train.group_size") for text in assignments)
-    in_file = resolve(parameters.pop("run"), assignments, parameters).train.group_size != 1
-    if is_given or in_file or parameters["group_size"] is not None:
-        return options
-    return (*options, "--group-size", "host")
+def _require_folders(run: Run, parameters: Mapping[str, Any]) -> None:
+    """Raise ConfigError if all seeds would train in the same folder."""
+    if "seeds" in parameters and run.output.folder:
+        raise ConfigError(
+            f"--out {run.output.folder}: with --seeds each seed has a folder. "
+            "Set ISTMPI_RUNS instead."
+        )
 
 
 def _list_fields(
@@ -247,7 +239,7 @@ def _limits(text: str) -> dict[str, Any]:
 @_RUN
 @_OPTIONS
 @whole("--instances", "N", "Instances, one rank on each.", 1, MOST_RANKS, required=True)
-@whole("--gpus", "N", "GPUs of each instance, which train its subnet together.", 1, 64, default=1)
+@whole("--gpus", "N", "GPUs of each instance, which train its subnet together.", 1, 64)
 @text("--type", "TYPE", "Instance type.", default="m5.2xlarge")
 @flag(
     "--spot",
@@ -268,7 +260,7 @@ def ec2(
     options: tuple[str, ...],
     key: str | None,
     ssh_from: str | None,
-    gpus: int,
+    gpus: int | None,
     **parameters: Any,
 ) -> None:
     """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes
@@ -281,27 +273,24 @@ def ec2(
     Give options of istmpi train after --. A run file and a data file are sent along if this machine
     has them.
     """
-    if gpus > 1:
-        options = _join_each_host(run, options)
     instances = parameters["instances"]
-    resolved = check((run, *options), instances * gpus, nodes=instances)
+    per_host = gpus or 1
+    options = join_each_host(run, options, per_host)
+    resolved = check((run, *options), instances * per_host, nodes=instances)
     out = _find_shared_folder(resolved)
     arguments = [run, *options]
-    send = []
     # The instances have no file of this machine.
-    if Path(run).is_file():
-        send += ["--send", run]
-    data = resolved.data.source
-    if Path(data).is_file():
-        arguments += ["--data", data]
-        send += ["--send", data]
+    sent = [name for name in (run, resolved.data.source) if Path(name).is_file()]
+    if resolved.data.source in sent:
+        arguments += ["--data", resolved.data.source]
+    send = [word for name in sent for word in ("--send", name)]
     lines = [
         f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
         f"CLUSTER={shlex.quote(str(TEMPLATES / 'ec2' / 'cluster'))}",
         f"REGION=({shlex.join(list_options({'region': parameters['region'] or None}))})",
         f"UP=({shlex.join(_list_cluster_options(parameters))})",
         f"SEND=({shlex.join(send)})",
-        f"EACH=({shlex.join(list_options({'ranks-per-host': gpus if gpus > 1 else None}))})",
+        f"EACH=({shlex.join(list_options({'ranks-per-host': gpus}))})",
         f"FOLDER={shlex.quote(str(out))}",
     ]
     if key:
@@ -350,81 +339,3 @@ def folder(arguments: tuple[str, ...], ranks: int, nodes: int) -> None:
 def job_name(run: str) -> str:
     """Return a run's name for schedulers and clouds: at most 40 letters, digits and hyphens."""
     return re.sub(r"[^A-Za-z0-9]+", "-", Path(run).stem).strip("-")[:40] or "istmpi"
-
-
-def _parse(verb: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a command's arguments and options."""
-    # Imported here: the command line imports this file.
-    from istmpi.cli.main import istmpi
-
-    with click.Context(istmpi) as context:
-        command = istmpi.get_command(context, verb)
-    assert command is not None, f"there is a command {verb}"
-    words = list(arguments)
-    return command.make_context(f"istmpi {verb} {shlex.join(words)}", words).params
-
-
-def check(
-    arguments: Sequence[str],
-    processes: int,
-    verb: str = "train",
-    minutes: float = float("inf"),
-    runs_code: bool = False,
-    nodes: int = 1,
-) -> Run:
-    """Return a command line's run; raise ConfigError if processes or minutes do not fit.
-
-    ``runs_code``: build users' networks. ``nodes``: hosts with equal numbers of processes.
-    """
-    from istmpi.cli.networks import describe_run
-    from istmpi.config.methods import find_method_spec
-
-    parameters = _parse(verb, arguments)
-    stop = parameters["stop_before_walltime"]
-    if stop is None:
-        stop = 5  # as in the templates
-    if minutes <= stop:
-        raise ConfigError(
-            f"--time: {minutes:g} minutes must be more than --stop-before-walltime, {stop:g}."
-        )
-    compared = parameters["methods"].split(",") if verb == "compare" else []
-    run = resolve(
-        parameters.pop("run"), parameters.pop("assignments"), parameters, methods=compared
-    )
-    size = _size_groups(run, processes // nodes)
-    ranks = processes // size
-    # To build a user's network is to run its code; only the job does that.
-    if is_own(run.model.name) and not runs_code:
-        return run.with_implied()
-    planned = describe_run(run, None, ranks=ranks)
-    if verb != "compare":
-        planned.require_trainable(planned.run, ranks, size)
-        return planned.run
-    for name in compared:
-        find_method_spec(name, "--methods:")
-        planned.require_trainable(planned.run.override({"method.name": name}), ranks)
-    return planned.run
-
-
-def _size_groups(run: Run, on_a_node: int) -> int:
-    """Return the number of processes of a replica group."""
-    size = run.train.group_size or on_a_node
-    if on_a_node % size:
-        raise ConfigError(
-            f"train.group_size = {size} does not divide the {on_a_node} processes on each node. "
-            f"Start a multiple of {size}."
-        )
-    return size
-
-
-def _require_files(run: Run) -> None:
-    """Raise ConfigError for files of the run that this machine lacks."""
-    names = {"model": run.model.name, "data": run.data.source, "init": run.train.init}
-    for what, name in names.items():
-        # Of FILE.py:Class, the file.
-        path = Path(re.sub(r":\w+$", "", name))
-        # A file of each rank may lie on its own host's disk.
-        named_by_rank = "{rank}" in name
-        is_path = path.suffix in (".py", ".h5", ".npz", ".safetensors")
-        if is_path and not named_by_rank and not is_file(path):
-            raise ConfigError(f"{what} {path} does not exist. Check the path.")
