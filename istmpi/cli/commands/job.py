@@ -277,27 +277,31 @@ def ec2(
     per_host = gpus or 1
     options = join_each_host(run, options, per_host)
     resolved = check((run, *options), instances * per_host, nodes=instances)
-    out = _find_shared_folder(resolved)
     arguments = [run, *options]
-    # The instances have no file of this machine.
-    sent = [name for name in (run, resolved.data.source) if Path(name).is_file()]
-    if resolved.data.source in sent:
+    if Path(resolved.data.source).is_file():
         arguments += ["--data", resolved.data.source]
-    send = [word for name in sent for word in ("--send", name)]
     lines = [
         f"NAME={shlex.quote(f'istmpi-{job_name(run)}'[:40].strip('-'))}",
         f"CLUSTER={shlex.quote(str(TEMPLATES / 'ec2' / 'cluster'))}",
         f"REGION=({shlex.join(list_options({'region': parameters['region'] or None}))})",
         f"UP=({shlex.join(_list_cluster_options(parameters))})",
-        f"SEND=({shlex.join(send)})",
+        f"SEND=({shlex.join(_list_sent(run, resolved.data.source))})",
         f"EACH=({shlex.join(list_options({'ranks-per-host': gpus}))})",
-        f"FOLDER={shlex.quote(str(out))}",
+        f"FOLDER={shlex.quote(str(_find_shared_folder(resolved)))}",
     ]
-    if key:
-        lines.append(f"KEY={shlex.quote(key)}")
-    if ssh_from:
-        lines.append(f"SSH_FROM={shlex.quote(ssh_from)}")
+    for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items():
+        if value:
+            lines.append(f"{name}={shlex.quote(value)}")
     print_script(read_template("ec2/train.sh"), "ec2", lines, arguments)
+
+
+def _list_sent(*names: str) -> list[str]:
+    """Return the options of ``cluster run`` for files of this machine, which instances lack."""
+    words = []
+    for name in names:
+        if Path(name).is_file():
+            words += ["--send", name]
+    return words
 
 
 def _find_shared_folder(run: Run) -> Path:
