@@ -68,6 +68,12 @@ class SpecificSettings:
         Meta(ge=0, le=1),
         "Fraction of each group's units to redeal each round.",
     ] = 1.0
+    holders: Annotated[
+        Count,
+        "Ranks that hold each unit, train it on different examples and average it, such as blocks "
+        "of a network with fewer blocks than ranks. It divides the ranks "
+        "(results/convolutions.md).",
+    ] = 1
     share_every: Annotated[
         int,
         Meta(ge=1),

@@ -26,7 +26,7 @@ _ALL = (
         "ist",
         "each rank trains a subnet of the units dealt to it",
         "ist.IST",
-        settings=("partition", "redeal", "share_every", "shared_wire", "shares"),
+        settings=("partition", "redeal", "holders", "share_every", "shared_wire", "shares"),
         deals=True,
         stays=True,
         outer_step=(1.0, 0.0),

@@ -272,7 +272,14 @@ class MethodSpec:
             round=round,
             shares=shares or self.shares(run),
             redeal=redeal,
+            holders=self.holders(run),
         )
+
+    def holders(self, run: RunSettings) -> int:
+        """Return the number of ranks that hold each dealt unit."""
+        if "holders" not in self.settings:
+            return 1
+        return run.method.holders
 
     def shares(self, run: RunSettings) -> tuple[float, ...] | None:
         """Return the fixed shares of a run; None for equal or changing shares."""
@@ -348,8 +355,8 @@ class MethodSpec:
 
     def stays_with_holders(self, run: RunSettings, architecture: Architecture, ranks: int) -> bool:
         """Return True if dealt parameters stay with their holders between rounds, as far as the
-        next deal allows."""
-        if not self.stays or ranks == 1 or self.takes_outer_step(run):
+        next deal allows. Owners take the mean of several holders."""
+        if not self.stays or ranks == 1 or self.takes_outer_step(run) or self.holders(run) > 1:
             return False
         return bool(self.groups(run, architecture))
 

@@ -29,6 +29,8 @@ class ExpectedDeal:
     """The number of ranks that take part in a round; None for all."""
     redeal: float = 1.0
     """The fraction of units that change ranks in a round."""
+    holders: int = 1
+    """The number of ranks that hold each unit."""
     _counted: dict[tuple[frozenset[str], bool, str], Holdings] = field(default_factory=dict)
     """The results of `holdings`: legs move the same parameters."""
 
@@ -56,6 +58,7 @@ class ExpectedDeal:
                 members=self.members,
                 redeal=self.redeal if after_a_deal else None,
                 wire=wire,
+                holders=self.holders,
             )
         return self._counted[key]
 
@@ -75,6 +78,7 @@ def expect_deal(spec: MethodSpec, run: Run, architecture: Architecture, ranks: i
         shares=spec.shares(run),
         members=spec.members(run, ranks),
         redeal=run.method.redeal,
+        holders=spec.holders(run),
     )
 
 

@@ -66,8 +66,8 @@ class Holdings:
 
     ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``members``: the
     ranks that take part in a round. ``redeal``: the fraction of units that change ranks in a round;
-    None if all return to owners. ``wire``: the form of sent values. Raises ConfigError if the deal
-    is impossible.
+    None if all return to owners. ``wire``: the form of sent values. ``holders``: the ranks that
+    hold each unit. Raises ConfigError if the deal is impossible.
     """
 
     def __init__(
@@ -80,8 +80,10 @@ class Holdings:
         members: int | None = None,
         redeal: float | None = None,
         wire: str = "float32",
+        holders: int = 1,
     ):
-        check(lengths, groups, ranks, shares)
+        check(lengths, groups, ranks, shares, holders)
+        self._holders = holders
         if members is None:
             members = ranks
         self.members = members
@@ -103,15 +105,16 @@ class Holdings:
     def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
         """Yield ranges of ranks, and the numbers of units that each of these ranks is dealt."""
         if shares is None:
-            # The first L mod P ranks have a unit more. The remainders of all groups cut the ranks
+            # The first L mod C clubs have a unit more. The remainders of all groups cut the clubs
             # into spans, within which every rank has equally many units.
-            parts = {name: divmod(self.lengths[name], self.ranks) for name in self.groups}
-            bounds = sorted({0, self.ranks, *(remainder for _, remainder in parts.values())})
+            clubs = self.ranks // self._holders
+            parts = {name: divmod(self.lengths[name], clubs) for name in self.groups}
+            bounds = sorted({0, clubs, *(remainder for _, remainder in parts.values())})
             for first, stop in zip(bounds, bounds[1:]):
                 dealt = {}
                 for name, (units, remainder) in parts.items():
                     dealt[name] = units + (first < remainder)
-                yield range(first, stop), dealt
+                yield range(first * self._holders, stop * self._holders), dealt
         else:
             sizes = {name: blocks(self.lengths[name], self.ranks, shares) for name in self.groups}
             for rank in range(self.ranks):
@@ -310,12 +313,16 @@ class Holdings:
 
     @cached_property
     def averaged_bytes(self) -> int:
-        """Bytes of undealt parameters that the owner with the most rows receives and averages."""
+        """Bytes of values with several holders that the owner with the most rows receives and
+        averages; of dealt ones an upper bound."""
         # The only copy is the mean.
         if self.members == 1:
             return 0
         rows = {**self.shared, **self._beside}
-        return self.members * _owned_bytes(rows, self.lengths, self.ranks)
+        averaged = self.members * _owned_bytes(rows, self.lengths, self.ranks)
+        if self._holders > 1:
+            averaged += self._holders * (self.owned_bytes - averaged // self.members)
+        return averaged
 
     @property
     def _beside(self) -> dict[str, Parameter]:

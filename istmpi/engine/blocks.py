@@ -38,6 +38,8 @@ class Block:
     """The form in which the block's values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
     """The number of scales that are sent with the values."""
+    club: int = 0
+    """The number of the senders that have the same elements, and take a mean with each other."""
     piece: int = 0
     """The number of the block's piece of the parameter (`istmpi.engine.layout.pieces_to_move`)."""
     cut: tuple[int, int, int] | None = None

@@ -55,19 +55,22 @@ def check(
     groups: Sequence[str],
     ranks: int,
     shares: Sequence[float] | None = None,
+    holders: int = 1,
 ) -> None:
     """Raise ConfigError if `Partition.draw` cannot make a deal of these arguments."""
+    _require_clubs(ranks, holders)
     for name in groups:
         if name not in lengths:
             raise ConfigError(
                 f"partition names {name}, which is not an axis of this model; "
                 f"axes: {', '.join(lengths)}."
             )
-        if lengths[name] < ranks:
+        if lengths[name] < ranks // holders:
+            enough = min(count for count in _divisors(ranks) if ranks // count <= lengths[name])
             raise ConfigError(
                 f"{name} has {counted(lengths[name], 'unit')}, but the run has "
-                f"{counted(ranks, 'rank')}; every rank needs at least one. "
-                f"Use fewer ranks or widen {name}."
+                f"{counted(ranks, 'rank')}; every rank needs at least one. Use fewer ranks, widen "
+                f"{name}, or let ranks of ist share units: method.holders = {enough}."
             )
     if shares is not None:
         if len(shares) != ranks:
@@ -81,17 +84,33 @@ def check(
             )
 
 
+def _require_clubs(ranks: int, holders: int) -> None:
+    """Raise ConfigError unless ranks form clubs, each of ``holders`` ranks with the same units."""
+    if ranks % holders:
+        divisors = ", ".join(map(str, _divisors(ranks)))
+        raise ConfigError(
+            f"method.holders = {holders} does not divide {counted(ranks, 'rank')}. Give one of "
+            f"{divisors}."
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [count for count in range(1, number + 1) if number % count == 0]
+
+
 @dataclass(frozen=True)
 class Partition:
     """The deal of a round, which is the layout in which every rank holds its subnet.
 
     ``units[name][rank]``: the sorted units of a dealt group that the rank holds. If no group is
-    dealt, every rank holds everything, as in local SGD.
+    dealt, every rank holds everything, as in local SGD. Ranks ``r // holders * holders`` and the
+    next ones, ``holders`` of them, hold the same units.
     """
 
     lengths: Mapping[str, int]
     units: Mapping[str, tuple[np.ndarray, ...]]
     ranks: int
+    holders: int = 1
 
     @staticmethod
     def draw(
@@ -102,24 +121,27 @@ class Partition:
         round: int,
         shares: Sequence[float] | None = None,
         redeal: float = 1.0,
+        holders: int = 1,
     ) -> "Partition":
         """Deal out every group at random without replacement. Pure, so every rank computes the same
         deal.
 
         Each group has a random stream for (seed, group, round), so groups do not change each
         other's deals. With ``redeal`` below 1 at most that fraction of a group's units (rounded up)
-        moves each round, and a deal depends on all earlier deals. Raises ConfigError if the deal is
-        impossible.
+        moves each round, and a deal depends on all earlier deals. ``holders``: the number of ranks
+        that hold each unit. Raises ConfigError if the deal is impossible.
         """
         # decision 14: shares are an argument, so every rank can compute the deal of any round.
-        check(lengths, groups, ranks, shares)
+        check(lengths, groups, ranks, shares, holders)
         units = {}
         for name in groups:
             order = _order(lengths[name], name, seed, round, redeal)
             # The last bound is the end, which np.split implies.
-            *bounds, _ = accumulate(blocks(lengths[name], ranks, shares))
-            units[name] = tuple(map(np.sort, np.split(order, bounds)))
-        return Partition(dict(lengths), units, ranks)
+            *bounds, _ = accumulate(blocks(lengths[name], ranks // holders, shares))
+            parts = map(np.sort, np.split(order, bounds))
+            # decision 89: neighbours share a part, and train it on different examples.
+            units[name] = tuple(part for part in parts for _ in range(holders))
+        return Partition(dict(lengths), units, ranks, holders)
 
     def held(self, rank: int) -> dict[str, Positions]:
         return {name: parts[rank] for name, parts in self.units.items()}
@@ -134,7 +156,7 @@ class Partition:
     def copies(self, names: frozenset[str]) -> int:
         if names.isdisjoint(self.units):
             return self.ranks
-        return 1
+        return self.holders
 
     def holder(self, axis: Axis) -> np.ndarray | None:
         """Return the rank that holds all units of each position along an axis: ``[length]`` int64,

@@ -55,19 +55,19 @@ def unpack_blocks(
 ) -> None:
     """Write received blocks into ``target``; several ranks' blocks become their weighted mean, in
     rank order."""
-    blocks: dict[int, Block] = {}
-    copies: dict[int, list[tuple[torch.Tensor, float]]] = {}
+    blocks: dict[tuple[int, int], Block] = {}
+    copies: dict[tuple[int, int], list[tuple[torch.Tensor, float]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
-        # Blocks of a mean have the same number in each rank's message.
+        # Blocks of a mean have the same number in the message of each rank of a club.
         for number, (block, values) in enumerate(zip(message, received, strict=True)):
             if block.mean:
                 copy = torch.from_numpy(values).view(target[block.name].dtype)
-                blocks.setdefault(number, block)
-                copies.setdefault(number, []).append((copy, weight))
+                blocks.setdefault((number, block.club), block)
+                copies.setdefault((number, block.club), []).append((copy, weight))
             else:
                 block.place(target[block.name], values)
-    for number, block in blocks.items():
-        block.place(target[block.name], bits(_mean(copies[number])))
+    for key, block in blocks.items():
+        block.place(target[block.name], bits(_mean(copies[key])))
 
 
 def _mean(copies: list[tuple[torch.Tensor, float]]) -> torch.Tensor:

@@ -137,14 +137,15 @@ class Transfer:
                     block.place(marks[block.name], np.ones(block.shape, dtype=np.int8))
         return marks
 
-    def _precedence(self, item: tuple[str, int, Parameter]) -> tuple[bool, int]:
-        """Return the place of a piece in the order of a message: means first, then large elements.
+    def _precedence(self, item: tuple[str, int, Parameter]) -> tuple[int, int]:
+        """Return the place of a piece in the order of a message: means first, of most ranks first,
+        then large elements.
 
-        Blocks of a mean thus have the same numbers in the messages of all ranks, and each block
+        Blocks of a mean thus have the same numbers in the messages of all its ranks, and each block
         begins at a multiple of its element size.
         """
         _, _, piece = item
-        return self._source.copies(piece.pattern.names) == 1, -piece.itemsize
+        return -self._source.copies(piece.pattern.names), -piece.itemsize
 
     def _messages(self, here: Layout, there: Layout) -> list[Message]:
         """Return the blocks for each peer: the parts of this rank's tensors that the peer has,
@@ -166,7 +167,7 @@ class Transfer:
                 shared.append(overlap(part, there.positions(axis, place, peer)))
             message = []
             for piece in moving:
-                block = piece.block(shared, holders)
+                block = piece.block(shared, holders, peer)
                 if block and block.nbytes:
                     message.append(block)
             messages.append(message)
@@ -200,13 +201,18 @@ class Transfer:
             if len(dealt) == 1 and (dealt[0] >= 0).all():
                 continue  # another transfer moves all of its elements
             form, scales = self._forms[name, number]
+            copies = self._source.copies(piece.pattern.names)
+            club_size = self.ranks
+            if piece.pattern.dealt(self._source.units):
+                club_size = copies
             moving.append(
                 _MovingPiece(
                     name=name,
                     number=number,
                     axes=axes,
                     itemsize=piece.itemsize,
-                    mean=self._source.copies(piece.pattern.names) > 1,
+                    mean=copies > 1,
+                    club_size=club_size,
                     excludes=bool(dealt),
                     form=form,
                     scales=scales,
@@ -278,6 +284,8 @@ class _MovingPiece:
     """The numbers of the piece's axes among the distinct axes of all pieces."""
     itemsize: int
     mean: bool
+    club_size: int
+    """The number of neighbouring ranks that have the same elements in the source."""
     excludes: bool
     """True if elements that a rank holds in the excluded deal do not move."""
     form: str
@@ -287,8 +295,9 @@ class _MovingPiece:
         self,
         shared: Sequence[tuple[slice | np.ndarray, int]],
         holders: Sequence[np.ndarray | None],
+        peer: int,
     ) -> Block | None:
-        """Return the block for a peer; None if it has no element.
+        """Return the block for a ``peer``; None if it has no element.
 
         ``shared``: the places and the number of the positions that the peer has, too, for each
         distinct axis. ``holders``: the ranks that hold each of this rank's positions.
@@ -308,6 +317,7 @@ class _MovingPiece:
             itemsize=self.itemsize,
             mean=self.mean,
             holders=tuple(excluded),
+            club=peer // self.club_size,
             form=self.form,
             scales=self.scales,
             piece=self.number,

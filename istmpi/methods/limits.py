@@ -341,6 +341,7 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             f"method.share_every = {settings.share_every} does not go with an outer step "
             "(outer_lr, outer_momentum), which needs all weights in every round. Leave one out."
         )
+    _require_equal_shares(spec, run)
     if spec.leaves_early(run, architecture, ranks):
         _require_undivided(
             spec.groups(run, architecture), architecture, "method.delay", "Leave it out"
@@ -348,12 +349,23 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
     elif spec.stays and spec.delay(run) and ranks > 1:
         # Nothing stays with its holders, so nothing can leave them early.
         why = "a network without dealt units (method.partition)"
+        if spec.holders(run) > 1:
+            why = f"method.holders = {spec.holders(run)}, whose means owners take after the round"
         if spec.takes_outer_step(run):
             why = (
                 "an outer step (outer_lr, outer_momentum), which needs all weights after the round"
             )
         raise ConfigError(
             f"method.delay = {delay} of {spec.name} does not go with {why}. Leave one out."
+        )
+
+
+def _require_equal_shares(spec: MethodSpec, run: Run) -> None:
+    """Raise ConfigError for shares of ranks where several ranks hold a unit."""
+    if spec.holders(run) > 1 and run.method.shares is not None:
+        raise ConfigError(
+            f"method.shares does not go with method.holders = {run.method.holders}, whose ranks "
+            "have equal shares. Leave one out."
         )
 
 

@@ -35,6 +35,7 @@ class Keywords(TypedDict, total=False):
     finish: str
     fraction: float
     fragments: int | None
+    holders: int
     init: str | Callable[[], Any]
     init_names: Mapping[str, Any] | None
     keep: int
@@ -50,6 +51,7 @@ class Keywords(TypedDict, total=False):
     method_finish: str
     method_fraction: float
     method_fragments: int | None
+    method_holders: int
     method_local_steps: int
     method_mix: float
     method_moving_rate: float

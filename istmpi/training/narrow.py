@@ -11,7 +11,8 @@ from istmpi.training.network import build_network
 
 
 def narrow_run(run: Run, communicator: Communicator) -> Run:
-    """Return a run of local SGD with a P-th of each width that ist would deal out. Collective.
+    """Return a run of local SGD with a rank's part of each width that ist would deal out.
+    Collective.
 
     A width is rounded down, but is at least 1. Raises ConfigError if ist would deal out none.
     """
@@ -22,9 +23,11 @@ def narrow_run(run: Run, communicator: Communicator) -> Run:
     network = build_network(ist, data, communicator)
     code = network.code
     lengths = {}
-    for name in find_method_spec(ist.method.name).groups(ist, network):
+    spec = find_method_spec(ist.method.name)
+    clubs = communicator.size // spec.holders(ist)
+    for name in spec.groups(ist, network):
         if name in code.widths:
-            lengths[name] = max(network.lengths[name] // communicator.size, 1)
+            lengths[name] = max(network.lengths[name] // clubs, 1)
     with communicator.agreed():
         if not lengths:
             raise ConfigError(

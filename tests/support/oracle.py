@@ -36,14 +36,16 @@ def train(run, network, ranks, groups, shares=None):
     kept = [{name: tuple(map(torch.clone, slots)) for name, slots in state.items()} for _ in range(ranks)]
     velocity = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     losses = []
-    average = {name: length / ranks if name in groups else length for name, length in network.lengths.items()}
+    clubs = ranks / run.method.holders
+    average = {name: length / clubs if name in groups else length for name, length in network.lengths.items()}
     share = run.method.finish.removeprefix("local-sgd:").removesuffix("%") or 0
     for round in range(run.train.rounds):
         if round >= run.train.rounds * (1 - float(share) / 100):
             groups = ()
         before = {name: tensor.clone() for name, tensor in weights.items()}
         of_round = shares[round] if shares else run.method.shares
-        deal = Partition.draw(network.lengths, groups, ranks, run.train.seed, round, of_round, run.method.redeal)
+        how = of_round, run.method.redeal, run.method.holders
+        deal = Partition.draw(network.lengths, groups, ranks, run.train.seed, round, *how)
         ends = []
         for rank in range(ranks):
             held = {name: torch.zeros(length, dtype=torch.float64) for name, length in network.lengths.items()}

@@ -49,7 +49,8 @@ def layout(kind: str, ranks: int, lengths=LENGTHS) -> Layout:
     what, _, round = kind.partition(" ")
     groups = {"some": GROUPS[:2], "none": ()}.get(what, GROUPS)
     shares = [3.0, 1.0, 1.0, 2.0, 1.0][:ranks] if what == "shares" else None
-    return Partition.draw(lengths, groups, ranks, 1, int(round or 0), shares)
+    holders = {"pairs": 2 - ranks % 2, "clubs": ranks}.get(what, 1)
+    return Partition.draw(lengths, groups, ranks, 1, int(round or 0), shares, holders=holders)
 
 
 def belong_together(*layouts: Layout) -> bool:
@@ -57,7 +58,7 @@ def belong_together(*layouts: Layout) -> bool:
     return len({frozenset(layout.units) for layout in layouts if layout.units}) <= 1
 
 
-KINDS = ("owners", "all 0", "all 1", "some", "none", "shares")
+KINDS = ("owners", "all 0", "all 1", "some", "none", "shares", "pairs", "clubs")
 
 
 def bits(tensor):
