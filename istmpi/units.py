@@ -34,6 +34,10 @@ def number(value: float) -> str:
     return _scaled(value).rstrip()
 
 
+def energy(joules: float) -> str:
+    return f"{_scaled(joules)}J"
+
+
 def duration(seconds: float) -> str:
     """Write seconds as ``4.2 s``, ``3 min 20 s`` or ``2 h 05 min``."""
     if round(seconds, 1) < 60:

@@ -72,7 +72,7 @@ class SpecificSettings:
         Count,
         "Ranks that hold each unit, train it on different examples and average it, such as blocks "
         "of a network with fewer blocks than ranks. It divides the ranks "
-        "(results/convolutions.md).",
+        "(results/holders.md).",
     ] = 1
     share_every: Annotated[
         int,

@@ -58,6 +58,11 @@ class Train:
         "0: off.",
     ] = 0
     batch: Annotated[Count, "Examples in a local step of one rank."] = 128
+    watts: Annotated[
+        Positive | None,
+        "Watts of a rank, to estimate the energy of a job where no counter (RAPL) can be read and "
+        "Slurm counts none.",
+    ] = None
     resolution: Annotated[
         tuple[tuple[Annotated[float, Meta(gt=0, le=1)], Count], ...],
         also(

@@ -71,6 +71,8 @@ class Curve:
     """The last further scores on the test split by their names, such as macro-F1."""
     sent_outside: Mapping[str, float] = field(default_factory=dict)
     """The bytes that all ranks sent outside rounds in the last job, by purpose."""
+    joules: Mapping[str, float] = field(default_factory=dict)
+    """The energy of the last job, by its source; empty if it is unknown."""
 
     @property
     def scores(self) -> list[float]:
@@ -198,6 +200,7 @@ def _read_folder(folder: Path) -> Curve:
         jobs=_divide_into_jobs(counted),
         further=_find_further(lines),
         sent_outside=_find_sent_outside(summary),
+        joules=_find_joules(summary),
     )
 
 
@@ -239,6 +242,13 @@ def _find_sent_outside(summary: Fields | None) -> dict[str, float]:
     sent = summary.inner("sent")
     purposes = [purpose for purpose in sent if purpose != ROUNDS]
     return {purpose: sent.inner(purpose).figure("bytes", 0) for purpose in purposes}
+
+
+def _find_joules(summary: Fields | None) -> dict[str, float]:
+    if summary is None or "energy" not in summary:
+        return {}
+    energy = summary.inner("energy")
+    return {printable(energy.text("source")): energy.figure("joules", 0)}
 
 
 def _read_failure(path: Path) -> Fields | None:
@@ -334,6 +344,7 @@ def _read_file(path: Path) -> Curve:
         test=test,
         further=_read_figures(tree, "further"),
         sent_outside=_read_figures(tree, "sent_outside"),
+        joules=_read_figures(tree, "joules", 0),
     )
 
 

@@ -14,7 +14,7 @@ from istmpi.report.comparison import (
 )
 from istmpi.report.comparison import best as best_of
 from istmpi.report.labels import facts, find_differences, text
-from istmpi.units import in_seconds, number, size
+from istmpi.units import energy, in_seconds, number, size
 
 Rows = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -235,6 +235,7 @@ def _list_ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     rows.add_end("sent by all ranks", "bytes", comparable)
     rows.add("sent by a rank", sent, size)
     _add_sent_outside(rows)
+    _add_energy(rows)
     return Sheet("Final figures", "", columns, tuple(rows.rows), tuple(rows.best))
 
 
@@ -247,6 +248,20 @@ def _add_sent_outside(rows: _Ends) -> None:
             spreads.append(Spread(tuple(nbytes for nbytes in sent if nbytes)))
         if any(spread.values for spread in spreads):
             rows.add(name, spreads, size)
+
+
+def _add_energy(rows: _Ends) -> None:
+    """Add a row of joules for each source that some run has."""
+    sources: dict[str, None] = {}
+    for group in rows.comparison.groups:
+        for curve in group.curves:
+            sources.update(dict.fromkeys(curve.joules))
+    for source in sources:
+        spreads = []
+        for group in rows.comparison.groups:
+            joules = [curve.joules[source] for curve in group.curves if source in curve.joules]
+            spreads.append(Spread(tuple(joules)))
+        rows.add(f"energy ({source})", spreads, energy)
 
 
 def _add_further(rows: _Ends) -> None:

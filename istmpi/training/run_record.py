@@ -29,6 +29,7 @@ from istmpi.errors import (
 from istmpi.evaluation.evaluator import Score
 from istmpi.lock import FolderLock
 from istmpi.record import SETTINGS, SUMMARY, RunFolder, known
+from istmpi.training.energy import Energy, HostJoules, Meter, choose_energy
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import BestNetwork, Summary, Watch
@@ -59,6 +60,7 @@ class RunRecord:
         self._hang_watch = hang_watch
         self._trained = trained
         self._place = place
+        self._meter = Meter()
         self._last: Progress | None = None
         self._recorded = training.rounds_done
         """The last round that has a line in metrics.jsonl."""
@@ -140,6 +142,7 @@ class RunRecord:
     def add(self, progress: Progress) -> None:
         """Record a round, or the scores of a round that is recorded already. Collective."""
         self._last = progress
+        self._meter.read()
         training = self._training
         if self._first:
             self._write_line(progress)
@@ -231,7 +234,8 @@ class RunRecord:
     def _summarise(self, last: Progress | None) -> Summary:
         training = self._training
         communicator = self._communicator
-        seconds = _take_means(communicator.allgather(dict(training.clock.seconds)))
+        spent = communicator.allgather((dict(training.clock.seconds), self._meter.describe()))
+        seconds = _take_means([seconds_of_rank for seconds_of_rank, _ in spent])
         if last is None:  # no round was left in this job
             score = None
             if not training.dataset.network:
@@ -247,6 +251,7 @@ class RunRecord:
             data=training.data_summary.fingerprint,
             ended=training.ended,
             best=_score_best(training, self._folder, last, self.note),
+            energy=self._choose_energy([joules for _, joules in spent], seconds),
             slowest=last.slowest,
         )
         with communicator.agreed():
@@ -256,6 +261,14 @@ class RunRecord:
                 text = re.sub(r"\[[^][{}\"]*\]", lambda match: " ".join(match[0].split()), text)
                 self._folder.write(SUMMARY, text + "\n")
         return summary
+
+    def _choose_energy(
+        self, by_rank: Sequence[HostJoules], seconds: Mapping[str, float]
+    ) -> Energy | None:
+        # Slurm is asked once; only rank 0's summary is written.
+        if not self._first:
+            return None
+        return choose_energy(by_rank, self._training.run.train.watts, sum(seconds.values()))
 
     def _require_lock(self) -> None:
         with self._communicator.agreed():

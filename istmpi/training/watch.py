@@ -8,6 +8,7 @@ from istmpi.comm.ledger import Sent
 from istmpi.errors import IstmpiError
 from istmpi.evaluation.evaluator import Score
 from istmpi.record import RunFolder
+from istmpi.training.energy import Energy
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress, Slowest
 
@@ -36,6 +37,8 @@ class Summary:
     """A fingerprint of the training data; empty if each rank has its own data."""
     ended: str = ""
     best: BestNetwork | None = None
+    energy: Energy | None = None
+    """The energy of this job; None if nothing counts it and train.watts is not set."""
     slowest: Slowest | None = None
     """The rank for which other ranks waited in this job; None if the waiting was below
     `WORTH_SAYING`."""

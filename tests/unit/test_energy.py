@@ -1,0 +1,86 @@
+"""The energy of a job: RAPL where every host has it, else sacct, else watts; a folder stands in for the CPUs."""
+
+import json
+
+import pytest
+
+from istmpi.training.energy import Energy, HostJoules, Meter, choose_energy
+
+LIMIT = 10_000_000
+
+
+@pytest.fixture
+def cpus(tmp_path, monkeypatch):
+    """``cpus(0, microjoules)`` sets a counter; parts of CPUs and other domains count as well, and must not be read."""
+
+    def write(number, microjoules, name="package-"):
+        folder = tmp_path / f"intel-rapl:{number}"
+        folder.mkdir(exist_ok=True)
+        (folder / "name").write_text(f"{name}{number}\n")
+        (folder / "energy_uj").write_text(f"{microjoules}\n")
+        (folder / "max_energy_range_uj").write_text(f"{LIMIT}\n")
+
+    monkeypatch.setenv("ISTMPI_POWERCAP", str(tmp_path))
+    write("0:0", 0, "core")
+    write("9", 0, "psys")
+    return write
+
+
+@pytest.fixture
+def sacct(tmp_path, monkeypatch):
+    """A job of Slurm, whose sacct answers with these lines."""
+
+    def answer(text):
+        (tmp_path / "bin").mkdir()
+        program = tmp_path / "bin" / "sacct"
+        program.write_text(f"#!/bin/sh\nprintf '{text}'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+
+    return answer
+
+
+def test_counters_are_added_up_over_cpus_and_over_their_limit(cpus):
+    cpus("0", 9_000_000)
+    cpus("1", 100)
+    meter = Meter()
+    cpus("0", 1_000_000)
+    meter.read()
+    cpus("0", 3_000_000)
+    cpus("1", 500_100)
+    cpus("0:0", 999)
+    assert meter.describe().joules == pytest.approx(2 + 2 + 0.5)
+
+
+def test_a_counter_that_cannot_be_read_is_no_energy(cpus, tmp_path):
+    assert Meter().describe().joules is None
+    cpus("0", 5)
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("secret")
+    assert Meter().describe().joules is None
+
+
+def test_ranks_of_a_host_count_once_and_every_host_must_count():
+    first, second, blind = HostJoules("a", 3.0), HostJoules("b", 4.0), HostJoules("c", None)
+    assert choose_energy([first, first, second], None, 1.0) == Energy(7.0, "RAPL")
+    assert choose_energy([first, blind], None, 1.0) is None
+    assert choose_energy([first, blind], 50.0, 2.0) == Energy(200.0, "train.watts")
+
+
+@pytest.mark.parametrize("lines, joules", [("1200\\n\\n700\\n", 1200.0), ("\\n0\\n", None)])
+def test_in_a_job_slurm_counts_before_watts_do(sacct, lines, joules):
+    sacct(lines)
+    expected = Energy(joules, "sacct") if joules else Energy(10.0, "train.watts")
+    assert choose_energy([HostJoules("a", None)], 5.0, 2.0) == expected
+
+
+def test_a_run_has_its_energy_in_its_summary_its_last_lines_and_its_report(tmp_path, istmpi_command):
+    folder = tmp_path / "run"
+    words = "train", "--rounds", 1, "--hidden", 8, "--set", "train.watts=50", "--out", folder
+    code, out, err = istmpi_command(*words)
+    assert code == 0
+    energy = json.loads((folder / "summary.json").read_text())["energy"]
+    assert energy["source"] == "train.watts" and energy["joules"] > 0
+    assert "of this job (train.watts)" in out + err
+    code, out, _ = istmpi_command("report", folder)
+    assert code == 0 and "energy (train.watts)" in out
