@@ -63,6 +63,8 @@ class Method(LocalTraining, ABC):
 
     def __init__(self, job: Job):
         super().__init__(job)
+        if job.optimizer:
+            job.optimizer.follow(job.run.optimizer, self._find_place)
         self._deals: dict[int, Partition] = {}
         self._loss = math.nan
         self._number_in_group = 0
@@ -126,8 +128,13 @@ class Method(LocalTraining, ABC):
         job = self.job
         if job.optimizer:
             return job.optimizer.rate(step)
-        planned_step = job.course.find_planned_step(step, in_a_round=self.first_step(1))
-        return rate_at(job.run.optimizer, planned_step, self.first_step(job.course.planned))
+        return rate_at(job.run.optimizer, *self._find_place(step))
+
+    def _find_place(self, step: int) -> tuple[float, int]:
+        """Return a local step's number in the plan, and the plan's number of local steps."""
+        course = self.job.course
+        planned_step = course.find_planned_step(step, in_a_round=self.first_step(1))
+        return planned_step, self.first_step(course.planned)
 
     def build(self, number: int) -> None:
         """Build this rank's subnet of a round and its optimizer; their values are filled in

@@ -12,7 +12,9 @@ from torch import nn
 from istmpi.code import calling, shown
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.foreign import is_figure
+from istmpi.optim.own_schedule import READ, Curve, FindPlace, OwnSchedule, read_factor
 from istmpi.optim.probe import probe
+from istmpi.optim.spec import OptimizerSettings
 from istmpi.units import list_first
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -24,22 +26,30 @@ class OwnOptimizer:
     ``make`` takes a list of parameters, or of groups of them, and returns an optimizer. ``groups``
     maps patterns of parameter names, such as ``*.bias``, to options; the first matching pattern
     counts. ``schedule`` takes an optimizer and returns a `torch.optim.lr_scheduler`. It steps after
-    every local step, a `ReduceLROnPlateau` after every score.
+    every local step, a `ReduceLROnPlateau` after every score. A name, or a function with the
+    parameter ``fraction``, is described in `istmpi.optim.own_schedule`.
     """
+
+    _curve: Curve | None = None
+    """The schedule, once `follow` has told the run's plan; None for a scheduler of torch."""
 
     def __init__(
         self,
         make: Make,
         groups: Mapping[str, Mapping[str, Any]],
-        schedule: Callable[[Any], Any] | None,
+        schedule: OwnSchedule | None,
     ):
         _require_function("optimizer", make)
-        # Without a schedule there is nothing more to check, so ``make`` is checked twice.
-        _require_function("schedule", schedule or make)
         _require_groups(groups)
         self._make = make
         self._groups = groups
-        self._schedule = schedule
+        self._schedule: Callable[[Any], Any] | None = None
+        self._factor = read_factor(schedule)
+        self._of_plan = isinstance(schedule, str) or self._factor is not None
+        if not isinstance(schedule, str) and not self._factor:
+            # Without a schedule there is nothing more to check, so ``make`` is checked twice.
+            _require_function("schedule", schedule or make)
+            self._schedule = schedule
         self.spec = probe("optimizer", make)
         self.scores: dict[int, float] = {}
         """Scores of the full network, for `ReduceLROnPlateau`, by the number of the next local
@@ -58,10 +68,18 @@ class OwnOptimizer:
 
     def require_no_others(self, settings: Iterable[str]) -> None:
         """Raise ConfigError if the run sets options of a named optimizer, which would be ignored;
-        clip is allowed."""
+        clip is allowed, and what the schedule reads."""
+        allowed = ["name", "clip"]
+        if self._of_plan:
+            allowed += ["schedule", *READ]
         for setting in settings:
             section, _, name = setting.partition(".")
-            if section == "optimizer" and name not in ("name", "clip"):
+            if section == "optimizer" and name in READ and name not in allowed:
+                raise ConfigError(
+                    f"{name} goes with an optimizer by name, with a schedule by name, such as "
+                    "schedule='cosine', or with a function of the fraction of the run."
+                )
+            if section == "optimizer" and name not in allowed:
                 raise ConfigError(
                     f"{name} goes with an optimizer by name. Set it in the function that you gave."
                 )
@@ -82,6 +100,12 @@ class OwnOptimizer:
                     f"groups: no parameter's name matches {pattern!r}; the network has "
                     f"{list_first(names)}."
                 )
+
+    def follow(self, settings: OptimizerSettings, find_place: FindPlace) -> None:
+        """Take the run's settings, and the function that finds a local step's place in its plan:
+        all that a schedule by name, or of the fraction of the run, needs."""
+        if self._of_plan:
+            self._curve = Curve(settings, self._factor, find_place)
 
     def make(self, network: nn.Module) -> torch.optim.Optimizer:
         """Return a new optimizer of a network's parameters. Raises ConfigError if its schedule
@@ -120,15 +144,24 @@ class OwnOptimizer:
 
     def schedule(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Set the optimizer's options to those of the schedule at a local step of the run."""
+        if not self._pilot:
+            return
         # A subnet's optimizer is new, so a schedule of its own would begin at step 0.
-        if self._schedule and self._pilot:
+        if self._schedule:
             planned = self._pilot.groups_at(step)
             for group, options in zip(optimizer.param_groups, planned, strict=True):
                 group.update((key, value) for key, value in options.items() if key != "params")
+        if self._curve:
+            for group, lr in zip(optimizer.param_groups, self._pilot.first_rates, strict=True):
+                group["lr"] = self._curve.rate(lr, step)
 
     def rate(self, step: int) -> float:
         """Return the learning rate of the first group; 0 before an optimizer is made."""
-        return float(self._pilot.groups_at(step)[0].get("lr", 0.0)) if self._pilot else 0.0
+        if not self._pilot:
+            return 0.0
+        if self._curve:
+            return self._curve.rate(self._pilot.first_rates[0], step)
+        return float(self._pilot.groups_at(step)[0].get("lr", 0.0))
 
 
 def _require_function(argument: str, value: object) -> None:
@@ -171,6 +204,7 @@ class _Pilot:
         self._scores = scores
         self._first = [{**group} for group in optimizer.param_groups]
         """The groups before the schedule changed them, to begin it anew."""
+        self.first_rates = [float(group.get("lr", 0.0)) for group in self._first]
         self._create = schedule
         self._begin()
 

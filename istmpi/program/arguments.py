@@ -22,11 +22,13 @@ from istmpi.methods.limits import require_read
 from istmpi.network.source import class_name
 from istmpi.optim.optimizers import PROGRAM
 from istmpi.optim.own_optimizer import Make, OwnOptimizer
+from istmpi.optim.own_schedule import OwnSchedule
 from istmpi.program.loaders import count_examples
 from istmpi.program.streams import Rows
 from istmpi.settings import find_types
 from istmpi.tasks import OWN
 from istmpi.trees import Named, list_tensors
+from istmpi.units import counted
 
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
 PARTS = {
@@ -36,6 +38,8 @@ PARTS = {
 """The settings of two sections that can be arguments; in other `SECTIONS`, all except ``name`` and
 ``state`` can."""
 
+MANY = 10**9
+"""A number of rounds that no run reaches."""
 
 IN_PYTHON = {
     r"--out (\S+?):": r"folder = \1:",
@@ -242,17 +246,39 @@ def _choose(
 def read_optimizer(
     optimizer: str | Make,
     groups: Mapping[str, Mapping[str, Any]] | None,
-    schedule: Callable[[Any], Any] | None,
+    schedule: OwnSchedule | None,
 ) -> str | OwnOptimizer:
     """Return an optimizer's name, or the user's own optimizer. Raises ConfigError if it is
     unusable."""
+    if isinstance(optimizer, list | tuple | dict):
+        raise ConfigError(
+            f"optimizer is {counted(len(optimizer), 'optimizer')}; a job has one for its network. "
+            "Give a function of all parameters with groups=, or one job for each network."
+        )
     if not isinstance(optimizer, str):
         return OwnOptimizer(optimizer, groups or {}, schedule)
-    if groups or schedule:
+    if groups or callable(schedule):
         raise ConfigError(
-            "groups and schedule go with an optimizer that is a function of parameters."
+            "groups and schedule go with an optimizer that is a function of parameters; only a "
+            "schedule by name goes with a name."
         )
     return optimizer
+
+
+def name_schedule(schedule: OwnSchedule | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with a ``schedule`` by name, `optimizer.schedule`, among them."""
+    named = dict(settings)
+    if isinstance(schedule, str):
+        named["optimizer_schedule"] = schedule
+    return named
+
+
+def assume_many_rounds(run: Run) -> Run:
+    """Return a run that is long enough for its warm-up: only `Distributed.rounds` tells its
+    length."""
+    if not run.optimizer.warm_up:
+        return run
+    return run.override({"train.rounds": MANY}, "Distributed")
 
 
 def read_init(settings: Mapping[str, Any]) -> Callable[[], Any] | None:

@@ -3,18 +3,27 @@ takes."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import reduce
+from math import floor
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from istmpi.code import shown
 from istmpi.errors import ConfigError
 from istmpi.methods.joint import Joint
 from istmpi.program.arguments import find_inputs, read_batch
+from istmpi.program.epochs import Passes, count_epochs
 from istmpi.program.guard import Check, Contents, Guard, find_fault, require_on
 from istmpi.program.loaders import count_examples
-from istmpi.program.streams import Stream, Streams
+from istmpi.program.sources import (
+    Source,
+    choose_source,
+    find_place_in_pass,
+    require_alone,
+    require_in_pass,
+    require_least,
+)
+from istmpi.program.streams import Streams
 from istmpi.training.loop import Training
 
 
@@ -27,6 +36,7 @@ class Job(Protocol):
     def guard(self) -> Guard: ...
 
     has_gradients: bool
+    passes: Passes | None
 
     def note_once(self, message: str) -> None: ...
 
@@ -37,6 +47,7 @@ class Round:
     def __init__(self, job: Job, training: Training):
         self.number = training.rounds_done + 1
         self._job = job
+        self._training = training
         self._method = training.method
         self._attempt: Generator[int, None, bool] = training.attempt()
         """Yields the number of each local step; returns True if all ranks completed the round."""
@@ -93,6 +104,18 @@ class Round:
     def local_steps(self) -> int:
         return self._method.steps(self.number - 1)
 
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch in which the round begins, from 1. Raises ConfigError unless
+        `Distributed.epochs` counts."""
+        return floor(count_epochs(self._training, self.number - 1)) + 1
+
+    @property
+    def ends_epoch(self) -> bool:
+        """True if the last local step of an epoch, or of the run, is in this round."""
+        after = floor(count_epochs(self._training, self.number))
+        return after >= self.epoch or self.number >= self._training.course.rounds
+
     def outputs(self, returned: Any) -> Any:
         """Return what the loss takes, for the outputs that `module` has ``returned``.
 
@@ -104,14 +127,14 @@ class Round:
 
     def take(
         self,
-        loader: Iterable[Any],
+        loader: Iterable[Any] | None = None,
         accumulate: int = 1,
         ahead: int = 0,
         local: bool = False,
         inputs: Callable[[Any], Any] | None = None,
     ) -> Iterator[Any]:
         """Yield the loader's next batch for each local step, or ``accumulate`` batches, whose
-        gradients `step` adds up.
+        gradients `step` adds up. Without a loader, take that of `Distributed.epochs`.
 
         ``ahead``: number of batches of a map-style data set that a thread reads during a step.
         Random numbers that the loop draws from Python or NumPy then do not repeat. ``local``: True
@@ -120,46 +143,30 @@ class Round:
         ``example`` of `Distributed`; only method joint calls it. By default they are the batch's
         first element.
         """
-        self._require_count("accumulate", accumulate, 1)
-        self._require_count("ahead", ahead, 0)
-        if accumulate > 1 and self._method.spec.in_passes:
-            raise ConfigError(
-                f"accumulate = {accumulate} does not go with {self._method.spec.name}, which "
-                "counts in epochs."
-            )
-        if self._method.spec.sums_outputs:
-            yield from self._take_together(loader, accumulate, local, inputs or find_inputs)
+        source = choose_source(loader, accumulate, local, self._job.passes, self.number)
+        accumulate = source.accumulate
+        require_least("ahead", ahead, 0, self.number)
+        method = self._method
+        require_in_pass(source, method)
+        if method.spec.sums_outputs:
+            yield from self._take_together(source, inputs or find_inputs)
             return
-        stream = self._job.streams.find(loader, local)
+        stream = self._job.streams.find(source.loader, source.local)
         self._parts = accumulate
         for _ in self.steps():
             for part in range(accumulate):
                 # Numbers count through the run, so a resumed run takes the batches that come next.
-                batch = stream.at(
-                    self._step * accumulate + part, self._place_in_pass(stream), ahead
-                )
-                self._method.examples += count_examples(batch)
+                place = find_place_in_pass(method, stream, self._step)
+                batch = stream.at(self._step * accumulate + part, place, ahead)
+                method.examples += count_examples(batch)
                 yield batch
 
-    def _take_together(
-        self,
-        loader: Iterable[Any],
-        accumulate: int,
-        local: bool,
-        inputs: Callable[[Any], Any],
-    ) -> Iterator[Any]:
+    def _take_together(self, source: Source, inputs: Callable[[Any], Any]) -> Iterator[Any]:
         """Yield the batches of a round whose outputs ranks add up: the same on all ranks."""
         method = self._method
         assert isinstance(method, Joint), "the only method that adds up outputs"
-        if accumulate > 1 or local:
-            argument = "local = True"
-            if accumulate > 1:
-                argument = f"accumulate = {accumulate}"
-            raise ConfigError(
-                f"{argument} does not go with {method.spec.name}, whose ranks take the same "
-                "batches, one in each local step."
-            )
-        stream = self._job.streams.find(loader, together=True)
+        require_alone(source, method.spec.name)
+        stream = self._job.streams.find(source.loader, together=True)
         first = self._step
         batches = [stream.at(first + step) for step in range(self.local_steps)]
         if method.needs_batches:
@@ -171,29 +178,6 @@ class Round:
         for local_step in self.steps():
             method.examples += count_examples(batches[local_step])
             yield batches[local_step]
-
-    def _require_count(self, argument: str, value: Any, least: int) -> None:
-        if not isinstance(value, int) or value < least:
-            raise self._error(
-                f"{argument} = {shown(value)} must be a whole number of at least {least}"
-            )
-
-    def _place_in_pass(self, stream: Stream) -> tuple[int, int] | None:
-        """Return the current step's pass over this rank's examples, and the batch's number in it.
-
-        None if the method does not count in passes.
-        """
-        batches = self._method.job.batches
-        if not self._method.spec.in_passes:
-            return None
-        # fedavg counts its local steps from the numbers that `Distributed` got.
-        if stream.examples != batches.examples:
-            raise ConfigError(
-                f"{self._method.spec.name} trains for epochs over this rank's {batches.examples} "
-                f"examples, but the loader has {stream.examples}. Give Distributed the loader's "
-                "examples= and batch=."
-            )
-        return divmod(self._step, batches.in_a_pass)
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each local step, from 0; the loop's body must take it."""

@@ -64,6 +64,9 @@ def recall_most_examples(
 
 def _recall_first_examples(checkpoint: Checkpoint, run: Run, data: Dataset, examples: int) -> int:
     ranks = checkpoint.header.ranks
+    # Only a program knows its data; a file of a run in rounds does not have their number.
+    if data.network is not None:
+        return examples
     if run.data.placement != "local":
         return max(count_examples(run, data, ranks))
     fingerprints = [checkpoint.own_data(rank) for rank in range(ranks)]

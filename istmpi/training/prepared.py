@@ -80,13 +80,17 @@ class Prepared(Setup):
         self.score_name = self.dataset.scoring.score
         self._make_store()
 
-    def begin_anew(self, run: Run, stop: StopSign) -> None:
+    def begin_anew(self, run: Run, stop: StopSign, examples: int = 0) -> None:
         """Continue with other settings, such as the number of rounds or the folder. Collective,
-        between two rounds."""
+        between two rounds.
+
+        ``examples``: those of the rank that has most, if the run is measured in epochs.
+        """
         self.stop = stop
         self.told_to_end = False
         with self.communicator.agreed():
             self.run = run.with_implied()
+            self._count_epochs_of_program(examples)
             self._plan(self.dataset)
         self.method.publish()
         # Copies, because the next method's tensors may take the place of these.
@@ -126,8 +130,8 @@ class Prepared(Setup):
         if is_sum or (self.calibrated and self.evaluator.form in SIDE_BY_SIDE):
             blocks = self.communicator.size
         most_examples: dict[int, int] = {}
-        # One number alone follows from the data and the ranks of the file.
-        if len(self.most_examples) > 1:
+        # One number alone follows from the data and the ranks of the file, but not for a program.
+        if len(self.most_examples) > 1 or self.examples_of_program:
             most_examples = self.most_examples
         shares = self.shares.known(self.rounds_done)
         return Header(

@@ -38,9 +38,14 @@ class Setup:
     """A run on every process of a job: its data, its networks without values, and its device."""
 
     rounds_done = 0
+    most_examples: dict[int, int]
+    """The training examples of the rank that has most, by the number of rounds done when it became
+    so; empty while nothing is counted in epochs."""
     state_since = 0
     """The round since which optimizer state is kept at the earliest: that of the last resume that
     lost it."""
+    examples_of_program = 0
+    """The examples of the rank that has most, in a program's run that is measured in epochs."""
     group: ReplicaGroup | None = None
     """The replica group of this process, if it has several members."""
 
@@ -77,6 +82,19 @@ class Setup:
             self._prepare_this_rank(data)
         if membership:
             self.group = join_group(membership, self.device)
+
+    def _count_epochs_of_program(self, examples: int) -> None:
+        """Compute the number of rounds of a program from `train.epochs`; ``examples``: those of the
+        rank that has most, or 0 for a run in rounds."""
+        self.examples_of_program = examples
+        if not examples:
+            self.most_examples = {}
+            return
+        if not self.most_examples:
+            self.most_examples = {0: examples}
+        elif self.most_examples[max(self.most_examples)] != examples:
+            self.most_examples[self.rounds_done] = examples
+        self.run = with_rounds(self.run, self.most_examples)
 
     def close(self) -> None:
         """Leave the replica group, if there is one."""
@@ -128,15 +146,16 @@ class Setup:
         """Compute the number of rounds from `train.epochs`, after those of the checkpoint
         ``start``."""
         run = self.run
-        self.most_examples: dict[int, int] = {}
-        """The training examples of the rank that has most, by the number of rounds done when it
-        became so; empty while nothing is counted in epochs."""
-        # decision 76: ranks may have another number of examples than before. A program's data are
-        # not known here.
-        of_a_program = data.network is not None
-        if of_a_program or (start is None and run.train.epochs is None):
+        self.most_examples = {}
+        # decision 76: ranks may have another number of examples than before.
+        examples = self.examples_of_program
+        if data.network is not None:
+            if not examples:
+                return
+        elif start is None and run.train.epochs is None:
             return
-        examples = count_most_examples(run, data, self.communicator.size, self.communicator)
+        else:
+            examples = count_most_examples(run, data, self.communicator.size, self.communicator)
         self.most_examples[0] = examples
         if start:
             with self.communicator.agreed(), open_checkpoint(start) as checkpoint:

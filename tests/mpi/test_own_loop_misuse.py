@@ -208,7 +208,7 @@ def test_errors_name_arguments_of_python(comm, shared_tmp):
         ({"optimizer": lambda _: rmsprop([torch.zeros(1)])}, "the optimizer does not have the parameters it was given"),
         ({"optimizer": rmsprop, "momentum": 0.9}, "momentum goes with an optimizer by name. Set it in the function"),
         ({"optimizer": rmsprop, "groups": {"*.bias": {"weight_deca": 0.0}}}, "has weight_deca; did you mean weight_de"),
-        ({"optimizer": rmsprop, "schedule": "cosin"}, "schedule is 'cosin'; it must be a function"),
+        ({"optimizer": rmsprop, "schedule": "cosin"}, "schedule = 'cosin' is not known; did you"),
         ({"optimizer": rmsprop, "groups": ["*.bias"]}, "groups is a list; it must be a dict of patterns and options"),
         ({"optimizer": rmsprop, "groups": {"*.bias": 5}}, "must be a pattern of names and a dict of options"),
         ({"optimizer": rmsprop, "groups": {"*.bias": {"lr": -1.0}}}, "has lr = -1.0; it must be at least 0"),

@@ -1,0 +1,288 @@
+"""The rounds of a program's job: begun or resumed in a folder, recorded, saved and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakMethod
+
+from istmpi.checkpoint.parts import Copy
+from istmpi.comm import Communicator
+from istmpi.comm.leaving import at_the_end
+from istmpi.comm.stopping import StopSign
+from istmpi.config import Run
+from istmpi.errors import ConfigError
+from istmpi.program.arguments import (
+    in_python,
+    require_resumable,
+    require_same,
+)
+from istmpi.program.epochs import Passes, open_passes, require_epochs
+from istmpi.program.guard import Guard
+from istmpi.program.printing import Printing
+from istmpi.program.round import Round
+from istmpi.program.scores import Scores
+from istmpi.program.scoring import Scoring
+from istmpi.program.streams import Streams
+from istmpi.record import RunFolder
+from istmpi.training.loop import Training
+from istmpi.training.run import load_initial_weights, open_run
+from istmpi.training.run_record import RunRecord
+from istmpi.training.watch import Summary, Watch
+
+
+class Loop:
+    """The rounds of a job, whose local steps the user's loop takes; `istmpi.Distributed` sets it
+    up.
+
+    Methods are collective, except `end`, `note` and `note_once`.
+    """
+
+    communicator: Communicator
+    run: Run
+    training: Training
+    streams: Streams
+    guard: Guard
+    _scoring: Scoring
+    _scores: Scores
+    _noted: set[str]
+    has_gradients = False
+    """True once a parameter had a gradient."""
+    summary: Summary | None = None
+    """The summary of the last loop over rounds; None if no round was left to train."""
+    _round: Round | None = None  # None outside a loop over rounds
+    _in_rounds = False
+    _left: Round | None = None
+    """The round in which the program left its loop, until the next call of the job."""
+    _is_noted = True
+    """True if this round is reported."""
+    passes: Passes | None = None
+    """The loader of `epochs`; None in a run that is measured in rounds."""
+    _record: RunRecord | None = None
+    _folder: RunFolder | None = None
+
+    def rounds(
+        self,
+        rounds: int,
+        *,
+        folder: str | Path = "",
+        resume: str | Path | None = None,
+        watch: Watch | None = None,
+        signals: bool = True,
+        deadline: float | None = None,
+        network: bool = True,
+    ) -> Iterator[Round]:
+        """Yield the rounds that are left of ``rounds``, one by one. Collective.
+
+        ``folder`` gets the record and the checkpoints; by default it is runs/NAME. ``resume``: a
+        checkpoint, a run's folder, or ``"auto"`` to continue the run in ``folder``, if any.
+        ``network``: save the trained network in the folder at the end. `istmpi.run_training`
+        describes the other arguments, and the errors.
+        """
+        end = partial(self._plan, {"train.rounds": rounds, "output.folder": str(folder)})
+        yield from self._iterate(end, resume, watch, signals, deadline, network)
+
+    def epochs(
+        self,
+        epochs: float,
+        loader: Iterable[Any],
+        *,
+        accumulate: int = 1,
+        local: bool = False,
+        folder: str | Path = "",
+        resume: str | Path | None = None,
+        watch: Watch | None = None,
+        signals: bool = True,
+        deadline: float | None = None,
+        network: bool = True,
+    ) -> Iterator[Round]:
+        """Yield the rounds that are left of ``epochs`` passes over the examples of ``loader``, a
+        `DataLoader` of a map-style data set. Collective.
+
+        In an epoch all ranks together take each example once; with ``local=True``, when each rank
+        has its own data set, the rank with most examples takes each of its examples once. The
+        number of rounds is rounded up, also after a resume on other ranks. ``round.take()`` then
+        yields the loader's batches, ``accumulate`` in a local step. The other arguments are those
+        of `rounds`.
+        """
+
+        def plan() -> Run:
+            require_epochs(epochs)
+            self._together("epochs")
+            passes = open_passes(loader, accumulate, local, self.run, self.communicator)
+            settings = passes.settings(self.run, epochs)
+            return self._plan(settings | {"output.folder": str(folder)}, passes)
+
+        yield from self._iterate(plan, resume, watch, signals, deadline, network)
+
+    def _plan(self, settings: Mapping[str, Any], passes: Passes | None = None) -> Run:
+        """Return the run with ``settings`` of its length; keep the loader of its epochs."""
+        self.passes = passes
+        return self.run.override(settings, "Distributed")
+
+    def _iterate(
+        self,
+        plan: Callable[[], Run],
+        resume: str | Path | None,
+        watch: Watch | None,
+        signals: bool,
+        deadline: float | None,
+        network: bool,
+    ) -> Iterator[Round]:
+        """Yield the rounds that are left of the run that ``plan`` returns. Collective."""
+        self._require_ready(resume)
+        run = plan()
+        if watch is None and self.communicator.rank == 0:
+            watch = Printing()
+        begin = partial(self._begin, run)
+        resumed = str(resume or "")
+        with (
+            in_python(),
+            open_run(run, self.communicator, begin, watch, resumed, deadline, signals) as recording,
+        ):
+            _, self._folder, record = recording
+            self.run = self.training.run
+            self.summary = None
+            self._scores.clear()
+            if record:
+                yield from self._record_loop(record, self._folder.path / "loaders", resumed)
+                self._end_loop(record, network)
+
+    def _require_ready(self, resume: str | Path | None) -> None:
+        """Raise ConfigError inside a loop over rounds, or for an unusable ``resume``."""
+        if self._in_rounds:
+            raise ConfigError(
+                "rounds is called inside a loop over rounds. End this loop first, or use another "
+                "job."
+            )
+        require_resumable(resume)
+        if self._left:
+            self._together("rounds")
+
+    def _begin(self, run: Run, stop: StopSign, _: Copy | None) -> Training:
+        examples = 0
+        if self.passes:
+            examples = self.passes.examples
+        self.training.begin_anew(run, stop, examples)
+        return self.training
+
+    def _record_loop(self, record: RunRecord, loaders: Path, resumed: str) -> Iterator[Round]:
+        """Load the scores and the loaders' states of a resumed run, and yield the rounds that are
+        left. Collective."""
+        self._record = record
+        training = self.training
+        self._scores.restore(self.metrics())
+        self.streams.load(loaders, training.rounds_done, resumed)
+        if training.architecture.batch_norms and not training.rounds_done:
+            self.note(
+                "batch normalisations: before save or export, call job.evaluate with "
+                "calibrate=loader."
+            )
+        # A stop may have reached some ranks already.
+        reason = training.stop.reason if training.stop.asked() else ""
+        training.stop.settle(self.communicator.allgather(reason))
+        yield from self._train(record, loaders)
+        self._round = None
+
+    def _end_loop(self, record: RunRecord, network: bool) -> None:
+        """End the record, and save the ``network`` in the folder. Collective."""
+        if self.training.done and network and not self._scoring.calibrate_again():
+            self.note(
+                "the network is saved without moments of batch normalisation; evaluate it first."
+            )
+        self.summary = record.end(network)
+
+    def _train(self, record: RunRecord, loaders: Path) -> Iterator[Round]:
+        """Yield the rounds that are left; record and save each one. Collective."""
+        training = self.training
+        kept = self.run.checkpoint.keep
+        self._in_rounds = True
+        # Weak, so that a job that the program drops can be freed.
+        at_the_end.append(WeakMethod(self._note_if_left))
+        more = self._has_more()
+        while more:
+            self.streams.begin_round()
+            self._round = Round(self, training)
+            try:
+                yield self._round
+            except BaseException:
+                # A break, a return and any exception of the loop's body look the same here.
+                self._leave_loop()
+                raise
+            finished = self._round.finished()
+            training.told_to_end &= finished  # a repeated round decides again
+            more = self._has_more()
+            if not finished:
+                self.streams.save(loaders, training.rounds_done, kept, dropped=True)
+                break
+            record.add(training.progress(self._scores.find()))
+            if training.checkpoint_due or training.stop.reason or training.done:
+                self.streams.save(loaders, training.rounds_done, kept)
+        self._in_rounds = False
+
+    def _leave_loop(self) -> None:
+        if self._in_rounds and self._round:
+            self._in_rounds = False
+            self._left = self._round
+            self._is_noted = False
+
+    def _note_if_left(self) -> None:
+        """Report once that the program left the loop before its last round."""
+        self._leave_loop()  # a loop that the script still holds
+        if self._left and not self._is_noted:
+            self._is_noted = True
+            self.note(f"{self._left.fate} End a loop early with job.end().")
+
+    def _discard_left_round(self) -> None:
+        """Discard the round in which the program left the loop, if any. Collective.
+
+        When the loop is left, other ranks may be elsewhere, so a wait could hang. In the next call
+        all ranks are here (decision 77).
+        """
+        if self._left:
+            self._note_if_left()
+            self._left.discard()
+            self._left = None
+
+    def _has_more(self) -> bool:
+        """Return True if a round is left to train. Collective."""
+        training = self.training
+        if training.done or training.stop.reason:
+            self._together("the end of the rounds")
+            return False
+        self._together(f"round {training.rounds_done + 1}")
+        return True
+
+    def end(self) -> None:
+        """Make the current round the last one: the loop then ends, and the run is saved. Call it on
+        all ranks."""
+        self.training.told_to_end = True
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl, one a round; empty before `rounds` is iterated over.
+        Collective."""
+        self._together("metrics")
+        with self.communicator.agreed():
+            lines = []
+            if self._folder and self.communicator.rank == 0:
+                lines = self._folder.metrics()
+        return self.communicator.broadcast_from_root(lines)
+
+    def _together(self, call: str) -> None:
+        """Raise ConfigError on every rank if ranks are in different calls. Collective."""
+        require_same(self.communicator.allgather(call))
+        self._discard_left_round()
+        self.streams.compare()
+        with in_python():
+            load_initial_weights(self.training)
+
+    def note_once(self, message: str) -> None:
+        if message not in self._noted:
+            self._noted.add(message)
+            self.note(message)
+
+    def note(self, message: str) -> None:
+        if self._record:
+            self._record.note(message)

@@ -1,0 +1,147 @@
+"""The whole life of a program's run: epochs on other numbers of ranks, and schedules that follow the run's plan."""
+
+import json
+
+import pytest
+import torch
+from loops import begin_rounds
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import istmpi
+from istmpi.errors import ConfigError
+from istmpi.simulated import simulate
+from istmpi.training.watch import Watch
+
+X = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+Y = (X.sum(dim=1) > 0).long()
+LOADER = DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True)
+IN_A_ROUND = 24
+
+
+class Net(nn.Module):
+    def __init__(self, features, outputs, hidden=8):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def make_job(comm, **settings):
+    given = {"method": "local-sgd", "local_steps": 3, "seed": 5, "threads": 1, "device": "cpu", "checkpoint_every": 1}
+    return istmpi.Distributed(Net, {"features": 4, "outputs": 2}, comm, **{"example": X[:4]} | given | settings)
+
+
+def take_steps(round, *loader):
+    for x, y in round.take(*loader):
+        round.step(functional.cross_entropy(round.module(x), y))
+
+
+def accuracy(module, batch):
+    return (module(batch[0]).argmax(dim=1) == batch[1]).float().mean()
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def train(folder, ranks, body=take_steps, epochs=4, resume="auto", **settings):
+    """Train a job in epochs on simulated ranks; return the metrics, and what ``body`` returned on each rank."""
+
+    def program(comm):
+        job = make_job(comm, **settings)
+        options = {"folder": folder, "resume": resume, "watch": Watch(), "signals": False}
+        return [body(round) for round in job.epochs(epochs, LOADER, accumulate=2, **options)]
+
+    outcome = simulate(program, ranks)
+    outcome.require()
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()], outcome.results
+
+
+def stop_after(folder, rounds):
+    """Make of a finished run one whose job ended after so many rounds."""
+    (folder / "network.h5").unlink()
+    for path in (folder / "checkpoints").iterdir():
+        if path.name > f"round-{rounds:08d}.h5":
+            path.unlink()
+
+
+@pytest.mark.parametrize("settings", [{"optimizer": "adamw"}, {"optimizer": adamw, "groups": {"*.bias": {"lr": 0.1}}}])
+@pytest.mark.parametrize("ranks", [(3, 1), (2, 3)])
+def test_epochs_of_a_loop_are_as_many_examples_on_other_ranks_and_its_rate_keeps_falling(tmp_path, ranks, settings):
+    first, other = ranks
+    named = settings | {"schedule": "cosine", "warm_up": 5, "checkpoint_keep": 99}
+
+    def look(round):
+        take_steps(round)
+        return round.epoch, round.ends_epoch
+
+    train(tmp_path, first, **named)
+    stop_after(tmp_path, 2)
+    lines, (epochs, *_) = train(tmp_path, other, look, **named)
+    assert 240 <= lines[-1]["examples"] < 240 + IN_A_ROUND * other
+    rates = [line["learning_rate"] for line in lines if 3 * line["round"] > 5]
+    assert rates == sorted(rates, reverse=True) and 0 < rates[-1] < rates[0] / 2
+    numbers = [number for number, _ in epochs]
+    # A round ends an epoch exactly if the next one begins in a later one.
+    assert [ends for _, ends in epochs] == [a < b for a, b in zip(numbers, [*numbers[1:], 5])]
+    assert numbers[0] == 2 * IN_A_ROUND * first // 60 + 1
+    assert len(train(tmp_path, other, epochs=6, **named)[0]) > len(lines)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "one-cycle", "warm-up-stable-decay"])
+def test_a_schedule_by_name_gives_a_users_optimizer_the_rates_of_a_named_one(tmp_path, schedule):
+    settings = {"schedule": schedule, "warm_up": 0 if schedule == "one-cycle" else 4}
+
+    def rates(round):
+        take_steps(round)
+        return round.rate
+
+    named = train(tmp_path / "named", 2, rates, optimizer="adamw", lr=0.01, **settings)
+    assert train(tmp_path / "own", 2, rates, optimizer=adamw, **settings)[1] == named[1]
+
+
+def test_a_schedule_of_the_fraction_multiplies_the_rate_of_each_group(tmp_path):
+    def rates(round):
+        take_steps(round)
+        return [group["lr"] for group in round.optimizer.param_groups] if round.under_way else round.rate
+
+    settings = {"groups": {"*.bias": {"lr": 0.1}}, "schedule": lambda fraction: 1 - fraction, "optimizer_state": "keep"}
+    _, (rates, _) = train(tmp_path, 2, rates, optimizer=adamw, **settings)
+    steps = 3 * len(rates)
+    assert rates == pytest.approx([0.1 * (1 - step / steps) for step in range(2, steps, 3)])
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"warm_up": 3}, "warm_up goes with an optimizer by name, with a schedule by name, such as"),
+        ({"schedule": "cosine", "least_lr": 0.02}, "least_lr = 0.02 is above"),
+        ({"schedule": lambda fraction: -1.0}, "schedule returns -1.0 at local step 1; it must be a number of at"),
+        ({"optimizer": [adamw, adamw]}, "optimizer is 2 optimizers; a job has one for its network"),
+        ({"optimizer": "sgd", "schedule": lambda fraction: 1.0}, "only a schedule by name goes with a name"),
+        ({"epochs": 0}, "epochs = 0 must be a number above 0"),
+        ({"body": lambda round: [*round.take(LOADER)]}, "accumulate = 1 differs from 2 of job.epochs"),
+        ({"body": lambda round: [*round.take(accumulate=2)]}, "give accumulate= and local= to job.epochs"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        train(tmp_path, 1, **{"optimizer": adamw} | settings)
+
+
+def test_epochs_need_a_loader_whose_examples_can_be_counted(tmp_path):
+    def program(comm):
+        job = make_job(comm)
+        with pytest.raises(ConfigError, match=r"epochs cannot count the examples of list\. Give a DataLoader"):
+            next(job.epochs(1, [X]))
+        for round in begin_rounds(job, 1, tmp_path):
+            with pytest.raises(ConfigError, match="go with job.epochs, not job.rounds"):
+                _ = round.epoch
+            with pytest.raises(ConfigError, match="round 1: round.take.. without a loader goes with job.epochs"):
+                next(round.take())
+            take_steps(round, LOADER)
+
+    simulate(program, 2).require()
