@@ -24,13 +24,14 @@ from istmpi.deploy.fitting import (
     open_fitting_data,
 )
 from istmpi.engine.store import ParameterStore
-from istmpi.errors import DataError
+from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation import blocks
 from istmpi.evaluation.likelihood import choose_module
 from istmpi.evaluation.sample import count_sampled, draw_calibration_rows
 from istmpi.network.leaves import prepare
 from istmpi.network.norms import Calibrated, calibrate
 from istmpi.outputs import list_outputs, take_last
+from istmpi.tasks import TASKS
 from istmpi.trees import call
 
 if TYPE_CHECKING:
@@ -86,8 +87,32 @@ class CalibratedNetwork:
         temperature. Only the last exit's outputs are returned. Raises DataError for another form,
         or outputs that are not finite.
         """
-        outputs = take_last(self.outputs(self.batch(x)))
-        return self._rescale(outputs.numpy())
+        return self.compute_exits(x)[-1]
+
+    def compute_exits(self, x: np.ndarray) -> list[np.ndarray]:
+        """Return the outputs of every exit, each as `__call__` returns those of the last."""
+        return self.compute_batch(self.batch(x))
+
+    def compute_batch(self, batch: Batch) -> list[np.ndarray]:
+        """Return the outputs of every exit for examples as the network takes them."""
+        return [self._rescale(outputs.numpy()) for outputs in list_outputs(self.outputs(batch))]
+
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return self._architecture.example_shape
+
+    @property
+    def features(self) -> int:
+        return prod(self._header.data.shape)
+
+    def require_exits(self) -> None:
+        """Raise ConfigError unless this is a classifier with early exits."""
+        one_class = TASKS[self._header.data.task].one_class
+        if self._architecture.table.exits == 1 or not one_class:
+            raise ConfigError(
+                f"{self._path} is not a classifier with early exits. Train such a network, as with "
+                "--model resnet --set model.exits=[1], or leave the option for exits out."
+            )
 
     def _require_finite(self, returned: Outputs) -> None:
         for outputs in list_outputs(returned):
@@ -122,7 +147,7 @@ class CalibratedNetwork:
 
     def batch(self, x: np.ndarray) -> Batch:
         shape = self._header.data.shape
-        features = prod(shape)
+        features = self.features
         if x.ndim != 2 or x.shape[1] != features:
             raise DataError(
                 f"examples of shape {x.shape} do not fit this network; give [examples, {features}]."

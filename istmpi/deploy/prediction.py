@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,17 +28,32 @@ MOST_LOGITS = 2**25
 """Logits of ranked labels that are in memory at a time."""
 
 
-Predictions = tuple[Sequence[str | int], np.ndarray, Sequence[str] | None]
-"""Names of examples, outputs ``[b, outputs]``, and true classes (None: unknown)."""
+class Predictions(NamedTuple):
+    names: Sequence[str | int]
+    """The names of examples."""
+    values: np.ndarray
+    """Their outputs ``[b, outputs]``."""
+    true: Sequence[str] | None
+    """Their true classes; None if unknown."""
+    added: Sequence[Sequence[Any]] = ()
+    """Further cells of each example; empty for none."""
 
 
-def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Predictions]:
-    """Yield blocks with a network's outputs in place of x."""
+def split_blocks(
+    blocks: Iterable[Block],
+) -> Iterator[tuple[Sequence[str | int], np.ndarray, Sequence[str] | None]]:
+    """Yield names, examples and true classes of at most `BATCH` examples."""
     for names, x, true in blocks:
         assert names is not None, "readers name or number the examples to predict"
         for start in range(0, len(x), BATCH):
             rows = slice(start, start + BATCH)
-            yield names[rows], network(x[rows]), true and true[rows]
+            yield names[rows], x[rows], true and true[rows]
+
+
+def predict(network: CalibratedNetwork, blocks: Iterable[Block]) -> Iterator[Predictions]:
+    """Yield blocks with a network's outputs in place of x."""
+    for names, x, true in split_blocks(blocks):
+        yield Predictions(names, network(x), true)
 
 
 def lines(
@@ -50,13 +65,15 @@ def lines(
     example: str = "example",
     named: Sequence[str] | None = None,
     top: int | None = None,
+    added: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield predictions as text, block by block.
 
     ``form``: ``csv``, with a first line of column names, or ``jsonl``. ``top``: the number of
     likeliest labels to give; 0 gives all labels above 1/2, None the likeliest class, or the outputs
     of a network without classes. ``all_outputs``: True adds all outputs. ``example``: the name of
-    the first column. ``named``: the names of outputs that are not classes.
+    the first column. ``named``: the names of outputs that are not classes. ``added``: the names of
+    the blocks' further cells.
     """
     if classes is not None:
         classes = tuple(map(printable, classes))
@@ -71,10 +88,8 @@ def lines(
     is_first = True
     for block in predictions:
         rows = _make_rows(block, classes, top, form, len(names))
-        header = [example, *answer]
-        if classes and block[2]:  # the true classes, where they are known
-            header.append("true_class")
-        header += names
+        true = ["true_class"] * bool(classes and block.true)
+        header = [example, *answer, *added, *true, *names]
         if form == "jsonl":
             yield "".join(_json(dict(zip(header, row)), names, keys) for row in rows)
         else:
@@ -86,10 +101,12 @@ def _make_rows(
     block: Predictions, classes: Sequence[str] | None, top: int | None, form: str, outputs: int
 ) -> list[list[Any]]:
     """Return the cells of each example of a block, with the first ``outputs`` outputs."""
-    examples, values, true = block
+    true = block.true
     rows = []
-    for place, (name, outputs_of_row) in enumerate(zip(examples, values)):
+    for place, (name, outputs_of_row) in enumerate(zip(block.names, block.values)):
         cells = [name, *_answer(outputs_of_row, classes, top, form)]
+        if block.added:
+            cells += block.added[place]
         if classes and true:
             cells.append(printable(true[place]))
         rows.append([*cells, *map(_number, outputs_of_row[:outputs])])
@@ -181,7 +198,7 @@ def write_node_lines(
     def predictions() -> Iterator[Predictions]:
         for start in range(0, len(logits), BATCH):
             stop = min(start + BATCH, len(logits))
-            yield range(start, stop), logits[start:stop], None
+            yield Predictions(range(start, stop), logits[start:stop], None)
 
     return lines(predictions(), classes, outputs, all_outputs, form, "node")
 

@@ -10,8 +10,10 @@ import click
 
 from istmpi.cli.options import as_json, flag, own_class, subnet, text, whole_numbers
 from istmpi.cli.output import note, print_json, say, table, wide_console
+from istmpi.comm import find_rank
 from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
+from istmpi.units import number
 
 if TYPE_CHECKING:
     from istmpi.deploy.scoring import Evaluation
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 @flag("--calibrate", "Calibrate on the data's training split, even if CKPT is calibrated.")
 @text("--top-k", "K,...", "Classes: also the accuracy among the K most probable classes.")
 @flag("--by-class", "Also print recall, precision and F1 of each class, and the confusion.")
+@flag("--exits", "Accuracy and mean FLOPs of answers that leave early, by threshold, instead.")
 @own_class
 @subnet
 @as_json
@@ -41,6 +44,7 @@ def command(
     calibrate: bool,
     top_k: str | None,
     by_class: bool,
+    exits: bool,
     model: str | None,
     subnet: int | None,
     as_json: bool,
@@ -56,6 +60,9 @@ def command(
     from istmpi.comm import HangWatch, world
     from istmpi.deploy.scoring import evaluate
 
+    if exits:
+        _print_exits(path, data, split, calibrate, model, subnet, as_json)
+        return
     communicator = world()
     numbers = whole_numbers("--top-k", top_k)
     # Reads from a network's file system may hang.
@@ -64,14 +71,36 @@ def command(
     )
     with watched, communicator.whereabouts.enter("evaluate"):
         result = evaluate(path, communicator, data, split, calibrate, model, numbers, subnet)
-    if communicator.rank > 0:
-        return
-    if result.note:
-        note(f"{result.note}.")
+    if communicator.rank == 0:
+        why = _explain_calibration(path, calibrate, subnet)
+        _print(result, why, by_class, as_json)
+
+
+def _print_exits(
+    path: str,
+    data: str | None,
+    split: str,
+    calibrate: bool,
+    model: str | None,
+    subnet: int | None,
+    as_json: bool,
+) -> None:
+    """Print a line for each threshold (`istmpi predict --exit-threshold`)."""
+    if find_rank() > 0:
+        return  # one process does it, however many were started
+    from istmpi.deploy.exits import score_exits
+
+    outcomes = score_exits(path, data, split, calibrate, model, subnet)
     if as_json:
-        print_json(asdict(result))
+        print_json([asdict(outcome) for outcome in outcomes])
         return
-    _print(result, _explain_calibration(path, calibrate, subnet), by_class)
+    columns = [f"leave at exit {place + 1}" for place in range(len(outcomes[0].shares))]
+    shown = table("threshold", "accuracy", "FLOPs", *columns)
+    for outcome in outcomes:
+        shares = [f"{share:.0%}" for share in outcome.shares]
+        cost = number(outcome.flops)
+        shown.add_row(f"{outcome.threshold:g}", f"{outcome.accuracy:.4f}", cost, *shares)
+    wide_console().print(shown)
 
 
 def _explain_calibration(path: str, calibrate: bool, subnet: int | None) -> str:
@@ -84,8 +113,13 @@ def _explain_calibration(path: str, calibrate: bool, subnet: int | None) -> str:
     return f": {path} was saved without calibration"
 
 
-def _print(result: Evaluation, why: str, by_class: bool) -> None:
+def _print(result: Evaluation, why: str, by_class: bool, as_json: bool) -> None:
     """Print the scores; ``why``: the reason for a calibration, with a colon before it."""
+    if result.note:
+        note(f"{result.note}.")
+    if as_json:
+        print_json(asdict(result))
+        return
     if result.calibrated:
         say(f"calibrated on the training split of {result.source}{why}")
     score = result.score
@@ -115,10 +149,10 @@ def _print_classes(further: Further | None) -> None:
         note("--by-class: there are no classes to list, or too many.")
         return
     scores = table("class", "examples", "recall", "precision", "F1")
-    for number, name in enumerate(further.classes):
+    for place, name in enumerate(further.classes):
         columns = (further.recall, further.precision, further.f1)
-        figures = [f"{column[number]:.4f}" for column in columns]
-        scores.add_row(name, f"{further.examples[number]:,}", *figures)
+        figures = [f"{column[place]:.4f}" for column in columns]
+        scores.add_row(name, f"{further.examples[place]:,}", *figures)
     stdout = wide_console()
     stdout.print(scores)
     if len(further.classes) <= SHOWN:

@@ -36,7 +36,7 @@ from istmpi.tasks import GRAPH, PREDICT_OPTIONS, SPARSE_ROWS, TASKS, Task
 if TYPE_CHECKING:
     from istmpi.checkpoint.format import DataSummary
     from istmpi.config import Run
-    from istmpi.data.decoder import Notes
+    from istmpi.data.decoder import Block, Notes
     from istmpi.data.text.tokenizer import Tokenizer
     from istmpi.deploy.network import CalibratedNetwork
 
@@ -79,6 +79,14 @@ A prompt is continued token by token until the network ends the document; text i
     0,
 )
 @whole("--seed", "N", "text: seed.  [default: 0]", 0)
+@real(
+    "--exit-threshold",
+    "T",
+    "Classes: leave at the first exit with a normalised entropy of at most T, and print the exit "
+    "and its FLOPs.",
+    0,
+    1,
+)
 @flag("--json", "text: print JSON for other programs.")
 @text("--out", "FILE", "The file to write, atomically.  [default: standard output]")
 @force
@@ -139,10 +147,13 @@ class _Request:
     calibrate_on: str | None
     model: str | None
     subnet: int | None
+    exit_threshold: float | None
 
 
 def _require_fitting(request: _Request, trained: _Trained) -> None:
     """Raise ConfigError for options that do not go with the network."""
+    if request.exit_threshold is not None:
+        trained.network.require_exits()
     values = {
         "--top": request.top,
         "--tokens": request.tokens,
@@ -282,15 +293,38 @@ def _predict_nodes(request: _Request, trained: _Trained) -> Iterable[str]:
 
 def _predict_examples(request: _Request, trained: _Trained, notes: Notes) -> Iterable[str]:
     """Return a line for each example."""
-    from istmpi.data.dense.predict import read_inputs
-    from istmpi.data.holdout import TestSplit
+    from istmpi.deploy.exits import COLUMNS, predict_early
     from istmpi.deploy.prediction import lines, predict
 
-    data = trained.data
-    blocks = read_inputs(
+    blocks = _read_examples(request, trained, notes)
+    predictions = predict(trained.network, blocks)
+    added: Sequence[str] = ()
+    if request.exit_threshold is not None:
+        predictions = predict_early(trained.network, blocks, request.exit_threshold)
+        added = COLUMNS
+    limit = None
+    if "--top" in trained.task.predict_options:
+        limit = request.top or 0
+    return lines(
+        predictions,
+        trained.classes,
+        trained.data.outputs,
+        request.all_outputs,
+        request.form,
+        named=trained.output_names,
+        top=limit,
+        added=added,
+    )
+
+
+def _read_examples(request: _Request, trained: _Trained, notes: Notes) -> Iterable[Block]:
+    from istmpi.data.dense.predict import read_inputs
+    from istmpi.data.holdout import TestSplit
+
+    return read_inputs(
         request.source,
-        data.kind,
-        data.shape,
+        trained.data.kind,
+        trained.data.shape,
         label=request.label,
         header=request.header,
         delimiter=request.delimiter,
@@ -300,18 +334,6 @@ def _predict_examples(request: _Request, trained: _Trained, notes: Notes) -> Ite
         reading=trained.reading,
         test=TestSplit(trained.run.data.test, trained.run.train.seed),
         skipped=_note_skipped,
-    )
-    limit = None
-    if "--top" in trained.task.predict_options:
-        limit = request.top or 0
-    return lines(
-        predict(trained.network, blocks),
-        trained.classes,
-        data.outputs,
-        request.all_outputs,
-        request.form,
-        named=trained.output_names,
-        top=limit,
     )
 
 

@@ -1,0 +1,103 @@
+"""Answers that leave at an early exit: predict --exit-threshold, evaluate --exits."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from own_runs import RESNET
+from small import own_run
+
+from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.saver import commit
+from istmpi.comm import world
+from istmpi.deploy.exits import choose_exits, count_flops, measure_entropy
+from istmpi.deploy.network import CalibratedNetwork
+from istmpi.training.loop import Training
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A ResNet of two sections with an exit after the first."""
+    training = Training(
+        own_run(**RESNET | {"model__exits": [1], "model__dtype": "float32", "train__rounds": 6}), world()
+    )
+    list(training.rounds())
+    file = tmp_path_factory.mktemp("exits") / "network.h5"
+    commit(file, *training.state(calibrated=True), "direct", world())
+    return file
+
+
+def predicted(istmpi_command, path, threshold):
+    code, out, _ = istmpi_command("predict", path, "digits", "--exit-threshold", threshold, "--outputs")
+    assert code == 0
+    return list(csv.DictReader(io.StringIO(out)))
+
+
+def entropy_of(row):
+    logits = torch.tensor([float(row[f"output_{name}"]) for name in range(10)], dtype=torch.float64)
+    return float(torch.distributions.Categorical(logits=logits).entropy()) / np.log(10)
+
+
+def test_an_example_leaves_at_the_first_exit_whose_entropy_is_below_the_threshold(path, istmpi_command):
+    threshold = np.median([entropy_of(row) for row in predicted(istmpi_command, path, 1)])
+    rows = predicted(istmpi_command, path, threshold)
+    with open_checkpoint(path) as checkpoint:
+        network = CalibratedNetwork(checkpoint)
+    code, out, _ = istmpi_command("predict", path, "digits", "--outputs")
+    last = list(csv.DictReader(io.StringIO(out)))
+    assert {row["exit"] for row in rows} == {"1", "2"}
+    for row, of_last in zip(rows, last):
+        if row["exit"] == "1":
+            assert entropy_of(row) <= threshold + 1e-6
+        else:
+            assert row["class"] == of_last["class"] and row["output_3"] == of_last["output_3"]
+    assert {int(row["flops"]) for row in rows} == set(count_flops(network))
+
+
+def test_nobody_leaves_at_zero_and_all_do_at_one(path, istmpi_command):
+    assert {row["exit"] for row in predicted(istmpi_command, path, 0)} == {"2"}
+    assert {row["exit"] for row in predicted(istmpi_command, path, 1)} == {"1"}
+
+
+def test_the_flops_of_the_last_exit_are_those_of_the_cost_model_and_of_the_first_its_part(path):
+    with open_checkpoint(path) as checkpoint:
+        network = CalibratedNetwork(checkpoint)
+        architecture = checkpoint.architecture
+    first, last = count_flops(network)
+    operators = {"first": 0, "all": 0}
+    for operator in architecture.operators:
+        forward, _ = operator.flops(architecture.lengths)
+        operators["all"] += forward
+        if operator.module.startswith(("stem", "sections.0", "exits.1")):
+            operators["first"] += forward
+    assert (first, last) == (operators["first"], operators["all"])
+
+
+def test_the_table_has_what_predictions_have(path, istmpi_command):
+    code, out, _ = istmpi_command("evaluate", path, "--exits", "--json")
+    assert code == 0
+    by_threshold = {row["threshold"]: row for row in json.loads(out)}
+    rows = predicted(istmpi_command, path, 0.6)
+    right = np.mean([row["class"] == row["true_class"] for row in rows])
+    assert by_threshold[0.6]["accuracy"] == pytest.approx(right)
+    assert by_threshold[0.6]["flops"] == pytest.approx(np.mean([int(row["flops"]) for row in rows]))
+    costs = [row["flops"] for row in by_threshold.values()]
+    assert costs == sorted(costs, reverse=True)
+    assert "leave at exit 2" in istmpi_command("evaluate", path, "--exits")[1]
+
+
+def test_entropy_is_normalised_and_the_last_exit_takes_all_that_remain():
+    assert measure_entropy(np.zeros((1, 7))) == pytest.approx(1)
+    assert measure_entropy(np.array([[1e4, 0.0]])) == pytest.approx(0)
+    sure, unsure = [50.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+    assert choose_exits(np.array([[sure, unsure], [unsure, unsure]]), 0.5).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("words", [("predict", "digits", "--exit-threshold", 0.5), ("evaluate", "--exits")])
+def test_a_network_with_one_exit_is_refused(checkpoints, istmpi_command, words):
+    command, *options = words
+    code, _, err = istmpi_command(command, checkpoints / "batch.h5", *options)
+    assert code == 2 and "is not a classifier with early exits" in err and len(err.splitlines()) == 1
