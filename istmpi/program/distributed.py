@@ -33,7 +33,10 @@ from istmpi.program.arguments import (
     require_kind,
     require_one_network,
 )
+from istmpi.program.autocast import Autocast
+from istmpi.program.bests import TORCH, Bests, describe_end, require_best
 from istmpi.program.guard import Guard
+from istmpi.program.kept import Kept
 from istmpi.program.loaders import count_examples
 from istmpi.program.loop import Loop
 from istmpi.program.scores import Scores
@@ -107,6 +110,9 @@ class Distributed(Loop):
         """Make what the loop and its evaluations use."""
         self.streams = Streams(self.communicator, self.run.train.seed, self.note)
         self.guard = Guard()
+        self.autocast = Autocast(self.run.train.autocast)
+        self._kept = Kept(self.communicator, self.note)
+        self._bests = Bests()
         self._noted = set()
         self._scoring = Scoring(self.training, self.guard, self.note)
         self._scores = Scores(self.training, own_optimizer)
@@ -120,6 +126,8 @@ class Distributed(Loop):
         name: str = "score",
         same_loader: bool = True,
         higher_is_better: bool = True,
+        best: str | Path = "",
+        patience: int = 0,
     ) -> Any:
         """Return the mean of ``score(module, batch)`` over a loader's examples, for the full
         network. Collective.
@@ -132,24 +140,66 @@ class Distributed(Loop):
         or under the keys of a dict. A round's first score is the run's; ``higher_is_better`` is its
         direction for `istmpi report`.
 
+        ``best``: a file in the run's folder for the network whose first score is the best so far:
+        as `save` writes it, or a state dict if the name ends in .pt. ``patience``: call `end` after
+        so many evaluations without a better one. Both count the rounds before a resume, too.
+
         Raises ConfigError inside a round or for an unusable score, DivergedError if a score is not
         finite.
         """
+        self._require_between_rounds()
+        require_kind("name", name, str)
+        require_kind("higher_is_better", higher_is_better, bool)
+        require_kind("same_loader", same_loader, bool)
+        require_best(best, patience)
+        self._together("evaluate")
+        means = self._scoring.average(score, loader, calibrate, same_loader)
+        self._record_scores(means, name, higher_is_better, best, patience)
+        return means.get("", means)
+
+    def _record_scores(
+        self,
+        means: Mapping[str, float],
+        name: str,
+        higher: bool,
+        path: str | Path,
+        patience: int,
+    ) -> None:
+        """Record scores, with ``name`` for a single one; save the network if the first is the best.
+        Collective."""
+        # A single score has an empty key.
+        named = {key or name: mean for key, mean in means.items()}
+        recorded_score = self._scores.keep(named, self._scoring.examples, higher)
+        if self.summary and self._record:
+            self.summary = self._record.add_score(recorded_score)
+        if path or patience:
+            first = next(iter(named))
+            self._watch_best(first, named[first], higher, path, patience)
+
+    def _require_between_rounds(self) -> None:
         if self._in_rounds and self._round and self._round.under_way:
             raise ConfigError(
                 "evaluate is called inside a round. Call it after `for batch in round.take(...)`."
             )
-        require_kind("name", name, str)
-        require_kind("higher_is_better", higher_is_better, bool)
-        require_kind("same_loader", same_loader, bool)
-        self._together("evaluate")
-        means = self._scoring.average(score, loader, calibrate, same_loader)
-        # A single score has an empty key: it gets its name here, and is returned as a number.
-        named = {key or name: mean for key, mean in means.items()}
-        recorded_score = self._scores.keep(named, self._scoring.examples, higher_is_better)
-        if self.summary and self._record:
-            self.summary = self._record.add_score(recorded_score)
-        return means.get("", means)
+
+    def _watch_best(
+        self, name: str, score: float, higher: bool, path: str | Path, patience: int
+    ) -> None:
+        """Save the network if its score is the best; end the run if it has long not been.
+        Collective."""
+        # Ranks may differ in the last bit of a score; all must decide the same.
+        score = self.communicator.broadcast_from_root(score)
+        rounds = self.training.rounds_done
+        self.best = best = self._bests.take(name, rounds, score, higher, patience)
+        if path and best.round == rounds:
+            file = self.folder / path
+            if file.suffix in TORCH:
+                self.export(file)
+            else:
+                self.save(file)
+        if best.exhausted and self._in_rounds:
+            self.note(describe_end(best, name))
+            self.end()
 
     def save(self, path: str | Path) -> Path:
         """Save the network in a file like ``network.h5``. Collective. Raises ConfigError if batch

@@ -13,6 +13,7 @@ class Keywords(TypedDict, total=False):
     ``method_local_steps`` is the same setting with its section.
     """
 
+    autocast: bool
     best: bool
     betas: Sequence[float] | None
     burn_in: int
@@ -106,6 +107,7 @@ class Keywords(TypedDict, total=False):
     threads: int
     threshold: float
     top: int
+    train_autocast: bool
     train_device: Literal["auto", "cpu", "cuda"]
     train_init: str | Callable[[], Any]
     train_init_names: Mapping[str, Any] | None

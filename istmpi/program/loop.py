@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,25 @@ from istmpi.program.arguments import (
     require_resumable,
     require_same,
 )
+from istmpi.program.autocast import Autocast
+from istmpi.program.bests import Bests
 from istmpi.program.epochs import Passes, open_passes, require_epochs
 from istmpi.program.guard import Guard
+from istmpi.program.kept import Kept
 from istmpi.program.printing import Printing
 from istmpi.program.round import Round
 from istmpi.program.scores import Scores
 from istmpi.program.scoring import Scoring
 from istmpi.program.streams import Streams
 from istmpi.record import RunFolder
+from istmpi.training.best import Best
 from istmpi.training.loop import Training
 from istmpi.training.run import load_initial_weights, open_run
 from istmpi.training.run_record import RunRecord
 from istmpi.training.watch import Summary, Watch
+
+LOADERS = "loaders"
+"""The folder of the loaders' states in a run's folder."""
 
 
 class Loop:
@@ -46,6 +54,11 @@ class Loop:
     streams: Streams
     guard: Guard
     _scoring: Scoring
+    autocast: Autocast
+    best: Best | None = None
+    """The best score of the last evaluation that watched for one: its ``round`` and ``score``."""
+    _kept: Kept
+    _bests: Bests
     _scores: Scores
     _noted: set[str]
     has_gradients = False
@@ -134,12 +147,11 @@ class Loop:
         """Yield the rounds that are left of the run that ``plan`` returns. Collective."""
         self._require_ready(resume)
         run = plan()
-        if watch is None and self.communicator.rank == 0:
-            watch = Printing()
         begin = partial(self._begin, run)
         resumed = str(resume or "")
         with (
             in_python(),
+            self._watching(watch) as watch,
             open_run(run, self.communicator, begin, watch, resumed, deadline, signals) as recording,
         ):
             _, self._folder, record = recording
@@ -147,8 +159,21 @@ class Loop:
             self.summary = None
             self._scores.clear()
             if record:
-                yield from self._record_loop(record, self._folder.path / "loaders", resumed)
+                yield from self._record_loop(record, resumed)
                 self._end_loop(record, network)
+
+    @contextmanager
+    def _watching(self, watch: Watch | None) -> Iterator[Watch | None]:
+        """Yield the program's watch, or rank 0's own; take its bar away at the end, whatever ends
+        the loop."""
+        if watch or self.communicator.rank:
+            yield watch
+            return
+        printing = Printing()
+        try:
+            yield printing
+        finally:
+            printing.stop()
 
     def _require_ready(self, resume: str | Path | None) -> None:
         """Raise ConfigError inside a loop over rounds, or for an unusable ``resume``."""
@@ -168,13 +193,16 @@ class Loop:
         self.training.begin_anew(run, stop, examples)
         return self.training
 
-    def _record_loop(self, record: RunRecord, loaders: Path, resumed: str) -> Iterator[Round]:
-        """Load the scores and the loaders' states of a resumed run, and yield the rounds that are
-        left. Collective."""
+    def _record_loop(self, record: RunRecord, resumed: str) -> Iterator[Round]:
+        """Load the scores, the kept values and the loaders' states of a resumed run, and yield the
+        rounds that are left. Collective."""
         self._record = record
         training = self.training
-        self._scores.restore(self.metrics())
-        self.streams.load(loaders, training.rounds_done, resumed)
+        lines = self.metrics()
+        self._scores.restore(lines)
+        self._bests.restore(lines)
+        self.streams.load(self.folder / LOADERS, training.rounds_done, resumed)
+        self._kept.load(self.folder, training.rounds_done, resumed)
         if training.architecture.batch_norms and not training.rounds_done:
             self.note(
                 "batch normalisations: before save or export, call job.evaluate with "
@@ -183,7 +211,7 @@ class Loop:
         # A stop may have reached some ranks already.
         reason = training.stop.reason if training.stop.asked() else ""
         training.stop.settle(self.communicator.allgather(reason))
-        yield from self._train(record, loaders)
+        yield from self._train(record)
         self._round = None
 
     def _end_loop(self, record: RunRecord, network: bool) -> None:
@@ -194,16 +222,45 @@ class Loop:
             )
         self.summary = record.end(network)
 
-    def _train(self, record: RunRecord, loaders: Path) -> Iterator[Round]:
+    @property
+    def folder(self) -> Path:
+        """The run's folder. Raises ConfigError before the first round."""
+        if self._folder is None:
+            raise ConfigError("the run has no folder before job.rounds or job.epochs begins.")
+        return self._folder.path
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """This rank's values of `keep`; those of the run before it was resumed, from the first
+        round on."""
+        return self._kept.values
+
+    def keep(self, **values: Any) -> None:
+        """Keep values by name for the resumed run, which has them in `kept`.
+
+        Each rank keeps its own. On another number of ranks, every rank gets those of rank 0. The
+        values are saved with each checkpoint. Raises ConfigError for other values than tensors,
+        numbers, text, and lists, tuples and dicts of them.
+        """
+        self._kept.update(values)
+
+    def _save_own(self, dropped: bool = False) -> None:
+        """Save what each rank has of its own after a round, or from before a ``dropped`` one."""
+        rounds = self.training.rounds_done
+        kept = self.run.checkpoint.keep
+        self.streams.save(self.folder / LOADERS, rounds, kept, dropped)
+        self._kept.save(self.folder, rounds, kept, dropped)
+
+    def _train(self, record: RunRecord) -> Iterator[Round]:
         """Yield the rounds that are left; record and save each one. Collective."""
         training = self.training
-        kept = self.run.checkpoint.keep
         self._in_rounds = True
         # Weak, so that a job that the program drops can be freed.
         at_the_end.append(WeakMethod(self._note_if_left))
         more = self._has_more()
         while more:
             self.streams.begin_round()
+            self._kept.begin_round()
             self._round = Round(self, training)
             try:
                 yield self._round
@@ -215,11 +272,11 @@ class Loop:
             training.told_to_end &= finished  # a repeated round decides again
             more = self._has_more()
             if not finished:
-                self.streams.save(loaders, training.rounds_done, kept, dropped=True)
+                self._save_own(dropped=True)
                 break
             record.add(training.progress(self._scores.find()))
             if training.checkpoint_due or training.stop.reason or training.done:
-                self.streams.save(loaders, training.rounds_done, kept)
+                self._save_own()
         self._in_rounds = False
 
     def _leave_loop(self) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from istmpi.errors import ConfigError
 from istmpi.methods.joint import Joint
 from istmpi.program.arguments import find_inputs, read_batch
+from istmpi.program.autocast import Autocast
 from istmpi.program.epochs import Passes, count_epochs
 from istmpi.program.guard import Check, Contents, Guard, find_fault, require_on
 from istmpi.program.loaders import count_examples
@@ -34,6 +35,9 @@ class Job(Protocol):
     def streams(self) -> Streams: ...
     @property
     def guard(self) -> Guard: ...
+
+    @property
+    def autocast(self) -> Autocast: ...
 
     has_gradients: bool
     passes: Passes | None
@@ -326,6 +330,7 @@ class Round:
         vars(self.optimizer)["step"] = self._update
         self.module.train()
         self._contents = Contents(self.module, self._method.job.architecture.frozen)
+        self._job.autocast.watch(self.module, self.device)
         self._job.guard.watch(self.module, Check(self._look_at))
 
     def _update(self, closure: None = None) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
@@ -30,6 +28,7 @@ from istmpi.program.loaders import (
     name_iteration,
     require_no_workers,
 )
+from istmpi.program.rank_files import fetch_files, name_file, read_rank_file, save_rank_file
 
 
 class Rows(Split):
@@ -325,13 +324,7 @@ class Streams:
             states = [stream.state for stream in self._streams.values()]
         if all(state is None for state in states):
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        rank = self._communicator.rank
-        with appearing(folder / f"{round}-{rank}.pt", follow=False) as file:
-            torch.save(states, file)
-        files = sorted(folder.glob(f"*-{rank}.pt"), key=lambda path: int(path.stem.split("-")[0]))
-        for path in files[: -kept - 1]:
-            path.unlink(missing_ok=True)
+        save_rank_file(folder, round, self._communicator.rank, states, kept)
 
     def load(self, folder: Path, round: int, resumed: str = "") -> None:
         """Load the states that this rank saved in ``folder`` after a round. Raises DataError if
@@ -343,17 +336,14 @@ class Streams:
         self._folder = folder
         rank = self._communicator.rank
         fingerprints = folder / f"data-{rank}.json"
-        states = folder / f"{round}-{rank}.pt"
+        states = folder / name_file(round, rank)
         # A run that starts again may use other data.
         if not round:
             fingerprints.unlink(missing_ok=True)
         elif not fingerprints.exists():
-            # A run's folder, or a checkpoint in its folder or in a folder below.
-            for earlier in (Path(resumed), *Path(resumed).resolve().parents[:2]):
-                _copy_into(folder, earlier / "loaders" / fingerprints.name)
-                _copy_into(folder, earlier / "loaders" / states.name)
+            fetch_files(folder, [fingerprints.name, states.name], resumed)
         if states.is_file():
-            self._states = _read_states(states)
+            self._states = read_rank_file(states, "the loaders' states")
 
 
 def _require_same(stream: Stream, firsts: Sequence[int | None]) -> None:
@@ -365,20 +355,3 @@ def _require_same(stream: Stream, firsts: Sequence[int | None]) -> None:
         )
         error.everywhere = True
         raise error
-
-
-def _copy_into(folder: Path, file: Path) -> None:
-    if file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, folder / file.name)
-
-
-def _read_states(path: Path) -> list[Any]:
-    try:
-        return torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise DataError(
-            f"{path}: the loaders' states cannot be read ({type(error).__name__}): only tensors, "
-            "numbers, text, lists and dicts are allowed. Remove the file to start the loaders "
-            "again."
-        ) from None

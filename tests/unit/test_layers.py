@@ -25,7 +25,7 @@ PLACES = {
     "h5py": ["hdf5.py", "data/hdf5.py", "checkpoint/"],
     "matplotlib": ["report/styles.py", "report/plots.py"],
     "click": ["cli/"],
-    "rich": ["cli/", "report/tables.py", "report/checkpoints.py"],
+    "rich": ["cli/", "program/printing.py", "report/tables.py", "report/checkpoints.py"],
     "msgspec": ["settings.py"],
     "torch.distributed": ["engine/replica_group.py"],
     "multiprocessing": [],

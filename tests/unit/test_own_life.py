@@ -1,5 +1,6 @@
-"""The whole life of a program's run: epochs on other numbers of ranks, and schedules that follow the run's plan."""
+"""The whole life of a program's run: epochs on other ranks, schedules, the best network, and what its loop keeps."""
 
+import functools
 import json
 
 import pytest
@@ -14,6 +15,7 @@ from istmpi.errors import ConfigError
 from istmpi.simulated import simulate
 from istmpi.training.watch import Watch
 
+SCORES = (1.0, 3.0, 2.0, 3.0, 4.0, 4.0, 0.0, 1.0, 9.0)
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(dim=1) > 0).long()
 LOADER = DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True)
@@ -68,8 +70,10 @@ def stop_after(folder, rounds):
             path.unlink()
 
 
-@pytest.mark.parametrize("settings", [{"optimizer": "adamw"}, {"optimizer": adamw, "groups": {"*.bias": {"lr": 0.1}}}])
-@pytest.mark.parametrize("ranks", [(3, 1), (2, 3)])
+@pytest.mark.parametrize(
+    "ranks, settings",
+    [((3, 1), {"optimizer": adamw, "groups": {"*.bias": {"lr": 0.1}}}), ((2, 3), {"optimizer": "adamw"})],
+)
 def test_epochs_of_a_loop_are_as_many_examples_on_other_ranks_and_its_rate_keeps_falling(tmp_path, ranks, settings):
     first, other = ranks
     named = settings | {"schedule": "cosine", "warm_up": 5, "checkpoint_keep": 99}
@@ -145,3 +149,99 @@ def test_epochs_need_a_loader_whose_examples_can_be_counted(tmp_path):
             take_steps(round, LOADER)
 
     simulate(program, 2).require()
+
+
+def keep_all(job):
+    """Call the job's functions for a run's whole life, in each round; return what the loop knows afterwards."""
+    for round in job.rounds(9, folder=job.place, resume="auto", watch=Watch(), signals=False):
+        take_steps(round, LOADER)
+        job.keep(seen=[*job.kept.get("seen", []), (round.number, job.communicator.rank)], mean=torch.ones(2) / 3)
+        made = functools.partial(lambda value, module, batch: torch.tensor(value), SCORES[round.number - 1])
+        job.evaluate(made, [X], name="made", best=job.file, patience=job.patience)
+        if round.number == job.stops_after:
+            return None
+    return job.best.round, job.best.score, job.kept["seen"]
+
+
+def live(folder, ranks, stops_after=0, file="best.h5", patience=3):
+    def program(comm):
+        job = make_job(comm)
+        job.place, job.stops_after, job.file, job.patience = folder, stops_after, file, patience
+        return keep_all(job)
+
+    outcome = simulate(program, ranks)
+    outcome.require()
+    return outcome.results
+
+
+@pytest.mark.parametrize("stops_after", [0, 3, 6])
+def test_the_best_network_is_saved_and_patience_ends_the_run_also_after_a_resume(tmp_path, stops_after):
+    if stops_after:
+        live(tmp_path, 2, stops_after)
+    (round, score, _), _ = live(tmp_path, 2)
+    assert (round, score) == (5, 4.0) and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 8
+    with istmpi.open_checkpoint(tmp_path / "best.h5") as checkpoint:
+        assert checkpoint.header.round == 5
+
+
+def test_the_best_network_may_be_a_state_dict(tmp_path):
+    live(tmp_path, 2, file="best.pt", patience=0)
+    Net(4, 2).load_state_dict(torch.load(tmp_path / "best.pt"))
+    with pytest.raises(ConfigError, match="best = 'best.bin' must end in .h5, or in .pt for a state dict"):
+        live(tmp_path / "other", 1, file="best.bin")
+
+
+@pytest.mark.parametrize("ranks", [2, 1, 3])
+def test_a_resumed_loop_gets_what_each_rank_kept_or_on_other_ranks_what_rank_0_kept(tmp_path, ranks):
+    """The round in which the program left its loop is not saved, and counts once."""
+    live(tmp_path, 2, stops_after=3, patience=0)
+    for rank, (_, _, seen) in enumerate(live(tmp_path, ranks, patience=0)):
+        before = rank if ranks == 2 else 0
+        assert seen == [*[(number, before) for number in (1, 2)], *[(number, rank) for number in range(3, 10)]]
+
+
+def test_only_what_a_file_can_hold_is_kept(tmp_path):
+    def program(comm):
+        job = make_job(comm)
+        with pytest.raises(ConfigError, match="keep: a has a Linear; only tensors, numbers, text, lists, tuples and"):
+            job.keep(a=[{"b": nn.Linear(1, 1)}])
+        with pytest.raises(ConfigError, match="the run has no folder before job.rounds"):
+            job.evaluate(accuracy, [(X, Y)], best="best.h5")
+
+    simulate(program, 1).require()
+
+
+def test_autocast_computes_the_passes_of_a_round_in_bfloat16_and_gives_float32(tmp_path):
+    def program(comm):
+        job = make_job(comm, autocast=True)
+        for round in begin_rounds(job, 1, tmp_path):
+            for x, _ in round.take(LOADER):
+                outputs = round.module(x)
+                with torch.autocast("cpu", torch.bfloat16):
+                    assert torch.equal(outputs, round.module.layers(x).float())
+                assert outputs.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+                with pytest.raises(RuntimeError):
+                    round.module(x[:, :1])
+                assert not torch.is_autocast_enabled("cpu")
+                round.step(outputs.square().mean())
+        scored = job.evaluate(lambda module, batch: module(batch).float().abs().mean(), [X])
+        assert scored != job.evaluate(lambda module, batch: module(batch).bfloat16().abs().mean(), [X])
+
+    simulate(program, 1).require()
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd", "data-parallel"])
+def test_two_networks_train_each_other_as_two_jobs(tmp_path, method):
+    def program(comm):
+        jobs = [make_job(comm, method=method), make_job(comm, method=method, seed=6)]
+        loops = [begin_rounds(job, 2, tmp_path / str(number)) for number, job in enumerate(jobs)]
+        for maker, judge in zip(*loops, strict=True):
+            for _ in zip(maker.steps(), judge.steps(), strict=True):
+                made = functional.pad(maker.module(X), (0, 2))
+                judge.step(judge.module(made.detach()).square().mean() - judge.module(X).mean())
+                maker.step(judge.module(made).mean())
+        return [job.summary.last.round for job in jobs]
+
+    outcome = simulate(program, 2)
+    outcome.require()
+    assert outcome.results == [[2, 2], [2, 2]]
