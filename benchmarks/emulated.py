@@ -249,6 +249,17 @@ class Cluster:
             counters[host] = link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]
         return counters
 
+    def segments(self) -> tuple[int, int]:
+        """TCP segments that all hosts sent since the cluster is up, and those that they sent again."""
+        sent = again = 0
+        for host in self.hosts:
+            lines = _output("ip", "netns", "exec", host, "cat", "/proc/net/snmp").splitlines()
+            names, numbers = (line.split() for line in lines if line.startswith("Tcp:"))
+            counts = dict(zip(names, numbers, strict=True))
+            sent += int(counts["OutSegs"])
+            again += int(counts["RetransSegs"])
+        return sent, again
+
 
 def by_environment(enter: Path) -> dict[str, str]:
     """What has any mpirun, started by another program, reach the hosts of a cluster by its `Cluster.entrance`."""

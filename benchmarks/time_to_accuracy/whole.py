@@ -44,21 +44,39 @@ def list_words(method: str, hosts: int) -> list[str]:
     return [*COMMON, "--hidden", f"{width},{width}", *METHODS[method]]
 
 
-def predict(words: list[str], hosts: int) -> dict:
-    """Return the bytes of rounds and evaluations that `--dry-run` predicts."""
-    plan = [sys.executable, "-m", "istmpi", "train", *words, "--dry-run", "--ranks", str(hosts), "--json"]
-    found = json.loads(subprocess.run(plan, capture_output=True, text=True, check=True).stdout)
-    return {"rounds": found["sent_bytes"], "evaluation": found["evaluations"]["sent"]}
+def measure_cluster(cluster: Cluster, file: Path) -> None:
+    """Let `istmpi measure` write the cluster's figures to a file, unless it is there."""
+    if not file.exists():
+        width = f"{WIDTH},{WIDTH}"
+        words = ["measure", "digits", "--batch", "32", "--hidden", width, "--out", str(file)]
+        code = cluster.run([sys.executable, "-m", "istmpi", *words])
+        assert code == 0, f"the measurement failed with exit code {code}"
+
+
+def predict(words: list[str], hosts: int, cluster: Path) -> dict:
+    """Return the bytes and the seconds of rounds, evaluations and saving that `--dry-run` predicts for a measured
+    cluster."""
+    plan = ["--dry-run", "--ranks", str(hosts), "--cluster", str(cluster), "--json"]
+    command = [sys.executable, "-m", "istmpi", "train", *words, *plan]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return {
+        "rounds": found["sent_bytes"],
+        "evaluation": found["evaluations"]["sent"],
+        "saving": found["saving"]["sent"],
+        "seconds": found["seconds"],
+    }
 
 
 def measure(cluster: Cluster, words: list[str]) -> dict:
     """Run the command on the cluster; return its seconds and bytes."""
     folder = Path(tempfile.mkdtemp(prefix="whole-"))
     before = cluster.counters()
+    segments = cluster.segments()
     start = time.perf_counter()
     code = cluster.run([sys.executable, "-m", "istmpi", "train", *words, "--out", str(folder / "run")])
     seconds = time.perf_counter() - start
     after = cluster.counters()
+    sent, again = (now - then for now, then in zip(cluster.segments(), segments, strict=True))
     assert code == 0, f"the command failed with exit code {code}"
     summary = json.loads((folder / "run/summary.json").read_text(encoding="utf-8"))
     shutil.rmtree(folder)
@@ -69,9 +87,22 @@ def measure(cluster: Cluster, words: list[str]) -> dict:
         "evaluate": phases.get("evaluate", 0.0),
         "save": phases.get("save", 0.0),
         "sent": summary["sent"],
+        "again": again / sent,
         "interfaces": sum(after[host][0] - before[host][0] for host in after),
         "score": summary["last"]["score"]["score"],
     }
+
+
+def beside(measured: float, predicted: float | None, digits: int = 2) -> str:
+    """Write a measured figure, with the predicted one in brackets if there is one."""
+    text = f"{measured:.{digits}f}"
+    if predicted is not None:
+        text += f" ({predicted:.{digits}f})"
+    return text
+
+
+def beside_in_mb(measured: int, predicted: int | None) -> str:
+    return beside(measured / 1e6, None if predicted is None else predicted / 1e6, digits=3)
 
 
 def write_report(folder: Path, results: Path) -> None:
@@ -82,7 +113,9 @@ def write_report(folder: Path, results: Path) -> None:
         record = json.loads(file.read_text(encoding="utf-8"))
         sent = record["sent"]
         counted = sum(purpose["bytes"] for purpose in sent.values())
-        evaluation = record["predicted"]["evaluation"]
+        predicted = record["predicted"]
+        seconds = predicted.get("seconds", {})
+        again = record.get("again")
         lines.append(
             {
                 "P": record["hosts"],
@@ -90,15 +123,15 @@ def write_report(folder: Path, results: Path) -> None:
                 "ms": record["round trip"].removesuffix("ms"),
                 "method": record["method"],
                 "s, whole command": f"{record['seconds']:.1f}",
-                "s, rounds": f"{record['rounds']:.1f}",
-                "s, evaluating": f"{record['evaluate']:.2f}",
-                "s, saving": f"{record['save']:.2f}",
+                "s, rounds": beside(record["rounds"], seconds.get("rounds"), digits=1),
+                "s, evaluating": beside(record["evaluate"], seconds.get("evaluations")),
+                "s, saving": beside(record["save"], seconds.get("saving")),
                 "MB, rounds": f"{sent['rounds']['bytes'] / 1e6:.2f}",
-                "MB, evaluation": f"{sent['evaluation']['bytes'] / 1e6:.3f}",
-                "predicted": "" if evaluation is None else f"{evaluation / 1e6:.3f}",
-                "MB, saving": f"{sent['saving']['bytes'] / 1e6:.2f}",
+                "MB, evaluation": beside_in_mb(sent["evaluation"]["bytes"], predicted["evaluation"]),
+                "MB, saving": beside_in_mb(sent["saving"]["bytes"], predicted.get("saving")),
                 "MB, loading": f"{sent['start']['bytes'] / 1e6:.2f}",
                 "interfaces / counted": f"{record['interfaces'] / counted:.2f}",
+                "sent again": "" if again is None else f"{again:.1%}",
                 "calls": "+".join(str(sent[name]["calls"]) for name in ("start", "rounds", "evaluation", "saving")),
                 "commit": record["commit"],
             }
@@ -110,8 +143,10 @@ def write_report(folder: Path, results: Path) -> None:
         f"`{command}` with the words of each method. A narrow network has the P-th part of the units. One run each. "
         "All hosts share two cores, so loading takes seconds longer than on machines of their own. The whole command "
         "is from mpirun's start to its end. Calls: collective calls that rank 0 waited for in loading, rounds, "
-        "evaluation and saving. Predicted: the MB of evaluations by `--dry-run`. Interfaces / counted: bytes that the "
-        "hosts' interfaces sent, with headers and the messages of MPI itself, by those that istmpi counted."
+        "evaluation and saving. In brackets: what `--dry-run --cluster FILE` predicts, where it does, with a file of "
+        "`istmpi measure` on the same line. Interfaces / counted: bytes that the hosts' interfaces sent, with headers, "
+        "the messages of MPI itself and what TCP sent again, by those that istmpi counted. Sent again: part of TCP's "
+        "segments."
     )
     title = "Whole commands on slow networks with latency"
     reporting.report(NAME, title, lines, notes, folder=results, lines="emulated, TCP")
@@ -139,6 +174,8 @@ def main() -> None:
             for trip in options.round_trips.split(","):
                 cluster.up(options.hosts, rate, Delays(round_trip=float(trip.removesuffix("ms")) / 1000))
                 print(cluster.describe(), flush=True)
+                file = options.cells / f"cluster-P{options.hosts}-{rate}-{trip}.json"
+                measure_cluster(cluster, file)
                 for method in METHODS:
                     name = f"{NAME}-P{options.hosts}-{rate}-{trip}-{method.replace(', ', '-').replace(' ', '-')}"
                     path = options.cells / f"{name}.json"
@@ -151,7 +188,7 @@ def main() -> None:
                         "rate": rate,
                         "round trip": trip,
                         "method": method,
-                        "predicted": predict(words, options.hosts),
+                        "predicted": predict(words, options.hosts, file),
                     }
                     keep_cell(path, name, start, found)
                     print(f"{name}: {found['seconds']:.1f} s", flush=True)

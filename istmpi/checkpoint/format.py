@@ -164,6 +164,8 @@ class Piece:
     ``n*(b+1)//blocks``."""
     block: int | None = 0
     """The number of this rank's block; None for a rank that writes nothing here."""
+    of_root: bool = False
+    """True for a piece that rank 0 alone lists and writes; other ranks do not know it."""
 
     @property
     def row_bytes(self) -> int:
@@ -201,14 +203,15 @@ def add_checksums(pieces: Iterable[Piece]) -> list[Piece]:
             dtype="uint32",
             values=np.array(crcs, "<u4"),
             first_row=piece.block or 0,
+            of_root=piece.of_root,
         )
         extended += [piece, guard]
     return extended
 
 
-def select_checksums(pieces: Iterable[Piece]) -> list[np.ndarray]:
-    """Return this rank's checksums among ``pieces``."""
-    return [piece.values for piece in pieces if piece.path.startswith(CHECKSUMS)]
+def select_guards(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces with checksums among ``pieces``."""
+    return [piece for piece in pieces if piece.path.startswith(CHECKSUMS)]
 
 
 def create(
@@ -220,7 +223,8 @@ def create(
     """Write the attributes and create every dataset without values; return the file offset of each
     dataset.
 
-    ``checksums``: each rank's `select_checksums`. `istmpi.hdf5.seal` is called unless they are ().
+    ``checksums``: each rank's checksums, an array for each of `select_guards`. `istmpi.hdf5.seal`
+    is called unless they are ().
     """
     for name, value in _attributes(header).items():
         set_attribute(file, name, value)
@@ -232,7 +236,7 @@ def create(
         # A dataset without values has no place in the file.
         offsets[piece.path] = dataset.id.get_offset() or 0
     if checksums:
-        guards = [piece.path for piece in pieces if piece.path.startswith(CHECKSUMS)]
+        guards = [guard.path for guard in select_guards(pieces)]
         seal(
             file,
             {path: np.concatenate(parts) for path, *parts in zip(guards, *checksums, strict=True)},

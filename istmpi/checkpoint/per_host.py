@@ -12,14 +12,12 @@ from istmpi.checkpoint.format import (
     add_checksums,
     create,
     room_for_structure,
-    select_checksums,
 )
+from istmpi.checkpoint.listing import complete, describe_pieces_of_root, gather_checksums
 from istmpi.checkpoint.writers import Rows
 from istmpi.comm import Communicator
 from istmpi.files import name_at_last, sync, temporary, writing
 from istmpi.hdf5 import CHECKSUMS, new_file
-
-_NONE = -1
 
 
 def commit_part(
@@ -50,8 +48,10 @@ def _write_part(
 ) -> None:
     """Write a file with the layout and the checksums of all ranks' rows, and this rank's rows."""
     # The header is rank 0's, because times differ.
-    header = communicator.broadcast_from_root(header)
-    checksums = _gather_checksums(pieces, communicator)
+    header, described = communicator.broadcast_from_root((header, describe_pieces_of_root(pieces)))
+    if communicator.rank:
+        pieces = complete(pieces, described)
+    checksums = gather_checksums(pieces, communicator)
     with new_file(path, room_for_structure(header, pieces)) as file:
         offsets = create(file, header, pieces, checksums)
     rows = Rows(path)
@@ -64,21 +64,3 @@ def _write_part(
     for guard, *of_ranks in zip(guards, *checksums, strict=True):
         rows.write(np.concatenate(of_ranks).view(np.uint8), offsets[guard.path])
     rows.close()
-
-
-def _gather_checksums(
-    pieces: Sequence[Piece], communicator: Communicator
-) -> list[list[np.ndarray]]:
-    """Return each rank's checksums, an array for each dataset. Collective, in one call."""
-    of_this_rank = select_checksums(pieces)
-    # A rank that writes nothing of a dataset has no checksum there.
-    part = np.full(len(of_this_rank), _NONE, dtype=np.int64)
-    for number, crcs in enumerate(of_this_rank):
-        part[number : number + 1][: len(crcs)] = crcs
-    joined = communicator.allgatherv(part, [part.size] * communicator.size)
-    return [_split_checksums(row) for row in joined.reshape(communicator.size, part.size)]
-
-
-def _split_checksums(row: np.ndarray) -> list[np.ndarray]:
-    """Return an array of one checksum or none for each number, as `select_checksums` does."""
-    return [crc[crc != _NONE].astype("<u4") for crc in row.reshape(-1, 1)]

@@ -14,7 +14,7 @@ from istmpi.checkpoint.folder import FOLDER, file_name, remove_leftovers, retain
 from istmpi.checkpoint.format import Header, Piece, add_checksums
 from istmpi.checkpoint.per_host import commit_part
 from istmpi.checkpoint.sight import Place
-from istmpi.checkpoint.writers import PARTS, WRITERS, choose
+from istmpi.checkpoint.writers import PARTS, WRITERS, choose, has_parallel_hdf5
 from istmpi.comm import Communicator, threads_may_call_everywhere
 from istmpi.comm.ledger import SAVING
 from istmpi.config import Checkpoint as Settings
@@ -71,11 +71,6 @@ class Saver:
     ):
         self.folder = folder / FOLDER
         self._place = place or Place(keeps=communicator.rank == 0)
-        self._choose_writers(settings, communicator, warn)
-        alone = self.writer == "mpio" and communicators_are_made
-        self.background = (
-            not settings.wait and not alone and threads_may_call_everywhere(communicator)
-        )
         self._settings = settings
         self._warn = warn
         # Its own, so that the thread's messages and those of training do not mix.
@@ -92,11 +87,27 @@ class Saver:
         self._jobs: queue.SimpleQueue[tuple[Header, list[Piece]] | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
-        if self.background:
-            self._start_thread()
-        with communicator.agreed():
+        self._begin(communicator, communicators_are_made)
+
+    def _begin(self, communicator: Communicator, communicators_are_made: bool) -> None:
+        """Make and tidy the folder, choose the writers, and start the thread. Collective, with one
+        call."""
+        wants_thread = not self._settings.wait and threads_may_call_everywhere(communicator)
+        with communicator.agreed() as agreement:
             if self._place.keeps:
                 self._tidy()
+            failure = ""
+            if wants_thread:
+                failure = self._start_thread()
+            agreement.value = has_parallel_hdf5(), failure
+        self._choose_writers(all(parallel for parallel, _ in agreement.by_rank))
+        failures = [failure for _, failure in agreement.by_rank if failure]
+        alone = self.writer == "mpio" and communicators_are_made
+        self.background = wants_thread and not failures and not alone
+        if not self.background:
+            self.close()
+        if failures:
+            self._warn(f"{failures[0]}; training waits for each checkpoint.")
 
     def _tidy(self) -> None:
         with writing(self.folder):
@@ -104,21 +115,20 @@ class Saver:
         remove_leftovers(self.folder)
         remove_leftovers(self.folder.parent)
 
-    def _choose_writers(
-        self, settings: Settings, communicator: Communicator, warn: Callable[[str], None]
-    ) -> None:
+    def _choose_writers(self, parallel: bool) -> None:
         """Choose the writers of checkpoints and of whole files; warn on rank 0 if some rank does
-        not see the folder. Collective."""
+        not see the folder. ``parallel``: True if all ranks have parallel HDF5."""
         unseen = self._place.unseen
-        self._whole_writer = choose(settings.writer, communicator, unseen)
+        choice = self._settings.writer
+        self._whole_writer = choose(choice, parallel, unseen)
         self.writer = self._whole_writer
-        if settings.writer == PARTS or (unseen and settings.writer == "auto"):
+        if choice == PARTS or (unseen and choice == "auto"):
             self.writer = PARTS
-        if unseen and communicator.rank == 0:
+        if unseen and self._communicator.rank == 0:
             checkpoints = "each rank writes its part of a checkpoint to its own host"
             if self.writer != PARTS:
                 checkpoints = "rank 0 writes checkpoints for all ranks"
-            warn(f"{unseen}, so {checkpoints}; rank 0 has the record and the network.")
+            self._warn(f"{unseen}, so {checkpoints}; rank 0 has the record and the network.")
 
     def save(self, header: Header, pieces: Sequence[Piece]) -> None:
         """Save a checkpoint, or let the thread save it; ``pieces`` may change once the call
@@ -164,21 +174,14 @@ class Saver:
     def close(self) -> None:
         self._jobs.put(None)
 
-    def _start_thread(self) -> None:
-        """Start the thread of all checkpoints before training. If that fails on a rank, no rank
-        uses a thread."""
-        failure = ""
+    def _start_thread(self) -> str:
+        """Start the thread of all checkpoints before training; return why it cannot start, or an
+        empty text. If one rank has no thread, no rank uses its own."""
         try:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()
         except RuntimeError as error:
-            failure = (
-                f"rank {self._communicator.rank}: cannot start the checkpoint thread ({error})"
-            )
-        failures = list(filter(None, self._communicator.allgather(failure)))
-        if failures:
-            self.background = False
-            self.close()
-            self._warn(f"{failures[0]}; training waits for each checkpoint.")
+            return f"rank {self._communicator.rank}: cannot start the checkpoint thread ({error})"
+        return ""
 
     def _serve(self) -> None:
         while True:

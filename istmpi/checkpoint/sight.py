@@ -28,32 +28,50 @@ class Place:
     """True if this rank locks and tidies the folder that it sees."""
 
 
+@dataclass(frozen=True)
+class Probe:
+    """A file that all ranks look for."""
+
+    name: str
+    content: str
+
+
 def look_for(folder: Path, communicator: Communicator) -> Place:
     """Return whether this rank sees the folder in which rank 0 writes, and which rank does not.
     Collective; leaves no file.
 
     All ranks see it if rank 0 cannot write there: then the next write says why.
     """
-    keeps = communicator.rank == 0
+    probe: Probe | None = None
+    if communicator.rank == 0:
+        probe = leave_probe(folder, communicator)
+    return find_probe(communicator.broadcast_from_root(probe), folder, communicator)
+
+
+def leave_probe(folder: Path, communicator: Communicator) -> Probe | None:
+    """Write a file for `find_probe`, on rank 0. None if a process is alone or cannot write."""
     if communicator.size == 1:
-        return Place(keeps=keeps)
-    probe: Path | None = None
-    content = ""
-    if keeps:
-        probe = folder / f".{PROBE}.{secrets.token_hex(8)}.tmp"
-        content = secrets.token_hex(16)
-        try:
-            probe.write_text(content, encoding="ascii")
-        except OSError:
-            probe = None
-    probe, content = communicator.broadcast_from_root((probe, content))
+        return None
+    name = f".{PROBE}.{secrets.token_hex(8)}.tmp"
+    probe = Probe(name=name, content=secrets.token_hex(16))
+    try:
+        (folder / probe.name).write_text(probe.content, encoding="ascii")
+    except OSError:
+        return None
+    return probe
+
+
+def find_probe(probe: Probe | None, folder: Path, communicator: Communicator) -> Place:
+    """Return what `look_for` does, by the file that rank 0 left. Collective; deletes the file."""
+    keeps = communicator.rank == 0
     if probe is None:
         return Place(keeps=keeps)
     # Each rank looks in the folder that it was given, which may be another path.
-    sees = communicator.allgather((_sees(folder / probe.name, content), os.uname().nodename))
+    path = folder / probe.name
+    sees = communicator.allgather((_sees(path, probe.content), os.uname().nodename))
     if keeps:
         with contextlib.suppress(OSError):
-            probe.unlink()
+            path.unlink()
     shared, _ = sees[communicator.rank]
     _, writing_host = sees[0]
     for rank, (is_seen, host) in enumerate(sees):

@@ -4,7 +4,6 @@ ranks."""
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import isclose
 
 import h5py
@@ -118,8 +117,10 @@ def deployment_pieces(
     inputs: Mapping[str, np.ndarray],
     rank: int,
 ) -> Iterator[Piece]:
-    """Yield the pieces that prediction needs beside weights: norms' moments, and `collect_inputs`.
-    Rank 0 writes all."""
+    """Yield on rank 0 the pieces that prediction needs beside weights: norms' moments, and
+    `collect_inputs`. Other ranks list none, and need no moments."""
+    if rank:
+        return
     arrays: dict[str, np.ndarray] = {}
     for name, (mean, variance) in moments.items():
         arrays[f"norm/{name}/mean"] = mean.numpy()
@@ -130,14 +131,13 @@ def deployment_pieces(
         dtype = values.dtype.name
         if values.dtype.kind == "S":  # such as |S12; its name is bytes96
             dtype = values.dtype.str[1:]
-        whole = Piece(
-            path=path, shape=values.shape, dtype=dtype, values=np.ascontiguousarray(values)
+        yield Piece(
+            path=path,
+            shape=values.shape,
+            dtype=dtype,
+            values=np.ascontiguousarray(values),
+            of_root=True,
         )
-        # All ranks list the same datasets, also those that only rank 0 writes.
-        if rank == 0:
-            yield whole
-        else:
-            yield replace(whole, values=values[:0], block=None)
 
 
 def _find_norm(norms: Mapping[str, BatchNormalisation], name: str) -> BatchNormalisation:

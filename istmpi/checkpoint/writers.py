@@ -14,7 +14,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from istmpi.checkpoint.format import Header, Piece, create, room_for_structure, select_checksums
+from istmpi.checkpoint.format import Header, Piece, create, room_for_structure
+from istmpi.checkpoint.listing import complete, describe_pieces_of_root, gather_checksums
 from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
 from istmpi.hdf5 import hdf5_type, new_file
@@ -23,17 +24,24 @@ _AT_ONCE = 2**30
 """The most bytes of one write; older libraries fail on more."""
 MESSAGE = 2**24
 """The most bytes of one message to rank 0."""
+NAME_BYTES = 256
+"""Bytes for a file's name in a message: no file system has longer ones."""
 PARTS = "parts"
 """The choice of a file for each rank's rows (`istmpi.checkpoint.per_host`)."""
 
 Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
 
 
-def choose(choice: str, communicator: Communicator, unseen: str = "") -> str:
+def has_parallel_hdf5() -> bool:
+    """Return True if this process can write with parallel HDF5."""
+    return bool(h5py.get_config().mpi)
+
+
+def choose(choice: str, parallel: bool, unseen: str = "") -> str:
     """Return the writer of one file: ``choice``, or for ``auto`` and ``parts`` the best one of all
-    ranks. ConfigError if a rank lacks it. Collective. ``unseen`` says which rank does not see the
-    folder; empty if all ranks see it (`istmpi.checkpoint.sight`)."""
-    parallel = all(communicator.allgather(h5py.get_config().mpi))
+    ranks; call it on all of them. ConfigError if a rank lacks it. ``parallel``: True if all ranks
+    have parallel HDF5. ``unseen`` says which rank does not see the folder; empty if all ranks see
+    it (`istmpi.checkpoint.sight`)."""
     problem = ""
     if unseen and choice in ("direct", "mpio"):
         problem = (
@@ -154,6 +162,10 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
     """Write all ranks' rows together, by parallel HDF5; a rank that fails still takes part in every
     collective call."""
     path, _ = _lay_out(path, header, pieces, communicator)
+    # In parallel HDF5 all ranks write to all datasets.
+    described = communicator.broadcast_from_root(describe_pieces_of_root(pieces))
+    if communicator.rank:
+        pieces = complete(pieces, described)
     own_rows = [len(piece.bytes) // piece.row_bytes for piece in pieces]
     # Every rank makes as many collective calls as the rank with most rows.
     most_rows = np.max(communicator.allgather(own_rows), axis=0)
@@ -185,18 +197,30 @@ def _lay_out(
 
     A full disk can then only affect rows, not the file's structure.
     """
-    outcome: dict[str, int] | OSError = {}
-    checksums = communicator.gather_to_root(select_checksums(pieces))
-    if checksums is not None:  # on rank 0
+    offsets: dict[str, int] = {}
+    failure: OSError | None = None
+    checksums = gather_checksums(pieces, communicator)
+    if communicator.rank == 0:
         try:
             with new_file(path, room_for_structure(header, pieces)) as file:
-                outcome = create(file, header, pieces, checksums)
+                offsets = create(file, header, pieces, checksums)
         except OSError as error:
-            outcome = error
-    path, outcome = communicator.broadcast_from_root((path, outcome))
-    if isinstance(outcome, OSError):
-        raise outcome
-    return path, outcome
+            failure = error
+    # Of a length that all ranks know: the file's name, the number of failures, then offsets.
+    common = [piece.path for piece in pieces if not piece.of_root]
+    numbers = [failure is not None, *(offsets.get(path, 0) for path in common)]
+    name = os.fsencode(path.name)[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
+    message = np.frombuffer(name + np.array(numbers, np.int64).tobytes(), np.uint8).copy()
+    communicator.broadcast(message, 0)
+    failures, *received = message[NAME_BYTES:].view(np.int64).tolist()
+    if failures:
+        failure = communicator.broadcast_from_root(failure)
+        assert failure is not None, "rank 0 has counted it"
+        raise failure
+    if communicator.rank == 0:
+        return path, offsets
+    name_of_root = message[:NAME_BYTES].tobytes().rstrip(b"\0")
+    return path.with_name(os.fsdecode(name_of_root)), dict(zip(common, received, strict=True))
 
 
 def _write_rows(

@@ -12,13 +12,15 @@ from istmpi.cost import Cost, cost, run_bytes
 from istmpi.cost.holdings import Part
 from istmpi.cost.members import count_group
 from istmpi.data.callable.source import is_function
+from istmpi.data.dataset import Dataset
 from istmpi.foreign import one_line
 from istmpi.network.architecture import Architecture
 from istmpi.report import tables
 
 
-def show(run: Run, ranks: int, as_json: bool = False) -> None:
-    """Print the plan of a run on ``ranks`` ranks, or print it as JSON."""
+def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False) -> None:
+    """Print the plan of a run on ``ranks`` ranks, with its seconds on a ``cluster``, or print it as
+    JSON."""
     planned = describe_run(run, None, ranks=ranks)
     run = planned.run
     network = planned.architecture
@@ -33,10 +35,7 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
             count_group(run, network, ranks, run.train.group_size, costs[0][0].local_steps)
         )
     if planned.data is not None:
-        from istmpi.evaluation.planning import plan_evaluations
-
-        evaluations = plan_evaluations(run, network, planned.data, ranks)
-        figures["evaluations"] = asdict(evaluations)
+        figures |= _plan_around_rounds(run, network, planned.data, ranks, cluster)
     if as_json:
         if initial:
             figures["init"] = initial
@@ -45,6 +44,27 @@ def show(run: Run, ranks: int, as_json: bool = False) -> None:
     tables.plan(wide_console(), run, network, figures)
     for line in initial:
         print(one_line(line))
+
+
+def _plan_around_rounds(
+    run: Run, network: Architecture, data: Dataset, ranks: int, cluster: str | None
+) -> dict[str, Any]:
+    """Return the figures of evaluations and saves, and with a cluster the seconds of all."""
+    from istmpi.evaluation.planning import plan_evaluations
+    from istmpi.training.saves import plan_saves
+
+    figures: dict[str, Any] = {
+        "evaluations": asdict(plan_evaluations(run, network, data, ranks)),
+        "saving": {"sent": plan_saves(run, network, data, ranks)},
+    }
+    if cluster is not None:
+        from istmpi.cluster.figures import find_cluster
+        from istmpi.cluster.run_time import predict_run
+
+        measured = find_cluster(cluster)
+        seconds = predict_run(run, network, data, ranks, measured)
+        figures["seconds"] = {"cluster": measured.name, **asdict(seconds)}
+    return figures
 
 
 def _describe_initial(run: Run, network: Architecture) -> Sequence[str]:

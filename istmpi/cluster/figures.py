@@ -14,7 +14,7 @@ import numpy as np
 
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing
-from istmpi.foreign import Fields, is_figure, printable
+from istmpi.foreign import Fields, is_figure, is_file, printable
 
 FORMAT = "istmpi cluster"
 VERSION = 1
@@ -136,6 +136,14 @@ def _require_known(file: Fields, names: set[str]) -> None:
 
 
 _SECONDS = tuple(entry.name for entry in fields(Cluster) if "seconds" in entry.name)
+
+
+def find_cluster(name: str) -> Cluster:
+    """Return the cluster of a file that istmpi measure wrote, or a preset. Raises ConfigError."""
+    path = Path(name)
+    if name.endswith(".json") or is_file(path):
+        return load(path)
+    return preset(name)
 
 
 def network(latency: float, bandwidth: float) -> dict[str, Link]:

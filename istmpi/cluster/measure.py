@@ -4,7 +4,6 @@ Collective.
 Times are the slowest rank's, usually medians, while all ranks work at once as in training.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,37 +15,24 @@ import numpy as np
 import torch
 from torch import nn
 
+from istmpi.cluster import timing, transfers
 from istmpi.cluster.figures import Cluster, Link, fit
 from istmpi.comm import Communicator, library
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.cost import Cost, cost
 from istmpi.cost.counts import PartCost
-from istmpi.cost.holdings import Holdings
-from istmpi.cost.loads import pull, push
 from istmpi.devices import choose_device, choose_threads
-from istmpi.engine.layout import Owners, part_shape
-from istmpi.engine.partition import Partition
-from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError, IstmpiError
-from istmpi.models import mlp_network
 from istmpi.network.architecture import Architecture
 from istmpi.optim.optimizers import choose_optimizer
 from istmpi.training.loop import Training
 from istmpi.units import counted
 
-SECONDS = 0.3  # in which a piece of work is repeated; longer work is done once
-MOST_REPETITIONS = 25
-TURN_SECONDS = 0.04  # about the time of the calls that are timed together
-MOST_INNER = 1000
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
-TRANSFER_WIDTHS = (256, 768, 1536)
 MOST_SHAPES = 24
 MOST_ELEMENTS = 2**24
 """The most elements of a measured product's inputs or outputs; it has fewer rows if needed."""
-_NOISE = 0.1
-"""The least fraction of a time that is left after known parts are subtracted; a fit needs positive
-times."""
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
@@ -65,7 +51,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     measured: dict[str, Any] = {}
     for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
         links[name], measured[name] = _link(list(points(communicator)))
-    handle, average, measured["transfer"] = _transfers(communicator, links["alltoallv"])
+    handle, average, measured["transfer"] = transfers.measure(communicator, links["alltoallv"])
     # Each measurement subtracts the known ones: products come before steps, steps before rounds.
     flops_per_second, product_seconds, measured["products"] = _products(
         run, architecture, communicator, device
@@ -92,32 +78,6 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
         deal_seconds=deal_seconds,
         measured=measured,
     )
-
-
-def time_slowest(communicator: Communicator, work: Callable[[], object]) -> float:
-    """Return the seconds of ``work()`` on the slowest rank. Collective.
-
-    They are those of the first call if it takes over `SECONDS`, otherwise a median over
-    repetitions.
-    """
-    once = _slowest(communicator, work, 1)
-    if once > SECONDS:
-        return once
-    # Several calls are timed together, because a barrier and a clock cost time, too.
-    inner = min(max(int(TURN_SECONDS / once), 1), MOST_INNER)
-    times: list[float] = []
-    while sum(times) * inner < SECONDS and len(times) < MOST_REPETITIONS:
-        times.append(_slowest(communicator, work, inner))
-    return float(np.median(times))
-
-
-def _slowest(communicator: Communicator, work: Callable[[], object], times: int) -> float:
-    # All ranks work at once, as in training: they share memory and network.
-    communicator.barrier()
-    start = time.perf_counter()
-    for _ in range(times):
-        work()
-    return max(communicator.allgather((time.perf_counter() - start) / times))
 
 
 @dataclass(frozen=True)
@@ -151,7 +111,7 @@ def _alltoallv(communicator: Communicator) -> Iterator[Point]:
         starts = [nbytes * peer for peer in range(ranks)]
         send = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
         receive = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
-        seconds = time_slowest(communicator, partial(communicator.alltoallv, send, receive))
+        seconds = timing.time_slowest(communicator, partial(communicator.alltoallv, send, receive))
         yield Point(messages=others, nbytes=nbytes * others, seconds=seconds)
 
 
@@ -168,55 +128,8 @@ def _allreduce(communicator: Communicator) -> Iterator[Point]:
             mean.add("values", values)
             mean.finish()
 
-        seconds = time_slowest(communicator, work)
+        seconds = timing.time_slowest(communicator, work)
         yield Point(messages=messages, nbytes=messages / communicator.size * size, seconds=seconds)
-
-
-def _transfers(communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
-    """Measure the seconds that a transfer takes for each byte it handles, and for each that it
-    averages, beyond its messages."""
-    handled: list[float] = []
-    averaged: list[float] = []
-    seconds_left: list[float] = []
-    for width in TRANSFER_WIDTHS:
-        network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
-        # Dealt units need packing; whole tensors need the mean.
-        for groups in (network.groups, ()):
-            held = Holdings(network.parameters, network.lengths, groups, communicator.size)
-            loads = [pull(held), push(held)]
-            seconds = _pull_and_push(communicator, network, groups)
-            seconds_of_messages = sum(
-                load.messages * link.latency + float(load.busiest) * link.seconds_per_byte
-                for load in loads
-            )
-            handled.append(float(sum(load.handled for load in loads)))
-            averaged.append(float(sum(load.averaged for load in loads)))
-            seconds_left.append(max(seconds - seconds_of_messages, _NOISE * seconds))
-    # The column of ones takes up the fixed time of a transfer, which `_overheads` measures.
-    (_, handle, average), error = fit([[1.0] * len(handled), handled, averaged], seconds_left)
-    return handle, average, {"median_relative_error": error}
-
-
-def _pull_and_push(
-    communicator: Communicator, network: Architecture, groups: Sequence[str]
-) -> float:
-    rank = communicator.rank
-    parameters = network.parameters
-    owners = Owners(network.lengths, communicator.size)
-    deal = Partition.draw(network.lengths, groups, communicator.size, 0, 0)
-    owned: dict[str, torch.Tensor] = {}
-    held: dict[str, torch.Tensor] = {}
-    for name, parameter in parameters.items():
-        owned[name] = torch.zeros(part_shape(owners, parameter, rank))
-        held[name] = torch.zeros(part_shape(deal, parameter, rank))
-    pull = Transfer(parameters, owners, deal, rank)
-    push = Transfer(parameters, deal, owners, rank)
-
-    def work() -> None:
-        pull.run(owned, held, communicator)
-        push.run(held, owned, communicator)
-
-    return time_slowest(communicator, work)
 
 
 def _products(
@@ -241,7 +154,7 @@ def _products(
             _finish(device)
 
         flops.append(6.0 * batch * inputs * outputs)  # three products; a multiply-add is 2
-        seconds.append(time_slowest(communicator, work))
+        seconds.append(timing.time_slowest(communicator, work))
         rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": seconds[-1]})
     (seconds_per_flop, product_seconds), error = fit([flops, [3.0] * len(rows)], seconds)
     # Noise: products so small that their calls seem to take all the time.
@@ -311,11 +224,11 @@ def _touch(
     seconds_left: list[float] = []
     for part in _subnets(run, architecture, communicator.size):
         network = architecture.build(_whole_lengths(part)).to(device)
-        seconds = time_slowest(communicator, _step(run, network, shape, device))
+        seconds = timing.time_slowest(communicator, _step(run, network, shape, device))
         touched.append(float(part.touched))
         seconds_of_products = float(part.flops.products) / flops_per_second
         seconds_of_products += part.flops.product_count * product_seconds
-        seconds_left.append(max(seconds - seconds_of_products, _NOISE * seconds))
+        seconds_left.append(max(seconds - seconds_of_products, timing.NOISE * seconds))
     (_, seconds_per_byte), error = fit([[1.0] * len(touched), touched], seconds_left)
     return seconds_per_byte, {"median_relative_error": error}
 
@@ -395,6 +308,6 @@ def _overheads(
     seconds_left = step_seconds - part.flops.product_count * product_seconds
     seconds_left -= float(part.touched) * touch_seconds_per_byte
     # A step takes no less time than its products: if it seems so, they are faster than measured.
-    flops_per_second = max(flops_per_second, flops / max(seconds_left, _NOISE * step_seconds))
+    flops_per_second = max(flops_per_second, flops / max(seconds_left, timing.NOISE * step_seconds))
     fixed_seconds = max(seconds_left - flops / flops_per_second, 0.0)
     return flops_per_second, fixed_seconds, transfer_seconds, deal_seconds

@@ -26,7 +26,7 @@ from istmpi.checkpoint.format import (
     create,
     place,
     room_for_structure,
-    select_checksums,
+    select_guards,
 )
 from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
@@ -104,8 +104,9 @@ class _Cut:
         """Write the subnet's checkpoint. Raises OSError."""
         header = self._describe()
         pieces = add_checksums([*self._list_weights(), *self._list_inputs()])
+        checksums = [guard.values for guard in select_guards(pieces)]
         with new_file(path, room_for_structure(header, pieces)) as file:
-            offsets = create(file, header, pieces, [select_checksums(pieces)])
+            offsets = create(file, header, pieces, [checksums])
         rows = Rows(path)
         for piece in pieces:
             rows.write(piece.bytes, offsets[piece.path])

@@ -152,6 +152,8 @@ class SharedBlocks:
         is_sum = values_of is not None
         numbers = self._list_numbers()
         self.module = self.build(architecture, deal, numbers, is_sum, columns).to(device)
+        self.loaded = False
+        """True if the subnets have weights."""
         self.moments: dict[str, Moments] = {}
         """Mean and variance of the units of all subnets' batch normalisations, as last calibrated
         or loaded."""
@@ -179,9 +181,6 @@ class SharedBlocks:
         for moments in self.communicator.allgather(moments_here):
             self.moments |= map_tensors(torch.Tensor.cpu, moments)
 
-    def share_moments(self) -> Mapping[str, Moments]:
-        return self.moments
-
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
         self._take_weights()
         self.moments = dict(moments)
@@ -197,6 +196,7 @@ class SharedBlocks:
 
     def release(self) -> None:
         """Free the memory of the weights, until they are taken again."""
+        self.loaded = False
         for weights in self.module.weights.values():
             for parameter in weights.values():
                 parameter.data = parameter.data.new_empty(0)
@@ -222,6 +222,7 @@ class SharedBlocks:
                         weight.data = values[name].to(self.device)
             # Every subnet has values of the same parameters.
             parameters = {name: parameters[name] for name in parameters if name not in values}
+        self.loaded = True
         if not parameters:
             return
         for first in range(0, self.deal.ranks, ranks):

@@ -30,6 +30,7 @@ from istmpi.evaluation.likelihood import choose_network
 from istmpi.evaluation.own import OwnSums, join_loss
 from istmpi.evaluation.planning import divide, plan_evaluation
 from istmpi.evaluation.sample import (
+    choose_fitted_rows,
     choose_scored,
     count_sampled,
     count_scored_in_training,
@@ -45,9 +46,6 @@ from istmpi.trees import list_tensors
 
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
-
-FITTED_ON = 64
-"""The most examples over which factors are fitted."""
 
 
 class Evaluator:
@@ -105,10 +103,8 @@ class Evaluator:
 
     @property
     def share(self) -> float:
-        """The share of a run's FLOPs that its evaluations take.
-
-        It is 0 for a whole graph, whose FLOPs are not counted.
-        """
+        """The share of a run's FLOPs that its evaluations take; 0 for a whole graph, whose FLOPs
+        are not counted."""
         if self._graph:
             return 0.0
         ranks = self._communicator.size
@@ -129,11 +125,22 @@ class Evaluator:
         )
 
     def score(self, split: str = "test", details: bool = False) -> Score:
-        """Calibrate, and return the score on a split, as `measure` does."""
+        """Calibrate, and return the score on a split, as `measure` does.
+
+        A network that rank 0 alone has stays loaded until `release`, for `fit_temperature`.
+        """
         self.calibrate()
         score = self.measure(self._dataset.splits[split], details=details)
-        self.network.release()
+        # A network of several ranks may be large.
+        if not self.network.on_one:
+            self.network.release()
         return score
+
+    def release(self) -> None:
+        """Free the memory of loaded weights, which are out of date after a round."""
+        self._merged.release()
+        if self._blocks:
+            self._blocks.release()
 
     def arrange(self, deal: Partition, form: str, values_of: ValuesOf | None = None) -> None:
         """Score the network in ``form`` from now on; for best, in the form that scores better now,
@@ -173,10 +180,8 @@ class Evaluator:
             self.network = subnets
 
     def _score_of_form(self, network: FullNetwork | SharedBlocks) -> float:
-        """Return the score of a form of the network. Collective.
-
-        It is on the validation split or, if there is none, on the calibration sample.
-        """
+        """Return the score of a form of the network on the validation split or, if there is none,
+        on the calibration sample. Collective."""
         self.network = network
         self.calibrate()
         validation = self._dataset.splits.get("validation")
@@ -329,17 +334,20 @@ class Evaluator:
         self.network.calibrate(*batch.inputs)
 
     def fit_temperature(self, split: str) -> float:
-        """Fit a classifier's temperature on a split's scored examples. Collective.
+        """Fit a classifier's temperature on a split's scored examples; return it on rank 0, and
+        about it or 1 on other ranks. Collective.
 
-        ``train`` stands for the calibration sample.
+        ``train`` stands for the calibration sample. Weights must be those of the last score or
+        calibration.
         """
         examples = self._dataset.splits[split]
         if split == "train":
             rows = self._sample()
         else:
             rows = choose_scored(self._run, self._dataset, len(examples))
-        # The weights were released after the last score; their moments are still right.
-        self.network.load_moments(self.network.moments)
+        # If the weights were released, their moments are still right.
+        if not self.network.loaded:
+            self.network.load_moments(self.network.moments)
         # An empty first part, because a rank may have no batch.
         logits = [torch.zeros(0, self._dataset.outputs, dtype=torch.float64)]
         labels = [torch.zeros(0, dtype=torch.int64)]
@@ -347,32 +355,27 @@ class Evaluator:
             logits.append(take_last(self._outputs(batch)).double().cpu())
             labels.append(batch.targets.cpu())
         self.network.finish()
-        self.network.release()
+        if not self.network.computes:
+            return 1.0
         add_up = self._sum_over_ranks
         if self.network.on_one:
             add_up = _return_as_it_is  # rank 0 has all logits
-        temperature = 1.0
-        if self.network.computes:
-            temperature = fit_temperature(torch.cat(logits), torch.cat(labels), add_up)
-        return self._communicator.broadcast_from_root(temperature)
+        return fit_temperature(torch.cat(logits), torch.cat(labels), add_up)
 
     def fit_scale(self) -> dict[str, float]:
         """Fit the factors of sums over units to the training loss at the stores' weights.
 
-        Collective. The loss is over up to `FITTED_ON` calibration examples (on each rank, if data
+        Collective. The loss is over up to 64 calibration examples (on each rank, if data
         are local). A rank has at least one example, or two with batch normalisations. Examples are
         repeated if they are too few.
         """
-        rows = self._sample()
-        first = 0
-        step = 1
-        if not self._local:
-            first = self._communicator.rank
-            step = self._communicator.size
         least = 2 if self._calibrates else 1  # one value has no variance
-        count = max(min(len(rows), FITTED_ON), step * least)
-        rows = rows[np.arange(count) * len(rows) // count]
-        batch = self._dataset.train.batch(rows[first::step]).to("cpu", self._architecture.dtype)
+        if self._local:
+            rows = choose_fitted_rows(self._sample(), 0, 1, least)
+        else:
+            ranks = self._communicator.size
+            rows = choose_fitted_rows(self._sample(), self._communicator.rank, ranks, least)
+        batch = self._dataset.train.batch(rows).to("cpu", self._architecture.dtype)
         task = self._task
         loss_of_outputs = LossOfOutputs.from_settings(task.loss, self._run.train)
         examples = 0

@@ -55,6 +55,9 @@ class FullNetwork:
     examples (decision 38). Otherwise, if a parameter is sharded, all ranks pass the same examples.
     """
 
+    _loaded = False
+    """True while the module has weights."""
+
     def __init__(
         self,
         architecture: Architecture,
@@ -93,7 +96,7 @@ class FullNetwork:
         self._calibrating = False
         self._built: _Built | None = None
         self.moments: Moments = {}
-        """Mean and variance of the batch normalisations' units, as last calibrated or loaded."""
+        """Mean and variance of normalisations' units, on ranks that compute."""
 
     def _find_spread_head(self) -> str:
         architecture = self._architecture
@@ -113,6 +116,13 @@ class FullNetwork:
         """The parameters that are whole on each rank while they are loaded."""
         assert self._built is not None, "no weights were loaded"
         return self._built.gathered
+
+    @property
+    def loaded(self) -> bool:
+        """True if the module has weights, and the stores' present factors of sums."""
+        if self._built is None or self._built.scale != self._store.full_scale:
+            return False
+        return self._loaded
 
     @property
     def same_examples(self) -> bool:
@@ -179,38 +189,6 @@ class FullNetwork:
             name: map_tensors(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()
         }
 
-    def share_moments(self) -> Moments:
-        """Return the moments on every rank; after a calibration on rank 0 alone the others lack
-        them. Collective."""
-        if self.on_one:
-            self.moments = self._broadcast_moments()
-        return self.moments
-
-    def _broadcast_moments(self) -> Moments:
-        """Return rank 0's moments on every rank, without layers that no example reached."""
-        norms = self._architecture.batch_norms
-        # One message of a size that all ranks know: for each layer 1 if it has moments, then its
-        # means and variances.
-        parts: list[torch.Tensor] = []
-        for name, norm in norms.items():
-            values = torch.zeros(1 + 2 * norm.units, dtype=self._architecture.dtype)
-            moments = self.moments.get(name)
-            if moments is not None:
-                values[0] = 1
-                values[1:] = torch.cat(moments)
-            parts.append(values)
-        if not parts:
-            return {}
-        flat = torch.cat(parts)
-        self._communicator.broadcast(flat.numpy(), 0)
-        received: dict[str, UnitMoments] = {}
-        sizes = [len(values) for values in parts]
-        for name, values in zip(norms, flat.split(sizes), strict=True):
-            if values[0]:
-                mean, variance = values[1:].chunk(2)
-                received[name] = mean.clone(), variance.clone()
-        return received
-
     def load_moments(self, moments: Moments) -> None:
         """Load the stores' weights, and set these moments in place of a calibration. Collective."""
         for name, layer in self.load_weights().items():
@@ -237,6 +215,7 @@ class FullNetwork:
 
     def release(self) -> None:
         """Free the memory of gathered weights, until they are loaded again."""
+        self._loaded = False
         if self._built:
             for parameter in self._built.gathered.values():
                 parameter.data = parameter.data.new_empty(0)
@@ -256,6 +235,7 @@ class FullNetwork:
         # All ranks load in the same order, since each load is collective.
         for name, values in self._store.gather(list(gathered), self._communicator, self.on_one):
             gathered[name].data = self._here(values)
+        self._loaded = True
         return self._built
 
     def _batch_norms(self, built: _Built) -> dict[str, Calibrated]:

@@ -210,12 +210,12 @@ def _count_work(
         flush = max(flush, cost.flush_bytes)
         before += rounds
     evaluation = Work(
-        sent=plan.sent + flush, flops=_count_flops(run, architecture, data, ranks, plan)
+        sent=plan.sent + flush, flops=count_evaluation_flops(run, architecture, data, ranks, plan)
     )
     return Work(sent=sent, flops=flops), evaluation
 
 
-def _count_flops(
+def count_evaluation_flops(
     run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
 ) -> Number:
     """Return the FLOPs of the busiest rank in an evaluation; 0 for a whole graph, whose FLOPs are

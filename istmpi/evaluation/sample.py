@@ -9,6 +9,9 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
 from istmpi.network.architecture import Architecture
 
+FITTED_ON = 64
+"""The most examples over which factors are fitted."""
+
 
 def count_scored(run: Run, data: Dataset, length: int) -> int:
     """Return how many of ``length`` examples are scored: by the run, the task, or all."""
@@ -56,3 +59,11 @@ def draw_calibration_rows(
     if share > 1:
         count = max(count // share, 2)  # one value has no variance
     return np.sort(order[:count])
+
+
+def choose_fitted_rows(rows: np.ndarray, rank: int, ranks: int, least: int) -> np.ndarray:
+    """Return a rank's rows, at least ``least``, for a fit over up to `FITTED_ON` of all ``rows``;
+    rows are repeated if they are too few."""
+    count = max(min(len(rows), FITTED_ON), ranks * least)
+    chosen = rows[np.arange(count) * len(rows) // count]
+    return chosen[rank::ranks]

@@ -13,7 +13,7 @@ from torch import nn
 
 from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.sight import look_for
-from istmpi.checkpoint.writers import choose
+from istmpi.checkpoint.writers import choose, has_parallel_hdf5
 from istmpi.comm import Communicator, world
 from istmpi.cost import cost
 from istmpi.errors import ConfigError
@@ -209,7 +209,8 @@ class Distributed(Loop):
         self._together("save")
         self._scoring.require_calibrated()
         place = look_for(path.parent, self.communicator)
-        writer = choose(training.run.checkpoint.writer, self.communicator, place.unseen)
+        parallel = all(self.communicator.allgather(has_parallel_hdf5()))
+        writer = choose(training.run.checkpoint.writer, parallel, place.unseen)
         commit(path, *training.state(), writer, self.communicator)
         return path
 

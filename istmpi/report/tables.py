@@ -71,6 +71,10 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         console.print(_describe_group(figures["ranks"], figures["group"]))
     if "evaluations" in figures:
         console.print(_describe_evaluations(figures["evaluations"]))
+    if figures.get("saving", {}).get("sent") is not None:
+        console.print(f"saving: {figures['saving']['sent']:,} bytes sent by all ranks")
+    if "seconds" in figures:
+        console.print(_describe_seconds(figures["seconds"]))
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
     console.print(f"learning rate {schedules.describe(run.optimizer, steps)}")
     if network.inexact:
@@ -98,6 +102,14 @@ def _describe_evaluations(evaluations: Mapping[str, Any]) -> str:
     if evaluations["sent"] is None:
         return times
     return f"{times}: {evaluations['sent']:,} bytes sent by all ranks"
+
+
+def _describe_seconds(seconds: Mapping[str, Any]) -> str:
+    parts = [f"{seconds['rounds']:.3g} s in rounds"]
+    for name in ("evaluations", "saving"):
+        if seconds[name] is not None:
+            parts.append(f"{seconds[name]:.3g} s in {name}")
+    return f"on {seconds['cluster']}: {', '.join(parts)}; loading is not predicted"
 
 
 def _list_parameters(figures: Mapping[str, Any]) -> Table:

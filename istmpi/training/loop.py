@@ -1,6 +1,6 @@
 """Trains on every rank, round by round, with evaluations; saves its state and resumes from it."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -117,6 +117,8 @@ class Training(Prepared):
         """
         # Outside the round, which may be dropped: the new size stays.
         self._grow_if_due()
+        # An evaluation may have left weights for a save.
+        self.evaluator.release()
         method = self.method
         number = self.rounds_done
         self.communicator.whereabouts.begin_round(number + 1)
@@ -233,21 +235,28 @@ class Training(Prepared):
             return False
         return not self.done and not self.stop.reason
 
-    def not_finite(self) -> str:
+    def not_finite(self, may_save: Callable[[], None] | None = None) -> str:
         """Describe a value of the network that is not finite on some rank; empty if all are finite.
-        Collective."""
+        Collective. ``may_save`` is as for `state`."""
         # Owners have the newest values only after this.
         self.method.publish()
-        return next(filter(None, self.communicator.allgather(self.store.not_finite())), "")
+        with self.communicator.agreed() as agreement:
+            if may_save:
+                may_save()
+            agreement.value = self.store.not_finite()
+        return next(filter(None, agreement.by_rank), "")
 
-    def state(self, calibrated: bool = False) -> tuple[Header, list[Piece]]:
+    def state(
+        self, calibrated: bool = False, may_save: Callable[[], None] | None = None
+    ) -> tuple[Header, list[Piece]]:
         """Return the header and this rank's pieces of a checkpoint. Collective.
 
         ``calibrated``: for prediction; compute a classifier's temperature, and moments of batch
-        normalisations if they are out of date. Raises DivergedError on every rank if a weight is
+        normalisations if they are out of date. ``may_save`` raises an IstmpiError, which all ranks
+        then raise, if this rank must not save. Raises DivergedError on every rank if a weight is
         not finite.
         """
-        fault = self.not_finite()
+        fault = self.not_finite(may_save)
         if fault:
             error = DivergedError(f"the network is not finite {self.position}: {fault}; not saved.")
             error.everywhere = True
@@ -257,7 +266,7 @@ class Training(Prepared):
                 self._calibrate()
         moments: Moments = {}
         if self.calibrated:
-            moments = self.evaluator.network.share_moments()
+            moments = self.evaluator.network.moments
         network = self.architecture
         pieces = [*model_pieces(self.store), *frozen_pieces(network, self.store)]
         pieces += deployment_pieces(
@@ -276,7 +285,6 @@ class Training(Prepared):
             if self.method.spec.sums_outputs:
                 self.arrange(max(self.rounds_done - 1, 0))
             self.evaluator.calibrate()
-            self.evaluator.network.release()
             self.calibrated_after = self.rounds_done
         if self.dataset.scoring.one_class:
             split = "train"
@@ -284,6 +292,7 @@ class Training(Prepared):
             if self.best:
                 split = "validation"
             self._temperature = self.evaluator.fit_temperature(split)
+        self.evaluator.release()
 
     def resume(self, path: Path | Copy) -> list[str]:
         """Resume from a checkpoint of any number of ranks; return the differences from the

@@ -3,11 +3,13 @@ none is built in."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,29 +41,65 @@ def build_network(run: Run, data: Dataset, communicator: Communicator) -> Archit
     Raises the same ConfigError on every rank if the network cannot be trained, or differs between
     ranks.
     """
+    with communicator.agreed() as agreement:
+        draft = draft_network(run, data)
+        agreement.value = draft.digests
+    return complete_network(run, data, draft, agreement.by_rank, communicator)
+
+
+class Digests(NamedTuple):
+    """The parts of a draft that ranks compare."""
+
+    source: str
+    """The digest of the source if the table is found by inspection, else empty: a written table
+    does not depend on the source."""
+    table: str
+    """The digest of the written table; empty without one."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A rank's network before the ranks have agreed on its table."""
+
+    code: UserNetwork
+    tree: Mapping[str, Any] | None
+    """The written table as a tree; None if the table is found by inspection."""
+    digests: Digests
+
+
+def draft_network(run: Run, data: Dataset) -> Draft:
+    """Load a run's network on this rank. Raises ConfigError if that fails, or if it does not fit
+    ``data``."""
+    code = _load_code(run, data)
+    table = _write_table(run, code, data)
+    if table is None:
+        return Draft(code, None, Digests(source=code.source.hash, table=""))
+    tree = table.tree()
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+    return Draft(code, tree, Digests(source="", table=digest))
+
+
+def complete_network(
+    run: Run, data: Dataset, draft: Draft, by_rank: Sequence[Digests], communicator: Communicator
+) -> Architecture:
+    """Return the network of a draft with the table that all ranks have; ``by_rank`` has the
+    digests of all drafts. Collective; raises what `build_network` does."""
     from istmpi.training.proof_cache import recall, remember
 
-    # decision 30: the table, which rank 0 sends, makes the ranks' networks equal.
-    with communicator.agreed() as agreement:
-        code = _load_code(run, data)
-        table = _write_table(run, code, data)
-        tree: Mapping[str, Any] | None = None
-        # A written table does not depend on the source.
-        agreement.value = ""
-        if table:
-            tree = table.tree()
-        else:
-            agreement.value = code.source.hash
-    _require_same_source(run, agreement.by_rank)
+    _require_same_source(run, [digests.source for digests in by_rank])
+    code = draft.code
+    tree = draft.tree
     if tree is None and communicator.rank == 0:
         tree = recall(code)
-    tree = communicator.broadcast_from_root(tree)
+    # decision 30: the table, which rank 0 sends, makes the ranks' networks equal.
+    if draft.tree is None or any(digests != draft.digests for digests in by_rank):
+        tree = communicator.broadcast_from_root(tree)
     if tree is not None:
         try:
             return _try_network(run, data, code, tree, communicator)
         except ConfigError:
             # A remembered table may be out of date although the source is the same.
-            if table is not None:
+            if draft.tree is not None:
                 raise
     tree = _inspect_on_root(code, communicator)
     network = _try_network(run, data, code, tree, communicator)

@@ -22,7 +22,7 @@ from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
 from istmpi.optim.course import Course
 from istmpi.training.epochs import list_rows
-from istmpi.training.network import build_network, plan_network
+from istmpi.training.network import complete_network, draft_network, plan_network
 
 if TYPE_CHECKING:
     from istmpi.engine.store import ParameterStore
@@ -55,8 +55,14 @@ def make_sizes(
 ) -> dict[int, Size]:
     """Return a run's networks and data by image side. Collective. Raises ConfigError on every rank
     if a side fails."""
-    with communicator.agreed():
-        sides = [side for _, side in find_sides(run, data, course)]
+    drafts = {}
+    images_of_size = {}
+    # One agreement for all sizes, because each costs a round trip.
+    with communicator.agreed() as agreement:
+        for _, side in find_sides(run, data, course):
+            images_of_size[side] = resize_images(data, side)
+            drafts[side] = draft_network(run, images_of_size[side])
+        agreement.value = {side: draft.digests for side, draft in drafts.items()}
         rank = communicator.rank
         settings = run.data
         rows = place(
@@ -73,9 +79,10 @@ def make_sizes(
         # Ranks add up outputs for the same examples.
         stream = 0
     sizes = {}
-    for side in sides:
-        images = resize_images(data, side)
-        network = build_network(run, images, communicator)
+    for side, draft in drafts.items():
+        images = images_of_size[side]
+        digests = [of_rank[side] for of_rank in agreement.by_rank]
+        network = complete_network(run, images, draft, digests, communicator)
         require_resizable(run, network)
         images = images.reshape(network.example_shape)
         batches = Batches(images.train, rows, run.train.batch, run.train.seed, stream)

@@ -14,7 +14,7 @@ from istmpi.checkpoint.folder import FOLDER, NETWORK, remove_leftovers, set_asid
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.parts import Copy, is_round_of_parts
 from istmpi.checkpoint.search import find_newest_valid, reach
-from istmpi.checkpoint.sight import Place, look_for
+from istmpi.checkpoint.sight import Place, find_probe, leave_probe
 from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.groups import Membership, Start
@@ -115,9 +115,8 @@ def open_run(
         # From here on a rank that does not come is named, as files may hang, too.
         hang_watch = _watch_for_hangs(run, communicator, note, membership)
         at_the_end.push(hang_watch)
-        folder = _find_folder(run, resume, communicator)
-        keeper = _FolderKeeper(folder, communicator, locks, note)
-        keeper.lock_if_there(resume)
+        keeper = _FolderKeeper(run, resume, communicator, locks, note)
+        folder = keeper.folder
         stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
         hang_watch.follow_run(folder.path, stop.wished)
         if signals:
@@ -189,39 +188,32 @@ def _watch_for_hangs(
     )
 
 
-def _find_folder(run: Run, resume: str, communicator: Communicator) -> RunFolder:
-    # Rank 0 chooses, because a folder may look free to some ranks only.
-    with communicator.agreed() as agreement:
-        if communicator.rank == 0:
-            agreement.value = RunFolder.choose(run.output.folder, run.name, resume)
-    folder: RunFolder = agreement.by_rank[0]
-    return folder
-
-
 class _FolderKeeper:
-    """Locks, makes and tidies a run's folder, on rank 0 and on hosts that do not see its folder.
-    Methods are collective."""
+    """Chooses, locks, makes and tidies a run's folder, on rank 0 and on hosts that do not see its
+    folder. The constructor, which locks a folder that is there, and methods are collective."""
 
     def __init__(
         self,
-        folder: RunFolder,
+        run: Run,
+        resume: str,
         communicator: Communicator,
         locks: ExitStack,
         note: Callable[[str], None],
     ):
-        self.folder = folder
         self._communicator = communicator
         self._locks = locks
         self.note = note
         self.place = Place(keeps=communicator.rank == 0)
         self._lock: FolderLock | None = None
-        self._resumes = False
-
-    def lock_if_there(self, resume: str) -> None:
         self._resumes = bool(resume)
-        with self._communicator.agreed():
-            if self._communicator.rank == 0 and self.folder.path.exists():
-                self._take_lock(self._resumes)
+        # Rank 0 chooses, because a folder may look free to some ranks only.
+        with communicator.agreed() as agreement:
+            if communicator.rank == 0:
+                self.folder = RunFolder.choose(run.output.folder, run.name, resume)
+                agreement.value = self.folder
+                if self.folder.path.exists():
+                    self._take_lock(self._resumes)
+        self.folder = agreement.by_rank[0]
 
     def holds_summary(self, counts: Counts) -> bool:
         """Return True if the folder has the summary of a run that ended with these counts."""
@@ -233,7 +225,7 @@ class _FolderKeeper:
     def make(self, start: Copy | None, trained: bool) -> FolderLock | None:
         """Make the folder, and rename checkpoints that are newer than ``start``; return this rank's
         lock. ``trained``: only the summary is missing."""
-        with self._communicator.agreed():
+        with self._communicator.agreed() as agreement:
             if self._communicator.rank == 0:
                 if self._lock is None:
                     self._take_lock(resumes=False)
@@ -241,17 +233,21 @@ class _FolderKeeper:
                 # A summary says that a run is finished.
                 if not trained:
                     self.folder.forget(SUMMARY)
-        self.place = look_for(self.folder.path, self._communicator)
+                agreement.value = leave_probe(self.folder.path, self._communicator)
+        self.place = find_probe(agreement.by_rank[0], self.folder.path, self._communicator)
         if self.place.unseen:
             self._lock_elsewhere()
+        if start:
+            self._set_aside(start)
+        return self._lock
+
+    def _set_aside(self, start: Copy) -> None:
         with self._communicator.agreed():
-            if start and self.place.keeps:
+            if self.place.keeps:
                 for path in set_aside(self.folder.path, start):
                     self.note(f"set aside, because the run resumes from {start}: {path}")
         # Its rows are in the memory now.
-        if start:
-            start.discard()
-        return self._lock
+        start.discard()
 
     def _lock_elsewhere(self) -> None:
         """Lock the folders of the hosts that do not see rank 0's folder."""

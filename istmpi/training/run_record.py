@@ -154,14 +154,12 @@ class RunRecord:
         if best and progress.validation and best.round == progress.round:
             if training.run.checkpoint.best:
                 with training.clock("save"):
-                    # Another job may have taken the folder from a run that hung.
-                    self._require_lock()
-                    self._saver.save_now(*training.state(calibrated=True), self._folder.path / BEST)
+                    state = training.state(calibrated=True, may_save=self._require_lock)
+                    self._saver.save_now(*state, self._folder.path / BEST)
         # Without a last round, an overdue evaluation was made up for, and the round is saved.
         if training.checkpoint_due and progress.last_round:
             with training.clock("save"):
-                self._require_lock()
-                self._saver.save(*training.state())
+                self._saver.save(*training.state(may_save=self._require_lock))
 
     def _write_line(self, progress: Progress) -> None:
         try:
@@ -180,9 +178,8 @@ class RunRecord:
         StoppedError."""
         training = self._training
         with training.clock("save"):
-            self._require_lock()
             if not training.done:
-                path = self._saver.save_now(*training.state())
+                path = self._saver.save_now(*training.state(may_save=self._require_lock))
                 again = "command with --resume auto"
                 if training.dataset.network:
                     again = "program with resume='auto'"
@@ -193,7 +190,8 @@ class RunRecord:
                 error.everywhere = True
                 raise error
             if network:
-                self._saver.save_now(*training.state(calibrated=True), self._folder.path / NETWORK)
+                state = training.state(calibrated=True, may_save=self._require_lock)
+                self._saver.save_now(*state, self._folder.path / NETWORK)
 
     def save_diverged(self, error: DivergedError) -> None:
         """Save the last network, from before the divergence, if finite; name its file, or the
@@ -271,9 +269,10 @@ class RunRecord:
         return choose_energy(by_rank, self._training.run.train.watts, sum(seconds.values()))
 
     def _require_lock(self) -> None:
-        with self._communicator.agreed():
-            if self._lock:
-                self._lock.require()
+        """Raise if this rank's folder has another lock: a job may have taken it from a run that
+        hung."""
+        if self._lock:
+            self._lock.require()
 
 
 def _take_means(seconds_by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from replay_cases import GCN, OTHERS, TEXT, TRANSFORMER, XC
 from replaying import run_of
 from small import own_run, small_run
 
-from istmpi.cluster import measure
+from istmpi.cluster import measure, timing, transfers
 from istmpi.cluster.time import round_time
 from istmpi.config.methods import METHODS
 from istmpi.cost import cost, round_bytes
@@ -137,7 +137,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
 @pytest.fixture
 def quick(monkeypatch):
     """Measurements take small messages and layers."""
-    monkeypatch.setattr(measure, "TRANSFER_WIDTHS", (32, 64))
+    monkeypatch.setattr(transfers, "TRANSFER_WIDTHS", (32, 64))
     monkeypatch.setattr(measure, "MESSAGE_BYTES", (2**10, 2**14))
     return monkeypatch
 
@@ -147,8 +147,8 @@ def find_shapes(measured):
 
 
 def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, quick):
-    quick.setattr(measure, "SECONDS", 0.01)
-    quick.setattr(measure, "TURN_SECONDS", 0.001)
+    quick.setattr(timing, "SECONDS", 0.01)
+    quick.setattr(timing, "TURN_SECONDS", 0.001)
     run, network = small_run(model__hidden=[32, 32]), mlp_network(64, (32, 32), 10)
     measured = measure.measure(run, network, comm)
     assert all(other == measured for other in comm.allgather(measured))
@@ -160,7 +160,7 @@ def test_the_cluster_is_measured_in_bounded_time_and_alike_on_every_rank(comm, q
 
 
 def test_the_cluster_is_measured_at_the_shapes_of_a_users_network(comm, quick):
-    quick.setattr(measure, "time_slowest", lambda communicator, work: work() or 1e-4)
+    quick.setattr(timing, "time_slowest", lambda communicator, work: work() or 1e-4)
     quick.setattr(measure, "MOST_ELEMENTS", 8 * 256 * 9)
     run = own_run(model__name=f"{networks.__file__}:Convolutional", model__channels=[16, 8], model__hidden=6)
     measured = measure.measure(run, build_network(run, open_dataset("digits"), comm), comm)
@@ -169,6 +169,6 @@ def test_the_cluster_is_measured_at_the_shapes_of_a_users_network(comm, quick):
 
 
 def test_products_that_seem_to_take_no_longer_when_they_are_larger_still_have_a_rate(comm, monkeypatch):
-    monkeypatch.setattr(measure, "time_slowest", lambda communicator, work: 1e-5)
+    monkeypatch.setattr(timing, "time_slowest", lambda communicator, work: 1e-5)
     measured = measure.measure(small_run(model__hidden=[32, 32]), mlp_network(64, (32, 32), 10), comm)
     assert all(0 < rate < float("inf") for rate in measured.flops) and measured.product_seconds == 0

@@ -3,9 +3,11 @@
 import pytest
 from small import small_run
 
-from istmpi.comm.ledger import EVALUATION
+from istmpi.comm.ledger import EVALUATION, SAVING
 from istmpi.evaluation.planning import SHARE, choose_interval, plan_evaluations
 from istmpi.training.loop import Training
+from istmpi.training.run import run_training
+from istmpi.training.saves import plan_saves
 
 KNOWN = [
     {},
@@ -15,6 +17,9 @@ KNOWN = [
     *({"method__name": name} for name in ("local-sgd", "data-parallel", "diloco", "sparse-loco", "fedavg")),
     *({"method__name": name} for name in ("streaming-diloco", "admm", "downpour")),
 ]
+
+OWN_VALUES = ("admm", "downpour", "streaming-diloco")
+"""Their ranks save values of their own."""
 
 
 def name_case(settings):
@@ -76,3 +81,19 @@ def test_a_run_that_depends_on_its_evaluations_keeps_ten(comm):
         training = Training(run.override(settings), comm)
         network = training.architecture
         assert choose_interval(run.override(settings), network, training.dataset, comm.size) == every
+
+
+@pytest.mark.parametrize("settings", KNOWN, ids=name_case)
+@pytest.mark.parametrize("every", [0, 2])
+def test_planned_bytes_of_saves_are_counted_bytes(comm, shared_tmp, settings, every):
+    """The network's file, and a checkpoint after every other round but the last."""
+    run = small_run(train__rounds=5, checkpoint__every=every, output__folder=str(shared_tmp / "run"), **settings)
+    run_training(run, comm)
+    sent = sum(comm.allgather(comm.ledger.sent[SAVING].bytes))
+    training = Training(run, comm)
+    planned = plan_saves(training.run, training.architecture, training.dataset, comm.size)
+    # Ranks save values of their own, or what they have not yet sent.
+    if settings.get("method__name") in OWN_VALUES or (every and "method__share_every" in settings):
+        assert planned is None
+    else:
+        assert planned == sent

@@ -8,9 +8,10 @@ import torch
 from small import small_run, trained
 
 from istmpi.checkpoint.saver import commit
-from istmpi.comm.ledger import EVALUATION, ROUNDS
+from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING, START
 from istmpi.evaluation.fitting import COLDEST, HALVINGS, HOTTEST, fit_temperature
 from istmpi.training.loop import Training
+from istmpi.training.run import run_training
 
 
 def count_calls(comm, work):
@@ -21,9 +22,9 @@ def count_calls(comm, work):
 
 
 def test_a_start(comm):
-    """Settings with data, examples, the network's table (three calls), device with weights, and hosts are agreed on;
-    the ranks of a host divide its cores."""
-    assert count_calls(comm, lambda: Training(small_run(), comm)) == 8
+    """Settings with data, the network's table, its outputs, device with weights, and hosts are agreed on; the ranks
+    of a host divide its cores."""
+    assert count_calls(comm, lambda: Training(small_run(), comm)) == 6
 
 
 @pytest.mark.parametrize("method, calls", [("local-sgd", 1), ("ist", 2), ("easgd", 2)])
@@ -65,12 +66,29 @@ def test_what_is_sent_is_counted_for_its_purpose(comm):
 
 
 def test_a_checkpoint(comm, shared_tmp):
-    """Two calls bring checksums to rank 0, one the layout to all, and two say that all parts and the name are there."""
+    """One call brings checksums to rank 0, one the layout to all, and two say that all parts and the name are there."""
     training, _ = trained(comm, method__name="local-sgd")
     header, pieces = training.state()
     path = shared_tmp / "network.h5"
-    assert count_calls(comm, lambda: commit(path, header, pieces, "direct", comm)) == 5
+    assert count_calls(comm, lambda: commit(path, header, pieces, "direct", comm)) == 4
     assert path.exists()
+
+
+@pytest.mark.parametrize("method", ["local-sgd", "ist"])
+def test_the_state_of_an_evaluated_network(comm, method):
+    """Ranks agree once that all weights are finite: rank 0 still has the weights that it scored. A process alone
+    takes its weights again, and adds up logits."""
+    training, _ = trained(comm, method__name=method)
+    calls = count_calls(comm, lambda: training.state(calibrated=True))
+    assert calls == 1 or comm.size == 1
+
+
+def test_a_whole_run(comm, shared_tmp):
+    """A start takes ten calls, and the network's file five after an evaluation."""
+    run_training(small_run(output__folder=str(shared_tmp / "run"), method__name="ist"), comm)
+    calls = {purpose: sent.calls for purpose, sent in comm.ledger.sent.items()}
+    if comm.size > 1:
+        assert (calls[START], calls[SAVING]) == (10, 5)
 
 
 @pytest.mark.parametrize("examples, most", [(40, 9), (2**15, 41)])

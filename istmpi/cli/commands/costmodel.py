@@ -14,13 +14,13 @@ from istmpi.cli.output import console, print_json, say, table
 from istmpi.cli.run_options import add_planning_options, changes, resolve, run_argument
 from istmpi.cluster import survey as costs
 from istmpi.cluster.advice import COLUMNS, Advice, advise
-from istmpi.cluster.figures import LEAST, Cluster, load, network, preset
+from istmpi.cluster.figures import LEAST, Cluster, find_cluster, network
 from istmpi.cluster.survey import Scenario
 from istmpi.config import Run
 from istmpi.config.methods import METHODS
 from istmpi.cost import RIVALS, find_method
 from istmpi.errors import ConfigError, OutputError
-from istmpi.foreign import MOST, is_file
+from istmpi.foreign import MOST
 from istmpi.names import is_module
 from istmpi.report import tables
 from istmpi.units import number
@@ -150,9 +150,7 @@ def _plot(rows: Sequence[costs.Row], title: str, file: str) -> None:
 
 def _cluster(parameters: Mapping[str, Any]) -> Cluster:
     """Return the cluster of --cluster with the figures of the other options."""
-    name = parameters["cluster"]
-    is_path = name.endswith(".json") or is_file(Path(name))
-    cluster = load(Path(name)) if is_path else preset(name)
+    cluster = find_cluster(parameters["cluster"])
     texts = {
         option: parameters[option] for option in CLUSTER_OPTIONS if parameters[option] is not None
     }

@@ -37,6 +37,11 @@ from istmpi.record import home
     1,
     MOST_RANKS,
 )
+@text(
+    "--cluster",
+    "NAME|FILE",
+    "Cluster for --dry-run, which predicts its seconds: a preset, or a file of istmpi measure.",
+)
 def command(
     run: str | None,
     assignments: tuple[str, ...],
@@ -47,6 +52,7 @@ def command(
     shown: Showing,
     dry_run: bool,
     ranks: int | None,
+    cluster: str | None,
     **parameters: str | None,
 ) -> None:
     """Train RUN: a run file (TOML), a run that ships with istmpi (istmpi runs lists their names),
@@ -80,6 +86,8 @@ def command(
     """
     if ranks is not None and not dry_run:
         raise click.UsageError("--ranks needs --dry-run; to train on P ranks use mpirun -n P.")
+    if cluster is not None and not dry_run:
+        raise click.UsageError("--cluster needs --dry-run.")
     if sync_checkpoints:
         assignments = (*assignments, "checkpoint.wait=true")
     if dry_run:
@@ -92,7 +100,7 @@ def command(
             ranks = 4
             if rank_variable():
                 ranks = max(read_launcher()[1] // max(resolved.train.group_size, 1), 1)
-        show(resolved, ranks, shown.as_json)
+        show(resolved, ranks, cluster, shown.as_json)
         return
 
     shown.begins("trains")

@@ -1,0 +1,112 @@
+"""Seconds of a whole run on a cluster: its rounds, its evaluations and the save of its network.
+
+A collective call of small messages passes them on from rank to rank, ``log2 P`` times one after the
+other. All other times are those of `istmpi.cluster.time`. Loading is not predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from istmpi.cluster.figures import Cluster
+from istmpi.cluster.time import round_time
+from istmpi.config import Run
+from istmpi.config.methods import find_method_spec
+from istmpi.cost.loads import ALLREDUCE, ALLTOALLV
+from istmpi.cost.run_cost import Cost, phase_costs
+from istmpi.data.dataset import Dataset
+from istmpi.evaluation.planning import (
+    choose_form,
+    choose_interval,
+    count_evaluation_flops,
+    list_passes,
+    plan_evaluation,
+)
+from istmpi.network.architecture import Architecture
+from istmpi.training.saves import CALLS
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """The seconds of a run's parts."""
+
+    rounds: float
+    evaluations: float | None
+    """None for evaluations of subnets, of sharded networks and of graphs."""
+    saving: float | None
+    """The save of the network after its evaluation; None if ranks gather its weights once more."""
+
+
+def predict_run(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, cluster: Cluster
+) -> RunTime:
+    """Return the seconds of a run on a cluster. Raises ConfigError if the cluster has another
+    number of ranks."""
+    cluster.check(ranks)
+    phases = phase_costs(run, architecture, ranks, len(data.train))
+    of_rounds = 0.0
+    for cost, rounds in phases:
+        of_rounds += rounds * round_time(cost, cluster).total
+        of_rounds += _seconds_of_bytes(float(cost.start_bytes) / ranks, cluster)
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    side_by_side = choose_form(run) != "merged"
+    if side_by_side or plan.sharded or plan.by_units or architecture.nodes[1]:
+        return RunTime(rounds=of_rounds, evaluations=None, saving=None)
+    every = choose_interval(run, architecture, data, ranks)
+    evaluations = -(-run.train.rounds // every)
+    last, _ = phases[-1]
+    of_evaluation = _predict_evaluation(run, architecture, data, ranks, cluster, last)
+    saving = None
+    if plan.on_one or ranks == 1 or not data.scoring.one_class:
+        saving = CALLS * small_call_seconds(ranks, cluster)
+    return RunTime(rounds=of_rounds, evaluations=evaluations * of_evaluation, saving=saving)
+
+
+def small_call_seconds(ranks: int, cluster: Cluster) -> float:
+    """Return the seconds of a collective call whose messages are small."""
+    hops = (ranks - 1).bit_length()
+    # In a ring, messages of the all-reduce follow each other, so this is the time of one.
+    return hops * cluster.links[ALLREDUCE].latency
+
+
+def _predict_evaluation(
+    run: Run,
+    architecture: Architecture,
+    data: Dataset,
+    ranks: int,
+    cluster: Cluster,
+    last: Cost,
+) -> float:
+    """Return the seconds of an evaluation after a round of the cost ``last``."""
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    seconds = 0.0
+    if last.flush_bytes:
+        # Owners get the newest values in a transfer like those of a round.
+        seconds += _message_seconds(ranks, float(last.flush_bytes) / ranks, cluster)
+        seconds += cluster.transfer_seconds
+    spec = find_method_spec(run.method.name)
+    present = spec.on_all_ranks(run, architecture, ranks)
+    if ranks > 1 and not set(architecture.parameters) <= set(present):
+        # All weights pass the link of rank 0, or each rank's part all links.
+        links = ranks
+        if plan.on_one:
+            links = 1
+        seconds += _message_seconds(ranks, plan.sent / links, cluster)
+    flops = count_evaluation_flops(run, architecture, data, ranks, plan)
+    seconds += float(flops) / cluster.speed(range(1))
+    passes = len(list_passes(run, architecture, data, ranks, ranks))
+    seconds += passes * len(architecture.operators) * cluster.product_seconds
+    if ranks > 1:
+        # The sums of the score.
+        seconds += small_call_seconds(ranks, cluster)
+    return seconds
+
+
+def _message_seconds(ranks: int, nbytes: float, cluster: Cluster) -> float:
+    """Return the seconds of messages with all other ranks, of ``nbytes`` in all."""
+    link = cluster.links[ALLTOALLV]
+    return (ranks - 1) * link.latency + _seconds_of_bytes(nbytes, cluster)
+
+
+def _seconds_of_bytes(nbytes: float, cluster: Cluster) -> float:
+    return nbytes * cluster.links[ALLTOALLV].seconds_per_byte

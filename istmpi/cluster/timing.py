@@ -1,0 +1,42 @@
+"""Times work of all ranks at once."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from istmpi.comm import Communicator
+
+SECONDS = 0.3  # in which a piece of work is repeated; longer work is done once
+MOST_REPETITIONS = 25
+TURN_SECONDS = 0.04  # about the time of the calls that are timed together
+MOST_INNER = 1000
+NOISE = 0.1
+"""The least fraction of a time that is left after known parts are subtracted; a fit needs positive
+times."""
+
+
+def time_slowest(communicator: Communicator, work: Callable[[], object]) -> float:
+    """Return the seconds of ``work()`` on the slowest rank. Collective.
+
+    They are those of the first call if it takes over `SECONDS`, otherwise a median over
+    repetitions.
+    """
+    once = _slowest(communicator, work, 1)
+    if once > SECONDS:
+        return once
+    # Several calls are timed together, because a barrier and a clock cost time, too.
+    inner = min(max(int(TURN_SECONDS / once), 1), MOST_INNER)
+    times: list[float] = []
+    while sum(times) * inner < SECONDS and len(times) < MOST_REPETITIONS:
+        times.append(_slowest(communicator, work, inner))
+    return float(np.median(times))
+
+
+def _slowest(communicator: Communicator, work: Callable[[], object], times: int) -> float:
+    # All ranks work at once, as in training: they share memory and network.
+    communicator.barrier()
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    return max(communicator.allgather((time.perf_counter() - start) / times))

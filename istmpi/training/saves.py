@@ -1,0 +1,79 @@
+"""Counts what ranks send to save a run's network and checkpoints, from its settings, its network
+and its data. Without torch."""
+
+from __future__ import annotations
+
+from istmpi.checkpoint.writers import NAME_BYTES
+from istmpi.comm.objects import SLOT
+from istmpi.config import Run
+from istmpi.config.methods import find_method_spec
+from istmpi.cost.one_round import flushed_bytes
+from istmpi.data.dataset import Dataset
+from istmpi.evaluation.planning import choose_form, choose_interval, plan_evaluation
+from istmpi.network.architecture import Architecture
+
+CALLS = 5
+"""Collective calls of a save after an evaluation, one after the other."""
+_AGREEMENTS = 3
+"""The number of agreements among them."""
+_NUMBER = 8
+"""Bytes of a checksum, and of a dataset's place in the file."""
+
+
+def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int | None:
+    """Return the bytes that all ranks send to save a run's checkpoints and its network, with the
+    writer direct.
+
+    None if a save needs more than agreements, checksums and places: weights or logits for a
+    classifier's temperature, or rows that travel. None, too, if the number of saves or of datasets
+    is not known before the run.
+    """
+    writer = run.checkpoint.writer
+    of_rows = writer not in ("auto", "direct")
+    if of_rows or run.checkpoint.best or run.train.max_minutes or run.train.patience:
+        return None
+    if run.data.differs or run.train.resolution or data.network is not None:
+        return None
+    if data.scoring.one_class and ranks > 1:
+        plan = plan_evaluation(run, architecture, data, ranks, ranks)
+        # Otherwise ranks add up logits, and may gather weights again.
+        if not plan.on_one or choose_form(run) != "merged":
+            return None
+    datasets = _count_datasets(run, architecture)
+    if datasets is None:
+        return None
+    checkpoints: range | list[int] = []
+    if run.checkpoint.every:
+        checkpoints = range(run.checkpoint.every, run.train.rounds, run.checkpoint.every)
+    # Values go to their owners unless an evaluation of the same round has sent them there.
+    evaluated = choose_interval(run, architecture, data, ranks)
+    unsent = [number for number in checkpoints if number % evaluated]
+    flushed = flushed_bytes(run, architecture, ranks, unsent)
+    if flushed is None:
+        return None
+    return flushed + (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
+
+
+def count_save_bytes(datasets: int, ranks: int) -> int:
+    """Return the bytes that all ranks send for a file to which each writes rows of ``datasets``."""
+    to_all = _AGREEMENTS * SLOT + datasets * _NUMBER
+    # Rank 0 sends the file's name, the number of failures, and the places of datasets and their
+    # checksums.
+    from_root = NAME_BYTES + (1 + 2 * datasets) * _NUMBER
+    return (ranks - 1) * (ranks * to_all + from_root)
+
+
+def _count_datasets(run: Run, architecture: Architecture) -> int | None:
+    """Return the number of datasets that have rows of several ranks; None if rounds decide it."""
+    spec = find_method_spec(run.method.name)
+    own_values = spec.own_state or spec.own_slots(run) or spec.own_networks or spec.legs
+    # Ranks also save what they have not yet sent.
+    unsent = run.checkpoint.every and spec.share_every(run) > 1
+    if run.method.finish or own_values or unsent:
+        return None
+    of_a_parameter = 1 + len(spec.slots(run))
+    if spec.largest:
+        if spec.optimizer_slots(run):
+            return None
+        of_a_parameter += 1  # the changes that a rank has not sent
+    return len(architecture.parameters) * of_a_parameter + len(architecture.code.given)
