@@ -18,7 +18,9 @@ from istmpi.comm import Communicator, Traffic
 from istmpi.comm.background import BackgroundRunner
 from istmpi.engine.axes import Parameter
 from istmpi.engine.layout import TrainingLayout, part_shape
+from istmpi.engine.partition import Partition
 from istmpi.engine.route import HOP, PULL, PUSH, Leg, Route
+from istmpi.engine.slots import select_weights
 from istmpi.engine.store import ParameterStore, Tensors
 from istmpi.engine.transfer import Transfer
 
@@ -35,6 +37,15 @@ class HeldParts:
     deal: TrainingLayout
     tensors: dict[str, torch.Tensor]
     flushed: bool = False
+
+    def find_weights(self, deal: Partition) -> dict[str, torch.Tensor]:
+        """Return the weights of the part, if it is one of ``deal`` and owners have the same values;
+        otherwise nothing."""
+        if not self.flushed or not isinstance(self.deal, Partition):
+            return {}
+        if self.deal.digest != deal.digest:
+            return {}
+        return {name: self.tensors[name] for name in select_weights(self.tensors)}
 
 
 def receive_buffers(

@@ -47,7 +47,7 @@ class Shards:
         self._communicator = communicator
         self._clock = clock
         self._restored = dict(restored)
-        self._held: HeldParts | None = None
+        self.held: HeldParts | None = None
         """This rank's dealt parts; None if only owners have them."""
         self._common: dict[str, torch.Tensor] = {}
         """Common tensors, whole, on this rank's device; empty if owners have newer ones."""
@@ -98,8 +98,8 @@ class Shards:
 
     def _recover_held(self, round: int) -> None:
         before = self.route.find_recovered(round)
-        if self._held is None and before:
-            self._held = self._pull_parts(before)
+        if self.held is None and before:
+            self.held = self._pull_parts(before)
 
     def _empty_alike(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Return empty tensors for the slots that the owners store and ``tensors`` lack."""
@@ -114,15 +114,15 @@ class Shards:
     def _present(self, deal: TrainingLayout) -> dict[str, torch.Tensor]:
         """Return the tensors with which this rank begins a round and that it has already."""
         present = dict(self._common)
-        if self._held and self._held.deal is deal:  # the early exchange brought them
-            present.update(self._held.tensors)
+        if self.held and self.held.deal is deal:  # the early exchange brought them
+            present.update(self.held.tensors)
         return present
 
     def _receive(self, round: int, targets: Tensors, present: Tensors) -> dict[str, torch.Tensor]:
         """Execute the legs that bring parameters; return what arrived, in host memory."""
         store = self.store
         deal = self.route.deal(round)
-        held = self._held
+        held = self.held
         before = None
         if held and held.deal is not deal:
             before = held.deal
@@ -134,7 +134,7 @@ class Shards:
                     buffers = {**self._arriving, **lend_rows(store, deal)}
                     arriving = receive_buffers(buffers, leg.parameters, deal, store.rank)
                     self._move(leg, held.tensors, arriving)
-                    self._held = HeldParts(deal, dict(arriving))
+                    self.held = HeldParts(deal, dict(arriving))
                 else:
                     missing = {}
                     for name in leg.parameters:
@@ -178,10 +178,10 @@ class Shards:
             self._starts = {name: targets[name].clone() for name in select_weights(arriving)}
 
     def _begin_early_exchange(self, round: int) -> EarlyExchange:
-        if self._held is None or self._beside is None:
+        if self.held is None or self._beside is None:
             raise AssertionError("weights leave early only where parts stay with their holders")
         return EarlyExchange(
-            held=self._held,
+            held=self.held,
             route=self.route,
             round=round,
             store=self.store,
@@ -247,8 +247,8 @@ class Shards:
 
     def flush(self) -> None:
         """Bring the newest values to their owners."""
-        if self._held and not self._held.flushed:
-            self._flush_held(self._held)
+        if self.held and not self.held.flushed:
+            self._flush_held(self.held)
         if not self._mean_taken and self._common:
             mean = _clone(self._common)
             self.average(mean)
@@ -344,14 +344,14 @@ class Shards:
                 self.store.tensors[name] += self.outer.start[name]
             self._starts = {}
         self._reached = push.reached(self.outer.start)
-        self._held = None
+        self.held = None
         if self.route.stays:
             deal = self.route.deal(round)
             staying = {}
             for name, parameter in leg.parameters.items():
                 if parameter.pattern.dealt(deal.units):
                     staying[name] = staged[name]
-            self._held = HeldParts(deal, staying)
+            self.held = HeldParts(deal, staying)
 
     def _average(self, leg: Leg, tensors: Tensors) -> None:
         with self._clock("all-reduce"):
@@ -380,9 +380,9 @@ class Shards:
         """Finish the early exchange, and hold this rank's part of the next deal."""
         with self._clock(HOP):
             # The former parts become the buffers of the next exchange.
-            spare = self._held.tensors if self._held else {}
+            spare = self.held.tensors if self.held else {}
             self._finish_early(early)
-            self._held = early.assemble(on_host(trained))
+            self.held = early.assemble(on_host(trained))
             self._arriving = spare
 
     def _finish_early(self, early: EarlyExchange) -> None:

@@ -137,10 +137,11 @@ class SharedBlocks:
         device: torch.device = HOST,
         values_of: ValuesOf | None = None,
         columns: Sequence[int] = (),
+        summed: bool = False,
     ):
-        """``values_of``: a function that returns the values that only one subnet has, by its
-        number, if the network is the sum of the subnets; None for their mean. ``columns`` is as for
-        `Blocks`."""
+        """``values_of``: a function that returns the values that this rank has of a subnet, by the
+        subnet's number; the others come from their owners. It has the same names on all ranks.
+        ``summed`` and ``columns`` are as for `Blocks`."""
         self.device = device
         self.values_of = values_of
         self._store = store
@@ -149,9 +150,8 @@ class SharedBlocks:
         self.architecture = architecture
         self.counts = communicator.rank < deal.ranks
         """False if the subnet of this rank is a copy, whose outputs must not count."""
-        is_sum = values_of is not None
         numbers = self._list_numbers()
-        self.module = self.build(architecture, deal, numbers, is_sum, columns).to(device)
+        self.module = self.build(architecture, deal, numbers, summed, columns).to(device)
         self.loaded = False
         """True if the subnets have weights."""
         self.moments: dict[str, Moments] = {}

@@ -146,7 +146,7 @@ class Evaluator:
         """Score the network in ``form`` from now on; for best, in the form that scores better now,
         and merged if no units are dealt. Collective.
 
-        ``values_of``, for the form sum, is as for `SharedBlocks`."""
+        ``values_of`` is as for `SharedBlocks`."""
         self.network = self._merged
         self.form = "merged"
         if not deal.units or form == "merged":
@@ -161,8 +161,8 @@ class Evaluator:
                 self._communicator,
                 deal,
                 self._merged.device,
-                values_of,
-                self._dataset.columns,
+                columns=self._dataset.columns,
+                summed=form == "sum",
             )
             self._blocks = subnets
         subnets.values_of = values_of

@@ -240,6 +240,14 @@ class Method(LocalTraining, ABC):
         """Return the values that this rank has of its own subnet, whose number is its rank."""
         return self.subnet.tensors or self.of_this_rank()
 
+    def values_of_part(self, deal: Partition) -> Mapping[str, torch.Tensor]:
+        """Return the weights that this rank holds of its part of a deal, with the values that
+        `publish` gives their owners. Equal names on all ranks."""
+        values = dict(self.values_on_all_ranks())
+        if self.shards.held:
+            values |= self.shards.held.find_weights(deal)
+        return values
+
     def of_this_rank(self) -> Mapping[str, torch.Tensor]:
         """Return, in host memory, the whole tensors that differ from rank to rank between
         rounds."""

@@ -200,22 +200,25 @@ class Training(Prepared):
         """Make the evaluator score the run's form (evaluate.form), with subnets of round
         ``number``. Collective.
 
-        ``values_of`` is as for `SharedBlocks`; by default it has the present values of this rank's
+        ``values_of`` is as for `SharedBlocks`; by default it has what this rank holds of its
         subnet.
         """
         form = choose_form(self.run)
         if form == "merged":
             return
         deal = self.method.holders(number)
-        if form == "sum" and values_of is None:
-            # Every rank scores the subnet that it trains: no weight moves.
-            values_of = self._values_of_subnet
-        if isinstance(deal, Partition):
-            self.evaluator.arrange(deal, form, values_of)
+        if not isinstance(deal, Partition):
+            return
+        if values_of is None:
+            # What a rank holds of its subnet need not move.
+            values_of = partial(self._find_values, deal, form)
+        self.evaluator.arrange(deal, form, values_of)
 
-    def _values_of_subnet(self, number: int) -> Mapping[str, torch.Tensor]:
+    def _find_values(self, deal: Partition, form: str, number: int) -> Mapping[str, torch.Tensor]:
         # A run may go on with another method object, so it is looked up at each call.
-        return self.method.values_of_subnet(number)
+        if form == "sum":
+            return self.method.values_of_subnet(number)
+        return self.method.values_of_part(deal)
 
     def _validate(self, best: Best) -> Score:
         score = self.evaluate("validation")

@@ -11,6 +11,7 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
+from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 
 ONCE = {"method__redeal": 0.0, "train__rounds": 3, "model__hidden": [10, 7]}
@@ -91,3 +92,24 @@ def test_best_is_whichever_scores_better_on_the_validation_split(comm):
 def test_a_method_that_deals_nothing_or_anew_has_its_whole_network(comm, settings):
     score, merged = (trained(comm, **settings | form)[1][-1].score for form in ({}, {"evaluate__form": "merged"}))
     assert score == merged and score.form == "merged"
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_the_weights_that_a_rank_holds_need_not_move(comm, wire):
+    """The owners have the same values, so scores are equal bit for bit; afterwards only outputs and moments travel."""
+    training, _ = trained(comm, **ONCE, evaluate__form="blocks", method__wire=wire, model__dtype="float32")
+    scores = []
+    sent = []
+    for values_of in (None, lambda number: {}):
+        training.arrange(2, values_of)
+        before = comm.traffic.bytes
+        scores.append(training.evaluator.score())
+        sent.append(sum(comm.allgather(comm.traffic.bytes - before)))
+    assert scores[0] == scores[1]
+    deal, parameters = training.method.holders(2), training.architecture.parameters.values()
+    numbers = sum(np.prod(part_shape(deal, parameter, rank)) for parameter in parameters for rank in range(comm.size))
+    of_subnets = training.architecture.itemsize * numbers
+    with_weights = sent[1] - sent[0]
+    # A rank owns some rows of its own subnet, which do not travel.
+    assert of_subnets / 2 < with_weights < of_subnets
