@@ -1,5 +1,6 @@
-"""Own loops in examples/: the loss falls, and what they export is a network of the plain class."""
+"""Own loops in examples/: the loss falls, what they export is a network of the plain class, and a port is short."""
 
+import difflib
 import json
 import re
 from importlib.util import find_spec
@@ -49,3 +50,18 @@ def test_a_loop_learns_and_exports_what_the_class_loads(mpirun, tmp_path, monkey
         assert lines[-1]["loss"] < 0.95 * lines[0]["loss"], name
         text = f"{ROUNDS} rounds in \\d+ s, .* MB sent"
     assert len(re.findall(text, done.stdout)) == len(examples)
+
+
+def read_code(name):
+    """Read an example's lines below its docstring, without empty ones."""
+    return [line for line in (FOLDER / name).read_text().split('"""', 2)[2].splitlines() if line]
+
+
+def test_a_port_of_a_plain_script_has_at_most_20_new_lines_and_trains_as_well(mpirun, tmp_path, monkeypatch):
+    lines = difflib.ndiff(read_code("tagger_before.py"), read_code("tagger.py"))
+    assert sum(line.startswith("+ ") for line in lines) <= 20
+    monkeypatch.chdir(tmp_path)
+    done = mpirun(2, "python", FOLDER / "tagger.py", timeout=200)
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = re.findall(r"^best accuracy (.*)$", done.stdout, re.MULTILINE)
+    assert float(accuracy) > 0.85
