@@ -363,6 +363,8 @@ class Communicator:
     def _with(
         self, mpi_communicator: Any, ranks: Sequence[int], name: str = "", purpose: str = ""
     ) -> "Communicator":
+        # Its creation was a collective call.
+        self.ledger.add(0, 1, self._purpose)
         group = Communicator(
             mpi_communicator,
             name or f"{self._name}:{list(ranks)}",

@@ -84,11 +84,12 @@ def test_the_state_of_an_evaluated_network(comm, method):
 
 
 def test_a_whole_run(comm, shared_tmp):
-    """A start takes ten calls, and the network's file five after an evaluation."""
+    """A start takes ten calls, and creates three communicators: for stops, for checkpoints, and of a host's ranks. The
+    network's file takes five after an evaluation."""
     run_training(small_run(output__folder=str(shared_tmp / "run"), method__name="ist"), comm)
     calls = {purpose: sent.calls for purpose, sent in comm.ledger.sent.items()}
     if comm.size > 1:
-        assert (calls[START], calls[SAVING]) == (10, 5)
+        assert (calls[START], calls[SAVING]) == (13, 5)
 
 
 @pytest.mark.parametrize("examples, most", [(40, 9), (2**15, 41)])
