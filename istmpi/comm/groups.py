@@ -8,7 +8,7 @@ agrees on with other leaders while a run is set up.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,6 +36,15 @@ class Start:
 class End:
     """Tells members that the run has ended, with the ``error`` that all leaders raise if any."""
 
+    error: IstmpiError | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a ``call`` of a user's program, or the error that it raises."""
+
+    call: str
+    result: Any
     error: IstmpiError | None
 
 
@@ -192,6 +201,29 @@ class Membership:
         """Count bytes that the members together send to each other."""
         if self.leads:
             self._communicator.ledger.add(nbytes, 1, GROUP)
+
+    def answer(self, call: str, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, which the leader does for all members; raise its error.
+
+        ``call``: the name of the user's call, which must be that of the leader.
+        """
+        if self.leads:
+            try:
+                result = work()
+            except IstmpiError as error:
+                self.tell(Answer(call, None, error))
+                raise
+            self.tell(Answer(call, result, None))
+            return result
+        heard = self.hear()
+        if not isinstance(heard, Answer) or heard.call != call:
+            raise ConfigError(
+                f"process {self.world.rank} called {call}, and the leader of its replica group did "
+                "not. Every process must make the same job calls in the same order."
+            )
+        if heard.error:
+            raise heard.error
+        return heard.result
 
     # ---- what all processes compute
 

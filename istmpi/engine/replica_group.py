@@ -16,13 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from istmpi.comm.groups import Membership
 from istmpi.engine.layout import cut
-from istmpi.errors import DataError, IstmpiError
+from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.units import list_first
 
 PACK_BYTES = 2**20
@@ -55,6 +56,42 @@ class Step:
     number: int
     local_step: int
     rate: float
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A leader's call to begin the rounds of a user's own loop."""
+
+    # Settings are in a room above.
+    run: Any
+    most_examples: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The values that a leader has loaded to resume a user's own loop in a ``folder``."""
+
+    folder: Path
+    states: list[Any]
+    """The states of the user's loaders."""
+    kept: dict[str, Any]
+    """The values that the program has kept."""
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """A leader's call to begin a round of a user's own loop, after ``done`` rounds, of so many
+    local ``steps``."""
+
+    done: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a round of a user's own loop: True if all ranks completed it."""
+
+    committed: bool
 
 
 @dataclass(frozen=True)
@@ -103,10 +140,22 @@ class ReplicaGroup:
     ``file``: the file in which they find each other.
     """
 
+    _is_open: ClassVar[bool] = False
+    """True if this process is in a group."""
+
     def __init__(self, membership: Membership, device: torch.device, file: Path):
         # decision 86: torch.distributed takes 1.4 s to import, which only groups pay.
         import torch.distributed
 
+        if ReplicaGroup._is_open:
+            # A program's earlier job.
+            torch.distributed.destroy_process_group()
+        elif torch.distributed.is_initialized():
+            raise ConfigError(
+                "init_process_group was called, and istmpi makes the process group of a replica "
+                "group. Leave this call out."
+            )
+        ReplicaGroup._is_open = True
         self.membership = membership
         self.member = membership.inside.rank
         self.size = membership.inside.size
@@ -132,6 +181,7 @@ class ReplicaGroup:
     def close(self) -> None:
         """Leave the group, so that this process may join another one."""
         torch.distributed.destroy_process_group()
+        ReplicaGroup._is_open = False
 
     def _choose_backend(self, device: torch.device) -> str:
         identity = ""

@@ -52,11 +52,6 @@ class Method(LocalTraining, ABC):
     finished_within = 10.0
     """The most seconds in which a rank that is asked to stop finishes its round; it drops a longer
     round."""
-    hands_over = True
-    """True in a local step's last backward pass, whose gradients may be sent as soon as they are
-    computed."""
-    reads_batches = True
-    """False if a user's own loop reads the batches and takes the local steps."""
     restores_itself = False
     """True if the method itself restores this rank's own values from a checkpoint; otherwise
     `Shards` does."""
@@ -70,8 +65,6 @@ class Method(LocalTraining, ABC):
         self._number_in_group = 0
         if job.group:
             self._number_in_group = job.group.count_method()
-        # A stop before the first step of a job waits for no step.
-        self.seconds_a_step = math.inf
         ranks = job.communicator.size
         route = self.spec.route(job.run, job.architecture, ranks, self.holders, job.course)
         lr, momentum = self.spec.outer(job.run)
@@ -124,7 +117,6 @@ class Method(LocalTraining, ABC):
         self.take_step(step, rate)
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a local step, of those numbered through all rounds."""
         job = self.job
         if job.optimizer:
             return job.optimizer.rate(step)
@@ -253,17 +245,9 @@ class Method(LocalTraining, ABC):
         rounds."""
         return self.shards.of_this_rank()
 
-    def first_step(self, number: int) -> int:
-        """Return the number of this rank's first local step in a round; steps are numbered through
-        all rounds."""
-        settings = self.job.run.method
-        if self.spec.in_passes:
-            return number * settings.epochs * self.job.batches.in_a_pass
-        return number * settings.local_steps
-
-    def steps(self, number: int) -> int:
-        """Return the number of this rank's local steps in a round."""
-        return self.first_step(1)
+    @property
+    def keeps_network(self) -> bool:
+        return self.shards.route.keeps_all
 
     def holders(self, number: int) -> TrainingLayout:
         """Return the deal of a round. Raises IstmpiError if ranks drew different deals. Collective

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -29,9 +31,18 @@ if TYPE_CHECKING:
     from istmpi.outputs import Outputs
 
 
-class LocalTraining:
+class LocalTraining(ABC):
     """The local steps of a subnet. In a group each member takes a part of the batch, weighed by
     how much it counts, and the mean of members' gradients is that of the whole batch."""
+
+    hands_over = True
+    """True in a local step's last backward pass, whose gradients may be sent as soon as they are
+    computed."""
+    reads_batches = True
+    """False if a user's own loop reads the batches and takes the local steps."""
+    seconds_a_step = math.inf
+    """The mean seconds of a local step of this round; a stop before the first step of a job waits
+    for no step."""
 
     def __init__(self, job: LocalJob):
         self.job = job
@@ -52,6 +63,31 @@ class LocalTraining:
         self._has_gradients = False
         self._weigh = weigh_classes(job.run.train, job.batches)
 
+    @abstractmethod
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a local step, of those numbered through all rounds."""
+
+    def first_step(self, number: int) -> int:
+        """Return the number of this rank's first local step in a round; steps are numbered through
+        all rounds."""
+        settings = self.job.run.method
+        if self.spec.in_passes:
+            return number * settings.epochs * self.job.batches.in_a_pass
+        return number * settings.local_steps
+
+    def steps(self, number: int) -> int:
+        """Return the number of this rank's local steps in a round."""
+        return self.first_step(1)
+
+    @property
+    def keeps_network(self) -> bool:
+        """True if this process uses the same network in all rounds."""
+        return True
+
+    def rollback(self) -> None:
+        """Restore all values from before the round; does nothing by default."""
+        return
+
     def take_step(self, step: int, rate: float) -> None:
         """Take the local step number ``step`` of the run, with a learning rate."""
         whole = self.batch(step)
@@ -64,10 +100,7 @@ class LocalTraining:
             share = 1.0
         self._go_back(minimised, share)
         self._require_gradients()
-        self.before_update()
-        if self.job.group and self.spec.changes_gradients:
-            gradients = self.subnet.list_gradients(self.spec.sends_every_step)
-            self.job.group.share(gradients)
+        self.complete_gradients()
         self.subnet.end_step(step, rate)
         if share is not None:
             loss = loss * share
@@ -152,6 +185,13 @@ class LocalTraining:
                 "parameter has a gradient. Compute the loss from the network's outputs."
             )
         self._has_gradients = True
+
+    def complete_gradients(self) -> None:
+        """Let the method change the gradients before the optimizer's step, on all members alike."""
+        self.before_update()
+        if self.job.group and self.spec.changes_gradients:
+            gradients = self.subnet.list_gradients(self.spec.sends_every_step)
+            self.job.group.share(gradients)
 
     def before_update(self) -> None:
         """Change the gradients before the optimizer's step; does nothing by default."""

@@ -32,7 +32,16 @@ from istmpi.units import counted
 
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
 PARTS = {
-    "train": ("seed", "max_minutes", "device", "threads", "autocast", "init", "init_names"),
+    "train": (
+        "seed",
+        "group_size",
+        "max_minutes",
+        "device",
+        "threads",
+        "autocast",
+        "init",
+        "init_names",
+    ),
     "model": ("dtype", "scale", "init"),
 }
 """The settings of two sections that can be arguments; in other `SECTIONS`, all except ``name`` and

@@ -16,8 +16,10 @@ from istmpi.checkpoint.sight import look_for
 from istmpi.checkpoint.writers import choose, has_parallel_hdf5
 from istmpi.comm import Communicator, world
 from istmpi.cost import cost
+from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
 from istmpi.files import appearing
+from istmpi.network.architecture import Architecture
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.optim.own_schedule import OwnSchedule
 from istmpi.program.arguments import (
@@ -36,9 +38,11 @@ from istmpi.program.arguments import (
 from istmpi.program.autocast import Autocast
 from istmpi.program.bests import TORCH, Bests, describe_end, require_best
 from istmpi.program.guard import Guard
+from istmpi.program.in_group import Place, answered
 from istmpi.program.kept import Kept
 from istmpi.program.loaders import count_examples
 from istmpi.program.loop import Loop
+from istmpi.program.member_loop import MemberLoop
 from istmpi.program.scores import Scores
 from istmpi.program.scoring import ScoreOf, Scoring
 from istmpi.program.streams import Streams
@@ -83,28 +87,41 @@ class Distributed(Loop):
         batch: int = 0,
         **settings: Unpack[Keywords],
     ):
-        self.communicator = communicator or world()
-        with self.communicator.agreed():
-            inputs = read_inputs(example)
-        inputs = self.communicator.broadcast_from_root(inputs)  # rank 0 inspects with its own
-        with self.communicator.agreed():
-            chosen = read_optimizer(optimizer, groups, schedule)
-            require_count(examples)
-            named = name_schedule(schedule, settings)
-            self.run = build_run(
-                network, arguments, method, chosen, batch or count_examples(inputs), named
-            )
+        self.place = Place(communicator or world(), settings)
+        self.communicator = self.place.communicator
+        with self.place.telling():
+            with self.communicator.agreed():
+                inputs = read_inputs(example)
+            inputs = self.communicator.broadcast_from_root(inputs)  # rank 0 inspects with its own
+            with self.communicator.agreed():
+                chosen = read_optimizer(optimizer, groups, schedule)
+                require_count(examples)
+                named = name_schedule(schedule, settings)
+                batch = batch or count_examples(inputs)
+                self.run = build_run(network, arguments, method, chosen, batch, named)
         own_optimizer = None if isinstance(chosen, str) else chosen
         data = describe_data(inputs, examples, network, self.run.model.name)
         with in_python():
-            self.training = Training(
-                assume_many_rounds(self.run), self.communicator, data=data, optimizer=own_optimizer
-            )
-        self.training.init = read_init(settings)
+            architecture = self._set_up(data, own_optimizer)
         if own_optimizer:
-            with self.communicator.agreed():
-                own_optimizer.require_usable(self.training.architecture.parameters)
+            with self.place.telling(), self.communicator.agreed():
+                own_optimizer.require_usable(architecture.parameters)
+        if self._follows is None:
+            self.training.init = read_init(settings)
         self._equip(own_optimizer)
+
+    def _set_up(self, data: Dataset, optimizer: OwnOptimizer | None) -> Architecture:
+        """Make the training of this rank, or the loop of a member that follows its leader; return
+        the network. Collective."""
+        run = assume_many_rounds(self.run)
+        membership = self.place.membership
+        if membership and not membership.leads:
+            self._follows = MemberLoop(run, self.communicator, data, optimizer, membership)
+            return self._follows.architecture
+        self.training = Training(
+            run, self.communicator, data=data, optimizer=optimizer, membership=membership
+        )
+        return self.training.architecture
 
     def _equip(self, own_optimizer: OwnOptimizer | None) -> None:
         """Make what the loop and its evaluations use."""
@@ -114,9 +131,12 @@ class Distributed(Loop):
         self._kept = Kept(self.communicator, self.note)
         self._bests = Bests()
         self._noted = set()
+        if self._follows:
+            return
         self._scoring = Scoring(self.training, self.guard, self.note)
         self._scores = Scores(self.training, own_optimizer)
 
+    @answered
     def evaluate(
         self,
         score: ScoreOf,
@@ -201,6 +221,7 @@ class Distributed(Loop):
             self.note(describe_end(best, name))
             self.end()
 
+    @answered
     def save(self, path: str | Path) -> Path:
         """Save the network in a file like ``network.h5``. Collective. Raises ConfigError if batch
         normalisations have no moments, DivergedError, OutputError."""
@@ -222,11 +243,23 @@ class Distributed(Loop):
         the factors of sums over dealt units. Raises ConfigError if the class cannot express them,
         or if batch normalisations lack moments.
         """
+        # Members need not get the network.
+        state: dict[str, torch.Tensor] | None = None
+
+        def collect() -> None:
+            nonlocal state
+            state = self._collect_state()
+
+        self.place.answer("state_dict", collect)
+        return state
+
+    def _collect_state(self) -> dict[str, torch.Tensor] | None:
         self._together("state_dict")
         require_one_network(self.training.method, self.training.architecture.name)
         self._scoring.require_calibrated()
         return collect_state_dict(self.training)
 
+    @answered
     def export(self, path: str | Path) -> None:
         """Save `state_dict` with torch.save on rank 0. Collective. Also raises OutputError."""
         state = self.state_dict()
@@ -238,7 +271,8 @@ class Distributed(Loop):
     def cost(self) -> dict[str, Any]:
         """Return expected costs: all ranks' bytes in a round, products' FLOPs in a step, the
         largest rank's memory."""
-        counted = cost(self.run, self.training.architecture, self.communicator.size)
+        architecture = (self._follows or self.training).architecture
+        counted = cost(self.run, architecture, self.communicator.size)
         return {
             "round_bytes": counted.round_bytes,
             "flops_per_local_step": max(part.flops.products for part in counted.parts),

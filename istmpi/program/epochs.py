@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from istmpi.code import shown
 from istmpi.comm import Communicator
@@ -13,8 +13,8 @@ from istmpi.config.methods import find_method_spec
 from istmpi.data.batches import count_rows
 from istmpi.errors import ConfigError
 from istmpi.foreign import is_figure
+from istmpi.optim.course import Course
 from istmpi.program.loaders import draws_at_random
-from istmpi.training.loop import Training
 from istmpi.units import list_first
 
 
@@ -90,7 +90,15 @@ def require_epochs(epochs: Any) -> None:
         raise ConfigError(f"epochs = {shown(epochs)} must be a number above 0.")
 
 
-def count_epochs(training: Training, rounds: int) -> Fraction:
+class Measured(Protocol):
+    """A run that may be measured in epochs."""
+
+    run: Run
+    course: Course
+    most_examples: dict[int, int]
+
+
+def count_epochs(training: Measured, rounds: int) -> Fraction:
     """Return the passes over the data of the rank that has most, after ``rounds`` rounds. Raises
     ConfigError for a run that is not measured in epochs."""
     run = training.run

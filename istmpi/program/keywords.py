@@ -36,6 +36,7 @@ class Keywords(TypedDict, total=False):
     finish: str
     fraction: float
     fragments: int | None
+    group_size: int
     holders: int
     init: str | Callable[[], Any]
     init_names: Mapping[str, Any] | None
@@ -109,6 +110,7 @@ class Keywords(TypedDict, total=False):
     top: int
     train_autocast: bool
     train_device: Literal["auto", "cpu", "cuda"]
+    train_group_size: int
     train_init: str | Callable[[], Any]
     train_init_names: Mapping[str, Any] | None
     train_max_minutes: float

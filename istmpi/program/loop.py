@@ -14,6 +14,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.leaving import at_the_end
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
+from istmpi.engine.replica_group import Begun, Restored
 from istmpi.errors import ConfigError
 from istmpi.program.arguments import (
     in_python,
@@ -24,7 +25,9 @@ from istmpi.program.autocast import Autocast
 from istmpi.program.bests import Bests
 from istmpi.program.epochs import Passes, open_passes, require_epochs
 from istmpi.program.guard import Guard
+from istmpi.program.in_group import Place
 from istmpi.program.kept import Kept
+from istmpi.program.member_loop import MemberLoop
 from istmpi.program.printing import Printing
 from istmpi.program.round import Round
 from istmpi.program.scores import Scores
@@ -48,9 +51,13 @@ class Loop:
     Methods are collective, except `end`, `note` and `note_once`.
     """
 
+    place: Place
     communicator: Communicator
     run: Run
     training: Training
+    """The training of this rank; missing on a process that follows a leader."""
+    _follows: MemberLoop | None = None
+    """The loop of a member that follows the leader of its replica group; None on a rank."""
     streams: Streams
     guard: Guard
     _scoring: Scoring
@@ -123,6 +130,9 @@ class Loop:
 
         def plan() -> Run:
             require_epochs(epochs)
+            if self._follows:
+                self.passes = Passes(loader, accumulate, local, 0)
+                return self.run
             self._together("epochs")
             passes = open_passes(loader, accumulate, local, self.run, self.communicator)
             settings = passes.settings(self.run, epochs)
@@ -145,14 +155,20 @@ class Loop:
         network: bool,
     ) -> Iterator[Round]:
         """Yield the rounds that are left of the run that ``plan`` returns. Collective."""
+        if self._follows:
+            require_resumable(resume)
+            plan()
+            yield from self._follows.rounds(self, signals)
+            return
         self._require_ready(resume)
         run = plan()
-        begin = partial(self._begin, run)
         resumed = str(resume or "")
+        open_here = partial(open_run, run, self.communicator, partial(self._begin, run))
+        membership = self.place.membership
         with (
             in_python(),
             self._watching(watch) as watch,
-            open_run(run, self.communicator, begin, watch, resumed, deadline, signals) as recording,
+            open_here(watch, resumed, deadline, signals, membership=membership) as recording,
         ):
             _, self._folder, record = recording
             self.run = self.training.run
@@ -190,19 +206,22 @@ class Loop:
         examples = 0
         if self.passes:
             examples = self.passes.examples
-        self.training.begin_anew(run, stop, examples)
-        return self.training
+        training = self.training
+        training.begin_anew(run, stop, examples)
+        self.place.tell(Begun(training.run, training.most_examples))
+        return training
 
     def _record_loop(self, record: RunRecord, resumed: str) -> Iterator[Round]:
         """Load the scores, the kept values and the loaders' states of a resumed run, and yield the
         rounds that are left. Collective."""
         self._record = record
         training = self.training
-        lines = self.metrics()
+        lines = self._read_metrics()
         self._scores.restore(lines)
         self._bests.restore(lines)
         self.streams.load(self.folder / LOADERS, training.rounds_done, resumed)
         self._kept.load(self.folder, training.rounds_done, resumed)
+        self.place.tell(Restored(self.folder, self.streams.states, self._kept.values))
         if training.architecture.batch_norms and not training.rounds_done:
             self.note(
                 "batch normalisations: before save or export, call job.evaluate with "
@@ -225,6 +244,8 @@ class Loop:
     @property
     def folder(self) -> Path:
         """The run's folder. Raises ConfigError before the first round."""
+        if self._follows and self._follows.folder:
+            return self._follows.folder
         if self._folder is None:
             raise ConfigError("the run has no folder before job.rounds or job.epochs begins.")
         return self._folder.path
@@ -315,11 +336,25 @@ class Loop:
     def end(self) -> None:
         """Make the current round the last one: the loop then ends, and the run is saved. Call it on
         all ranks."""
-        self.training.told_to_end = True
+        if self._follows is None:
+            self.training.told_to_end = True
+
+    @property
+    def is_first(self) -> bool:
+        """True in one process of the job."""
+        return self.communicator.rank == 0 and self._follows is None
+
+    def restore(self, states: list[Any], kept: Mapping[str, Any]) -> None:
+        """Take the states of loaders, and the kept values, that a leader has loaded."""
+        self.streams.states = states
+        self._kept.values = dict(kept)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, one a round; empty before `rounds` is iterated over.
         Collective."""
+        return self.place.answer("metrics", self._read_metrics)
+
+    def _read_metrics(self) -> list[dict[str, Any]]:
         self._together("metrics")
         with self.communicator.agreed():
             lines = []

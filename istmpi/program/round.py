@@ -4,18 +4,20 @@ takes."""
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import reduce
 from math import floor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
+from istmpi.engine.replica_group import NextRound, Outcome, Step
 from istmpi.errors import ConfigError
 from istmpi.methods.joint import Joint
 from istmpi.program.arguments import find_inputs, read_batch
-from istmpi.program.autocast import Autocast
-from istmpi.program.epochs import Passes, count_epochs
-from istmpi.program.guard import Check, Contents, Guard, find_fault, require_on
+from istmpi.program.epochs import count_epochs
+from istmpi.program.guard import Check, Contents, find_fault, require_on
+from istmpi.program.in_group import Part
 from istmpi.program.loaders import count_examples
+from istmpi.program.protocols import Attempts, Job
 from istmpi.program.sources import (
     Source,
     choose_source,
@@ -24,31 +26,12 @@ from istmpi.program.sources import (
     require_in_pass,
     require_least,
 )
-from istmpi.program.streams import Streams
-from istmpi.training.loop import Training
-
-
-class Job(Protocol):
-    """The part of `istmpi.Distributed` that a round uses."""
-
-    @property
-    def streams(self) -> Streams: ...
-    @property
-    def guard(self) -> Guard: ...
-
-    @property
-    def autocast(self) -> Autocast: ...
-
-    has_gradients: bool
-    passes: Passes | None
-
-    def note_once(self, message: str) -> None: ...
 
 
 class Round:
     """A round whose local steps the user's loop takes. Wrong use raises ConfigError."""
 
-    def __init__(self, job: Job, training: Training):
+    def __init__(self, job: Job, training: Attempts):
         self.number = training.rounds_done + 1
         self._job = job
         self._training = training
@@ -57,6 +40,7 @@ class Round:
         """Yields the number of each local step; returns True if all ranks completed the round."""
         self._over = False
         self._committed = False
+        self._part = Part(self._method.job.group)
         self._parts = 1
         """The number of batches of a local step."""
         self._losses: list[torch.Tensor] = []
@@ -75,6 +59,7 @@ class Round:
         self._method.reads_batches = False
         # A rank may stop early once it knows a step's time: not before all ranks took a loader.
         self._method.seconds_a_step = 0.0
+        self._part.tell(NextRound(training.rounds_done, self.local_steps))
         self._advance()
 
     @property
@@ -84,8 +69,8 @@ class Round:
     @property
     def module(self) -> nn.Module:
         """The network that this rank trains: of the user's class, with the widths that this rank
-        was dealt."""
-        return self._method.subnet.network
+        was dealt. In a replica group it is wrapped by DistributedDataParallel."""
+        return self._method.subnet.averaging
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -155,7 +140,8 @@ class Round:
         if method.spec.sums_outputs:
             yield from self._take_together(source, inputs or find_inputs)
             return
-        stream = self._job.streams.find(source.loader, source.local)
+        with self._part.telling():
+            stream = self._job.streams.find(source.loader, source.local)
         self._parts = accumulate
         for _ in self.steps():
             for part in range(accumulate):
@@ -163,7 +149,7 @@ class Round:
                 place = find_place_in_pass(method, stream, self._step)
                 batch = stream.at(self._step * accumulate + part, place, ahead)
                 method.examples += count_examples(batch)
-                yield batch
+                yield self._part.take(batch)
 
     def _take_together(self, source: Source, inputs: Callable[[Any], Any]) -> Iterator[Any]:
         """Yield the batches of a round whose outputs ranks add up: the same on all ranks."""
@@ -223,7 +209,7 @@ class Round:
         if fault:
             raise self._error(fault)
         self._require_next()
-        value = loss.detach().reshape(())
+        value = loss.detach().reshape(()) * self._part.share
         if self._parts > 1:
             self._losses.append(value)
             value = reduce(torch.add, self._losses) / self._parts
@@ -232,7 +218,7 @@ class Round:
         is_last = len(self._losses) % self._parts == 0
         # The method sends gradients during the backward pass once they are complete.
         self._method.hands_over = is_last
-        (scaler.scale(loss) if scaler else loss).backward()
+        self._part.go_back(scaler.scale(loss) if scaler else loss)
         self._method.hands_over = False
         if not is_last:
             return
@@ -245,22 +231,25 @@ class Round:
             self._taken = True
         else:
             self.optimizer.step()
-        self.note(value)
+        self._note(value)
         self._losses.clear()
 
     def note(self, loss: torch.Tensor | float) -> None:
         """Record the loss of a local step that the loop takes by hand, with
         round.optimizer.step()."""
+        self._note(torch.as_tensor(loss) * self._part.share)
+
+    def _note(self, loss: torch.Tensor) -> None:
         self._noted = True
         # `take` has counted the examples already.
-        self._method.note_step(torch.as_tensor(loss), 0)
+        self._method.note_step(loss, 0)
 
     def average_gradients(self) -> None:
         """Average gradients over ranks, if the method does, before clipping. Raises ConfigError if
         none existed yet."""
         if not self._averaged:
             self._require_gradient()
-            self._method.before_update()
+            self._method.complete_gradients()
             self._averaged = True
 
     def skip(self) -> None:
@@ -311,15 +300,18 @@ class Round:
         except StopIteration as end:
             self._over = True
             self._committed = end.value
+            self._part.tell(Outcome(end.value))
             return
         self._step = method.first_step(self.number - 1) + self._local_step
         self._taken = False
         self._summed = False
         self._averaged = False
+        rate = method.rate(self._step)
+        self._part.tell(Step(self._step, self._local_step, rate))
         method.job.communicator.whereabouts.step(self._local_step + 1)
         method.hands_over = False  # a loop may call backward() several times in a step
         # A loop may draw random numbers that the inspection of the network has not seen.
-        method.subnet.begin_step(self._step, method.rate(self._step), stochastic=True)
+        method.subnet.begin_step(self._step, rate, stochastic=True)
         if self._local_step == 0:
             self._watch_subnet()
 
@@ -329,9 +321,10 @@ class Round:
         # For this object alone: a GradScaler also calls its step, which is a whole local step.
         vars(self.optimizer)["step"] = self._update
         self.module.train()
-        self._contents = Contents(self.module, self._method.job.architecture.frozen)
-        self._job.autocast.watch(self.module, self.device)
-        self._job.guard.watch(self.module, Check(self._look_at))
+        network = self._method.subnet.network
+        self._contents = Contents(network, self._method.job.architecture.frozen)
+        self._job.autocast.watch(network, self.device)
+        self._job.guard.watch(network, Check(self._look_at))
 
     def _update(self, closure: None = None) -> None:
         """Take the current local step: the method ``step`` of `optimizer`."""
@@ -366,7 +359,7 @@ class Round:
 
     def _look_at(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         # A rank that keeps the whole network keeps its module, too, from round to round.
-        if not self._method.shards.route.keeps_all:
+        if not self._method.keeps_network:
             self._require_under_way()
         require_on(self._method.job.device, f"round {self.number}: round.module is", inputs, named)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from istmpi.code import shown
 from istmpi.errors import ConfigError
-from istmpi.methods.base import Method
+from istmpi.methods.local_training import LocalTraining
 from istmpi.program.epochs import Passes
 from istmpi.program.streams import Stream
 
@@ -64,7 +64,7 @@ def require_alone(source: Source, method: str) -> None:
         )
 
 
-def require_in_pass(source: Source, method: Method) -> None:
+def require_in_pass(source: Source, method: LocalTraining) -> None:
     if source.accumulate > 1 and method.spec.in_passes:
         raise ConfigError(
             f"accumulate = {source.accumulate} does not go with {method.spec.name}, which counts "
@@ -72,7 +72,7 @@ def require_in_pass(source: Source, method: Method) -> None:
         )
 
 
-def find_place_in_pass(method: Method, stream: Stream, step: int) -> tuple[int, int] | None:
+def find_place_in_pass(method: LocalTraining, stream: Stream, step: int) -> tuple[int, int] | None:
     """Return the pass of local step ``step`` over this rank's examples, and the batch's number in
     it; None if the method does not count in passes."""
     batches = method.job.batches

@@ -214,7 +214,7 @@ class Streams:
         self._seed = seed
         self._note = note
         self._streams: dict[Any, Stream] = {}
-        self._states: list[Any] = []
+        self.states: list[Any] = []
         """The states that the resumed run saved, in the order of the loaders' first use."""
         self._begun: list[Any] = []
         """The loaders' states when the current round began."""
@@ -265,8 +265,8 @@ class Streams:
                 self._require_as_before(self._folder, [*fingerprint, ranks])
         # A resumed program uses its loaders in the same order as before, so a number names them.
         number = len(self._streams)
-        if number < len(self._states):
-            stream.load(self._states[number])
+        if number < len(self.states):
+            stream.load(self.states[number])
         if fingerprint is None and not local and communicator.size > 1:
             self._new.append(stream)
         return stream
@@ -343,7 +343,7 @@ class Streams:
         elif not fingerprints.exists():
             fetch_files(folder, [fingerprints.name, states.name], resumed)
         if states.is_file():
-            self._states = read_rank_file(states, "the loaders' states")
+            self.states = read_rank_file(states, "the loaders' states")
 
 
 def _require_same(stream: Stream, firsts: Sequence[int | None]) -> None:

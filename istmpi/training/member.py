@@ -13,6 +13,7 @@ from istmpi.errors import IstmpiError
 from istmpi.methods.agreement import StepLosses
 from istmpi.methods.job import LocalJob
 from istmpi.methods.local_training import LocalTraining
+from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.record import home
 from istmpi.tasks import choose_task
 from istmpi.training.setup import Setup
@@ -20,6 +21,20 @@ from istmpi.training.setup import Setup
 
 class MemberTraining(LocalTraining):
     """The local steps of a member that does not lead."""
+
+    planned_steps = 0
+    """The number of local steps of this round of a user's own loop."""
+    _rate = 0.0
+
+    def take_rate(self, rate: float) -> None:
+        """Take the learning rate of the next local step from the leader."""
+        self._rate = rate
+
+    def rate(self, step: int) -> float:
+        return self._rate
+
+    def steps(self, number: int) -> int:
+        return self.planned_steps
 
     def begin(self, call: Begin) -> None:
         """Begin a round with the subnet and the values of the leader. Collective in the group."""
@@ -48,6 +63,9 @@ class MemberTraining(LocalTraining):
 class Member(Setup):
     """A run on a process that serves the leader of its group."""
 
+    optimizer: OwnOptimizer | None = None
+    """The optimizer of a user's program."""
+
     def serve(self, membership: Membership) -> End:
         """Do what the leader calls for, until it says that the run has ended."""
         training: MemberTraining | None = None
@@ -60,7 +78,7 @@ class Member(Setup):
             if isinstance(call, Begin):
                 if training is None or call.method != made:
                     made = call.method
-                    training = self._make_training(call)
+                    training = self._make_training(call.number, call.side)
                 whereabouts.begin_round(call.number + 1)
                 training.begin(call)
                 continue
@@ -75,9 +93,10 @@ class Member(Setup):
                 assert isinstance(call, Collect), call
                 training.report()
 
-    def _make_training(self, call: Begin) -> MemberTraining:
-        self.rounds_done = call.number
-        self.size = self.sizes[call.side]
+    def _make_training(self, done: int, side: int) -> MemberTraining:
+        """Return the local steps of the round after ``done`` rounds, on images of a ``side``."""
+        self.rounds_done = done
+        self.size = self.sizes[side]
         run, _ = self._find_phase()
         job = LocalJob(
             run=run,
@@ -86,6 +105,7 @@ class Member(Setup):
             batches=self.batches,
             communicator=self.communicator,
             device=self.device,
+            optimizer=self.optimizer,
             group=self.group,
         )
         return MemberTraining(job)

@@ -97,10 +97,11 @@ class Setup:
         self.run = with_rounds(self.run, self.most_examples)
 
     def close(self) -> None:
-        """Leave the replica group, if there is one."""
-        if self.group:
+        """Leave the replica group of a run, if there is one."""
+        # A program may go on with further rounds.
+        if self.group and self.dataset.network is None:
             self.group.close()
-        self.group = None
+            self.group = None
 
     def _complete_plan(self) -> None:
         """Make what only a rank needs, such as its part of the network; nothing by default."""

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from itertools import product
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -206,3 +207,26 @@ def test_a_killed_member_ends_the_job_a_stopped_one_is_named_and_the_run_goes_on
         stop(job)
         result = job.end(60)
         assert result.returncode == 75, result
+
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "replica_groups.py"
+
+
+def test_a_program_of_groups_stops_resumes_and_computes_what_its_ranks_do(start, tmp_path):
+    folder = tmp_path / "runs" / "replica-groups-ist-2"
+
+    def begin(processes, rounds, size):
+        return start(processes, "python", PROGRAM, "ist", 24, rounds, size, cwd=tmp_path)
+
+    job = begin(4, 10**6, 2)
+    wait_for_rounds(folder, 2, job)
+    os.kill(job.ranks[1], signal.SIGTERM)
+    stopped = job.end(60)
+    assert stopped.returncode == 75 and "stopped by SIGTERM" in stopped.stderr, stopped
+    rounds = len(lines(folder)) + 2
+    for processes, size in ((4, 2), (2, 1)):
+        done = begin(processes, rounds, size).end(60)
+        assert done.returncode == 0 and done.stdout.count(f"round {rounds}: accuracy") == 1, done
+    ranks, groups = network(tmp_path / "runs" / "replica-groups-ist-1"), network(folder)
+    for name, values in ranks.items():
+        np.testing.assert_allclose(groups[name], values, rtol=0, atol=1e-12)

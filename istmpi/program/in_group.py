@@ -1,0 +1,139 @@
+"""A user's program in replica groups: what a leader tells the other members, and which part of a
+batch a member takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+
+from istmpi.comm import Communicator
+from istmpi.comm.groups import Membership
+from istmpi.data.batch import Batch
+from istmpi.data.callable.halves import take_part
+from istmpi.engine.replica_group import ReplicaGroup
+from istmpi.errors import ConfigError
+from istmpi.program.loaders import count_examples
+from istmpi.training.best import Best
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Place:
+    """A process's place in a program's job, whose processes may be members of replica groups.
+    Creation is collective.
+
+    ``settings``: those of the program, of which only the size of groups is read.
+    """
+
+    def __init__(self, communicator: Communicator, settings: Mapping[str, Any]):
+        size = settings.get("train_group_size", settings.get("group_size", 1))
+        self.membership: Membership | None = None
+        # `build_run` refuses other values.
+        if isinstance(size, int) and size != 1:
+            self.membership = Membership(communicator, size)
+            communicator = self.membership.communicator
+        self.communicator = communicator
+        self._answers = False
+        """True while a leader is in a call whose result its members wait for."""
+
+    @property
+    def leads(self) -> bool:
+        """True for a rank: a leader, or a process without other members."""
+        return self.membership is None or self.membership.leads
+
+    def telling(self) -> AbstractContextManager[None]:
+        """Open a context in which members hear what leaders agree on."""
+        if self.membership is None:
+            return nullcontext()
+        return self.membership.telling()
+
+    def tell(self, message: object) -> None:
+        if self.membership:
+            self.membership.tell(message)
+
+    def answer(self, call: str, work: Callable[[], T]) -> T:
+        """Return the result of ``work``, which ranks do; other members get it from their leader."""
+        # A call that another one makes answers no one.
+        if self.membership is None or self._answers:
+            return work()
+        self._answers = True
+        try:
+            return self.membership.answer(call, work)
+        finally:
+            self._answers = False
+
+
+class HasPlace(Protocol):
+    place: Place
+    best: Best | None
+
+
+S = TypeVar("S", bound=HasPlace)
+
+
+def answered(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Let only ranks do a method of a job; other members of groups get its result, and the job's
+    best score."""
+
+    @wraps(method)
+    def call(self: S, *arguments: P.args, **named: P.kwargs) -> T:
+        def work() -> tuple[T, Best | None]:
+            return method(self, *arguments, **named), self.best
+
+        result, self.best = self.place.answer(method.__name__, work)
+        return result
+
+    return call
+
+
+class Part:
+    """This process's part of the batches of a round: all of them without a replica group."""
+
+    def __init__(self, group: ReplicaGroup | None):
+        self._group = group
+        self.share = 1.0
+        """The part of the current batch that this process has taken."""
+        if group:
+            self.share /= group.size
+
+    def tell(self, message: object) -> None:
+        """Tell the other members of the replica group, if this process leads one."""
+        if self._group and self._group.leads:
+            self._group.membership.tell(message)
+
+    def telling(self) -> AbstractContextManager[None]:
+        if self._group is None:
+            return nullcontext()
+        return self._group.membership.telling()
+
+    def take(self, batch: Any) -> Any:
+        """Return this member's part of a batch. Raises ConfigError if it cannot be divided."""
+        if self._group is None:
+            return batch
+        examples = count_examples(batch)
+        rows = self._group.take_part(examples)
+        self.share = (rows.stop - rows.start) / examples
+        if not self.share:
+            # A member without an example takes part in the mean of gradients, with zeros.
+            rows = slice(0, 1)
+        part = take_part(Batch((), batch, examples), rows)
+        if part is None:
+            raise ConfigError(
+                "a batch has a tensor without a row for each example, so a replica group cannot "
+                "divide it. Leave group_size out."
+            )
+        return part.targets
+
+    def go_back(self, loss: torch.Tensor) -> None:
+        """Compute the gradients of a loss; in a group, their mean over members."""
+        if self._group is None:
+            loss.backward()
+            return
+        with self._group.averaging():
+            # The mean over members divides by their number, which is undone here.
+            (loss * (self.share * self._group.size)).backward()
