@@ -38,8 +38,8 @@ NETWORKS = {
         "optimizer.name": "adamw",
     },
 }
-NOTES = """Two cores: the group's members have a thread each, and average gradients over gloo and the loopback
-interface. A figure is the fastest of three rounds of ten local steps, local SGD, one group or one rank, single precision.
+NOTES = """Two cores: members have a thread each, and average gradients over gloo and the loopback interface.
+A figure is the fastest of three rounds of ten local steps, local SGD, one group or one rank, single precision.
 NCCL, GPUs and sockets were never measured."""
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
 
