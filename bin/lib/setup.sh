@@ -108,7 +108,7 @@ prepare() {
     make_venv
     local now extras=$1
     now=$(fingerprint)
-    # What bin/test installs, docs,test,export,ec2,graph,plots,data, ends with what bin/quickstart needs and serves it too.
+    # What bin/test installs, docs,test,export,ec2,graph,tables,plots,data, ends with what bin/quickstart needs and serves it too.
     if ! grep -qsxF "$now" "$VENV"/.istmpi-*"$1"; then
         choose_torch
         [ -n "${MPIRUN:-}" ] || find_launcher libmpi || extras=mpich,$1

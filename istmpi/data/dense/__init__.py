@@ -36,7 +36,7 @@ ARRAYS = Kind(
 )
 CSV = Kind(
     name="csv",
-    help="a table of numbers with a column of labels",
+    help="a table of numbers with a column of labels: text, .parquet, .arrow or .feather",
     read=lazy("dense.tables:read"),
     options=(
         _TASK,
@@ -57,6 +57,9 @@ CSV = Kind(
         ),
         ("delimiter", "CHARACTER", "delimiter, or tab.  [default: comma, semicolon or tab]"),
     ),
-    endings=(".csv",),
-    input=("FILE.csv", "a row of numbers for each example, columns named as in training"),
+    endings=(".csv", ".parquet", ".arrow", ".feather"),
+    input=(
+        "FILE.csv, FILE.parquet",
+        "a row of numbers for each example, columns named as in training",
+    ),
 )

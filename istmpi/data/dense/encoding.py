@@ -258,7 +258,7 @@ def leave_out_index(name: str, first: list[str], columns: list[int], notes: Note
     return kept
 
 
-_INDEX = re.compile(r"|Unnamed: \d+")
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 
 
 def is_index(name: str) -> bool:

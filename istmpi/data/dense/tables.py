@@ -1,4 +1,4 @@
-"""Tables of numbers as delimited text, one example a line."""
+"""Tables of numbers, one example a row: delimited text, or columns of Parquet and Arrow."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from istmpi.data.archive import Archive
 from istmpi.data.class_list import class_list
 from istmpi.data.dataset import SPLITS
 from istmpi.data.decoder import Decoder, Notes, list_first, recognise_split
+from istmpi.data.dense.columnar import ENDINGS as COLUMNAR
+from istmpi.data.dense.columnar import is_columnar, read_columnar
+from istmpi.data.dense.delimiters import guess_delimiter, to_character
 from istmpi.data.dense.encoding import Encoding, leave_out_index
 from istmpi.data.dense.split import build_material, rows_per_block
 from istmpi.data.dense.table_labels import (
@@ -27,7 +30,7 @@ from istmpi.data.dense.table_labels import (
 from istmpi.data.holdout import ONE_IN_FIVE, ensure_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
-from istmpi.errors import ConfigError, DataError, did_you_mean
+from istmpi.errors import DataError, did_you_mean
 from istmpi.foreign import (
     in_ascii_digits,
     is_number,
@@ -38,7 +41,7 @@ from istmpi.foreign import (
 )
 from istmpi.tasks import CLASSIFICATION, REGRESSION
 
-ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
+ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", *COLUMNAR)
 
 
 @dataclass
@@ -202,17 +205,17 @@ def read_table(
 ) -> Table:
     """Return the table in a file; ``label`` is the name or number of the labels' column, if any.
 
-    ``delimiter`` is a character or ``tab``. The first line decides if ``delimiter`` or ``header``
-    is None. The column ``left_out`` of a header is left out. Raises DataError.
+    ``delimiter`` is a character or ``tab``. The first line decides what is None of ``delimiter``
+    and ``header``. The column ``left_out`` of a header is left out. Raises DataError.
     """
-    delimiter = delimiter or _guess_delimiter(archive, name, notes)
+    if is_columnar(name):
+        header = True
+    delimiter = delimiter or guess_delimiter(archive, name, notes)
     with closing(_read_rows(archive, name, delimiter)) as rows:
         # The first line decides what the others are, and is read again if it is an example.
         opening = [*islice(rows, 1)]
         first = [printable(field.strip()) for _, row in opening for field in row]
-        label_place = None
-        if label is not None:
-            label_place = _find_label(name, first, label.strip())
+        label_place = _find_label(name, first, label)
         columns = _list_features(first, label_place, left_out, header)
         table = Table(name=name, delimiter=delimiter, encoding=encoding or Encoding())
         has_header = header
@@ -276,23 +279,6 @@ def _require_no_header(name: str, first: list[str], labels: list[str]) -> None:
         raise DataError(f"{name}, line 1: {line} may be a header. Give --header yes or no.")
 
 
-def _guess_delimiter(archive: Archive, name: str, notes: Notes) -> str:
-    with archive.stream(name) as stream:
-        first = next((line for line in stream.lines() if line.strip()), b"")
-    line = first.decode("utf-8", errors="replace")  # delimiters are ASCII
-    present = [
-        word for word, character in ((",", ","), (";", ";"), ("tab", "\t")) if character in line
-    ]
-    if len(present) > 1:
-        raise DataError(
-            f"{name}: its first line has {' and '.join(present)}; which is the delimiter is "
-            "unclear (a decimal comma is not). Set --delimiter."
-        )
-    delimiter = present[0] if present else ","
-    notes.assume(f"the columns are separated by {delimiter!r}", "--delimiter")
-    return delimiter
-
-
 def _is_header(name: str, features: list[str]) -> bool:
     numbers = [is_number(field) for field in features if field]
     # A header with some numbers, or an example with a missing value: only the user knows.
@@ -336,6 +322,9 @@ def _read_numbers(
 
 def _read_rows(archive: Archive, name: str, delimiter: str) -> Generator[_Row, None, None]:
     """Yield the number and the fields of each line that is not empty."""
+    if is_columnar(name):
+        yield from read_columnar(archive, name)
+        return
     columns = 0
     with (
         reading(
@@ -362,8 +351,12 @@ def _read_rows(archive: Archive, name: str, delimiter: str) -> Generator[_Row, N
             yield reader.line_num, row
 
 
-def _find_label(name: str, first: list[str], label: str) -> int:
-    """Return the place of the column ``label``, a name or a number, in the first line."""
+def _find_label(name: str, first: list[str], label: str | None) -> int | None:
+    """Return the place of the column ``label``, a name or a number, in the first line; None for
+    None."""
+    if label is None:
+        return None
+    label = label.strip()
     if len(first) < 2:
         raise DataError(
             f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; it needs "
@@ -382,14 +375,3 @@ def _find_label(name: str, first: list[str], label: str) -> int:
             f"{name} has {len(first)} columns, counted from 0; there is no column {label}."
         )
     raise DataError(f"{name} has no column {label}{did_you_mean(label, first)}")
-
-
-def to_character(delimiter: str) -> str:
-    """Return the character of a ``delimiter``, which may be ``tab``. Raises ConfigError."""
-    character = "\t" if delimiter == "tab" else delimiter
-    # Such characters are parts of numbers or of quotes.
-    if len(character) != 1 or character.isalnum() or character in '"\r\n.+- ':
-        raise ConfigError(
-            f"delimiter {delimiter!r} is invalid; give a character such as ';', or tab."
-        )
-    return character
