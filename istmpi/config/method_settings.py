@@ -136,6 +136,12 @@ class SpecificSettings:
         Meta(ge=0),
         "Rounds before ranks learn from each other.",
     ] = 5
+    # downpour
+    staleness: Annotated[
+        Count,
+        "Rounds after which a rank's changes reach the others: the bound of stale-synchronous "
+        "training, always used up.",
+    ] = 1
     # joint
     sigma: Annotated[
         Positive | None,

@@ -180,10 +180,12 @@ _ALL = (
         "downpour",
         "changes of a round reach the other ranks during the next round",
         "downpour.Downpour",
+        settings=("staleness",),
         replicated=True,
         own_state=True,
         always_carries=True,
-        copies=lambda run, ranks, slots: 5 + slots,  # server, change, what arrives; a round's start
+        # Server, changes, what arrives; a round's start.
+        copies=lambda run, ranks, slots: 3 + 2 * run.method.staleness + slots,
     ),
 )
 

@@ -1,15 +1,18 @@
 """Downpour SGD (Dean et al. 2012): a rank's changes go to a parameter server while the rank trains
 on.
 
-A round's changes are sent in the background of the next round. So other ranks' changes are one
-round old when they arrive, and two rounds old when the next changes arrive: staleness is J to 2J
-local steps, whatever the timing.
+A round's changes are sent in the background of a later round, by default the next one. So other
+ranks' changes are ``s`` rounds old (method.staleness) when they arrive, and a round older when the
+next changes arrive: staleness is sJ to (s+1)J local steps, whatever the timing. A server of
+stale-synchronous training (Ho et al. 2013) with this bound allows no older changes.
 
-    server <- server + mean over ranks of their changes in the round before
-    x_i    <- server + this rank's change in this round
+    server <- server + mean over ranks of their changes in the round s rounds before
+    x_i    <- server + this rank's changes in the last s rounds
 
 Every rank has the server's values.
 """
+
+from itertools import pairwise
 
 import torch
 
@@ -22,19 +25,28 @@ from istmpi.methods.replicated import ReplicatedMethod
 class Downpour(ReplicatedMethod):
     """A method in which every rank has its own network; `publish` stores the server's values."""
 
+    _changed: list[dict[str, torch.Tensor]]
+    """This rank's changes of the last rounds, the newest first, which the server does not have."""
+
     def after_fetch(self) -> None:
         tensors = self.subnet.tensors
         self._server = {name: tensors[name].clone() for name in select_weights(tensors)}
-        self._changed = {name: torch.zeros_like(values) for name, values in self._server.items()}
+        self._changed = []
+        for _ in range(self.job.run.method.staleness):
+            zeros = {name: torch.zeros_like(values) for name, values in self._server.items()}
+            self._changed.append(zeros)
 
     def each_rank(self) -> dict[str, torch.Tensor]:
-        return super().each_rank() | {
-            Slot(name, "changed"): values for name, values in self._changed.items()
-        }
+        tensors = super().each_rank()
+        for age, changed in enumerate(self._changed):
+            # The newest alone has the name that files of a staleness of 1 have.
+            kind = f"changed{age}" if age else "changed"
+            tensors |= {Slot(name, kind): values for name, values in changed.items()}
+        return tensors
 
     def begin(self, number: int) -> None:
         super().begin(number)
-        self._arriving = {name: values.clone() for name, values in self._changed.items()}
+        self._arriving = {name: values.clone() for name, values in self._changed[-1].items()}
         nbytes = {name: values.nbytes for name, values in self._arriving.items()}
         self._mean = MeanOverRanks(nbytes, self.job.communicator)
         for name, values in self._arriving.items():
@@ -46,9 +58,13 @@ class Downpour(ReplicatedMethod):
             self._mean.finish()
         for name, server in self._server.items():
             weights = self.subnet.tensors[name]
-            self._changed[name].copy_(weights - self._start[name])
+            newest = weights - self._start[name]
+            # In place, from the oldest on: others know the tensors.
+            for older, newer in pairwise(reversed(self._changed)):
+                older[name].copy_(newer[name])
+            self._changed[0][name].copy_(newest)
             server += self._arriving[name]
-            weights.copy_(server + self._changed[name])
+            weights.copy_(sum((changed[name] for changed in self._changed), server))
 
     def rollback(self) -> None:
         # It is under way on all ranks, and must end before its buffers are used again.

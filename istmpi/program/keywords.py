@@ -68,6 +68,7 @@ class Keywords(TypedDict, total=False):
     method_shared_wire: Literal["top-k"] | None
     method_shares: Sequence[float] | str | None
     method_sigma: float | None
+    method_staleness: int
     method_threshold: float
     method_top: int
     method_wire: Literal["float32", "bfloat16", "int8"]
@@ -105,6 +106,7 @@ class Keywords(TypedDict, total=False):
     shared_wire: Literal["top-k"] | None
     shares: Sequence[float] | str | None
     sigma: float | None
+    staleness: int
     threads: int
     threshold: float
     top: int

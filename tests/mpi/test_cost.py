@@ -101,6 +101,7 @@ def cases():
         # Sampled batches of a graph have other numbers of nodes.
         if "train__resolution" not in settings and "data__graph" not in settings:
             yield f"joint, {case}", {k: v for k, v in settings.items() if k not in UNREAD} | {"method__name": "joint"}
+    yield "downpour, three rounds old", combine("downpour", "plain", method__staleness=3)
     yield "joint, clipped", {"method__name": "joint", "method__local_steps": 1, "optimizer__clip": 0.1}
     for case, settings in JOINED.items():
         yield f"joined, {case}", NERF | settings

@@ -48,6 +48,7 @@ ROUNDS = {
     "int8, round a ring": INT8 | SEEN_LESS,
     "int8, outer momentum": INT8 | {"method__outer_momentum": 0.5},
     "int8, data-parallel": INT8 | {"method__name": "data-parallel", **ADAM, **CARRIED},
+    "downpour, three rounds old": {"method__name": "downpour", "method__staleness": 3, **ADAM},
     "largest changes, seldom shared": TOP | ADAM | CARRIED | {"method__share_every": 3},
 }
 """Of the mlp: every method with the optimizer that has most state, and what else a round can be."""

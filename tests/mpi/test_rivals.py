@@ -178,6 +178,7 @@ CASES = {
     "easgd, together": {"method__name": "easgd", "method__moving_rate": 0.6},
     "easgd, round-robin": {"method__name": "easgd", "method__moving_rate": 0.6, "method__order": "round-robin"},
     "downpour": {"method__name": "downpour"},
+    "downpour, 3 rounds old": {"method__name": "downpour", "method__staleness": 3},
 }
 ROUNDS, STEPS = 4, 3
 
@@ -186,7 +187,9 @@ def naive(name, everyone, ranks):
     """Return the common weights behind all rounds; ``everyone``: a plain network for each rank, trained in place."""
     common = {key: values.copy() for key, values in everyone[0].named().items()}
     duals = [{key: np.zeros_like(values) for key, values in common.items()} for _ in everyone]
-    changed = [{key: np.zeros_like(values) for key, values in common.items()} for _ in everyone]
+    zeros = {key: np.zeros_like(values) for key, values in common.items()}
+    staleness = 3 if name.endswith("old") else 1
+    past = [[zeros] * staleness for _ in everyone]
     for round in range(ROUNDS):
         starts = [{key: values.copy() for key, values in one.named().items()} for one in everyone]
         for rank, one in enumerate(everyone):
@@ -213,10 +216,13 @@ def naive(name, everyone, ranks):
                     center += 0.6 / ranks * apart
                     x -= 0.6 / ranks * apart
             else:
-                center += sum(change[key] for change in changed) / ranks
-                for x, start, change in zip(own, starts, changed, strict=True):
-                    change[key] = x - start[key]
-                    x[...] = center + change[key]
+                center += sum(changes[0][key] for changes in past) / ranks
+                for x, start, changes in zip(own, starts, past, strict=True):
+                    if key == [*common][0]:
+                        changes.append({})
+                    changes[-1][key] = x - start[key]
+                    x[...] = center + sum(change[key] for change in changes[1:])
+        past = [changes[-staleness:] for changes in past]
     return common
 
 
