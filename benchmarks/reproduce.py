@@ -3,6 +3,7 @@
     bin/reproduce                       # all of them: a day on two cores
     bin/reproduce --quick               # in small, under half an hour
     bin/reproduce gist decoder          # these alone
+    bin/reproduce rows --quick          # the rows of the papers that seconds suffice for
     bin/reproduce --list                # what there is; REPRODUCE.md is that list
 
 The claims stand in claims.toml. A claim holds where its command ends well and each of its figures is within its bounds.
@@ -35,6 +36,10 @@ else:
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims.toml"
+ROWS = HERE / "rows.toml"
+CHEAP = 0.5
+"""The most minutes of a claim that `rows --quick` checks."""
+STATES = ("holds", "reversed", "in part", "not here")
 
 ABOUT = """# Reproduce
 
@@ -44,6 +49,15 @@ cores; it says of each whether it holds. This page is `bin/reproduce --list`; th
 [benchmarks/claims.toml](benchmarks/claims.toml). The papers' figures were measured on other machines and data: compare
 ratios.
 """
+ABOUT_ROWS = """## Rows of the papers
+
+Every system, table, figure and ablation of the papers ([rows.toml](benchmarks/rows.toml)). *Holds*: it works, and the
+figure agrees. *Reversed*: it works, and our figure says the opposite. *In part*: something is missing, as the figure
+says. *Not here*: the data or machines are missing; the command would run it. `bin/reproduce rows --quick` runs what is
+marked with * in minutes and says which hold.
+
+| paper | row | state | figure | command | file |
+| --- | --- | --- | --- | --- | --- |"""
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,41 @@ class Claim:
         return ""
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of the papers; fields as in rows.toml."""
+
+    paper: str
+    row: str
+    state: str
+    command: str
+    figure: str
+    file: str
+    claim: str = ""
+    quick: str = ""
+    checks: Sequence[Check] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.paper}, {self.row}"
+
+    def choose_claim(self, claims: Mapping[str, Claim], quick: bool) -> Claim | None:
+        """Return what checks the row; None where nothing does, or with ``quick`` nothing cheap."""
+        if self.quick:
+            return Claim(self.name, self.row, "-", self.figure, (1, 1), self.quick, self.checks, self.quick)
+        claim = claims.get(self.claim)
+        if claim is None or (quick and (not claim.quick or claim.minutes[1] > CHEAP)):
+            return None
+        return claim
+
+    def describe(self, claims: Mapping[str, Claim]) -> str:
+        """Return the row of the table."""
+        mark = "*" * (self.choose_claim(claims, True) is not None)
+        file = "-" if self.file == "-" else f"[{self.file}](benchmarks/results/{self.file})"
+        command = self.command.replace("|", "\\|")
+        return f"| {self.paper} | {self.row}{mark} | {self.state} | {self.figure} | `{command}` | {file} |"
+
+
 def main() -> int:
     """Run the claims that are asked for, and say which hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,10 +173,15 @@ def main() -> int:
     if options.list:
         print(page(claims), end="")
         return 0
-    unknown = set(options.claims) - {claim.name for claim in claims}
+    unknown = set(options.claims) - {claim.name for claim in claims} - {"rows"}
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: no such claim; there are {', '.join(one.name for one in claims)}")
     chosen = [claim for claim in claims if not options.claims or claim.name in options.claims]
+    if "rows" in options.claims:
+        by_name = {claim.name: claim for claim in claims}
+        of_rows = [row.choose_claim(by_name, options.quick) for row in read_rows()]
+        # Several rows may have one claim.
+        chosen = list({claim.name: claim for claim in [*chosen, *filter(None, of_rows)]}.values())
     options.out.mkdir(parents=True, exist_ok=True)
     verdicts = []
     for claim in chosen:
@@ -141,6 +195,12 @@ def read() -> list[Claim]:
     """The claims of claims.toml."""
     claims = tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]
     return [Claim(**{**claim, "checks": [Check(**check) for check in claim["checks"]]}) for claim in claims]
+
+
+def read_rows() -> list[Row]:
+    """The rows of rows.toml."""
+    rows = tomllib.loads(ROWS.read_text(encoding="utf-8"))["row"]
+    return [Row(**{**row, "checks": [Check(**check) for check in row.get("checks", ())]}) for row in rows]
 
 
 def verdict(claim: Claim, quick: bool, raw: Path, out: Path) -> str:
@@ -221,7 +281,8 @@ def _memory() -> float:
 
 def page(claims: Sequence[Claim]) -> str:
     """REPRODUCE.md."""
-    text = [ABOUT]
+    by_name = {claim.name: claim for claim in claims}
+    text = [ABOUT, ABOUT_ROWS, *(row.describe(by_name) for row in read_rows()), ""]
     only = {"full": ", in full", "quick": ", in small", "": ""}
     for claim in claims:
         full, quick = claim.minutes

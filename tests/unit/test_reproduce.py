@@ -26,6 +26,17 @@ def test_the_page_is_what_the_claims_say():
     assert (ROOT / "REPRODUCE.md").read_text(encoding="utf-8") == reproduce.page(CLAIMS)
 
 
+def test_rows_of_the_papers_name_what_there_is():
+    rows, claims = reproduce.read_rows(), {claim.name: claim for claim in CLAIMS}
+    assert len({row.name for row in rows}) == len(rows) >= 62
+    for row in rows:
+        assert row.state in reproduce.STATES and row.command and row.figure, row.name
+        assert row.file == "-" or (ROOT / "benchmarks" / "results" / row.file).is_file(), row.name
+        assert not row.claim or row.claim in claims, row.name
+        assert not row.quick or shlex.split(row.quick)[0] in ("istmpi", "mpirun", "python"), row.name
+    assert sum(row.choose_claim(claims, True) is not None for row in rows) > 15
+
+
 def test_commands_are_programs_of_ours_and_nothing_that_was_measured_before_is_used_again():
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
     for command in COMMANDS:
