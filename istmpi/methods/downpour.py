@@ -40,7 +40,7 @@ class Downpour(ReplicatedMethod):
         tensors = super().each_rank()
         for age, changed in enumerate(self._changed):
             # The newest alone has the name that files of a staleness of 1 have.
-            kind = f"changed{age}" if age else "changed"
+            kind = f"changed{age or ''}"
             tensors |= {Slot(name, kind): values for name, values in changed.items()}
         return tensors
 
