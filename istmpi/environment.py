@@ -1,6 +1,7 @@
 """The environment variables of istmpi. The package reads them through this table only."""
 
 import os
+from pathlib import Path
 
 VARIABLES = {
     "ISTMPI_RUNS": (
@@ -43,3 +44,13 @@ def read(name: str) -> str:
     """
     # A script that passes on an empty variable means the default.
     return os.path.expanduser(os.environ.get(name) or VARIABLES[name][1])
+
+
+def find_cache() -> Path | None:
+    """Return this user's folder for what can be made again; None without a home folder."""
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(folder):
+        folder = os.path.join(os.path.expanduser("~"), ".cache")
+    if not os.path.isabs(folder):
+        return None
+    return Path(folder) / "istmpi"

@@ -22,6 +22,7 @@ from istmpi.data.hdf5 import open_prepared
 from istmpi.data.holdout import NO_TEST, TestSplit, draw_test
 from istmpi.data.images.split import Augmentation, augment, make_examples
 from istmpi.data.moments import Moments
+from istmpi.data.table_cache import is_table, open_table
 from istmpi.data.text.split import WINDOW, TextSplit, cut_windows
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import ConfigError, DataError, kind_of
@@ -68,8 +69,8 @@ def open_dataset(
     ahead: int = 0,
     test: TestSplit = NO_TEST,
 ) -> Dataset:
-    """Return the data set of ``source``: ``"digits"``, a prepared ``.h5``, an ``.npz``, or
-    FILE.py:function.
+    """Return the data set of ``source``: ``"digits"``, a prepared ``.h5``, an ``.npz``, a table,
+    which is prepared in a cache, or FILE.py:function.
 
     The function is called. ``stream`` replaces ``{rank}`` in a path. ``length`` is the window of
     text, in tokens. ``test``, and for functions ``scoring`` and ``ahead``, are settings of [data].
@@ -92,9 +93,16 @@ def open_dataset(
     if path.suffix in SUFFIXES:
         test.is_drawn(source, True)
         return cut_windows(open_prepared(path), length)
+    if is_table(path):
+        test.is_drawn(source, True)
+        return open_table(path)
+    raise _refuse(path)
+
+
+def _refuse(path: Path) -> DataError:
     # Several kinds may have files with the same ending.
     kind = "|".join(kind.name for kind in KINDS.values() if path.suffix in kind.endings) or "KIND"
-    raise DataError(
+    return DataError(
         f"data {path} is not .h5 or .npz; prepare it first: istmpi prepare {kind} {path} "
         f"{path.stem}.h5"
     )

@@ -19,6 +19,7 @@ import torch
 
 from istmpi import __version__, inspection, models
 from istmpi import network as network_room
+from istmpi.environment import find_cache
 from istmpi.files import temporary
 from istmpi.foreign import JSON_BYTES, content
 from istmpi.network.table import Table, plain
@@ -97,13 +98,11 @@ def _describe(network: UserNetwork) -> dict[str, Any] | None:
 
 
 def _choose_path(facts: Mapping[str, Any] | None) -> Path | None:
-    folder = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(folder):
-        folder = os.path.join(os.path.expanduser("~"), ".cache")
-    if facts is None or not os.path.isabs(folder):
+    cache = find_cache()
+    if facts is None or cache is None:
         return None
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return Path(folder) / "istmpi" / "proofs" / f"{key[:32]}.json"
+    return cache / "proofs" / f"{key[:32]}.json"
 
 
 def _is_private(path: Path) -> bool:

@@ -8,7 +8,8 @@ import pytest
 
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
-from istmpi.errors import DataError
+from istmpi.data.sources import open_dataset
+from istmpi.errors import DataError, OutputError
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed; pip install 'istmpi[tables]' brings it")
 ROWS = 30
@@ -87,3 +88,23 @@ def test_what_is_damaged_or_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"Parquet and Arrow tables need pyarrow.*pip install 'istmpi\[tables\]'"):
         prepared(path, **OPTIONS)
+
+
+def test_a_table_that_a_run_names_is_prepared_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "table.parquet"
+
+    def open_again(rows):
+        from pyarrow import parquet
+
+        if rows:
+            parquet.write_table(arrow.table({"a": [*range(rows)], "b": [row % 2 for row in range(rows)]}), path)
+        data = open_dataset(str(path))
+        assert data.source == str(path) and any("last column, b" in note for note in data.assumed)
+        return sum(map(len, data.splits.values())), len(list((tmp_path / "cache/istmpi/tables").glob("*.h5")))
+
+    assert [open_again(rows) for rows in (20, 0, 30)] == [(20, 1), (20, 1), (30, 2)]
+    (tmp_path / "cache/istmpi/tables").rename(tmp_path / "moved")
+    (tmp_path / "cache/istmpi/tables").touch()
+    with pytest.raises(OutputError, match="tables/.*.h5: cannot be written"):
+        open_again(0)
