@@ -82,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "documents").mkdir()
-        text = " ".join(WORDS[place * place % 5] for place in range(20_000))
+        text = " ".join(WORDS[place * place % 5] for place in range(4_000))
         for number in range(4):
             (folder / "documents" / f"{number}.txt").write_text(text)
         prepare("text", folder / "documents", folder / "text.h5")
