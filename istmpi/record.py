@@ -44,6 +44,11 @@ def write_key(name: str) -> str:
     return name.lower().replace(" ", "_").replace("-", "_")
 
 
+def has_direction(name: str) -> bool:
+    """Return True for a further score of istmpi, of which it is known if higher is better."""
+    return name in _FURTHER or name.startswith("top-")
+
+
 def read_further(line: Fields) -> dict[str, float]:
     """Return the further scores in a line of metrics.jsonl by their names, such as macro-F1."""
     names = {write_key(name): name for name in _FURTHER}

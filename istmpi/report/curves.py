@@ -198,7 +198,7 @@ def _read_folder(folder: Path) -> Curve:
         data=data,
         test=_find_test_score(lines, key),
         jobs=_divide_into_jobs(counted),
-        further=_find_further(lines),
+        further=_find_further(lines, summary),
         sent_outside=_find_sent_outside(summary),
         joules=_find_joules(summary),
     )
@@ -228,11 +228,25 @@ def _find_test_score(lines: Sequence[Fields], key: str) -> float | None:
     return tested[-1].score("score")
 
 
-def _find_further(lines: Sequence[Fields]) -> dict[str, float]:
+def _find_further(lines: Sequence[Fields], summary: Fields | None) -> dict[str, float]:
     tested = [line for line in lines if "score" in line]
     if not tested:
         return {}
-    return read_further(tested[-1])
+    last = tested[-1]
+    further = read_further(last)
+    # A line may have any names; only the summary tells which are a user's scores.
+    own = [name for name in _list_own_scores(summary) if name in last]
+    return further | {name: last.score(name) for name in own}
+
+
+def _list_own_scores(summary: Fields | None) -> list[str]:
+    """Return the names of the further scores that a user's code has computed."""
+    place = summary
+    for key in ("last", "score", "more"):
+        if place is None or key not in place:
+            return []
+        place = place.inner(key)
+    return list(place or ())
 
 
 def _find_sent_outside(summary: Fields | None) -> dict[str, float]:

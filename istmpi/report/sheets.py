@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from istmpi.record import has_direction
 from istmpi.report.comparison import (
     FIGURES,
     OFF_THE_CLOCK,
@@ -276,8 +277,10 @@ def _add_further(rows: _Ends) -> None:
         for group in comparison.groups:
             values = [curve.further[name] for curve in group.curves if name in curve.further]
             spreads.append(Spread(tuple(values)))
-        # Of the further scores, only the error is better if it is lower.
-        best = best_of(spreads, higher=name != "RMSE")
+        best: frozenset[int] = frozenset()
+        if has_direction(name):
+            # Of the further scores, only the error is better if it is lower.
+            best = best_of(spreads, higher=name != "RMSE")
         rows.add(f"final {name}{comparison.splits[1]}", spreads, "{:.4f}".format, best)
 
 

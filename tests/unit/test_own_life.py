@@ -245,3 +245,25 @@ def test_two_networks_train_each_other_as_two_jobs(tmp_path, method):
     outcome = simulate(program, 2)
     outcome.require()
     assert outcome.results == [[2, 2], [2, 2]]
+
+
+def test_several_scores_are_exact_over_ranks_and_in_the_report(tmp_path):
+    """Five batches on two ranks, the last of one example: a mean of means would differ."""
+
+    def hits(module, batch):
+        right = (batch[1] == 1).float()
+        return {"ones": right.mean(), "recall": (right[batch[0][:, 0] > 0].sum(), int((batch[0][:, 0] > 0).sum()))}
+
+    def program(comm):
+        job = make_job(comm)
+        for round in begin_rounds(job, 2, tmp_path):
+            take_steps(round, LOADER)
+            scores = job.evaluate(hits, DataLoader(TensorDataset(X[:41], Y[:41]), 10))
+        return scores
+
+    outcome = simulate(program, 2)
+    outcome.require()
+    ones, recall = Y[:41].double().mean(), Y[:41][X[:41, 0] > 0].double().mean()
+    assert outcome.results == [pytest.approx({"ones": float(ones), "recall": float(recall)})] * 2
+    (curve,) = istmpi.read_curves([tmp_path])
+    assert curve.further == pytest.approx({"recall": float(recall)}) and curve.score_name == "ones"
