@@ -44,6 +44,17 @@ def write_key(name: str) -> str:
     return name.lower().replace(" ", "_").replace("-", "_")
 
 
+def list_own_scores(summary: Fields | None) -> list[str]:
+    """Return the names of the further scores that a user's code has computed."""
+    # A line of metrics may have any names.
+    place = summary
+    for key in ("last", "score", "more"):
+        if place is None or key not in place:
+            return []
+        place = place.inner(key)
+    return list(place or ())
+
+
 def has_direction(name: str) -> bool:
     """Return True for a further score of istmpi, of which it is known if higher is better."""
     return name in _FURTHER or name.startswith("top-")

@@ -24,6 +24,7 @@ from istmpi.record import (
     SETTINGS,
     SUMMARY,
     RunFolder,
+    list_own_scores,
     read_further,
 )
 from istmpi.report.styles import PHASES
@@ -234,19 +235,10 @@ def _find_further(lines: Sequence[Fields], summary: Fields | None) -> dict[str, 
         return {}
     last = tested[-1]
     further = read_further(last)
-    # A line may have any names; only the summary tells which are a user's scores.
-    own = [name for name in _list_own_scores(summary) if name in last]
-    return further | {name: last.score(name) for name in own}
-
-
-def _list_own_scores(summary: Fields | None) -> list[str]:
-    """Return the names of the further scores that a user's code has computed."""
-    place = summary
-    for key in ("last", "score", "more"):
-        if place is None or key not in place:
-            return []
-        place = place.inner(key)
-    return list(place or ())
+    for name in list_own_scores(summary):
+        if name in last:
+            further[name] = last.score(name)
+    return further
 
 
 def _find_sent_outside(summary: Fields | None) -> dict[str, float]:
