@@ -34,7 +34,7 @@ def name_and_versions(requirement):
 
 
 def test_environment_yml_says_the_same_as_pyproject_toml():
-    pip = dict(map(name_and_versions, requirements("plots", "data", "export", "ec2", "test")))
+    pip = dict(map(name_and_versions, requirements("plots", "data", "tables", "export", "ec2", "test")))
     text = (ROOT / "environment.yml").read_text()
     conda = dict(map(name_and_versions, re.findall(r"^(?:  - (?=\S+$)|      - (?=\w))(\S+)", text, re.M)))
 
@@ -90,7 +90,7 @@ def numbers(version):
 
 
 def test_every_import_is_declared():
-    names = [name_and_versions(one)[0] for one in requirements("plots", "data", "export")]
+    names = [name_and_versions(one)[0] for one in requirements("plots", "data", "tables", "export")]
     declared = {IMPORT_NAMES.get(name, name) for name in names} | {"istmpi", *sys.stdlib_module_names}
     for path in (ROOT / "istmpi").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
