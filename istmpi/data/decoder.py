@@ -35,7 +35,7 @@ class Note:
     def __str__(self) -> str:
         if not self.option:
             return self.text
-        return f"{self.text} ({self.option} decides otherwise)"
+        return f"{self.text} (change with {self.option})"
 
 
 @dataclass

@@ -108,7 +108,7 @@ def test_labels_that_are_neither_classes_nor_numbers_are_refused(train, task, me
 def test_why_labels_are_classes_or_numbers(tmp_path, y, task, text):
     report = prepared(tmp_path, x=X, y=y)
     assert report.task == task and text in read_notes(report)
-    assert ("--task decides otherwise" in read_notes(report)) == bool(text)
+    assert ("change with --task" in read_notes(report)) == bool(text)
     assert "--task" not in read_notes(prepared(tmp_path, x=X, y=y, task=task))
 
 

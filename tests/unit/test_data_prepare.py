@@ -211,7 +211,7 @@ def test_the_file_and_the_checkpoint_keep_the_conventions(source, tmp_path):
 def test_the_command_says_what_was_assumed_and_left_out(source, tmp_path):
     words = ["made", source, tmp_path / "data.h5", "--force"]
     table = " ".join(invoke(*words).stdout.split())
-    assert "assumed the first line of 3 is [a] header (--header decides otherwise)" in table
+    assert "assumed the first line of 3 is [a] header (change with --header)" in table
     assert "left out 2 rows without a label" in table and "4 examples" in table and "skipped" not in table
     report = json.loads(invoke(*words, "--json").stdout)
     assert report["assumed"] == [{"text": "the first line of 3 is [a] header", "option": "--header"}]

@@ -146,7 +146,7 @@ def test_what_rows_without_a_header_leave_open_is_said_and_kept(tmp_path):
     report = make(tmp_path, {"a.svm": SVM})
     assert report.reading == open_prepared(report.target).reading == {"counted_from": 1}
     assert (report.features, sum(report.counts.values())) == (3, 6)
-    counted = "features are counted from 1: feature 0 does not occur (--counted-from decides otherwise)"
+    counted = "features are counted from 1: feature 0 does not occur (change with --counted-from)"
     assert counted in read_notes(report) and "2 lines of a.svm, blank or a comment" in read_notes(report)
 
 

@@ -113,7 +113,7 @@ def test_prepared_and_as_it_stands_are_the_same(tmp_path):
         assert (np.load(path)[f"y_{split}"] == data.splits[split].labels()).all()
     assert (data.task, data.outputs, data.classes) == (raw.task, raw.outputs, raw.classes) == (DENSE_LABELS, 6, None)
     assert report.class_counts == tuple(np.load(path)["y_train"].sum(axis=0))
-    assert "istmpi prepare arrays --task decides otherwise" in raw.assumed[0]
+    assert "change with istmpi prepare arrays --task" in raw.assumed[0]
 
 
 def test_labels_that_no_training_example_has_are_told(tmp_path):
@@ -146,7 +146,7 @@ def rows_of(answer):
 def test_training_and_evaluation_tell_all_scores(trained, istmpi_command):
     path, network, said = trained
     words = "170 rows of 6 labels, all 0 or 1: treated as several labels per example"
-    assert f"{words} (istmpi prepare arrays --task decides otherwise)" in said
+    assert f"{words} (change with istmpi prepare arrays --task)" in said
     for words in (said, istmpi_command("evaluate", network)[1]):
         assert all(name in words for name in ("P@1", "P@3", "P@5", "micro-F1"))
     outputs = [row["outputs"] for row in rows_of(predict(trained, istmpi_command, "--outputs"))]

@@ -124,7 +124,7 @@ def read(
 
 def _describe_split(task: str) -> str:
     by_class = " of each class" * (task == CLASSIFICATION)
-    return f"{ONE_IN_FIVE}{by_class} (train.csv and test.csv decide otherwise)"
+    return f"{ONE_IN_FIVE}{by_class} (give train.csv and test.csv for another split)"
 
 
 def _note_form(table: Table, label: str | None, notes: Notes) -> None:
