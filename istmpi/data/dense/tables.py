@@ -310,7 +310,9 @@ def _read_numbers(
     for (line, _), fields in zip(block, features):
         for text in fields:
             if not is_number(text):
-                cure = "Encode, fill or drop it (--categories, --missing, --drop)"
+                cure = (
+                    "Encode, fill or drop it (istmpi prepare csv --categories, --missing, --drop)"
+                )
                 if line == 1 and not header:
                     cure += "; if the line is a header, give --header yes"
                 raise DataError(
