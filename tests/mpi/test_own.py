@@ -141,7 +141,8 @@ def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp, c
     """With the full network's weights, by 1/P where it sums, and the moments of the calibration sample."""
     settings, make, shape = PLAIN[case]
     training, progress = own_trained(comm, **settings)
-    weights, moments = whole(training), training.evaluator.network.share_moments()
+    weights = whole(training)
+    moments = comm.broadcast_from_root(training.evaluator.network.moments)
     network = make().double().eval()
     network.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()}, strict=False)
     if case == "convolutional":

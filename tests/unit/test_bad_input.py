@@ -15,7 +15,7 @@ from rich.console import Console
 from istmpi.cli.main import main
 from istmpi.cli.run_options import changes
 from istmpi.config import Run
-from istmpi.deploy.prediction import lines
+from istmpi.deploy.prediction import Predictions, lines
 from istmpi.errors import ConfigError, DataError
 from istmpi.foreign import LINE, one_line, printable
 from istmpi.record import RunFolder
@@ -115,7 +115,7 @@ def test_classes_that_another_program_stored_reach_the_terminal_escaped():
     evil = ["a\x1b[31m", "two\nlines", "\x9b31m"]
     outputs = np.zeros((3, 3), np.float32) + np.eye(3, dtype=np.float32)
     for form in ("csv", "jsonl"):
-        text = "".join(lines([(range(3), outputs, None)], evil, 3, True, form))
+        text = "".join(lines([Predictions(range(3), outputs, None)], evil, 3, True, form))
         assert text.count("\n") == 3 + (form == "csv") and not re.search(r"[\x1b\x9b]", text)
     table = Console(file=io.StringIO())
     table.print(tensors("x", [{"name": name, "axes": name, "shape": [1], "dtype": "", "bytes": 1} for name in evil]))

@@ -148,14 +148,14 @@ class Evil:
 def test_a_dry_run_looks_at_the_file(tmp_path, capsys, json):
     run = Run.load("digits").override({"train.init": str(tmp_path / "a.pt"), "model.hidden": [7, 5]})
     with pytest.raises(DataError, match="a.pt does not exist"):
-        show(run, 2, json)
+        show(run, 2, as_json=json)
     torch.save({"labels.linear.weight": torch.zeros(10, 5), "b": torch.zeros(2)}, tmp_path / "a.pt")
-    show(run, 2, json)
+    show(run, 2, as_json=json)
     shown = capsys.readouterr().out
     assert "a.pt: 1 of" in shown and "parameters fit, 50 of" in shown and "only in the file: b." in shown
     torch.save({"labels.linear.weight": torch.zeros(9, 5)}, tmp_path / "a.pt")
     with pytest.raises(ConfigError, match="no parameter in it fits"):
-        show(run, 2, json)
+        show(run, 2, as_json=json)
 
 
 @pytest.mark.filterwarnings("default")  # torch's own: programs are deprecated

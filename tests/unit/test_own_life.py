@@ -153,7 +153,7 @@ def test_epochs_need_a_loader_whose_examples_can_be_counted(tmp_path):
 
 def keep_all(job):
     """Call the job's functions for a run's whole life, in each round; return what the loop knows afterwards."""
-    for round in job.rounds(9, folder=job.place, resume="auto", watch=Watch(), signals=False):
+    for round in job.rounds(9, folder=job.run_folder, resume="auto", watch=Watch(), signals=False):
         take_steps(round, LOADER)
         job.keep(seen=[*job.kept.get("seen", []), (round.number, job.communicator.rank)], mean=torch.ones(2) / 3)
         made = functools.partial(lambda value, module, batch: torch.tensor(value), SCORES[round.number - 1])
@@ -166,7 +166,7 @@ def keep_all(job):
 def live(folder, ranks, stops_after=0, file="best.h5", patience=3):
     def program(comm):
         job = make_job(comm)
-        job.place, job.stops_after, job.file, job.patience = folder, stops_after, file, patience
+        job.run_folder, job.stops_after, job.file, job.patience = folder, stops_after, file, patience
         return keep_all(job)
 
     outcome = simulate(program, ranks)
