@@ -195,16 +195,17 @@ class Communicator:
 
     # ---- Python objects, which are small
 
-    def allgather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in their order."""
+    def allgather(self, value: T, slot: int = objects.SLOT) -> list[T]:
+        """Return the values of all ranks, in their order. Values of more than about ``slot`` bytes
+        take a second call."""
         packed = objects.pack(value)
-        size = objects.SLOT
+        size = slot
         # All ranks see the same slots, so all repeat the call with the same larger size.
         while True:
-            slot = objects.make_slot(packed, size)
+            own_slot = objects.make_slot(packed, size)
             slots = bytearray(self.size * size)
             byte = self._library.BYTE
-            self._finish(self.mpi.Iallgather([slot, byte], [slots, byte]), "allgather")
+            self._finish(self.mpi.Iallgather([own_slot, byte], [slots, byte]), "allgather")
             self.ledger.add(size * (self.size - 1), 0, self._purpose)
             needed = objects.find_size(slots, size)
             if needed <= size:

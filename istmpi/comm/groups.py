@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from istmpi.comm.agreement import Told
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.ledger import GROUP, Sent
+from istmpi.comm.objects import SLOT
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.signals import receiver
 
@@ -77,8 +78,8 @@ class Leaders(Communicator):
     inside: Communicator
     tells = False
 
-    def allgather(self, value: T) -> list[T]:
-        values = super().allgather(value)
+    def allgather(self, value: T, slot: int = SLOT) -> list[T]:
+        values = super().allgather(value, slot)
         if self.tells:
             self.inside.broadcast_from_root(values)
         return values
@@ -106,7 +107,7 @@ class Listener(Communicator):
         self.size = groups
         self._inside = inside
 
-    def allgather(self, value: T) -> list[T]:
+    def allgather(self, value: T, slot: int = SLOT) -> list[T]:
         values: list[T] = []
         return self._inside.broadcast_from_root(values)
 

@@ -139,6 +139,9 @@ class Training(Prepared):
         last = adapt_shares(self.shares, method, number, last)
         self.tally.count(last, self.rounds_done, loss)
         self._check_time_limit()
+        # A program's own work follows, which must not count as a round's.
+        if self.dataset.network is not None:
+            self.tally.part()
         return True
 
     def progress(self, score: Score | None = None, validation: Score | None = None) -> Progress:
@@ -179,6 +182,7 @@ class Training(Prepared):
         return f"after {done} of {rounds} rounds"
 
     def evaluate(self, split: str = "test") -> Score:
+        self.tally.part()
         with self.clock("evaluate"):
             if not self.method.spec.sums_outputs:
                 self.method.publish()
@@ -259,6 +263,7 @@ class Training(Prepared):
         then raise, if this rank must not save. Raises DivergedError on every rank if a weight is
         not finite.
         """
+        self.tally.part()
         fault = self.not_finite(may_save)
         if fault:
             error = DivergedError(f"the network is not finite {self.position}: {fault}; not saved.")

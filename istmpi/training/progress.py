@@ -164,6 +164,10 @@ class Pace:
         return Slowest(rank, hosts[rank], slower, waited)
 
 
+MEASURED = 1024
+"""Bytes for a rank's measurements of a round, so that they travel in one message."""
+
+
 class Tally:
     """The counts of a run, the same on every rank."""
 
@@ -174,6 +178,8 @@ class Tally:
         """Counts of all ranks, up to the end of the last round."""
         self._began = 0.0
         """The time when the current round began."""
+        self._ended: float | None = None
+        """The time when the last round ended; None if other work has followed."""
         self._sent_before = 0
         """The bytes that this rank had sent before the current round."""
         self.last_round: LastRound | None = None
@@ -193,20 +199,34 @@ class Tally:
         self.pace = Pace()
 
     def begin(self) -> None:
-        """Begin a round when all ranks have reached it. Collective."""
+        """Begin a round: at the end of the last one, or when all ranks have reached it. Collective.
+
+        Ranks wait for each other only after other work, because a wait costs a round trip.
+        """
         self._saving = self.since_the_round("save")
-        # Otherwise a rank's lateness in the work between rounds would count as exchange.
         self._communicator.ledger.purpose = ROUNDS
-        self._communicator.barrier()
-        self._began = time.perf_counter()
+        if self._ended is None:
+            # Otherwise a rank's lateness in other work would count as exchange.
+            self._communicator.barrier()
+            self._began = time.perf_counter()
+            self._before = dict(self._clock.seconds)
+        else:
+            # So the rounds' seconds have the exchange of measurements, too.
+            self._began = self._ended
+            self._before = self._on_the_clock
         self._sent_before = self._communicator.traffic.bytes
-        self._before = dict(self._clock.seconds)
         self._beside = self._clock.background
+        self._ended = None
+
+    def part(self) -> None:
+        """Let the next round begin when all ranks have reached it. Call it on all ranks."""
+        self._ended = None
 
     def end(self, examples: int) -> LastRound:
         """End a round, in which this rank used ``examples`` examples; return its measurements.
         Collective."""
-        took = time.perf_counter() - self._began
+        self._ended = time.perf_counter()
+        took = self._ended - self._began
         phases = self._clock.since(self._before)
         self._on_the_clock = dict(self._clock.seconds)
         sent = self._communicator.traffic.bytes - self._sent_before
@@ -214,9 +234,10 @@ class Tally:
         ledger = self._communicator.ledger
         purposes = [purpose for purpose in ledger.sent if purpose != ROUNDS]
         elsewhere = tuple(ledger.sent[purpose].bytes for purpose in purposes)
-        by_rank = self._communicator.allgather(
-            (took, sent, examples, phases, background, elsewhere)
-        )
+        with self._clock("wait"):
+            by_rank = self._communicator.allgather(
+                (took, sent, examples, phases, background, elsewhere), slot=MEASURED
+            )
         (
             took_by_rank,
             sent_by_rank,

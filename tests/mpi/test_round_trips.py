@@ -118,3 +118,17 @@ def test_a_temperature_is_that_of_one_halving_at_a_time(examples, most):
         else:
             low = middle
     assert fitted == np.exp(-(low + high) / 2)
+
+
+@pytest.mark.parametrize("method, calls", [("local-sgd", 3), ("ist", 5)])
+def test_a_round(comm, method, calls):
+    """Ranks agree on the end of local steps, and exchange what they measured. Local SGD takes a mean; IST has a hop, a
+    pull and a push. Only the first round, and one after an evaluation, begin with a wait of all ranks."""
+    training = Training(small_run(method__name=method, train__rounds=6), comm)
+    rounds = iter(training.rounds())
+    next(rounds)
+    next(rounds)
+    counted = count_calls(comm, lambda: next(rounds))
+    assert counted == calls or comm.size == 1
+    training.evaluate()
+    assert count_calls(comm, lambda: next(rounds)) == counted + 1
