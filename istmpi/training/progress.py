@@ -234,7 +234,7 @@ class Tally:
         ledger = self._communicator.ledger
         purposes = [purpose for purpose in ledger.sent if purpose != ROUNDS]
         elsewhere = tuple(ledger.sent[purpose].bytes for purpose in purposes)
-        with self._clock("wait"):
+        with self._clock("other"):
             by_rank = self._communicator.allgather(
                 (took, sent, examples, phases, background, elsewhere), slot=MEASURED
             )

@@ -162,7 +162,7 @@ def test_they_come_with_the_gather_that_a_round_has_anyway(comm, monkeypatch):
     """One for the losses, one for what the round took."""
     calls = []
     allgather = comm.allgather
-    monkeypatch.setattr(comm, "allgather", lambda value: calls.append(value) or allgather(value))
+    monkeypatch.setattr(comm, "allgather", lambda value, **slot: calls.append(value) or allgather(value, **slot))
     training = Training(small_run(method__name="local-sgd"), comm)
     counted = []
     for _ in training.rounds():
