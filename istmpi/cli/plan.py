@@ -53,8 +53,9 @@ def _plan_around_rounds(
     from istmpi.evaluation.planning import plan_evaluations
     from istmpi.training.saves import plan_saves
 
+    evaluations = plan_evaluations(run, network, data, ranks)
     figures: dict[str, Any] = {
-        "evaluations": asdict(plan_evaluations(run, network, data, ranks)),
+        "evaluations": asdict(evaluations),
         "saving": {"sent": plan_saves(run, network, data, ranks)},
     }
     if cluster is not None:
@@ -62,7 +63,7 @@ def _plan_around_rounds(
         from istmpi.cluster.run_time import predict_run
 
         measured = find_cluster(cluster)
-        seconds = predict_run(run, network, data, ranks, measured)
+        seconds = predict_run(run, network, data, ranks, measured, evaluations.count)
         figures["seconds"] = {"cluster": measured.name, **asdict(seconds)}
     return figures
 

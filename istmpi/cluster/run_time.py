@@ -12,12 +12,12 @@ from istmpi.cluster.figures import Cluster
 from istmpi.cluster.time import round_time
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
+from istmpi.cost.evaluation import EvaluationPlan
 from istmpi.cost.loads import ALLREDUCE, ALLTOALLV
 from istmpi.cost.run_cost import Cost, phase_costs
 from istmpi.data.dataset import Dataset
 from istmpi.evaluation.planning import (
     choose_form,
-    choose_interval,
     count_evaluation_flops,
     list_passes,
     plan_evaluation,
@@ -38,10 +38,15 @@ class RunTime:
 
 
 def predict_run(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int, cluster: Cluster
+    run: Run,
+    architecture: Architecture,
+    data: Dataset,
+    ranks: int,
+    cluster: Cluster,
+    evaluations: int,
 ) -> RunTime:
-    """Return the seconds of a run on a cluster. Raises ConfigError if the cluster has another
-    number of ranks."""
+    """Return the seconds of a run with a number of ``evaluations`` on a cluster. Raises ConfigError
+    if the cluster has another number of ranks."""
     cluster.check(ranks)
     phases = phase_costs(run, architecture, ranks, len(data.train))
     of_rounds = 0.0
@@ -52,10 +57,8 @@ def predict_run(
     side_by_side = choose_form(run) != "merged"
     if side_by_side or plan.sharded or plan.by_units or architecture.nodes[1]:
         return RunTime(rounds=of_rounds, evaluations=None, saving=None)
-    every = choose_interval(run, architecture, data, ranks)
-    evaluations = -(-run.train.rounds // every)
     last, _ = phases[-1]
-    of_evaluation = _predict_evaluation(run, architecture, data, ranks, cluster, last)
+    of_evaluation = _predict_evaluation(run, architecture, data, cluster, last, plan)
     saving = None
     if plan.on_one or ranks == 1 or not data.scoring.one_class:
         saving = CALLS * small_call_seconds(ranks, cluster)
@@ -73,12 +76,12 @@ def _predict_evaluation(
     run: Run,
     architecture: Architecture,
     data: Dataset,
-    ranks: int,
     cluster: Cluster,
     last: Cost,
+    plan: EvaluationPlan,
 ) -> float:
-    """Return the seconds of an evaluation after a round of the cost ``last``."""
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    """Return the seconds of a planned evaluation after a round of the cost ``last``."""
+    ranks = last.ranks
     seconds = 0.0
     if last.flush_bytes:
         # Owners get the newest values in a transfer like those of a round.

@@ -120,9 +120,7 @@ class FullNetwork:
     @property
     def loaded(self) -> bool:
         """True if the module has weights, and the stores' present factors of sums."""
-        if self._built is None or self._built.scale != self._store.full_scale:
-            return False
-        return self._loaded
+        return self._loaded and self._is_up_to_date
 
     @property
     def same_examples(self) -> bool:
@@ -215,10 +213,11 @@ class FullNetwork:
 
     def release(self) -> None:
         """Free the memory of gathered weights, until they are loaded again."""
-        self._loaded = False
-        if self._built:
+        # Each round releases what an evaluation may have left, mostly nothing.
+        if self._loaded and self._built:
             for parameter in self._built.gathered.values():
                 parameter.data = parameter.data.new_empty(0)
+        self._loaded = False
 
     def load_weights(self) -> dict[str, Calibrated]:
         """Load the stores' weights, and return the batch normalisations, without moments.
@@ -228,8 +227,7 @@ class FullNetwork:
         return self._batch_norms(self._load())
 
     def _load(self) -> _Built:
-        # Fitted factors are part of the built network.
-        if self._built is None or self._built.scale != self._store.full_scale:
+        if self._built is None or not self._is_up_to_date:
             self._built = self._build()
         gathered = self._built.gathered
         # All ranks load in the same order, since each load is collective.
@@ -237,6 +235,12 @@ class FullNetwork:
             gathered[name].data = self._here(values)
         self._loaded = True
         return self._built
+
+    @property
+    def _is_up_to_date(self) -> bool:
+        """True if the network is built for the stores' present factors of sums."""
+        # Fitted factors are part of the built network.
+        return self._built is not None and self._built.scale == self._store.full_scale
 
     def _batch_norms(self, built: _Built) -> dict[str, Calibrated]:
         layers = self._architecture.batch_norm_layers(built.module)

@@ -101,8 +101,8 @@ class Loop:
         ``network``: save the trained network in the folder at the end. `istmpi.run_training`
         describes the other arguments, and the errors.
         """
-        end = partial(self._plan, {"train.rounds": rounds, "output.folder": str(folder)})
-        yield from self._iterate(end, resume, watch, signals, deadline, network)
+        plan = partial(self._plan, {"train.rounds": rounds, "output.folder": str(folder)})
+        yield from self._iterate(plan, resume, watch, signals, deadline, network)
 
     def epochs(
         self,

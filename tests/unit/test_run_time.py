@@ -22,7 +22,7 @@ def predict(cluster, ranks):
     run = Run.load("digits").override({"train.rounds": 6, "evaluate.every": 2}).with_implied()
     data = open_dataset("digits")
     architecture = plan_network(run, data)
-    found = predict_run(run, architecture, data, ranks, cluster)
+    found = predict_run(run, architecture, data, ranks, cluster, evaluations=3)
     return found, plan_evaluation(run, architecture, data, ranks, ranks), cost(run, architecture, ranks)
 
 
