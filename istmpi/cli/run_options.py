@@ -146,10 +146,7 @@ def resolve(
         if setting in changed:
             raise ConfigError(f"--set {setting}: this command sets it; use {option}.")
     if loaded.data.source == OF_A_PROGRAM and "data.source" not in changed:
-        raise ConfigError(
-            f"{run} is a run of a program, whose data and loop are in its code. Start the program "
-            "again, with resume='auto' in job.rounds."
-        )
+        raise _refuse_program(run, loaded.model.name)
     if "method.name" in changed:
         loaded = limits.with_method(loaded, changed["method.name"])
     # A file of each rank has {rank} in its name, which the run's name leaves out.
@@ -160,6 +157,21 @@ def resolve(
     resolved = loaded.override(changed)
     _require_effect(resolved, loaded, changed, Path(run).is_dir(), methods)
     return resolved
+
+
+def _refuse_program(run: str, network: str) -> ConfigError:
+    """Return the error for the folder of a run of `istmpi.Distributed`."""
+    file, _, _ = network.rpartition(":")
+    program = "PROGRAM.py"
+    where = ""
+    if file.endswith(".py"):
+        # The network's class is as a rule in the program itself.
+        program = file
+        where = " (or the program that imports this file)"
+    return ConfigError(
+        f"{run} is a run of a program, whose data and loop are in its code. Start the program "
+        f"again: mpirun -n P python {program}{where}, with resume='auto' in job.rounds."
+    )
 
 
 def _require_effect(

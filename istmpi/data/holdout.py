@@ -11,6 +11,10 @@ from istmpi.errors import ConfigError, DataError
 ONE_IN_FIVE = "one in five for testing, drawn"
 
 
+def describe_drawn(by_class: bool) -> str:
+    return ONE_IN_FIVE + " of each class" * by_class
+
+
 class TestSplit(NamedTuple):
     """The setting ``data.test``: a fraction of the data that a run holds out for testing, drawn by
     a seed."""

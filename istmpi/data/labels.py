@@ -47,7 +47,8 @@ def read_labels(
         return task, names, codes
     if task == MULTI_LABEL:
         flags = _split(_read_flags(labels, parts, source), parts)
-        _note_absent(flags["train"], notes)
+        # Without splits, these are the labels that no example has.
+        _note_absent(flags["train" if "train" in flags else ""], notes)
         return DENSE_LABELS, None, flags
     _require_finite(labels, parts, source)
     return task, None, {split: part.reshape(len(part), -1) for split, part in parts.items()}

@@ -14,6 +14,7 @@ from istmpi.code import calling, shown
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.data.batch import Batch
+from istmpi.data.callable.example import read_inputs
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError, IstmpiError, did_you_mean
@@ -27,7 +28,7 @@ from istmpi.program.loaders import count_examples
 from istmpi.program.streams import Rows
 from istmpi.settings import find_types
 from istmpi.tasks import OWN
-from istmpi.trees import Named, list_tensors
+from istmpi.trees import list_tensors
 from istmpi.units import counted
 
 SECTIONS = ("method", "optimizer", "train", "checkpoint", "comm", "model")
@@ -120,26 +121,6 @@ def _pair_keywords() -> Iterator[tuple[str, str]]:
                 yield name, f"{section}.{name}"
             yield f"{section}_{name}", f"{section}.{name}"
     yield from (("method", "method.name"), ("optimizer", "optimizer.name"))
-
-
-def read_inputs(example: Any) -> tuple[Any, ...]:
-    """Return a sample batch's inputs as a tuple. Raises ConfigError if it has no tensor."""
-    inputs: tuple[Any, ...] = (example,)
-    if isinstance(example, Mapping):
-        inputs = (Named(example),)
-    # A named tuple is a single input; only a plain tuple has several.
-    elif type(example) is tuple:
-        inputs = example
-    if any(tensor.is_meta for tensor in list_tensors(inputs)):
-        raise ConfigError(
-            "example has a tensor on the device meta, without values. Give tensors with values."
-        )
-    if next(list_tensors(inputs), None) is None:
-        raise ConfigError(
-            f"example = {type(example).__name__}: give the inputs of a batch, tensors or trees of "
-            "them."
-        )
-    return inputs
 
 
 def find_inputs(batch: Any) -> Any:

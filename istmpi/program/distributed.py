@@ -16,6 +16,7 @@ from istmpi.checkpoint.sight import look_for
 from istmpi.checkpoint.writers import choose, has_parallel_hdf5
 from istmpi.comm import Communicator, world
 from istmpi.cost import cost
+from istmpi.data.callable.example import read_inputs
 from istmpi.data.dataset import Dataset
 from istmpi.errors import ConfigError
 from istmpi.files import appearing
@@ -29,7 +30,6 @@ from istmpi.program.arguments import (
     in_python,
     name_schedule,
     read_init,
-    read_inputs,
     read_optimizer,
     require_count,
     require_kind,

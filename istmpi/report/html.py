@@ -16,9 +16,10 @@ from istmpi.report.styles import BLUE, INK, PAPER
 
 STYLE = f"""
 :root {{ --ink: {INK}; --paper: {PAPER}; --faint: #5f6368; --line: #d5d8dc; --best: {BLUE}; --tint: #e8f1f8 }}
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: var(--ink);
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 110rem; padding: 0 2vw; color: var(--ink);
        background: var(--paper); overflow-wrap: break-word }}
-.verdict {{ max-width: 48rem; border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
+.verdict, ul {{ max-width: 60rem }}
+.verdict {{ border-left: 4px solid var(--best); padding: .2em 0 .2em .9em }}
 .made, .more {{ color: var(--faint); font-size: .85em }}
 .wide {{ overflow-x: auto }} td, .value {{ white-space: nowrap }}
 th:first-child {{ position: sticky; left: 0; background: var(--paper) }}

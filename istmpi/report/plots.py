@@ -1,4 +1,4 @@
-"""Draws a run from the record in its folder, comparisons, and predicted costs.
+"""Draws a run from the record in its folder, and comparisons.
 
 Raises ImportError without matplotlib.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from math import nan
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING
 
 from istmpi.config import Run
@@ -21,6 +21,7 @@ from istmpi.report.comparison import OFF_THE_CLOCK, Comparison, Group, sort_phas
 from istmpi.report.styles import (
     BLUE,
     GRID,
+    HATCHES,
     INK,
     LINES,
     PAPER,
@@ -29,7 +30,6 @@ from istmpi.report.styles import (
     Style,
     name,
     plain,
-    require_drawable,
     save,
     styles,
     svg,
@@ -40,8 +40,6 @@ from istmpi.units import BYTES, SECONDS, axis_unit, counted
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from istmpi.cluster.survey import Row
 
 PICTURE = "progress.png"
 
@@ -61,12 +59,23 @@ def draw(folder: Path) -> Path:
         run = Run.load(str(folder / SETTINGS))
         method = run.method.name
         title = f"{run.name}: {method}"
-    title += f" on {counted(summary.whole('ranks', 1), 'rank')}"
+    title += f" on {_list_ranks(lines, summary.whole('ranks', 1))}"
     with use_look():
         figure = _progress(lines, summary.text("score_name"), method)
         figure.suptitle(plain(title))
         save(figure, folder / PICTURE, title, follow=False)
     return folder / PICTURE
+
+
+def _list_ranks(lines: Sequence[Fields], last: int) -> str:
+    """Return the numbers of ranks of a run's jobs in words, in turn; ``last``: those of the last.
+
+    Resumed jobs on as many ranks count once.
+    """
+    recorded = [line.whole("ranks", 1) for line in lines if "ranks" in line]
+    in_turn = [ranks for ranks, _ in groupby([*recorded, last])]
+    *earlier, latest = in_turn
+    return "".join(f"{ranks}, then " for ranks in earlier) + counted(latest, "rank")
 
 
 def needs_drawing(folder: Path) -> bool:
@@ -98,10 +107,34 @@ def _progress(lines: Sequence[Fields], score_name: str, method: str) -> Figure:
         axes[2].step([0, *times], [rates[0], *rates], color=INK, where="pre")
         axes[2].set_ylim(bottom=0)
         axes[2].set_ylabel("learning rate")
+    _mark_resumptions(axes, lines, times)
     for axis in axes:
         axis.tick_params(labelbottom=True)
     axes[-1].set_xlabel(f"training time ({unit}), {counted(len(lines), 'round')}")
     return figure
+
+
+def _mark_resumptions(
+    axes: Sequence[Axes], lines: Sequence[Fields], times: Sequence[float]
+) -> None:
+    """Draw a dotted line where a job resumed the run, and say on how many ranks."""
+    for before, (line, time) in enumerate(zip(lines[1:], times)):
+        ranks = line.whole("ranks", 1) if "ranks" in line else 1
+        changed = "ranks" in lines[before] and lines[before].whole("ranks", 1) != ranks
+        # Earlier versions of istmpi recorded the ranks alone.
+        if "resumed_from" not in line and not changed:
+            continue
+        for axis in axes:
+            axis.axvline(time, color=INK, linewidth=0.9, linestyle=":")
+        axes[0].annotate(
+            f" resumed on {counted(ranks, 'rank')}",
+            (time, 1),
+            xycoords=axes[0].get_xaxis_transform(),
+            rotation=90,
+            va="top",
+            ha="right",
+            fontsize=7.5,
+        )
 
 
 def _progress_of_scores(
@@ -263,8 +296,10 @@ def _draw_phases(axis: Axes, comparison: Comparison) -> None:
     unit, factor = axis_unit(longest, SECONDS)
     unlisted = [phase for phase in phases if phase not in PHASES]
     colours = dict(PHASES)
+    hatches = {}
     for number, phase in enumerate(unlisted):
         colours[phase] = REST[number % len(REST)]
+        hatches[phase] = HATCHES[number // len(REST) % len(HATCHES)]
     places = range(len(by_group))
     starts = [0.0] * len(by_group)
     for phase in phases:
@@ -276,6 +311,7 @@ def _draw_phases(axis: Axes, comparison: Comparison) -> None:
             starts,
             label=plain(phase),
             color=colours[phase],
+            hatch=hatches.get(phase, ""),
             edgecolor=INK,
             linewidth=0.6,
         )
@@ -289,78 +325,3 @@ def _draw_phases(axis: Axes, comparison: Comparison) -> None:
     rows = -(-len(phases) // 4)
     axis.set_title(SPLIT, pad=8 + 13 * rows)
     axis.set_xlabel(f"training time ({unit}), mean over ranks and repeats")
-
-
-# ---- costs
-
-SPEED_UP = "Speed-up over one process"
-PANELS: list[tuple[str, str, Callable[[Row], float]]] = [
-    (
-        "Traffic",
-        "Mfloat received per gradient step, all ranks",
-        lambda row: row["received_floats_per_step"] / 1e6,
-    ),
-    ("Computation", "GFLOP per gradient step, all ranks", lambda row: row["flops_per_step"] / 1e9),
-    ("Time of an epoch", "seconds", lambda row: row["seconds_per_epoch"]),
-    (SPEED_UP, "ratio of examples a second", lambda row: row["speed_up"]),
-    ("Memory of a rank", "MB", lambda row: row["memory_bytes"] / 1e6),
-]
-
-
-def draw_costs(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw traffic, computation, time, speed-up and memory by number of ranks into a file.
-
-    Raises ConfigError for an unknown ending of ``path``, OutputError if it cannot be written.
-    """
-    require_drawable(path)
-    save(make_cost_figure(rows, title), path, title)
-
-
-def make_cost_figure(rows: Sequence[Row], title: str) -> Figure:
-    with use_look():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 11), layout="constrained")
-        chosen = styles(row["method"] for row in rows)
-        *axes, spare = figure.subplots(3, 2).flat
-        spare.remove()  # five panels in a grid of six
-        for axis, (name, unit, value) in zip(axes, PANELS, strict=True):
-            for method, style in chosen.items():
-                rows_of_method = [row for row in rows if row["method"] == method]
-                _draw_costs(axis, rows_of_method, value, method, style)
-            _finish_costs(axis, sorted({row["ranks"] for row in rows}), name, unit)
-        figure.suptitle(fill(plain(title), 80))
-    return figure
-
-
-def _draw_costs(
-    axis: Axes, rows: Sequence[Row], value: Callable[[Row], float], method: str, style: Style
-) -> None:
-    """Draw a method's line: a value for each number of ranks."""
-    axis.plot(
-        [row["ranks"] for row in rows],
-        # The logarithmic axis has no place for zero.
-        [value(row) or nan for row in rows],
-        color=style.colour,
-        marker=style.marker,
-        linestyle=style.line,
-        markersize=5,
-        fillstyle="none",
-        label=method,
-    )
-
-
-def _finish_costs(axis: Axes, counts: Sequence[int], name: str, unit: str) -> None:
-    """Set a panel's axes, and draw the linear speed-up into its panel."""
-    if name == SPEED_UP:
-        axis.plot(counts, counts, color=GRID, linewidth=0.8, label="linear speed-up")
-    axis.set(title=name, xlabel="ranks (machines)", ylabel=unit, xscale="log", yscale="log")
-    ticks = counts
-    if len(counts) > 8:
-        # Numbers of ranks are powers of two as a rule; more than eight labels would overlap.
-        ticks = counts[::2]
-    axis.set_xticks(ticks, minor=False)
-    axis.xaxis.set_major_formatter("{x:,.0f}")
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
-    axis.minorticks_off()
-    axis.legend()

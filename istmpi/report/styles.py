@@ -73,21 +73,23 @@ LINES = ("-", "--", "-.", ":")
 """The line styles that distinguish a method's groups."""
 
 PHASES = {
-    "deal": "#666970",
-    "pull": "#dfca57",
-    "hop": "#9e9676",
-    "compute": "#273e6e",
-    "wait": "#fee838",
-    "push": "#817f78",
-    "all-reduce": "#beaf6b",
-    "other": "#4a536c",
+    "deal": "#999933",
+    "pull": "#88ccee",
+    "hop": "#44aa99",
+    "compute": "#332288",
+    "wait": "#ddcc77",
+    "push": "#cc6677",
+    "all-reduce": "#117733",
+    "other": "#aa4499",
 }
-"""The colours of phases, in the order of a round.
+"""The colours of phases, in the order of a round: Paul Tol's muted colours.
 
-They are shades of cividis; neighbours differ clearly.
+They differ from each other, also for the colour-blind, and from those of methods.
 """
 REST = ("#f7f7f7", "#252525", "#bdbdbd")
 """The colours of phases that other programs record."""
+HATCHES = ("", "//", "..", "xx")
+"""The patterns of further phases, whose colours are used already."""
 
 
 def styles(names: Iterable[str]) -> dict[str, Style]:

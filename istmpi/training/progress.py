@@ -26,6 +26,8 @@ SENDS_NOTHING = ("deal", "compute", "wait", "other")
 """Phases of a round without communication; all other phases count as exchange."""
 WORTH_SAYING = 0.05
 """The least `Slowest.slower` and `Slowest.waited` for which a slow rank is reported."""
+LEAST_SECONDS = 5.0
+"""Seconds of local steps from which on a slow rank is reported."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,9 @@ class Pace:
             return None
         # All wait for the rank whose steps take longest.
         longest = max(self._compute)
+        # Imports and other programs make a rank slow for a second or two.
+        if longest < LEAST_SECONDS:
+            return None
         rank = self._compute.index(longest)
         others = self._compute[:rank] + self._compute[rank + 1 :]
         slower = longest / median(others) - 1

@@ -62,6 +62,8 @@ class RunRecord:
         self._place = place
         self._meter = Meter()
         self._last: Progress | None = None
+        self._started = training.rounds_done
+        """The rounds done when this job began."""
         self._recorded = training.rounds_done
         """The last round that has a line in metrics.jsonl."""
 
@@ -166,7 +168,10 @@ class RunRecord:
             if progress.round == self._recorded:
                 self._folder.amend(progress.scores())
             else:
-                self._folder.append(progress.record())
+                line = progress.record()
+                if self._recorded == self._started and self._started:
+                    line["resumed_from"] = self._started
+                self._folder.append(line)
             self._recorded = progress.round
         except OutputError as error:
             # Lines in memory are written with the next one; one note is enough.

@@ -223,7 +223,9 @@ def test_npz_without_a_split(tmp_path):
     x, y = examples_of(data.test, np.arange(5))
     np.testing.assert_array_equal(y[:, 0], x[:, 0] * 2)
     np.savez(tmp_path / "large.npz", x=np.full((30, 4), np.finfo(np.float32).max, np.float64), y=np.arange(30) % 3)
-    assert np.isfinite(examples_of(open_dataset(str(tmp_path / "large.npz")).train, np.arange(5))[0]).all()
+    data = open_dataset(str(tmp_path / "large.npz"))
+    assert np.isfinite(examples_of(data.train, np.arange(5))[0]).all()
+    assert np.bincount(data.test.labels()).tolist() == [2, 2, 2], "one in five of each class"
 
 
 @pytest.mark.parametrize(

@@ -234,12 +234,12 @@ def test_a_cluster_whose_fit_found_only_zeros_has_all_its_tables(tmp_path, capsy
 def test_the_picture_shows_figure_2(tmp_path):
     """The plotted series, read back."""
     pytest.importorskip("matplotlib")
-    from istmpi.report.plots import make_cost_figure
+    from istmpi.report.cost_plots import list_coinciding, make_cost_figure
 
     network = mlp_network(1000, (4000,) * 3, 200, norm="none")
     scenario = Scenario(Run().override(FIGURE_2), network, preset("10gbit"), 10**6, shared_batch=True)
     drawn = make_cost_figure(survey(scenario, ["data-parallel-broadcast", "ist"], RANKS), "title")
-    series = [{line.get_label(): line.get_ydata().tolist() for line in axis.get_lines()} for axis in drawn.axes]
+    series = [{line.get_label(): line.get_ydata().tolist() for line in axis.get_lines()} for axis in drawn.axes[:5]]
     assert {tuple(line.get_xdata()) for axis in drawn.axes for line in axis.get_lines()} == {tuple(RANKS)}
     traffic, flops, seconds, speed, memory = series
     assert traffic["ist"] == pytest.approx(IST_MEGAFLOATS)
@@ -249,6 +249,19 @@ def test_the_picture_shows_figure_2(tmp_path):
     assert seconds["ist"][-1] < seconds["data-parallel-broadcast"][-1]
     assert speed["ist"][0] == 1 and speed["linear speed-up"] == RANKS
     assert memory["ist"] == sorted(memory["ist"], reverse=True)
+    legends = [axis.get_legend() for axis in drawn.axes if axis.get_legend()]
+    shown = [text.get_text() for text in legends[0].get_texts()]
+    assert len(legends) == 1 and shown == ["data-parallel-broadcast", "ist", "linear speed-up"]
+    drawn = make_cost_figure(survey(scenario, ["data-parallel-broadcast", "data-parallel"], [2, 4]), "title")
+    drawn.draw_without_rendering()
+    assert "one line: data-parallel-broadcast, data-parallel" in drawn.axes[1].texts[0].get_text()
+    for axis in drawn.axes[:5]:
+        low, high = axis.get_ylim()
+        numbers = [tick.get_text() for tick in axis.get_yticklabels() if low <= tick.get_position()[1] <= high]
+        assert any(numbers), "also where all values are equal"
+    assert list_coinciding({"a": {1: 1.0, 2: 2.0}, "b": {2: 2.001}, "c": {1: 1.0, 2: 3.0}, "d": {1: np.nan}}) == [
+        ["a", "b"]
+    ]
     costmodel("--plot", str(tmp_path / "f.pdf"), "--json")
     assert (tmp_path / "f.pdf").stat().st_size > 10_000
 

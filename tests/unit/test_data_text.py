@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 import zlib
 from dataclasses import replace
@@ -75,6 +76,14 @@ def test_without_splits_one_document_in_five_is_for_testing(tmp_path, form):
     data, test = prepared(tmp_path, write_files(tmp_path / "input", sources[form]), **options), draw_test(23)
     for split, chosen in (("train", ~test), ("test", test)):
         assert stream(data, split) == with_ends(text for text, of in zip(documents, chosen) if of)
+
+
+def test_a_drawn_test_split_of_an_unusual_length_is_noted(tmp_path, istmpi_command):
+    source = write_files(tmp_path / "input", {"a.txt": b"x" * 920, "b.txt": b"x" * 80})
+    code, out, err = istmpi_command("prepare", "text", source, tmp_path / "data.h5")
+    assert code == 0 and re.search(
+        r"the drawn test documents have (92|8)% of the tokens", " ".join((out + err).split())
+    )
 
 
 def test_a_single_document_is_cut(tmp_path, istmpi_command):

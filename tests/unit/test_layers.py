@@ -23,7 +23,7 @@ ROWS = [[name.rstrip("/") for name in re.findall("`([^`]+)`", rooms)] for rooms 
 PLACES = {
     "mpi4py": ["comm/mpi.py", "comm/leaving.py"],
     "h5py": ["hdf5.py", "data/hdf5.py", "checkpoint/"],
-    "matplotlib": ["report/styles.py", "report/plots.py"],
+    "matplotlib": ["report/styles.py", "report/plots.py", "report/cost_plots.py"],
     "click": ["cli/"],
     "rich": ["cli/", "program/printing.py", "report/tables.py", "report/checkpoints.py"],
     "msgspec": ["settings.py"],

@@ -127,6 +127,20 @@ def test_the_command_tells(istmpi_command):
     assert facts["flops"] == sum(one["flops"] + one["backward_flops"] for one in facts["operators"])
 
 
+def test_the_network_of_an_own_loop_takes_the_inputs_of_its_batches(istmpi_command, tmp_path):
+    file = tmp_path / "loop.py"
+    file.write_text("import torch\nfirst = (torch.zeros(6, 5), torch.zeros(6, 5))\nsecond = lambda: first\nnone = 3\n")
+    words = "model", f"{FILE}:TwoTowers", "--set", "model.features=5", "--json"
+    for name in "first", "second":
+        code, out, err = istmpi_command(*words, "--example", f"{file}:{name}")
+        assert (code, err) == (0, "") and json.loads(out)["shape"] == [5]
+    for name, said in (("none", "give the inputs of a batch"), ("third", "it has no third")):
+        code, _, err = istmpi_command(*words, "--example", f"{file}:{name}")
+        assert code == 2 and said in err and err.count("\n") == 1
+    code, _, err = istmpi_command("model", f"{FILE}:Convolutional", "--json")
+    assert code == 0 and "The examples are digits" in err, "digits are not fed in silence"
+
+
 def test_the_command_tells_what_is_not_dealt_out_by_default(istmpi_command):
     words = "model", f"{FILE}:Attention", "--shape", "10x6", "--outputs", "10"
     assert "but not by default: a residual addition joins embed and out.0" in istmpi_command(*words)[1]

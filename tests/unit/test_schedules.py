@@ -128,3 +128,17 @@ def test_the_learning_rate_has_a_panel_where_it_changes(tmp_path):
     RunFolder(folder).write("run.toml", Run().override({"method.name": "ist"}).toml())
     with Image.open(plots.draw(folder)) as picture:
         assert "ist on 2 ranks" in picture.info["Title"]
+
+
+def test_the_picture_of_a_resumed_run_marks_where_and_on_how_many_ranks(tmp_path):
+    folder = leave(tmp_path / "run", 0.1, 0.1, 0.1, 0.1)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line, ranks in zip(lines, (4, 4, 2, 2)):
+        line |= {"ranks": ranks, "seconds": float(line["round"])}
+    lines[3]["resumed_from"] = 3
+    RunFolder(folder).write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    with Image.open(plots.draw(folder)) as picture:
+        assert "on 4, then 2 ranks" in picture.info["Title"]
+    drawn = plots._progress(RunFolder(folder).lines(), "accuracy", "")
+    marks = [(note.xy[0], note.get_text().strip()) for note in drawn.axes[0].texts]
+    assert marks == [(2.0, "resumed on 2 ranks"), (3.0, "resumed on 2 ranks")]

@@ -176,10 +176,12 @@ def test_a_run_s_folder_is_resumed_as_train_resumes_it(istmpi_command, tmp_path,
 
 
 def test_the_folder_of_a_program_s_run_is_refused_with_its_cure(istmpi_command, tmp_path):
-    (tmp_path / "run.toml").write_text(Run().override({"data.source": "{rank}"}).toml())
+    run = Run().override({"data.source": "{rank}", "model.name": "mine/net.py:Net"})
+    (tmp_path / "run.toml").write_text(run.toml())
     for command in ("train", "simulate", "costmodel"):
         code, _, said = istmpi_command(command, tmp_path)
         assert code == 2 and f"{tmp_path} is a run of a program" in said and "resume='auto'" in said
+        assert "mpirun -n P python mine/net.py" in said
 
 
 def test_a_program_of_its_own_rounds_runs_on_simulated_ranks(tmp_path):

@@ -139,7 +139,7 @@ def _survey(
 
 
 def _plot(rows: Sequence[costs.Row], title: str, file: str) -> None:
-    from istmpi.report.plots import draw_costs
+    from istmpi.report.cost_plots import draw_costs
 
     try:
         draw_costs(rows, title, Path(file))

@@ -15,7 +15,7 @@ from istmpi.cli.run_options import read_assignments
 from istmpi.errors import ConfigError
 from istmpi.foreign import toml_value
 from istmpi.names import is_own
-from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN
+from istmpi.tasks import CLASSIFICATION, NEXT_TOKEN, OWN
 
 if TYPE_CHECKING:
     from istmpi.inspection.inference import Inferred
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     "--tokens",
     "Examples are windows of tokens, for --shape; --outputs is the size of their vocabulary.",
 )
+@text(
+    "--example",
+    "FILE.py:NAME",
+    "A batch's inputs, or a function that returns them, as for istmpi.Distributed; instead of data.",
+)
 @text("--ranks", "P,P,...", "Numbers of ranks to report a rank's part for.", default="2,4,8")
 @click.option(
     "--set",
@@ -47,6 +52,7 @@ def command(
     shape: str | None,
     outputs: int | None,
     tokens: bool,
+    example: str | None,
     ranks: str,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -57,6 +63,7 @@ def command(
     \b
     istmpi model mynet.py:Net --data mine.h5
     istmpi model mynet.py:Net --shape 3x32x32 --outputs 10 --set model.channels=128
+    istmpi model train.py:Net --example train.py:first_inputs --set model.features=20
 
     The integer arguments of NET's constructor are the widths; `shape`, `features` and `outputs` are
     filled in. Each width is doubled to find the parameter axes that depend on it. The proof
@@ -65,16 +72,21 @@ def command(
     runs the code of NET.
     """
     counts = options.ranks("--ranks", ranks)
-    if (shape is None) != (outputs is None) or (shape and data):
-        raise click.UsageError("give --data, or both --shape and --outputs.")
+    if (shape is None) != (outputs is None) or sum(map(bool, (shape, data, example))) > 1:
+        raise click.UsageError("give --data, --example, or both --shape and --outputs.")
     if tokens and shape is None:
         raise click.UsageError("--tokens needs --shape; with data, leave it out.")
-    if shape is None or outputs is None:
+    if example:
+        examples = _describe_example(example)
+    elif shape is None or outputs is None:
         examples = _describe_data(network, data)
     else:
         task = NEXT_TOKEN if tokens else CLASSIFICATION
         examples = _Examples(options.shape("--shape", shape), outputs, task)
     _report(network, examples, _arguments(assignments), counts, as_json)
+    if not (example or shape or data):
+        assumed = "The examples are digits, included: 1x8x8, 10 classes."
+        say(f"{assumed} Give --data, --shape or --example for others.", err=True)
 
 
 def _find_refusal(architecture: Architecture, scaled: bool) -> ConfigError | None:
@@ -144,6 +156,14 @@ def _describe_data(network: str, data: str | None) -> _Examples:
     # Only shapes are read, so any split will do.
     dataset = open_dataset(data or "digits", scoring=scoring, test=TestSplit(0.2))
     return _Examples(tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example)
+
+
+def _describe_example(name: str) -> _Examples:
+    from istmpi.data.callable.example import load_example
+    from istmpi.trees import list_tensors
+
+    inputs = load_example(name)
+    return _Examples(tuple(next(list_tensors(inputs)).shape[1:]), 0, OWN, inputs)
 
 
 def _show(facts: Mapping[str, Any], inferred: Inferred) -> None:

@@ -16,7 +16,7 @@ from istmpi.data.class_list import class_list
 from istmpi.data.dataset import SPLITS, WORDS
 from istmpi.data.decoder import Decoder, Notes, list_first
 from istmpi.data.dense.split import build_material
-from istmpi.data.holdout import ONE_IN_FIVE, TestSplit, ensure_test
+from istmpi.data.holdout import TestSplit, describe_drawn, ensure_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import ConfigError, DataError
@@ -44,11 +44,13 @@ def read(
     if channels not in (None, *CHANNELS):
         raise ConfigError(f"--channels {channels}: give {' or '.join(CHANNELS)}.")
     arrays = _load(archive)
-    # Only x and y: `ensure_test` draws the test split.
-    if not any("train" in name.lower() for name in arrays):
-        decoder.split = ONE_IN_FIVE
     listed = class_list(classes)
-    return build_from_arrays(arrays, str(archive.path), decoder.notes, task, channels, listed)
+    source = str(archive.path)
+    material = build_from_arrays(arrays, source, decoder.notes, task, channels, listed)
+    # Only x and y: `ensure_test` drew the test split.
+    if not any("train" in name.lower() for name in arrays):
+        decoder.split = describe_drawn(by_class=material.task == CLASSIFICATION)
+    return material
 
 
 def build_from_arrays(
@@ -69,9 +71,10 @@ def build_from_arrays(
         notes.leave_out(f"{counted(len(rest), 'array')}: {list_first(rest)}")
     raw = {split: y for split, (_, y) in pairs.items()}
     task, classes, labels = read_labels(raw, task, source, notes=notes, classes=listed)
-    splits = {}
+    moved = {}
     for split, (x, _) in pairs.items():
-        splits[split] = (_move_channels(x, channels, source), labels[split])
+        moved[split] = (_move_channels(x, channels, source), labels[split])
+    splits = ensure_test(moved, source, by_class=task == CLASSIFICATION)
     if channels == "last":
         notes.reading["channels"] = channels
     types = {x.dtype for x, _ in splits.values()}
@@ -190,13 +193,13 @@ def split_arrays(arrays: dict[str, np.ndarray], source: str) -> tuple[dict[str, 
     DataError.
 
     Arrays are called x_train and y_train, or train_x and train_y, in any letter case. If there are
-    only x and y, one example in five is for testing.
+    only x and y, they are a single split "".
     """
     names = _name_pairs(arrays, source)
     pairs = {split: (arrays[x], arrays[y]) for split, (x, y) in names.items()}
     _require_fitting(pairs, source)
     used = {name for pair in names.values() for name in pair}
-    return ensure_test(pairs, source), used
+    return pairs, used
 
 
 def _name_pairs(arrays: Collection[str], source: str) -> dict[str, tuple[str, str]]:

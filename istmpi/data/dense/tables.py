@@ -27,7 +27,7 @@ from istmpi.data.dense.table_labels import (
     require_exact,
     suggest_cure,
 )
-from istmpi.data.holdout import ONE_IN_FIVE, ensure_test
+from istmpi.data.holdout import describe_drawn, ensure_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import DataError, did_you_mean
@@ -123,8 +123,8 @@ def read(
 
 
 def _describe_split(task: str) -> str:
-    by_class = " of each class" * (task == CLASSIFICATION)
-    return f"{ONE_IN_FIVE}{by_class} (give train.csv and test.csv for another split)"
+    drawn = describe_drawn(by_class=task == CLASSIFICATION)
+    return f"{drawn} (give train.csv and test.csv for another split)"
 
 
 def _note_form(table: Table, label: str | None, notes: Notes) -> None:

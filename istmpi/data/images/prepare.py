@@ -25,7 +25,7 @@ from istmpi.data.decoder import (
     read_class_folders,
 )
 from istmpi.data.dense.split import build_material
-from istmpi.data.holdout import ONE_IN_FIVE
+from istmpi.data.holdout import describe_drawn
 from istmpi.data.pickles import read_pickle
 from istmpi.data.writer import Chosen, Material
 from istmpi.errors import ConfigError, DataError
@@ -100,7 +100,7 @@ def _find_examples(archive: Archive, decoder: Decoder, classes: tuple[str, ...])
         )
     if examples[0].split:
         return ensure_test_examples(archive, examples, decoder.notes, classes)
-    decoder.split = f"{ONE_IN_FIVE} of each class"
+    decoder.split = describe_drawn(by_class=True)
     return assign_splits(examples)
 
 

@@ -26,6 +26,9 @@ from istmpi.units import counted
 LINES = (".jsonl", ".jsonl.gz")
 CUT = 0.9
 """The share of a single document that is for training; the end is for testing."""
+LEAST_TESTED = 0.05
+MOST_TESTED = 0.4
+"""A drawn test split with a share of the tokens outside these bounds is noted."""
 
 
 def read(
@@ -232,7 +235,18 @@ class _Documents:
                 raise DataError(
                     f"{archive.path} has no {split} documents; a data set needs at least one."
                 )
+        if not any(splits):
+            self._note_uneven(parts["test"].counts.sum() / self._end)
         return parts
+
+    def _note_uneven(self, tested: float) -> None:
+        """Note a drawn test split with an unusual share of the tokens: ``tested``."""
+        if LEAST_TESTED <= tested <= MOST_TESTED:
+            return
+        self._decoder.notes.assume(
+            f"documents differ in length: the drawn test documents have {tested:.0%} of the "
+            "tokens; folders train/ and test/ give another split"
+        )
 
     def _cut_document(self) -> dict[str, _Part]:
         """Return the beginning and the end of the only document."""
