@@ -114,6 +114,8 @@ class TrainingDisplay(Watch):
         )
         self._view: LiveView | None = None
         self._to_draw: Path | None = None
+        self.ended: Path | None = None
+        """The folder of the run, once it is trained to its end."""
         self._line_at = 0.0
         self._begun = time.monotonic()
 
@@ -166,9 +168,11 @@ class TrainingDisplay(Watch):
         self._print_facts(outcome(summary, self._rounds, loading, elapsed))
         self._print_summary(summary.folder)
         self._to_draw = summary.folder
+        self.ended = summary.folder
 
     def already_finished(self, folder: RunFolder) -> None:
         self._print_summary(folder.path)
+        self.ended = folder.path
         # The earlier job may have ended before it drew.
         if plots.needs_drawing(folder.path):
             self._to_draw = folder.path
@@ -199,6 +203,9 @@ class TrainingDisplay(Watch):
             # Of any kind: matplotlib reads the user's fonts, caches and settings.
             drawn = f"none: {reason(error)}"
         self._print_facts({"plots": drawn})
+
+    def predicted(self, file: Path) -> None:
+        self._print_facts({"answers": str(file)})
 
     def _print_facts(self, facts: Mapping[str, str]) -> None:
         table = Table.grid(padding=(0, 1))

@@ -46,9 +46,10 @@ def read_labels(
         names, codes = _number_classes(labels, parts, source, classes, cure)
         return task, names, codes
     if task == MULTI_LABEL:
-        flags = _split(_read_flags(labels, parts, source), parts)
+        all_flags = _read_flags(labels, parts, source)
+        flags = _split(all_flags, parts)
         # Without splits, these are the labels that no example has.
-        _note_absent(flags["train" if "train" in flags else ""], notes)
+        _note_absent(flags.get("train", all_flags), notes)
         return DENSE_LABELS, None, flags
     _require_finite(labels, parts, source)
     return task, None, {split: part.reshape(len(part), -1) for split, part in parts.items()}

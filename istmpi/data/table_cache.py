@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from istmpi import __version__
+from istmpi.data.archive import Archive
 from istmpi.data.dataset import Dataset
+from istmpi.data.dense.guess import guess_columns
 from istmpi.data.dense.tables import ENDINGS
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
@@ -44,10 +46,18 @@ def open_table(path: Path) -> Dataset:
 
 def _prepare(path: Path, cached: Path) -> str:
     """Prepare a table; return what was assumed, a line each."""
-    report = prepare("csv", path, cached)
+    guess = guess_columns(Archive(path, cached.parent))
+    report = prepare(
+        "csv",
+        path,
+        cached,
+        drop=guess.drop,
+        categories=guess.categories,
+        missing=guess.missing,
+    )
     lines = []
     # A user who wants another choice prepares the table with this option.
-    for note in (*report.assumed, *report.left_out):
+    for note in (*report.assumed, *guess.notes, *report.left_out):
         option = note.option and f"istmpi prepare csv {note.option}"
         lines.append(str(replace(note, option=option)))
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose, isnan, nan
 from pathlib import Path
@@ -14,7 +14,6 @@ from istmpi.report.styles import GRID, Style, plain, require_drawable, save, sty
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     from istmpi.cluster.survey import Row
 
@@ -88,9 +87,9 @@ def _draw_panel(
     """Draw a line for each method, and name lines that lie on each other."""
     curves = {}
     for method, style in chosen.items():
-        values = {row["ranks"]: panel.read(row) for row in rows if row["method"] == method}
+        read = {row["ranks"]: panel.read(row) for row in rows if row["method"] == method}
         # The logarithmic axis has no place for zero.
-        curves[method] = {ranks: value or nan for ranks, value in values.items()}
+        curves[method] = {ranks: value or nan for ranks, value in read.items()}
         axis.plot(
             [*curves[method]],
             [*curves[method].values()],
@@ -101,14 +100,16 @@ def _draw_panel(
             fillstyle="none",
             label=method,
         )
+    values = [value for curve in curves.values() for value in curve.values() if not isnan(value)]
     if panel.title == SPEED_UP:
+        values += counts
         axis.plot(counts, counts, color=GRID, linewidth=0.8, label=LINEAR)
     axis.set(xlabel="ranks (machines)", ylabel=panel.unit, xscale="log", yscale="log")
     note = _describe_coinciding(curves)
     # The note is between the title and the panel.
     axis.set_title(panel.title, pad=6 + 10 * len(note.splitlines()))
     axis.text(0.5, 1.02, note, transform=axis.transAxes, ha="center", va="bottom", fontsize=7.5)
-    _number_axes(axis, counts)
+    _number_axes(axis, counts, values)
 
 
 def _describe_coinciding(curves: Mapping[str, Mapping[int, float]]) -> str:
@@ -134,16 +135,16 @@ def list_coinciding(curves: Mapping[str, Mapping[int, float]]) -> list[list[str]
     return [group for group in groups if len(group) > 1]
 
 
-def _is_alike(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
+def _is_alike(first: Mapping[int, float], second: Mapping[int, float]) -> bool:
     """Return True if two curves have the same values at all numbers of ranks that both have."""
-    common = [ranks for ranks in one if ranks in other]
-    pairs = [(one[ranks], other[ranks]) for ranks in common]
+    common = [ranks for ranks in first if ranks in second]
+    pairs = [(first[ranks], second[ranks]) for ranks in common]
     shown = [pair for pair in pairs if not (isnan(pair[0]) and isnan(pair[1]))]
     return bool(shown) and all(isclose(*pair, rel_tol=ALIKE) for pair in shown)
 
 
-def _number_axes(axis: Axes, counts: Sequence[int]) -> None:
-    """Write numbers at both axes, however little their values differ."""
+def _number_axes(axis: Axes, counts: Sequence[int], values: Sequence[float]) -> None:
+    """Write numbers at both axes, however little the ``values`` of the curves differ."""
     from matplotlib.ticker import LogLocator
 
     ticks = counts
@@ -152,7 +153,8 @@ def _number_axes(axis: Axes, counts: Sequence[int]) -> None:
         ticks = counts[::2]
     axis.set_xticks(ticks, minor=False)
     axis.xaxis.set_major_formatter("{x:,.0f}")
-    low, high = _find_extent(axis.get_lines())
+    low = min(values, default=1.0)
+    high = max(values, default=1.0)
     if high < 2 * low:
         # Nearly equal values would have an axis without a power of ten, or noise in full height.
         low /= 2
@@ -160,13 +162,5 @@ def _number_axes(axis: Axes, counts: Sequence[int]) -> None:
         axis.set_ylim(low, high)
     if high < FEW_DECADES * low:
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axis.minorticks_off()
-
-
-def _find_extent(lines: Iterable[Line2D]) -> tuple[float, float]:
-    """Return the lowest and the highest value; 1 and 1 if there is none."""
-    values = []
-    for line in lines:
-        values += [float(value) for value in line.get_ydata() if not isnan(value)]
-    return min(values, default=1.0), max(values, default=1.0)

@@ -119,22 +119,30 @@ def _mark_resumptions(
 ) -> None:
     """Draw a dotted line where a job resumed the run, and say on how many ranks."""
     for before, (line, time) in enumerate(zip(lines[1:], times)):
-        ranks = line.whole("ranks", 1) if "ranks" in line else 1
-        changed = "ranks" in lines[before] and lines[before].whole("ranks", 1) != ranks
+        ranks = _read_ranks(line)
         # Earlier versions of istmpi recorded the ranks alone.
-        if "resumed_from" not in line and not changed:
+        if "resumed_from" not in line and ranks == _read_ranks(lines[before]):
             continue
         for axis in axes:
             axis.axvline(time, color=INK, linewidth=0.9, linestyle=":")
         axes[0].annotate(
-            f" resumed on {counted(ranks, 'rank')}",
-            (time, 1),
+            f"resumed on {counted(ranks, 'rank')}",
+            # At the foot of the panel, left of the line: scores rise.
+            (time, 0),
+            (-2, 3),
             xycoords=axes[0].get_xaxis_transform(),
+            textcoords="offset points",
             rotation=90,
-            va="top",
+            va="bottom",
             ha="right",
             fontsize=7.5,
         )
+
+
+def _read_ranks(line: Fields) -> int:
+    if "ranks" not in line:
+        return 1
+    return line.whole("ranks", 1)
 
 
 def _progress_of_scores(
@@ -283,6 +291,16 @@ def _draw_group(axis: Axes, group: Group, style: Style, cost: str, factor: float
     return drawn
 
 
+def _choose_looks(phases: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return a colour and a hatch for each phase; no two phases look alike."""
+    looks = {phase: (colour, "") for phase, colour in PHASES.items()}
+    unlisted = [phase for phase in phases if phase not in PHASES]
+    for number, phase in enumerate(unlisted):
+        hatch = HATCHES[number // len(REST) % len(HATCHES)]
+        looks[phase] = (REST[number % len(REST)], hatch)
+    return looks
+
+
 def _draw_phases(axis: Axes, comparison: Comparison) -> None:
     """Draw a bar of each group's phases."""
     by_group = [comparison.phases(group) for group in comparison.groups]
@@ -294,12 +312,7 @@ def _draw_phases(axis: Axes, comparison: Comparison) -> None:
     for spent in by_group:
         longest = max(longest, sum(spent.get(phase, 0.0) for phase in phases))
     unit, factor = axis_unit(longest, SECONDS)
-    unlisted = [phase for phase in phases if phase not in PHASES]
-    colours = dict(PHASES)
-    hatches = {}
-    for number, phase in enumerate(unlisted):
-        colours[phase] = REST[number % len(REST)]
-        hatches[phase] = HATCHES[number // len(REST) % len(HATCHES)]
+    looks = _choose_looks(phases)
     places = range(len(by_group))
     starts = [0.0] * len(by_group)
     for phase in phases:
@@ -310,8 +323,8 @@ def _draw_phases(axis: Axes, comparison: Comparison) -> None:
             0.7,
             starts,
             label=plain(phase),
-            color=colours[phase],
-            hatch=hatches.get(phase, ""),
+            color=looks[phase][0],
+            hatch=looks[phase][1],
             edgecolor=INK,
             linewidth=0.6,
         )

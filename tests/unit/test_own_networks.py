@@ -172,7 +172,7 @@ def test_the_command_tells_what_is_not_dealt_out_by_default(istmpi_command):
         ([f"{FILE}:Joined", "--set", "model.outputs=3"], "model.outputs is the number of classes"),
         ([f"{FILE}:Joined", "--set", "train.rounds=3"], "only arguments of the network can be set here"),
         ([f"{FILE}:Faulty", *SEVEN, "model.what=script"], "its module first is compiled by torch.jit, so its layers"),
-        ([f"{FILE}:Joined", "--shape", "3xx"], "give --data, or both --shape and --outputs"),
+        ([f"{FILE}:Joined", "--shape", "3xx"], "give --data, --example, or both --shape and --outputs"),
         ([f"{FILE}:Joined", "--shape", "3xx", "--outputs", "3"], "must be the lengths of an example's axes"),
     ],
 )

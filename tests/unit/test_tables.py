@@ -1,6 +1,7 @@
 """Tables of text: what their first lines leave open is decided once, said, and kept for prediction."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from istmpi.data.decoder import Notes
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
+from istmpi.data.sources import open_dataset
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.training.run import run_training
@@ -355,3 +357,47 @@ def test_what_cannot_be_encoded_is_refused_by_name(table, options, message):
         prepared(table(mixed()[0]), **options)
     with pytest.raises(DataError, match="has no header, which --drop needs"):
         prepared(table("1,2\n3,4\n"), drop="a", header=False)
+
+
+def test_a_table_with_dates_gaps_and_categories_goes_from_file_to_answers_in_one_command(
+    tmp_path, istmpi_command, monkeypatch
+):
+    """A run that names the table guesses what prepare would be told, and says so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    lines = ["sold,name,area,town,price"]
+    for row in range(60):
+        area = "" if row % 9 == 4 else f"{row / 2}"
+        town = "NA" if row % 11 == 5 else ("Rome", "Oslo", "Bonn")[row % 3]
+        lines.append(f"2026-11-{row % 28 + 1:02d},owner {row},{area},{town},{row * 1000.5}")
+    Path("houses.csv").write_text("\n".join(lines))
+    Path("new.csv").write_text("\n".join(",".join(line.split(",")[:-1]) for line in lines[:4]))
+    words = ["train", "--data", "houses.csv", "--predict", "new.csv", "--rounds", "1", "--hidden", "8"]
+    code, out, err = istmpi_command(*words)
+    said = " ".join((out + err).split())
+    assert code == 0 and len(Path("runs/houses/predictions.csv").read_text().splitlines()) == 4
+    for note in (
+        "columns of dates are left out: sold (change with istmpi prepare csv --drop)",
+        "columns of many texts are left out: name (change with istmpi prepare csv --drop)",
+        "columns of categories: town (change with istmpi prepare csv --categories)",
+        "or the most frequent category, of their column: area, town (change with istmpi prepare csv --missing)",
+        "answers runs/houses/predictions.csv",
+    ):
+        assert note in said
+    code, _, err = istmpi_command("train", "--data", "houses.csv", "--predict", "none.csv")
+    assert code == 2 and "--predict none.csv does not exist" in err and not Path("runs/houses-2").exists()
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (["a,b,y"] + [f"{row if row % 2 else 'x'},1,{row % 2}" for row in range(20)], "'x' is not a number"),
+        (['"a, b",y'] + [f"{'pq'[row % 2]},{row % 2}" for row in range(20)], "'p' is not a number"),
+    ],
+)
+def test_what_is_no_guess_is_refused_as_prepare_refuses_it(tmp_path, monkeypatch, rows, message):
+    """A column of numbers and texts, and one whose name an option cannot give."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    with pytest.raises(DataError, match=message):
+        open_dataset(str(tmp_path / "t.csv"))

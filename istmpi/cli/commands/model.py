@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from istmpi.network.architecture import Architecture
     from istmpi.network.table import Operator
 
+ASSUMED = (
+    "The examples are digits, included: 1x8x8, 10 classes. Give --data, --shape or --example for "
+    "others."
+)
+
 
 @click.command("model")
 @click.argument("network", metavar="NET")
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
 @text(
     "--example",
     "FILE.py:NAME",
-    "A batch's inputs, or a function that returns them, as for istmpi.Distributed; instead of data.",
+    "Instead of data: a batch's inputs, or a function that returns them, for istmpi.Distributed.",
 )
 @text("--ranks", "P,P,...", "Numbers of ranks to report a rank's part for.", default="2,4,8")
 @click.option(
@@ -78,15 +83,13 @@ def command(
         raise click.UsageError("--tokens needs --shape; with data, leave it out.")
     if example:
         examples = _describe_example(example)
-    elif shape is None or outputs is None:
-        examples = _describe_data(network, data)
+    elif shape is not None and outputs is not None:
+        examples = _describe_shape(shape, outputs, tokens)
     else:
-        task = NEXT_TOKEN if tokens else CLASSIFICATION
-        examples = _Examples(options.shape("--shape", shape), outputs, task)
+        examples = _describe_data(network, data)
     _report(network, examples, _arguments(assignments), counts, as_json)
     if not (example or shape or data):
-        assumed = "The examples are digits, included: 1x8x8, 10 classes."
-        say(f"{assumed} Give --data, --shape or --example for others.", err=True)
+        say(ASSUMED, err=True)
 
 
 def _find_refusal(architecture: Architecture, scaled: bool) -> ConfigError | None:
@@ -156,6 +159,11 @@ def _describe_data(network: str, data: str | None) -> _Examples:
     # Only shapes are read, so any split will do.
     dataset = open_dataset(data or "digits", scoring=scoring, test=TestSplit(0.2))
     return _Examples(tuple(dataset.shape), dataset.outputs, dataset.task, dataset.example)
+
+
+def _describe_shape(shape: str, outputs: int, tokens: bool) -> _Examples:
+    task = NEXT_TOKEN if tokens else CLASSIFICATION
+    return _Examples(options.shape("--shape", shape), outputs, task)
 
 
 def _describe_example(name: str) -> _Examples:

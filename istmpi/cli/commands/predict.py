@@ -108,12 +108,23 @@ def command(**values: Any) -> None:
     if find_rank() > 0:
         return  # one process does it, however many were started
 
-    from istmpi.data.decoder import Notes
     from istmpi.files import require_free
 
     request = _Request(**values)
     if request.out:
         require_free(Path(request.out), request.force)
+    _answer(request)
+
+
+def predict_file(checkpoint: Path, source: str, out: Path, model: str | None) -> None:
+    """Write what the network in a checkpoint answers for ``source`` into a file, as the command
+    does without options; ``model`` is the class of a user's network."""
+    _answer(_Request(path=str(checkpoint), source=source, out=str(out), model=model))
+
+
+def _answer(request: _Request) -> None:
+    from istmpi.data.decoder import Notes
+
     trained = _load(request)
     _require_fitting(request, trained)
     if trained.network.note:
@@ -130,24 +141,24 @@ class _Request:
 
     path: str
     source: str
-    form: str
-    all_outputs: bool
-    top: int | None
-    tokens: int | None
-    temperature: float | None
-    seed: int | None
-    as_json: bool
-    out: str | None
-    force: bool
-    split: str
-    label: str | None
-    header: bool | None
-    delimiter: str | None
-    resize: bool
-    calibrate_on: str | None
-    model: str | None
-    subnet: int | None
-    exit_threshold: float | None
+    form: str = "csv"
+    all_outputs: bool = False
+    top: int | None = None
+    tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    as_json: bool = False
+    out: str | None = None
+    force: bool = False
+    split: str = "test"
+    label: str | None = None
+    header: bool | None = None
+    delimiter: str | None = None
+    resize: bool = False
+    calibrate_on: str | None = None
+    model: str | None = None
+    subnet: int | None = None
+    exit_threshold: float | None = None
 
 
 def _require_fitting(request: _Request, trained: _Trained) -> None:

@@ -2,11 +2,13 @@
 
 import os
 from contextlib import nullcontext
+from pathlib import Path
 
 import click
 
 from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.run_options import (
+    DEFAULT,
     Showing,
     add_watch_options,
     open_watches,
@@ -15,7 +17,13 @@ from istmpi.cli.run_options import (
     run_and_folder,
     run_argument,
 )
+from istmpi.config import Run
+from istmpi.errors import DataError
+from istmpi.names import is_own
 from istmpi.record import home
+
+ANSWERS = "predictions.csv"
+"""The file of --predict in a run's folder."""
 
 
 @click.command("train")
@@ -27,6 +35,12 @@ from istmpi.record import home
     "auto|PATH",
     "Resume from a checkpoint, a run's folder, or this run's folder (auto).",
     default="",
+)
+@text(
+    "--predict",
+    "INPUT",
+    "Then run the network on the examples of INPUT, as istmpi predict does, and write "
+    f"{ANSWERS} into the run's folder.",
 )
 @add_watch_options
 @flag("--dry-run", "Print shapes, bytes, FLOPs and memory; train nothing.")
@@ -47,6 +61,7 @@ def command(
     assignments: tuple[str, ...],
     sync_checkpoints: bool,
     resume: str,
+    predict: str | None,
     stop_before_walltime: float | None,
     log: tuple[str, ...],
     shown: Showing,
@@ -68,6 +83,7 @@ def command(
     mpirun -n 8 istmpi train speech --checkpoint-every 10 --resume auto
     mpirun -n 8 istmpi train runs/speech
     mpirun -n 4 istmpi train --model mynet.py:Net --set model.channels=[64,128]
+    mpirun -n 2 istmpi train --data table.csv --predict new.csv
 
     SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or a file STOP in the run's folder save and stop the run with
     exit code 75. Continue on any number of ranks with --resume auto.
@@ -88,19 +104,12 @@ def command(
         raise click.UsageError("--ranks needs --dry-run; to train on P ranks use mpirun -n P.")
     if cluster is not None and not dry_run:
         raise click.UsageError("--cluster needs --dry-run.")
+    if predict is not None and dry_run:
+        raise click.UsageError("--predict does not go with --dry-run.")
     if sync_checkpoints:
         assignments = (*assignments, "checkpoint.wait=true")
     if dry_run:
-        from istmpi.cli.plan import show
-        from istmpi.comm import rank_variable, read_launcher
-
-        resolved = resolve(run, assignments, parameters)
-        # Inside a job, the plan is for its ranks.
-        if ranks is None:
-            ranks = 4
-            if rank_variable():
-                ranks = max(read_launcher()[1] // max(resolved.train.group_size, 1), 1)
-        show(resolved, ranks, cluster, shown.as_json)
+        _plan(resolve(run, assignments, parameters), ranks, cluster, shown.as_json)
         return
 
     shown.begins("trains")
@@ -109,6 +118,8 @@ def command(
 
     communicator = comm.world()
     with communicator.agreed():
+        if predict not in (None, DEFAULT) and not Path(predict).exists():
+            raise DataError(f"--predict {predict} does not exist.")
         run, resume, own_folder = run_and_folder(run, resume)
         # A resumed run stays in its folder.
         if not parameters["out"]:
@@ -133,3 +144,32 @@ def command(
     with communicator.agreed():
         if display:
             display.plots()
+    # The other ranks have nothing to do.
+    if predict is not None and display and display.ended:
+        display.predicted(_predict(resolved, display.ended, predict))
+
+
+def _plan(run: Run, ranks: int | None, cluster: str | None, as_json: bool) -> None:
+    """Print what a run would cost on ``ranks``; by default on those of the job, or 4."""
+    from istmpi.cli.plan import show
+    from istmpi.comm import rank_variable, read_launcher
+
+    # Inside a job, the plan is for its ranks.
+    if ranks is None:
+        ranks = 4
+        if rank_variable():
+            ranks = max(read_launcher()[1] // max(run.train.group_size, 1), 1)
+    show(run, ranks, cluster, as_json)
+
+
+def _predict(run: Run, folder: Path, source: str) -> Path:
+    """Write the answers of a trained network for ``source``, and return their file."""
+    from istmpi.checkpoint.folder import NETWORK
+    from istmpi.cli.commands.predict import predict_file
+
+    answers = folder / ANSWERS
+    # A resumed run answers anew.
+    answers.unlink(missing_ok=True)
+    model = run.model.name if is_own(run.model.name) else None
+    predict_file(folder / NETWORK, source, answers, model)
+    return answers

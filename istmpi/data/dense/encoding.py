@@ -133,7 +133,7 @@ class Encoding:
         for number, (line, row) in enumerate(block):
             fields = [*row]
             for place, column in enumerate(columns):
-                if _is_missing(row[column]):
+                if is_missing(row[column]):
                     fields[column] = "0"
                     lacks[number, place] = True
             rows.append((line, fields))
@@ -141,7 +141,7 @@ class Encoding:
 
     def _find_code(self, name: str, text: str) -> float:
         text = text.strip()
-        if _is_missing(text):
+        if is_missing(text):
             return np.nan
         codes = self.codes.setdefault(name, [])
         if text in codes:
@@ -272,5 +272,5 @@ def _split(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
-def _is_missing(text: str) -> bool:
+def is_missing(text: str) -> bool:
     return text.strip().lower() in MISSING

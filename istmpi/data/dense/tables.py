@@ -68,7 +68,7 @@ class Table:
         if label_place is not None:
             self.label_name = header[label_place] or None
 
-    def read(self, rows: Iterator[_Row], columns: list[int], label_place: int | None) -> None:
+    def read(self, rows: Iterator[Row], columns: list[int], label_place: int | None) -> None:
         """Read ``x`` from ``columns``, and ``labels`` from one more. Raises DataError."""
         blocks = [np.zeros((0, len(columns)))]
         while block := list(islice(rows, rows_per_block(max(len(columns), 1)))):
@@ -77,7 +77,7 @@ class Table:
                 self.labels += _read_label_column(self.name, block, label_place)
         self.x = np.concatenate(blocks)
 
-    def _read_numbers(self, block: Sequence[_Row], columns: Sequence[int]) -> np.ndarray:
+    def _read_numbers(self, block: Sequence[Row], columns: Sequence[int]) -> np.ndarray:
         return _read_numbers(self.name, block, columns, self.header is not None)
 
 
@@ -190,7 +190,7 @@ def _find_tables(archive: Archive) -> dict[str, str]:
     return {split: files[0] for split, files in chosen.items()}
 
 
-_Row = tuple[int, list[str]]
+Row = tuple[int, list[str]]
 
 
 def read_table(
@@ -211,7 +211,7 @@ def read_table(
     if is_columnar(name):
         header = True
     delimiter = delimiter or guess_delimiter(archive, name, notes)
-    with closing(_read_rows(archive, name, delimiter)) as rows:
+    with closing(read_rows(archive, name, delimiter)) as rows:
         # The first line decides what the others are, and is read again if it is an example.
         opening = [*islice(rows, 1)]
         first = [printable(field.strip()) for _, row in opening for field in row]
@@ -249,7 +249,7 @@ def _note_header(first: list[str], has_header: bool, notes: Notes) -> None:
     notes.assume(f"the first line is {what}", "--header")
 
 
-def _read_label_column(name: str, block: list[_Row], place: int) -> list[str]:
+def _read_label_column(name: str, block: list[Row], place: int) -> list[str]:
     labels = []
     for line, row in block:
         label = row[place].strip()
@@ -292,7 +292,7 @@ def _is_header(name: str, features: list[str]) -> bool:
 
 
 def _read_numbers(
-    name: str, block: Sequence[_Row], columns: Sequence[int], header: bool
+    name: str, block: Sequence[Row], columns: Sequence[int], header: bool
 ) -> np.ndarray:
     """Return the features of a block ``[b, columns]`` float64, or raise DataError."""
     features = [[row[column] for column in columns] for _, row in block]
@@ -322,7 +322,7 @@ def _read_numbers(
     raise AssertionError(f"{name}: NumPy reads no numbers that Python reads")
 
 
-def _read_rows(archive: Archive, name: str, delimiter: str) -> Generator[_Row, None, None]:
+def read_rows(archive: Archive, name: str, delimiter: str) -> Generator[Row, None, None]:
     """Yield the number and the fields of each line that is not empty."""
     if is_columnar(name):
         yield from read_columnar(archive, name)

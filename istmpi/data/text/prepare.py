@@ -26,7 +26,7 @@ from istmpi.units import counted
 LINES = (".jsonl", ".jsonl.gz")
 CUT = 0.9
 """The share of a single document that is for training; the end is for testing."""
-LEAST_TESTED = 0.05
+LEAST_TESTED = 0.1
 MOST_TESTED = 0.4
 """A drawn test split with a share of the tokens outside these bounds is noted."""
 
