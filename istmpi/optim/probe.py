@@ -21,17 +21,18 @@ def probe(name: str, make: Make) -> OptimizerSpec:
     """Find an optimizer's spec by a few steps on small parameters. Raises ConfigError if that
     fails.
 
-    The state can be kept from round to round if it has only a count of steps, and tensors of a
-    parameter's shape that start at zero and change in place.
+    The state can be kept from round to round if it has only a count of steps, tensors of a
+    parameter's shape that start at zero and change in place, and values that no step reads.
     """
     trial = _Trial(name, make)
     slots, counts_steps, problem = _classify(trial.states[0][0], SHAPES[0])
     # An estimate: the step, and a moving average for each slot.
     flops = 2 + 4 * len(slots)
-    if (slots or counts_steps) and not problem:
+    if slots or counts_steps:
         kept = OptimizerSpec(name, slots, counts_steps, flops, make)
-        # From zeros, and from a state in the middle of a run.
-        if not (trial.repeats(kept, 0) and trial.repeats(kept, 2)):
+        if trial.needs_nothing_else(kept):
+            problem = ""
+        elif not problem:
             problem = "it does not start at zero, or it has more values"
     if problem:
         slots = ()
@@ -54,6 +55,14 @@ class _Trial:
         for number in range(STEPS):
             self.values.append(self._step(parameters, optimizer, number))
             self.states.append([_copy(optimizer.state[parameter]) for parameter in parameters])
+
+    def needs_nothing_else(self, spec: OptimizerSpec) -> bool:
+        """Return True if steps repeat from zeros, and from slots in the middle of a run."""
+        try:
+            return self.repeats(spec, 0) and self.repeats(spec, 2)
+        except ConfigError:
+            # The step reads a value that is no slot.
+            return False
 
     def repeats(self, spec: OptimizerSpec, number: int) -> bool:
         """Return True if a new optimizer with the slots from before a step takes this step again

@@ -232,8 +232,16 @@ def test_kept_momentum_counts_its_steps_from_where_it_began(comm):
 
 
 def test_any_class_of_optimizers_trains_by_its_name(comm, shared_tmp):
+    """Its state may have values that no step reads, as the norms of a LAMB."""
     file = shared_tmp / "mine.py"
-    on_root(comm, lambda: file.write_text("import torch\n\n\nclass Mine(torch.optim.RMSprop):\n    pass\n"))
+    text = """import torch
+class Mine(torch.optim.RMSprop):
+    def step(self):
+        super().step()
+        for weight, state in self.state.items():
+            state["norm"] = weight.norm()
+"""
+    on_root(comm, lambda: file.write_text(text))
     settings = {"optimizer__arguments": {"alpha": 0.9}, "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
     runs = [trained(comm, optimizer__name=name, **settings)[0] for name in ("torch.optim:RMSprop", f"{file}:Mine")]
     assert_same_bits(*map(whole, runs))

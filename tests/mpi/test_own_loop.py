@@ -280,13 +280,14 @@ def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
         np.testing.assert_allclose(trained[1][name], values, rtol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("method", ["local-sgd", "data-parallel"])
-def test_a_scaler_and_autocast_train(comm, shared_tmp, method):
+def test_a_scaler_and_autocast_train(comm, shared_tmp, method, dtype):
     """A gradient that is not finite on one rank is a step that no rank takes, where gradients are averaged."""
     job, scaler = loops.make_towers(comm, dtype="float32", method=method), torch.amp.GradScaler("cpu")
     for round in loops.begin_rounds(job, 2, shared_tmp / "run"):
         for step in round.steps():
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", dtype):
                 loss = round.module(*loops.pair(8)).float().square().mean()
             before = [values.detach().clone() for values in round.module.parameters()]
             overflows = method == "data-parallel" and step == 1 and comm.rank == 0

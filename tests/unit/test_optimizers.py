@@ -1,5 +1,7 @@
 """Optimizers: they step as PyTorch's own, and what cannot be used is named."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from small import small_run
@@ -10,6 +12,7 @@ from istmpi.optim.optimizers import OPTIMIZERS, choose_optimizer
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTINGS = [
     Optimizer("sgd", 0.1, momentum=0.9, weight_decay=0.01),
     Optimizer("adamw", 0.1, weight_decay=0.01),
@@ -69,3 +72,15 @@ def test_an_optimizer_of_ones_own_that_fails_is_named(tmp_path, body, problem):
     run = small_run(optimizer__name=f"{tmp_path}/mine.py:Mine", train__rounds=1)
     with pytest.raises(ConfigError, match=problem):
         simulate(lambda comm: list(Training(run, comm).rounds()), 1).require()
+
+
+def test_the_lars_of_the_examples_moves_matrices_by_a_part_of_their_norm():
+    """Whatever the gradient; vectors move by it. Its momentum can be kept between rounds."""
+    lars = choose_optimizer(Optimizer(f"{EXAMPLES}/lars.py:Lars", 0.5, arguments={"trust": 0.02}))
+    assert lars.slots == ("momentum",) and not lars.problem
+    for size in (1.0, 1e3):
+        matrix, vector = torch.nn.Parameter(torch.ones(4, 3)), torch.nn.Parameter(torch.ones(3))
+        matrix.grad, vector.grad = size * gradient(0).float(), size * torch.ones(3)
+        lars.make([matrix, vector]).step()
+        assert (matrix - 1).norm().item() == pytest.approx(0.01 * 12**0.5, rel=1e-5)
+        assert (1 - vector).tolist() == pytest.approx([0.01 * size] * 3, rel=1e-4)
