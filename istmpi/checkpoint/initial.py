@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.widening import find_place
 from istmpi.engine.slots import select_weights
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError, kind_of
@@ -44,6 +45,8 @@ class _File:
     shapes: Mapping[str, tuple[int, ...]]
     rows: Callable[[str, int, int], torch.Tensor]
     factor: Callable[[str], Factor] = lambda name: 1.0
+    network: Architecture | None = None
+    """The file's network, if it is one of istmpi."""
 
 
 def _from_checkpoint(checkpoint: Checkpoint) -> _File:
@@ -55,6 +58,7 @@ def _from_checkpoint(checkpoint: Checkpoint) -> _File:
         shapes={name: tensor.shape for name, tensor in tensors.items()},
         rows=lambda name, first, last: torch.from_numpy(tensors[name].rows(first, last)),
         factor=lambda name: network.weight_factor(name, scale),
+        network=network,
     )
 
 
@@ -125,6 +129,8 @@ def _load_state_dict(path: Path) -> Any:
 class Fit:
     path: Path
     fitted: tuple[str, ...]
+    widened: tuple[str, ...]
+    """The fitted parameters that are narrower in the file."""
     weights: tuple[int, int]
     """The number of weights that come from the file, and the number of all weights."""
     missing: tuple[str, ...]
@@ -141,6 +147,7 @@ class Fit:
             f"{self.weights[0]:,} of {self.weights[1]:,} weights."
         ]
         unfitting = {
+            "narrower in the file, in the first places here": self.widened,
             "wrong shape, ignored": self.misshapen,
             "not in the file, initialized as usual": self.missing,
             "only in the file": self.unused,
@@ -155,10 +162,12 @@ class Fit:
         return lines
 
 
-def check_fit(path: Path, network: Architecture, renamed: Mapping[str, str] | None = None) -> Fit:
+def check_fit(
+    path: Path, network: Architecture, renamed: Mapping[str, str] | None = None, widen: bool = False
+) -> Fit:
     """Return a file's fit to a network. Raises the errors of `begin_with`."""
     with _open(path) as file:
-        fit, _ = _match(path, file, network, renamed)
+        fit, _ = _match(path, file, network, renamed, widen)
     return fit
 
 
@@ -167,28 +176,23 @@ def begin_with(
     network: Architecture,
     store: ParameterStore,
     renamed: Mapping[str, str] | None = None,
+    widen: bool = False,
 ) -> Fit:
     """Set this rank's rows of the parameters (``store``) to the values in a file, where names and
     shapes fit.
 
     Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps prefixes of
-    names in the file to prefixes in the network. Raises DataError if the file cannot be read or a
-    weight is not finite, ConfigError if no parameter fits.
+    names in the file to prefixes in the network. With ``widen``, a parameter may be narrower in the
+    file (`istmpi.checkpoint.widening`). Raises DataError if the file cannot be read or a weight is
+    not finite, ConfigError if no parameter fits.
     """
     with _open(path, store.rank, store.owners.ranks) as file:
-        fit, sources = _match(path, file, network, renamed)
+        fit, sources = _match(path, file, network, renamed, widen)
         for name, source in sources.items():
-            length = file.shapes[source][0]
             if name in network.frozen:
-                network.give(name, file.rows(source, 0, length))
-                continue
-            rows = store.owners.rows(length, store.rank)
-            values = file.rows(source, rows.start, rows.stop)
-            # The two full networks may multiply this weight by different factors.
-            ratio = file.factor(source) / network.weight_factor(name, store.full_scale)
-            if changes(ratio):
-                values = values.double() * as_tensor(of_rows(ratio, rows.start, rows.stop))
-            store.tensors[name].copy_(values)
+                network.give(name, file.rows(source, 0, file.shapes[source][0]))
+            else:
+                _read_rows(file, source, network, name, store)
     infinite = store.not_finite()
     if infinite:
         dtype = next(iter(store.parameters.values())).dtype
@@ -196,6 +200,29 @@ def begin_with(
             f"train.init: {path}: {infinite} as {dtype}; weights must be finite. Give another file."
         )
     return fit
+
+
+def _read_rows(
+    file: _File, source: str, network: Architecture, name: str, store: ParameterStore
+) -> None:
+    """Set this rank's rows of a parameter; a narrower tensor of the file gets the first places."""
+    shape = network.parameters[name].pattern.shape(network.lengths)
+    wide = store.owners.rows(shape[0], store.rank)
+    place = None
+    if file.shapes[source] != shape:
+        place = find_place(file.network, source, network, name)
+    rows = wide
+    if place:
+        rows = place.find_rows(wide)
+    values = file.rows(source, rows.start, rows.stop)
+    # The two full networks may multiply this weight by different factors.
+    ratio = file.factor(source) / network.weight_factor(name, store.full_scale)
+    if changes(ratio):
+        values = values.double() * as_tensor(of_rows(ratio, rows.start, rows.stop))
+    if place:
+        place.fill(store.tensors[name], wide, values)
+    else:
+        store.tensors[name].copy_(values)
 
 
 def begin_as_constructed(
@@ -212,11 +239,51 @@ def begin_as_constructed(
 
 
 def _match(
-    path: Path, file: _File, network: Architecture, renamed: Mapping[str, str] | None
+    path: Path,
+    file: _File,
+    network: Architecture,
+    renamed: Mapping[str, str] | None,
+    widen: bool,
 ) -> tuple[Fit, dict[str, str]]:
     """Return a file's fit to a network, and the file's name of each fitting parameter. ConfigError
     if none fits."""
-    names = _remove_prefixes(_rename(file.shapes, renamed or {}), network)
+    shapes, candidates = _pair(file, network, renamed or {})
+    sources: dict[str, str] = {}
+    widened: list[str] = []
+    misshapen: list[str] = []
+    for name, source in candidates.items():
+        stored = file.shapes[source]
+        if stored == shapes[name]:
+            sources[name] = source
+        elif widen and find_place(file.network, source, network, name):
+            sources[name] = source
+            widened.append(name)
+        else:
+            expected = _format_shape(shapes[name])
+            misshapen.append(f"{name} ({_format_shape(stored)} in the file, {expected} here)")
+    used = set(candidates.values())
+    fit = Fit(
+        path=path,
+        fitted=tuple(sources),
+        widened=tuple(widened),
+        weights=(
+            sum(prod(file.shapes[source]) for source in sources.values()),
+            sum(map(prod, shapes.values())),
+        ),
+        missing=tuple(name for name in shapes if name not in candidates),
+        misshapen=tuple(misshapen),
+        unused=tuple(name for name in file.shapes if name not in used),
+    )
+    _require_one(fit)
+    return fit, sources
+
+
+def _pair(
+    file: _File, network: Architecture, renamed: Mapping[str, str]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Return the shapes of the tensors that the file can set, and the file's name of each that it
+    has."""
+    names = _remove_prefixes(_rename(file.shapes, renamed), network)
     # Frozen parameters keep the constructor's values if the file has none.
     shapes = {
         name: shape
@@ -228,26 +295,7 @@ def _match(
         source = names.get(name, names.get(plain_name(network, name)))
         if source is not None:
             candidates[name] = source
-    sources: dict[str, str] = {}
-    misshapen: list[str] = []
-    for name, source in candidates.items():
-        stored = file.shapes[source]
-        if stored == shapes[name]:
-            sources[name] = source
-        else:
-            expected = _format_shape(shapes[name])
-            misshapen.append(f"{name} ({_format_shape(stored)} in the file, {expected} here)")
-    used = set(candidates.values())
-    fit = Fit(
-        path=path,
-        fitted=tuple(sources),
-        weights=(sum(prod(shapes[name]) for name in sources), sum(map(prod, shapes.values()))),
-        missing=tuple(name for name in shapes if name not in candidates),
-        misshapen=tuple(misshapen),
-        unused=tuple(name for name in file.shapes if name not in used),
-    )
-    _require_one(fit)
-    return fit, sources
+    return shapes, candidates
 
 
 def _require_one(fit: Fit) -> None:

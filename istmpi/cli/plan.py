@@ -25,8 +25,8 @@ def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False
     run = planned.run
     network = planned.architecture
     costs = planned.require_trainable(run, ranks)
-    # A single process has no shares.
-    alone = cost(run.override({"method.shares": None}), network, 1)
+    # A single process has neither shares nor other holders.
+    alone = cost(run.override({"method.shares": None, "method.holders": 1}), network, 1)
     initial = _describe_initial(run, network)
     figures = _figures(run, network, costs, alone)
     figures["sent_bytes"] = run_bytes(run, network, ranks, planned.smaller)
@@ -76,7 +76,8 @@ def _describe_initial(run: Run, network: Architecture) -> Sequence[str]:
         return [f"Initial weights from {run.train.init}."]
     from istmpi.checkpoint.initial import check_fit
 
-    return check_fit(Path(run.train.init), network, run.train.init_names).lines
+    train = run.train
+    return check_fit(Path(train.init), network, train.init_names, train.widen).lines
 
 
 def _figures(

@@ -52,6 +52,11 @@ class Train:
         dict | None,
         'Prefixes of names in train.init and their replacements: {"bert." = "encoder."}.',
     ] = None
+    widen: Annotated[
+        bool,
+        "train.init may be the network.h5 of a narrower network: its units become the first units, "
+        "and weights from new units to them begin at 0 (results/growing.md).",
+    ] = False
     patience: Annotated[
         Natural,
         "Early stopping: evaluations in a row without a better validation score that end training. "

@@ -42,6 +42,7 @@ PARTS = {
         "autocast",
         "init",
         "init_names",
+        "widen",
     ),
     "model": ("dtype", "scale", "init"),
 }

@@ -118,8 +118,10 @@ class Keywords(TypedDict, total=False):
     train_max_minutes: float
     train_seed: int
     train_threads: int
+    train_widen: bool
     wait: bool
     warm_up: int
     weight_decay: float
+    widen: bool
     wire: Literal["float32", "bfloat16", "int8"]
     writer: Literal["auto", "mpio", "direct", "root", "parts"]

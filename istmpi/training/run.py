@@ -291,7 +291,8 @@ def load_initial_weights(training: Training) -> Sequence[str]:
         )
     else:
         with communicator.agreed():
-            begun = begin_with(Path(train.init), network, store, train.init_names)
+            source = Path(train.init)
+            begun = begin_with(source, network, store, train.init_names, train.widen)
             training.begun = begun.lines
     return training.begun
 

@@ -249,6 +249,7 @@ WITHOUT_EFFECT = (
     "train.group_size",
     "train.device",
     "train.init",
+    "train.widen",
     "evaluate.",
     "checkpoint.",
     "comm.",
