@@ -86,8 +86,8 @@ class Case:
         return ["istmpi", "train", "--resume", "auto", *sets]
 
 
-def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS) -> dict[str, object]:
-    """The settings of a run: methods take turns, the rest is drawn."""
+def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS, ranks: int = 1) -> dict[str, object]:
+    """The settings of a run on ``ranks`` ranks: methods take turns, the rest is drawn."""
     method = list(METHODS)[number % len(METHODS)]
     every = chance.choice([1, 2, 3])
     settings = {
@@ -124,6 +124,12 @@ def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS) -
         settings["method.threshold"] = chance.choice([0.0, 0.002, 1.0])
     if method == "codistillation":
         settings["method.burn_in"] = chance.choice([0, 4])
+    if method == "downpour":
+        settings["method.staleness"] = chance.choice([1, 3])
+    if method == "ist" and ranks % 2 == 0:
+        settings["method.holders"] = chance.choice([1, 2])
+    if method != "joint":
+        settings["data.placement"] = chance.choice(["shared", "sharded", "label-shards"])
     read = {f"method.{name}" for name in METHODS[method].reads}
     return {name: value for name, value in settings.items() if name in read or not name.startswith("method.")}
 
@@ -276,7 +282,11 @@ def main(arguments: list[str]) -> int:
         chance = random.Random(f"{options.seed} {number}")
         writers = ("auto",) if options.private_disks else WRITERS
         case = Case(
-            number, draw(chance, number, writers), options.ranks, place / str(number), private=options.private_disks
+            number,
+            draw(chance, number, writers, options.ranks),
+            options.ranks,
+            place / str(number),
+            private=options.private_disks,
         )
         case.folder.mkdir()
         carry_through(case, chance, min(options.kills_of_a_run, kills - done))

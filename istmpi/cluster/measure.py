@@ -183,7 +183,14 @@ def _subnets(run: Run, architecture: Architecture, ranks: int) -> Iterator[PartC
     """Yield the costs of the networks to measure: the whole one, and usable largest subnets for
     P/2, P, 2P ranks."""
     groups = architecture.default_groups
-    plain = run.override({"method.name": "ist", "method.partition": groups, "method.shares": None})
+    plain = run.override(
+        {
+            "method.name": "ist",
+            "method.partition": groups,
+            "method.shares": None,
+            "method.holders": 1,
+        }
+    )
     most_ranks = min((architecture.lengths[name] for name in groups), default=1)
     for count in sorted({1, max(ranks // 2, 1), ranks, 2 * ranks}):
         if count <= most_ranks:

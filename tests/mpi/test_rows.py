@@ -1,0 +1,52 @@
+"""Further settings of the papers' rows: --dry-run shows the bytes that are counted, and a stopped run goes on."""
+
+import json
+
+import pytest
+from own_runs import RESNET
+from replaying import run_of
+from resuming import save, stop_at
+from small import assert_same_bits, whole
+
+from istmpi.cli.plan import show
+from istmpi.comm.ledger import EVALUATION, SAVING
+from istmpi.training.loop import Training
+from istmpi.training.run import run_training
+
+FEDAVG = {"method__name": "fedavg", "method__epochs": 1, "method__fraction": 0.5, "train__batch": 64}
+ROWS = {
+    "holders": {"method__holders": 2},
+    "staleness": {"method__name": "downpour", "method__staleness": 2},
+    "label shards": {"data__placement": "label-shards", **FEDAVG},
+    "top-k and energy": {"evaluate__top_k": [2], "train__watts": 5.0},
+    "exits": RESNET | {"model__exits": [1]},
+}
+SETTINGS = {"train__rounds": 4, "method__local_steps": 3, "evaluate__every": 2}
+
+
+@pytest.mark.ranks(only=[4])
+@pytest.mark.parametrize("row", ROWS)
+def test_the_bytes_of_a_dry_run_are_counted_and_a_stopped_run_goes_on(comm, shared_tmp, capsys, row):
+    run = run_of(SETTINGS | ROWS[row], comm.size, shared_tmp) if comm.rank == 0 else None
+    run = comm.broadcast_from_root(run)
+    whole_run = Training(run, comm)
+    progress = list(whole_run.rounds())
+    training = Training(run, comm)
+    if comm.rank == 1:
+        stop_at(training, 1, 1)
+    list(training.rounds())
+    path = save(training, shared_tmp / "stopped.h5")
+    resumed = Training(run, comm)
+    resumed.resume(path)
+    list(resumed.rounds())
+    assert_same_bits(whole(resumed), whole(whole_run))
+    before = {purpose: comm.ledger.sent[purpose].bytes for purpose in (EVALUATION, SAVING)}
+    run_training(run.override({"output.folder": str(shared_tmp / "run")}), comm)
+    sent = {purpose: sum(comm.allgather(comm.ledger.sent[purpose].bytes - before[purpose])) for purpose in before}
+    if comm.rank == 0:
+        capsys.readouterr()
+        show(run, comm.size, as_json=True)
+        planned = json.loads(capsys.readouterr().out)
+        assert planned["sent_bytes"] == progress[-1].bytes
+        assert planned["evaluations"]["sent"] == sent[EVALUATION]
+        assert planned["saving"]["sent"] in (sent[SAVING], None)
