@@ -67,6 +67,7 @@ FOR_OPEN_MPI = {
 """It refuses root unless told, and takes each host for a machine whose cores are its rank's alone."""
 
 
+RATE_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 LATENCY = (sys.executable, str(Path(__file__).with_name("latency.py")))
 """The program that delays frames, and measures round trips."""
 
@@ -81,6 +82,34 @@ class Delays:
     """Seconds by which a round trip is shorter or longer; frames keep their order."""
     loss: float = 0.0
     """The probability that a frame is lost."""
+
+
+BURST_SECONDS = 0.01
+"""The seconds of a line's rate that pass at once after a pause. Short messages would cross a slow line in no time if
+it were longer."""
+LEAST_BURST = 16 * 1024
+MOST_BURST = 256 * 1024
+QUEUE_SECONDS = 0.05
+
+
+def _bucket(rate: str, delays: Delays | None) -> list[str]:
+    """Return tc's words for a token bucket: its rate, its burst, and a queue in front of it."""
+    bytes_a_second = parse_rate(rate) / 8
+    burst = round(min(max(bytes_a_second * BURST_SECONDS, LEAST_BURST), MOST_BURST))
+    # A router's queue: as long as a sender needs to fill a line with this latency.
+    longest = QUEUE_SECONDS
+    if delays:
+        longest = max(longest, delays.round_trip)
+    queue = round(bytes_a_second * longest) + MOST_BURST
+    return ["rate", rate, "burst", str(burst), "limit", str(queue)]
+
+
+def parse_rate(rate: str) -> float:
+    """Return the bits a second of a rate in tc's words, such as 10mbit or 2.5gbit."""
+    for unit, bits in RATE_UNITS.items():
+        if rate.lower().endswith(unit):
+            return float(rate[: -len(unit)]) * bits
+    raise ConfigError(f"--rate {rate} has no unit. Give one of {', '.join(RATE_UNITS)}, as in 10mbit.")
 
 
 class Cluster:
@@ -116,10 +145,7 @@ class Cluster:
             for interface in ("lo", "eth0"):
                 _do("ip", "-n", host, "link", "set", interface, "up")
             for namespace, interface in ((self.switch, port), (host, "eth0")):
-                # A router's queue: as long as a sender needs to fill a line with this latency.
-                longest = max(50, round(delays.round_trip * 1000) if delays else 0)
-                bucket = ("rate", rate, "burst", "256kb", "latency", f"{longest}ms")
-                _do("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *bucket)
+                _do("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *_bucket(rate, delays))
         if delays:
             self._start_forwarder(hosts, delays)
 
