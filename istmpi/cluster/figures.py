@@ -60,7 +60,10 @@ class Cluster:
     transfer_seconds: float = 0.0
     """The time of every transfer in addition to its messages."""
     deal_seconds: float = 0.0
-    """The time of a round to deal units, plan transfers and let ranks agree."""
+    """The time of a round to deal units and plan transfers, and of waits for ranks that are late."""
+    call_seconds: float = 0.0
+    """The time of a collective call in which all ranks tell each other a few facts; 0 if it was not
+    measured."""
     beside: float = 1.0
     """1 if local steps hide transfers; 0 on one host, where the ranks' cores copy the messages."""
     memory: float | None = None
@@ -71,6 +74,15 @@ class Cluster:
         if len(self.flops) == 1:
             return self.flops[0]
         return min(self.flops[ranks.start : ranks.stop])
+
+    def small_call(self, ranks: int) -> float:
+        """Return the seconds of a collective call of small messages."""
+        if self.call_seconds:
+            return self.call_seconds
+        # Ranks pass messages on, log2 P times one after the other. Messages of the ring of an
+        # all-reduce follow each other, so this is the time of one.
+        hops = (ranks - 1).bit_length()
+        return hops * self.links["allreduce"].latency
 
     def check(self, ranks: int) -> None:
         if len(self.flops) not in (1, ranks):

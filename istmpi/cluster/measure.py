@@ -27,6 +27,7 @@ from istmpi.errors import ConfigError, IstmpiError
 from istmpi.network.architecture import Architecture
 from istmpi.optim.optimizers import choose_optimizer
 from istmpi.training.loop import Training
+from istmpi.training.progress import MEASURED
 from istmpi.units import counted
 
 MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
@@ -51,7 +52,11 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     measured: dict[str, Any] = {}
     for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
         links[name], measured[name] = _link(list(points(communicator)))
-    handle, average, measured["transfer"] = transfers.measure(communicator, links["alltoallv"])
+    call_seconds = _time_small_call(communicator)
+    hosts = len(set(communicator.hosts()))
+    handle, average, measured["transfer"] = transfers.measure(
+        communicator, links["alltoallv"], between_hosts=hosts > 1
+    )
     # Each measurement subtracts the known ones: products come before steps, steps before rounds.
     flops_per_second, product_seconds, measured["products"] = _products(
         run, architecture, communicator, device
@@ -62,7 +67,10 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     flops_per_second, step_seconds, transfer_seconds, deal_seconds = _overheads(
         run, communicator, flops_per_second, product_seconds, touch_seconds
     )
-    hosts = len(set(communicator.hosts()))
+    # What follows was timed with its messages.
+    of_messages = (communicator.size - 1) * links["alltoallv"].latency
+    transfer_seconds = _subtract(transfer_seconds, of_messages)
+    deal_seconds = _subtract(deal_seconds, call_seconds)
     return Cluster(
         name=f"{counted(communicator.size, 'rank')} on {counted(hosts, 'host')}",
         source=f"measured on {device} with {library()}, {counted(threads, 'thread')} a rank",
@@ -76,8 +84,24 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
         average_seconds_per_byte=average,
         transfer_seconds=transfer_seconds,
         deal_seconds=deal_seconds,
+        call_seconds=call_seconds,
         measured=measured,
     )
+
+
+def _subtract(seconds: float, known: float) -> float:
+    """Return what is left of a time without a known part of it."""
+    return max(seconds - known, timing.NOISE * seconds)
+
+
+def _time_small_call(communicator: Communicator) -> float:
+    """Return the seconds in which all ranks tell each other as much as after a round; 0 for one
+    rank."""
+    if communicator.size == 1:
+        return 0.0
+    # As many facts as a rank's measurements of a round.
+    facts = tuple(range(20))
+    return timing.time_slowest(communicator, partial(communicator.allgather, facts, slot=MEASURED))
 
 
 @dataclass(frozen=True)
@@ -235,7 +259,7 @@ def _touch(
         touched.append(float(part.touched))
         seconds_of_products = float(part.flops.products) / flops_per_second
         seconds_of_products += part.flops.product_count * product_seconds
-        seconds_left.append(max(seconds - seconds_of_products, timing.NOISE * seconds))
+        seconds_left.append(_subtract(seconds, seconds_of_products))
     (_, seconds_per_byte), error = fit([[1.0] * len(touched), touched], seconds_left)
     return seconds_per_byte, {"median_relative_error": error}
 

@@ -1,7 +1,7 @@
 """Seconds of a whole run on a cluster: its rounds, its evaluations and the save of its network.
 
-A collective call of small messages passes them on from rank to rank, ``log2 P`` times one after the
-other. All other times are those of `istmpi.cluster.time`. Loading is not predicted.
+Rounds, calls of small messages and links are those of `istmpi.cluster.time`. Loading is not
+predicted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from istmpi.cluster.time import round_time
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.cost.evaluation import EvaluationPlan
-from istmpi.cost.loads import ALLREDUCE, ALLTOALLV
+from istmpi.cost.loads import ALLTOALLV
 from istmpi.cost.run_cost import Cost, phase_costs
 from istmpi.data.dataset import Dataset
 from istmpi.evaluation.planning import (
@@ -61,15 +61,8 @@ def predict_run(
     of_evaluation = _predict_evaluation(run, architecture, data, cluster, last, plan)
     saving = None
     if plan.on_one or ranks == 1 or not data.scoring.one_class:
-        saving = CALLS * small_call_seconds(ranks, cluster)
+        saving = CALLS * cluster.small_call(ranks)
     return RunTime(rounds=of_rounds, evaluations=evaluations * of_evaluation, saving=saving)
-
-
-def small_call_seconds(ranks: int, cluster: Cluster) -> float:
-    """Return the seconds of a collective call whose messages are small."""
-    hops = (ranks - 1).bit_length()
-    # In a ring, messages of the all-reduce follow each other, so this is the time of one.
-    return hops * cluster.links[ALLREDUCE].latency
 
 
 def _predict_evaluation(
@@ -101,7 +94,7 @@ def _predict_evaluation(
     seconds += passes * len(architecture.operators) * cluster.product_seconds
     if ranks > 1:
         # The sums of the score.
-        seconds += small_call_seconds(ranks, cluster)
+        seconds += cluster.small_call(ranks)
     return seconds
 
 

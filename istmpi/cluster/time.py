@@ -20,6 +20,9 @@ CROWDED = 2.5
 cores."""
 COMPUTING = 0.95
 """The fraction of time that a rank should spend on computing."""
+CALLS_A_ROUND = 2
+"""The collective calls of small messages in a round: ranks agree that all have taken their steps,
+and tell each other their measurements."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
 def round_time(cost: Cost, cluster: Cluster) -> RoundTime:
     step = max(step_seconds(part, cluster) for part in cost.parts)
     once = sum(exchange.waited() for exchange in exchanges(cost, cluster))
-    return RoundTime(cost.local_steps * step, cost.sends * once + _deal_seconds(cost, cluster))
+    between = _deal_seconds(cost, cluster) + CALLS_A_ROUND * cluster.small_call(cost.ranks)
+    return RoundTime(cost.local_steps * step, cost.sends * once + between)
 
 
 def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> float:
@@ -95,7 +99,8 @@ def link_rate(cost: Cost, cluster: Cluster, computing: float = COMPUTING) -> flo
     sent, and infinite if no rate is enough.
     """
     # Links without latency: the answer is a rate alone.
-    bare = replace(cluster, links={name: Link(0, 0) for name in cluster.links})
+    no_links = {name: Link(0, 0) for name in cluster.links}
+    bare = replace(cluster, links=no_links, call_seconds=0.0)
     compute = cost.local_steps * max(step_seconds(part, bare) for part in cost.parts)
     # The seconds that ranks may wait for each of the round's sends.
     allowed = (compute * (1 - computing) / computing - _deal_seconds(cost, bare)) / cost.sends

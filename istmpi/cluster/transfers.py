@@ -17,19 +17,22 @@ from istmpi.models import mlp_network
 from istmpi.network.architecture import Architecture
 
 TRANSFER_WIDTHS = (256, 768, 1536)
-MOST_OF_MESSAGES = 0.5
-"""The largest part of a transfer's time that its messages may take: if they take more, copies are
-lost in their noise, and are measured apart."""
 
 
-def measure(communicator: Communicator, link: Link) -> tuple[float, float, dict[str, Any]]:
+def measure(
+    communicator: Communicator, link: Link, between_hosts: bool
+) -> tuple[float, float, dict[str, Any]]:
     """Measure the seconds that a transfer takes for each byte it handles, and for each that it
-    averages, beyond its messages."""
+    averages, beyond its messages.
+
+    Between hosts, copies would be lost in the noise of messages, and are measured apart.
+    """
+    if between_hosts:
+        copy = _copy_seconds(communicator)
+        return copy, copy, {"copies": True}
     handled: list[float] = []
     averaged: list[float] = []
     seconds_left: list[float] = []
-    of_messages = 0.0
-    of_transfers = 0.0
     for width in TRANSFER_WIDTHS:
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         # Dealt units need packing; whole tensors need the mean.
@@ -41,14 +44,9 @@ def measure(communicator: Communicator, link: Link) -> tuple[float, float, dict[
                 load.messages * link.latency + float(load.busiest) * link.seconds_per_byte
                 for load in loads
             )
-            of_messages += seconds_of_messages
-            of_transfers += seconds
             handled.append(float(sum(load.handled for load in loads)))
             averaged.append(float(sum(load.averaged for load in loads)))
             seconds_left.append(max(seconds - seconds_of_messages, timing.NOISE * seconds))
-    if of_messages > MOST_OF_MESSAGES * of_transfers:
-        copy = _copy_seconds(communicator)
-        return copy, copy, {"copies": True}
     # The column of ones takes up the fixed time of a transfer, which `_overheads` measures.
     (_, handle, average), error = fit([[1.0] * len(handled), handled, averaged], seconds_left)
     return handle, average, {"median_relative_error": error}

@@ -329,6 +329,7 @@ def cluster(console: Console, cluster: Cluster) -> None:
         ("beside products", "", touched, error("steps")),
         ("local step", latency(cluster.step_seconds), "", ""),
         ("deal", latency(cluster.deal_seconds), "", ""),
+        ("small call", latency(cluster.call_seconds), "", ""),
     ]
     console.print(head_text(cluster.name, f", {cluster.source}"))
     console.print(make_table(("", "latency", "rate", "median error of the fit"), rows))
