@@ -237,24 +237,29 @@ class RunRecord:
     def _summarise(self, last: Progress | None) -> Summary:
         training = self._training
         communicator = self._communicator
-        spent = communicator.allgather((dict(training.clock.seconds), self._meter.describe()))
-        seconds = _take_means([seconds_of_rank for seconds_of_rank, _ in spent])
         if last is None:  # no round was left in this job
             score = None
             if not training.dataset.network:
                 score = training.evaluate()
             last = training.progress(score)
+        best = _score_best(training, self._folder, last, self.note)
+        # All that ranks tell each other for the summary travels together.
+        told = communicator.allgather(
+            (dict(training.clock.seconds), communicator.ledger.sent, self._meter.describe())
+        )
+        seconds_by_rank, sent_by_rank, joules_by_rank = zip(*told, strict=True)
+        seconds = _take_means(seconds_by_rank)
         summary = Summary(
             folder=self._folder.path,
             ranks=communicator.size,
             score_name=training.score_name,
             last=replace(last, last_round=None, slowest=None),
             seconds=seconds,
-            sent=add_up(communicator.allgather(communicator.ledger.sent)),
+            sent=add_up(sent_by_rank),
             data=training.data_summary.fingerprint,
             ended=training.ended,
-            best=_score_best(training, self._folder, last, self.note),
-            energy=self._choose_energy([joules for _, joules in spent], seconds),
+            best=best,
+            energy=self._choose_energy(joules_by_rank, seconds),
             slowest=last.slowest,
         )
         with communicator.agreed():
