@@ -11,6 +11,8 @@ SECONDS = 0.3  # in which a piece of work is repeated; longer work is done once
 MOST_REPETITIONS = 25
 TURN_SECONDS = 0.04  # about the time of the calls that are timed together
 MOST_INNER = 1000
+LEAST_INNER = 4
+"""Ranks leave a barrier up to a message's latency apart, which one call would count as its own."""
 NOISE = 0.1
 """The least fraction of a time that is left after known parts are subtracted; a fit needs positive
 times."""
@@ -26,7 +28,7 @@ def time_slowest(communicator: Communicator, work: Callable[[], object]) -> floa
     if once > SECONDS:
         return once
     # Several calls are timed together, because a barrier and a clock cost time, too.
-    inner = min(max(int(TURN_SECONDS / once), 1), MOST_INNER)
+    inner = min(max(int(TURN_SECONDS / once), LEAST_INNER), MOST_INNER)
     times: list[float] = []
     while sum(times) * inner < SECONDS and len(times) < MOST_REPETITIONS:
         times.append(_slowest(communicator, work, inner))

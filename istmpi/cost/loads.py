@@ -160,6 +160,14 @@ def _limit(nbytes: Number, limit: int) -> Number:
     return min(nbytes, limit)
 
 
+def _count_messages(held: Holdings, nbytes: Number) -> int:
+    """Return the messages of a rank to all others; 0 if nothing moves, as where no unit changes
+    ranks."""
+    if not nbytes:
+        return 0
+    return held.ranks - 1
+
+
 def pull(held: Holdings) -> Load:
     """Return the load of a pull: owners send ranks what these are dealt."""
     # One P-th of what a rank fetches or serves is its own, and is not sent.
@@ -167,11 +175,12 @@ def pull(held: Holdings) -> Load:
     fetched: Number = max(held.owner_bytes(part) for part in held.parts)
     inward = fetched * elsewhere
     outward = held.served_bytes * elsewhere
+    busiest = max(inward, outward)
     return Load(
         ALLTOALLV,
         sent=held.fetched_bytes,
-        messages=held.ranks - 1,
-        busiest=max(inward, outward),
+        messages=_count_messages(held, busiest),
+        busiest=busiest,
         handled=inward + outward + Fraction(fetched, held.ranks),
         buffers=_limit(inward, STAGING_BYTES) + _limit(outward, STAGING_BYTES),
     )
@@ -189,7 +198,7 @@ def _hop(held: Holdings, subnet: Number) -> Load:
     return Load(
         ALLTOALLV,
         sent=sum(len(part.ranks) * held.hop_bytes(part) for part in held.parts),
-        messages=held.ranks - 1,
+        messages=_count_messages(held, moved),
         busiest=moved,
         handled=moved + 2 * subnet,
         buffers=2 * _limit(moved, STAGING_BYTES),
