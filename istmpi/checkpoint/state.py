@@ -275,6 +275,7 @@ def fill(checkpoint: Checkpoint, store: ParameterStore) -> None:
     """
     store.scale = checkpoint.header.scale
     store.fitted = checkpoint.header.fitted
+    store.seed = None
     for name, values in store.tensors.items():
         tensor = checkpoint.tensors.get(name)
         if tensor is None:

@@ -13,12 +13,20 @@ if TYPE_CHECKING:
     from istmpi.optim.course import Course
 
 
+class ModelSettings(Protocol):
+    @property
+    def init(self) -> str: ...
+
+
 class RunSettings(Protocol):
     """The settings that a method's description reads (of `istmpi.config.Run`, which knows all
     methods)."""
 
     @property
     def data(self) -> Data: ...
+
+    @property
+    def model(self) -> ModelSettings: ...
 
     @property
     def method(self) -> MethodSettings: ...

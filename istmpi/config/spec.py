@@ -226,6 +226,7 @@ class MethodSpec:
             seed=run.train.seed,
             largest=self._choose_largest(run),
             own_slots=bool(self.own_slots(run)),
+            drawn=_list_drawn(run, architecture),
             sends_changes=self.sends_changes(run, ranks),
             outputs=self._describe_outputs(run, architecture),
             slots=self.moved_slots(run),
@@ -383,3 +384,15 @@ class MethodSpec:
             examples_of_a_rank = -(-examples // ranks)
         # The last batch of a pass may be smaller.
         return run.method.epochs * -(-examples_of_a_rank // run.train.batch)
+
+
+def _list_drawn(run: RunSettings, architecture: Architecture) -> frozenset[str]:
+    """Return the parameters whose initial values are random numbers that follow from the seed
+    alone.
+
+    What torch computes or a file has is left out: another version or file on one rank would give
+    it other values.
+    """
+    if run.train.init or run.model.init == "constructor":
+        return frozenset()
+    return frozenset(architecture.parameters) - frozenset(architecture.table.computed)

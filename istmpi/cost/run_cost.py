@@ -109,14 +109,18 @@ def cost(
     method: str | None = None,
     shared_batch: bool = False,
     examples: int | None = None,
+    later: bool = False,
 ) -> Cost:
     """Return the cost of a run. Raises ConfigError if ranks or settings do not fit.
 
     ``method``: a method, also one of `RIVALS`, in place of the run's. ``shared_batch``: True if
     ranks that send in each step divide train.batch, as in the paper. ``examples``: the number of
-    training examples, for methods whose rounds are passes over the data.
+    training examples, for methods whose rounds are passes over the data. ``later``: True if other
+    rounds come before, so that weights are no longer the initial ones.
     """
     setup = _set_up(run, architecture, ranks, method or run.method.name, shared_batch)
+    if later:
+        setup = replace(setup, route=replace(setup.route, drawn=frozenset()))
     loads = round_loads(setup.route, architecture.parameters, setup.deal)
     return Cost(
         spec=setup.spec,
@@ -254,8 +258,15 @@ def phase_costs(
     for name, _ in run.phases():
         where = "method.name =" if name == run.method.name else "method.finish ="
         limits.require_wire(find_method_spec(name, where), run)
-    costs = []
+    costs: list[tuple[Cost, int]] = []
     for name, side, rounds in run.stretches():
-        of_side = cost(run, (smaller or {}).get(side, architecture), ranks, name, examples=examples)
+        of_side = cost(
+            run,
+            (smaller or {}).get(side, architecture),
+            ranks,
+            name,
+            examples=examples,
+            later=bool(costs),
+        )
         costs.append((replace(of_side, side=side), rounds))
     return costs

@@ -103,6 +103,9 @@ class Route:
     """The first round in which ranks exchange values."""
     means: int = 1
     """The number of means of common parameters in a round in which they are due."""
+    drawn: frozenset[str] = frozenset()
+    """Names of the parameters whose initial values follow from the seed. Ranks that keep the whole
+    network compute them in round 0, and need none from owners."""
     outputs: StepOutputs | None = None
     """The outputs that ranks add up; None if subnets do not learn from the sum of their outputs. If
     they do, ranks keep the units of the first deal, and no weight moves."""
@@ -127,21 +130,22 @@ class Route:
         from their owners.
 
         ``before``: the deal in which ranks hold dealt parameters; None if all are with their
-        owners. Parameters in ``present`` are not pulled: ranks have them already. Owners send
-        common parameters unchanged, and in round 0 all parameters, if the route has ``common``
-        parameters or ``stays``.
+        owners. Parameters in ``present`` are not pulled: ranks have them already. Nor are those of
+        `computed_in`. Owners send common parameters unchanged, and in round 0 all parameters, if
+        the route has ``common`` parameters or ``stays``.
         """
         now = self.deal(round)
         if before:
             yield Leg(
                 HOP,
-                _dealt(parameters, before),
+                select_dealt(parameters, before),
                 source=before,
                 target=now,
                 wire=self.choose_wire(round, HOP),
                 shared=False,
             )
-        moving = {name: parameter for name, parameter in parameters.items() if name not in present}
+        here = {*present, *self.computed_in(parameters, round)}
+        moving = {name: parameter for name, parameter in parameters.items() if name not in here}
         # Ranks keep what they get in the first round, so its rounding would stay with them.
         exact = self.wire == "float32" or (round == 0 and (self.stays or bool(self.common)))
         unrounded = {
@@ -186,7 +190,7 @@ class Route:
         nothing left early."""
         if self.stays or (self.keeps_all and self.groups):
             deal = self.deal(round)
-            yield Leg(FLUSH, _dealt(parameters, deal), deal, self.owners, shared=False)
+            yield Leg(FLUSH, select_dealt(parameters, deal), deal, self.owners, shared=False)
         common = {name: parameter for name, parameter in parameters.items() if self.is_common(name)}
         if common and not self.mean_is_due(round):
             yield Leg(MEAN, common)
@@ -248,12 +252,18 @@ class Route:
         if before is None:
             yield from self.into(moved, round, None)
             return
-        pulled = _dealt(moved, before)
+        pulled = select_dealt(moved, before)
         yield Leg(PULL, pulled, source=self.owners, target=before)
         if self.early:
             yield from self.into(moved, round, None, pulled)
         else:
             yield from self.into(moved, round, before)
+
+    def computed_in(self, names: Iterable[str], round: int) -> list[str]:
+        """Return the parameters and slots whose values each rank computes at a round's start."""
+        if round or not self.keeps_all or self.groups:
+            return []
+        return [name for name in names if strip_slot(name) in self.drawn]
 
     def is_common(self, name: str) -> bool:
         return strip_slot(name) in self.common
@@ -266,7 +276,8 @@ class Route:
         return Wire(self.wire, rng.key(self.seed, "wire", leg, round), settles)
 
 
-def _dealt(parameters: Parameters, deal: TrainingLayout) -> Parameters:
+def select_dealt(parameters: Parameters, deal: TrainingLayout) -> Parameters:
+    """Return the parameters of which a deal gives ranks their units."""
     return {
         name: parameter
         for name, parameter in parameters.items()

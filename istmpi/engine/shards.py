@@ -6,6 +6,7 @@ have newer values of dealt parameters, and every rank newer values of common par
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -17,7 +18,7 @@ from istmpi.engine.early import EarlyExchange, HeldParts, lend_rows, receive_buf
 from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.outer import Outer
 from istmpi.engine.packed_sizes import Largest
-from istmpi.engine.route import HOP, MEAN, PULL, PUSH, Leg, Route
+from istmpi.engine.route import HOP, MEAN, PULL, PUSH, Leg, Route, select_dealt
 from istmpi.engine.slots import Slot, select_weights, strip_slot
 from istmpi.engine.sparse_mean import SparseMean
 from istmpi.engine.store import ParameterStore, Tensors, copy_from_host, empty_on_host, on_host
@@ -79,6 +80,9 @@ class Shards:
 
         If weights leave early in this round, the exchange for the next round begins here.
         """
+        if self.store.seed is None:
+            # A checkpoint has replaced the initial values.
+            self.route = replace(self.route, drawn=frozenset())
         self._recover_held(round)
         targets = dict(tensors)
         if not self._common:
@@ -142,6 +146,9 @@ class Shards:
                             missing[name] = targets[name]
                     arriving.update(empty_on_host(missing))
                     self._move(leg, store.tensors, arriving)
+        for name in self.route.computed_in(parameters, round):
+            if name not in present:
+                arriving[name] = store.compute_initial(name)
         return arriving
 
     def _fill(self, targets: Tensors, arriving: Tensors) -> None:
@@ -322,10 +329,7 @@ class Shards:
     def _pull_parts(self, deal: TrainingLayout) -> HeldParts:
         """Pull this rank's part of a deal from the owners."""
         store = self.store
-        parameters = {}
-        for name, parameter in store.parameters.items():
-            if parameter.pattern.dealt(deal.units):
-                parameters[name] = parameter
+        parameters = select_dealt(store.parameters, deal)
         tensors = receive_buffers({}, parameters, deal, store.rank)
         with self._clock(PULL):
             pull = Transfer(parameters, store.owners, deal, store.rank)
@@ -347,11 +351,8 @@ class Shards:
         self.held = None
         if self.route.stays:
             deal = self.route.deal(round)
-            staying = {}
-            for name, parameter in leg.parameters.items():
-                if parameter.pattern.dealt(deal.units):
-                    staying[name] = staged[name]
-            self.held = HeldParts(deal, staying)
+            staying = select_dealt(leg.parameters, deal)
+            self.held = HeldParts(deal, {name: staged[name] for name in staying})
 
     def _average(self, leg: Leg, tensors: Tensors) -> None:
         with self._clock("all-reduce"):

@@ -44,6 +44,9 @@ class ParameterStore:
         self.fitted: Mapping[str, float] = {}
         self.tensors = {name: self._zeros(parameter) for name, parameter in parameters.items()}
         self._lent: Tensors = {}
+        self.seed: int | None = None
+        """The seed of the initial values; None if the rows have other values, such as those of a
+        checkpoint."""
 
     @property
     def full_scale(self) -> dict[str, float]:
@@ -143,19 +146,34 @@ class ParameterStore:
     def initialise(self, seed: int) -> None:
         """Fill the owned rows with initial values: uniform in ``centre ± bound`` of each
         parameter."""
+        self.seed = seed
         for name, parameter in self.parameters.items():
-            flat = self.tensors[name].view(-1)
-            if parameter.bound == 0:
-                flat.fill_(parameter.centre)
-                continue
-            first = self.first_element(parameter)
-            stream = rng.key(seed, "initial", name)
-            for start in range(0, len(flat), _CHUNK):
-                count = min(_CHUNK, len(flat) - start)
-                # Random numbers by global position: the same for any number of ranks.
-                values = rng.uniform(stream, first + start, count)
-                values = (2 * values - 1) * parameter.bound + parameter.centre
-                flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
+            self._draw(name, self.tensors[name].view(-1), self.first_element(parameter))
+
+    def compute_initial(self, name: str) -> torch.Tensor:
+        """Return the whole tensor of the initial values of which `initialise` fills the owned rows.
+
+        Every rank computes the same bits.
+        """
+        values = torch.empty(self._whole_shape(name), dtype=self.tensors[name].dtype)
+        self._draw(name, values.view(-1), 0)
+        return values
+
+    def _draw(self, name: str, flat: torch.Tensor, first: int) -> None:
+        """Fill ``flat`` with a parameter's initial values, from its element ``first`` on."""
+        if self.seed is None:
+            raise AssertionError("initial values follow from the seed of `initialise`")
+        parameter = self.parameters[name]
+        if parameter.bound == 0:
+            flat.fill_(parameter.centre)
+            return
+        stream = rng.key(self.seed, "initial", name)
+        for start in range(0, len(flat), _CHUNK):
+            count = min(_CHUNK, len(flat) - start)
+            # Random numbers by global position: the same for any number of ranks.
+            values = rng.uniform(stream, first + start, count)
+            values = (2 * values - 1) * parameter.bound + parameter.centre
+            flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
 
     def digest(self) -> int:
         """Return a 64-bit digest of this rank's rows. All ranks' sum modulo 2**64 does not depend

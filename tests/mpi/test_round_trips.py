@@ -38,6 +38,23 @@ def test_an_evaluation_on_one_rank(comm, method, calls):
     assert count_calls(comm, training.evaluate) == (calls if comm.size > 1 else alone)
 
 
+@pytest.mark.parametrize("method", ["local-sgd", "data-parallel", "sparse-loco", "easgd"])
+def test_a_whole_network_begins_without_messages(comm, method):
+    """Ranks compute initial values, bit for bit those of the owners; those of a checkpoint they get from owners."""
+    training = Training(small_run(method__name=method, optimizer__momentum=0.9), comm)
+    whole = {name: training.store.whole(name, comm) for name in training.store.parameters}
+    for seed in (training.run.train.seed, None):
+        other = Training(training.run, comm)
+        other.store.seed = seed
+        before = comm.traffic.bytes
+        other.method.build(0)
+        other.method.shards.fetch(0, other.method.subnet.tensors)
+        assert (comm.traffic.bytes > before) == (seed is None and comm.size > 1)
+        for name, values in whole.items():
+            if name in other.method.subnet.tensors:
+                assert torch.equal(other.method.subnet.tensors[name], values), name
+
+
 def test_small_parameters_are_gathered_together(comm):
     """A message has all of one dtype, and each whole parameter is that of a message of its own."""
     training, _ = trained(comm)

@@ -41,6 +41,15 @@ def test_the_initial_network_is_the_same_at_any_number_of_ranks(ranks, dtype, mo
     assert all(torch.equal(tensor, expected[name]) for name, tensor in whole(chunked).items())
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_each_rank_can_compute_all_initial_values(dtype, monkeypatch):
+    """The same bits as the owners' rows, so that no rank has to send them."""
+    monkeypatch.setattr(store, "_CHUNK", 5)
+    many = stores(3, network=mlp_network(7, [13, 5], 3, bias=True, dtype=dtype))
+    for name, tensor in whole(many).items():
+        assert torch.equal(many[1].compute_initial(name), tensor), name
+
+
 def test_the_initial_values_are_those_of_their_positions():
     """Derived by hand: element (4, 2) of a matrix with 7 columns is number 30 of its parameter's own stream."""
     (one,) = stores(1)
