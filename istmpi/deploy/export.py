@@ -83,9 +83,12 @@ class Content:
 
     def require_state(self) -> None:
         if self.state.problem:
+            cure = "Use --to onnx."
+            if self.checkpoint.header.blocks:
+                cure = "Use --to onnx or torch."
             raise ConfigError(
                 f"{self.checkpoint.path}: {self.state.problem}; a state dict cannot hold that. "
-                "Use --to onnx."
+                f"{cure}"
             )
 
 
@@ -280,13 +283,18 @@ def _npz(content: Content, name: str) -> tuple[Parts, str]:
 
 
 def _torch(content: Content, name: str) -> tuple[Parts, str]:
-    """Return a file of weights and, if the network can be traced, one of its program."""
+    """Return a file of weights and, if the network can be traced, one of its program; subnets side
+    by side have the program alone."""
+    beside = f"{name.removesuffix('.pt').removesuffix('.pt2')}.pt2"
+    if content.checkpoint.header.blocks:
+        # No plain class has their weights.
+        joined = make_program(content.checkpoint, content.network, content.state)
+        return {beside: lambda file: save(joined, content.metadata(), file)}, ""
     content.require_state()
     saved = {"state_dict": whole_state(content.state), "metadata": content.metadata(of_state=True)}
     parts: Parts = {name: lambda file: torch.save(saved, file)}
     if content.checkpoint.header.data.task == OWN:
         return parts, ""  # only the data's code knows the inputs to trace with
-    beside = f"{name.removesuffix('.pt')}.pt2"
     try:
         program = make_program(content.checkpoint, content.network, content.state)
     except ConfigError as error:

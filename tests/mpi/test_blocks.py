@@ -72,6 +72,10 @@ def test_its_program_has_the_outputs_of_the_network(comm, shared_tmp):
     export(path, "onnx")
     (outputs,) = runtime.InferenceSession(path.with_suffix(".onnx")).run(None, {"input": x})
     assert outputs == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    program = export(path, "torch").path
+    assert program == path.with_suffix(".pt2")
+    outputs = torch.export.load(program).module()(torch.from_numpy(x))
+    assert outputs.numpy() == pytest.approx(expected, rel=1e-4, abs=1e-5)
     with pytest.raises(errors.ConfigError, match="its network is 3 subnets side by side .* Use --to onnx"):
         export(path, "safetensors")
 
