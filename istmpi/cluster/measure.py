@@ -89,9 +89,9 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     )
 
 
-def _subtract(seconds: float, known: float) -> float:
+def _subtract(seconds: float, part: float) -> float:
     """Return what is left of a time without a known part of it."""
-    return max(seconds - known, timing.NOISE * seconds)
+    return max(seconds - part, timing.NOISE * seconds)
 
 
 def _time_small_call(communicator: Communicator) -> float:

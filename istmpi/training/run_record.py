@@ -244,10 +244,10 @@ class RunRecord:
             last = training.progress(score)
         best = _score_best(training, self._folder, last, self.note)
         # All that ranks tell each other for the summary travels together.
-        told = communicator.allgather(
+        messages = communicator.allgather(
             (dict(training.clock.seconds), communicator.ledger.sent, self._meter.describe())
         )
-        seconds_by_rank, sent_by_rank, joules_by_rank = zip(*told, strict=True)
+        seconds_by_rank, sent_by_rank, joules_by_rank = zip(*messages, strict=True)
         seconds = _take_means(seconds_by_rank)
         summary = Summary(
             folder=self._folder.path,
