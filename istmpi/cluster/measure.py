@@ -48,10 +48,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
         with communicator.agreed():
             device = choose_device(run.train.device, local)
         threads = choose_threads(run.train.threads, local)
-    links: dict[str, Link] = {}
-    measured: dict[str, Any] = {}
-    for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
-        links[name], measured[name] = _link(list(points(communicator)))
+    links, measured = _measure_links(communicator)
     call_seconds = _time_small_call(communicator)
     hosts = len(set(communicator.hosts()))
     handle, average, measured["transfer"] = transfers.measure(
@@ -67,10 +64,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     flops_per_second, step_seconds, transfer_seconds, deal_seconds = _overheads(
         run, communicator, flops_per_second, product_seconds, touch_seconds
     )
-    # What follows was timed with its messages.
     of_messages = (communicator.size - 1) * links["alltoallv"].latency
-    transfer_seconds = _subtract(transfer_seconds, of_messages)
-    deal_seconds = _subtract(deal_seconds, call_seconds)
     return Cluster(
         name=f"{counted(communicator.size, 'rank')} on {counted(hosts, 'host')}",
         source=f"measured on {device} with {library()}, {counted(threads, 'thread')} a rank",
@@ -82,11 +76,21 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
         touch_seconds_per_byte=touch_seconds,
         handle_seconds_per_byte=handle,
         average_seconds_per_byte=average,
-        transfer_seconds=transfer_seconds,
-        deal_seconds=deal_seconds,
+        # Both were timed with their messages.
+        transfer_seconds=_subtract(transfer_seconds, of_messages),
+        deal_seconds=_subtract(deal_seconds, call_seconds),
         call_seconds=call_seconds,
         measured=measured,
     )
+
+
+def _measure_links(communicator: Communicator) -> tuple[dict[str, Link], dict[str, Any]]:
+    """Return the links, and the measurements that each was fitted to."""
+    links: dict[str, Link] = {}
+    measured: dict[str, Any] = {}
+    for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
+        links[name], measured[name] = _link(list(points(communicator)))
+    return links, measured
 
 
 def _subtract(seconds: float, part: float) -> float:
