@@ -44,10 +44,7 @@ STEP_ROUNDS = 4
 def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
     """Measure this job's ranks with the shapes of the run's subnets; return the same result on
     every rank."""
-    with communicator.on_this_host() as local:
-        with communicator.agreed():
-            device = choose_device(run.train.device, local)
-        threads = choose_threads(run.train.threads, local)
+    device, threads = _choose_device_and_threads(run, communicator)
     links, measured = _measure_links(communicator)
     call_seconds = _time_small_call(communicator)
     hosts = len(set(communicator.hosts()))
@@ -82,6 +79,13 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
         call_seconds=call_seconds,
         measured=measured,
     )
+
+
+def _choose_device_and_threads(run: Run, communicator: Communicator) -> tuple[torch.device, int]:
+    with communicator.on_this_host() as local:
+        with communicator.agreed():
+            device = choose_device(run.train.device, local)
+        return device, choose_threads(run.train.threads, local)
 
 
 def _measure_links(communicator: Communicator) -> tuple[dict[str, Link], dict[str, Any]]:
