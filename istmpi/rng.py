@@ -25,10 +25,7 @@ def bits(stream: int, start: int, count: int) -> np.ndarray:
 
     They are ``[count]`` uint64.
     """
-    position = np.arange(start, start + count, dtype=np.uint64)
-    position *= np.uint64(_GOLDEN)
-    position += np.uint64(stream & _MASK)
-    return _mix(position)
+    return _hash(stream, np.arange(start, start + count, dtype=np.uint64))
 
 
 def uniform(stream: int, start: int, count: int) -> np.ndarray:
@@ -36,13 +33,29 @@ def uniform(stream: int, start: int, count: int) -> np.ndarray:
 
     They are ``[count]`` float64, multiples of 2**-53.
     """
-    # A float64 holds 53 bits exactly.
-    return (bits(stream, start, count) >> np.uint64(11)) * 2.0**-53
+    return _scale(bits(stream, start, count))
+
+
+def uniform_at(stream: int, positions: np.ndarray) -> np.ndarray:
+    """Return the numbers of `uniform` at some positions: ``[count]`` float64."""
+    return _scale(_hash(stream, positions.astype(np.uint64)))
 
 
 def permutation(length: int, stream: int) -> np.ndarray:
     """Return a uniformly random order of ``0 .. length - 1``: ``[length]`` int64."""
     return np.argsort(bits(stream, 0, length))  # no two are equal: the mixer is a bijection
+
+
+def _hash(stream: int, positions: np.ndarray) -> np.ndarray:
+    """Return 64 random bits for each of the ``positions`` (uint64), which it overwrites."""
+    positions *= np.uint64(_GOLDEN)
+    positions += np.uint64(stream & _MASK)
+    return _mix(positions)
+
+
+def _scale(drawn: np.ndarray) -> np.ndarray:
+    # A float64 holds 53 bits exactly.
+    return (drawn >> np.uint64(11)) * 2.0**-53
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

@@ -104,8 +104,8 @@ class Route:
     means: int = 1
     """The number of means of common parameters in a round in which they are due."""
     drawn: frozenset[str] = frozenset()
-    """Names of the parameters whose initial values follow from the seed. Ranks that keep the whole
-    network compute them in round 0, and need none from owners."""
+    """Names of the parameters whose initial values follow from the seed. Ranks compute them in round
+    0, and need none from owners."""
     outputs: StepOutputs | None = None
     """The outputs that ranks add up; None if subnets do not learn from the sum of their outputs. If
     they do, ranks keep the units of the first deal, and no weight moves."""
@@ -146,8 +146,7 @@ class Route:
             )
         here = {*present, *self.computed_in(parameters, round)}
         moving = {name: parameter for name, parameter in parameters.items() if name not in here}
-        # Ranks keep what they get in the first round, so its rounding would stay with them.
-        exact = self.wire == "float32" or (round == 0 and (self.stays or bool(self.common)))
+        exact = self.wire == "float32" or (round == 0 and self._begins_exact)
         unrounded = {
             name: parameter for name, parameter in moving.items() if exact or self.is_common(name)
         }
@@ -253,7 +252,10 @@ class Route:
             yield from self.into(moved, round, None)
             return
         pulled = select_dealt(moved, before)
-        yield Leg(PULL, pulled, source=self.owners, target=before)
+        computed = self.computed_in(pulled, round)
+        sent = {name: parameter for name, parameter in pulled.items() if name not in computed}
+        if sent:
+            yield Leg(PULL, sent, source=self.owners, target=before)
         if self.early:
             yield from self.into(moved, round, None, pulled)
         else:
@@ -261,9 +263,17 @@ class Route:
 
     def computed_in(self, names: Iterable[str], round: int) -> list[str]:
         """Return the parameters and slots whose values each rank computes at a round's start."""
-        if round or not self.keeps_all or self.groups:
+        if round:
             return []
-        return [name for name in names if strip_slot(name) in self.drawn]
+        computed = [name for name in names if strip_slot(name) in self.drawn]
+        # Values that are sent would be rounded, and a computed one is not.
+        return [name for name in computed if self._begins_exact or self.is_common(name)]
+
+    @property
+    def _begins_exact(self) -> bool:
+        """True if ranks get the values of round 0 unrounded. Those that keep them would keep the
+        rounding, too."""
+        return self.wire == "float32" or self.stays or bool(self.common)
 
     def is_common(self, name: str) -> bool:
         return strip_slot(name) in self.common

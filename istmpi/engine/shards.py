@@ -103,17 +103,14 @@ class Shards:
     def _recover_held(self, round: int) -> None:
         before = self.route.find_recovered(round)
         if self.held is None and before:
-            self.held = self._pull_parts(before)
+            self.held = self._pull_parts(round, before)
 
     def _empty_alike(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         """Return empty tensors for the slots that the owners store and ``tensors`` lack."""
         if not self.route.keeps_all:
             return {}
-        empty = {}
-        for name in self.store.parameters:
-            if name not in tensors:
-                empty[name] = torch.empty_like(tensors[strip_slot(name)])
-        return empty
+        missing = [name for name in self.store.parameters if name not in tensors]
+        return {name: torch.empty_like(tensors[strip_slot(name)]) for name in missing}
 
     def _present(self, deal: TrainingLayout) -> dict[str, torch.Tensor]:
         """Return the tensors with which this rank begins a round and that it has already."""
@@ -146,9 +143,10 @@ class Shards:
                             missing[name] = targets[name]
                     arriving.update(empty_on_host(missing))
                     self._move(leg, store.tensors, arriving)
-        for name in self.route.computed_in(parameters, round):
-            if name not in present:
-                arriving[name] = store.compute_initial(name)
+        computed = set(self.route.computed_in(parameters, round)) - present.keys()
+        arriving.update(empty_on_host({name: targets[name] for name in computed}))
+        for name in computed:
+            store.fill_initial(name, deal, arriving[name])
         return arriving
 
     def _fill(self, targets: Tensors, arriving: Tensors) -> None:
@@ -216,9 +214,7 @@ class Shards:
         If weights left early, the exchange ends here instead of the push.
         """
         route = self.route
-        moved = {
-            name: parameter for name, parameter in self.store.parameters.items() if name in trained
-        }
+        moved = {name: self.store.parameters[name] for name in self._names(trained)}
         self._own = {}  # nothing is rolled back any more, and what follows needs that memory
         for leg in route.out_of(moved, round):
             if leg.name == MEAN:
@@ -295,8 +291,7 @@ class Shards:
 
     def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace tensors, which are whole parameters, by their mean over ranks. Collective."""
-        parameters = {name: self.store.parameters[name] for name in tensors}
-        self._average(Leg(MEAN, parameters), tensors)
+        self._average(Leg(MEAN, {name: self.store.parameters[name] for name in tensors}), tensors)
 
     def of_this_rank(self) -> dict[str, torch.Tensor]:
         """Return the values that only this rank has and a checkpoint needs, whole, in host memory.
@@ -326,13 +321,18 @@ class Shards:
         transfer.run(source, target, self._communicator)
         return transfer
 
-    def _pull_parts(self, deal: TrainingLayout) -> HeldParts:
-        """Pull this rank's part of a deal from the owners."""
+    def _pull_parts(self, round: int, deal: TrainingLayout) -> HeldParts:
+        """Return this rank's part of a deal: computed initial values, and the others from their
+        owners."""
         store = self.store
-        parameters = select_dealt(store.parameters, deal)
-        tensors = receive_buffers({}, parameters, deal, store.rank)
+        dealt = select_dealt(store.parameters, deal)
+        tensors = receive_buffers({}, dealt, deal, store.rank)
+        computed = self.route.computed_in(dealt, round)
+        for name in computed:
+            store.fill_initial(name, deal, tensors[name])
+        sent = {name: parameter for name, parameter in dealt.items() if name not in computed}
         with self._clock(PULL):
-            pull = Transfer(parameters, store.owners, deal, store.rank)
+            pull = Transfer(sent, store.owners, deal, store.rank)
             pull.run(store.tensors, tensors, self._communicator)
         return HeldParts(deal, tensors, flushed=True)
 

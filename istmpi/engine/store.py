@@ -15,7 +15,7 @@ import torch
 from istmpi import rng
 from istmpi.comm import Communicator
 from istmpi.engine.axes import Parameter, with_slots
-from istmpi.engine.layout import Owners, part_shape
+from istmpi.engine.layout import Layout, Owners, part_shape
 from istmpi.engine.slots import Slot, select_weights
 
 Tensors = Mapping[str, torch.Tensor]
@@ -148,32 +148,45 @@ class ParameterStore:
         parameter."""
         self.seed = seed
         for name, parameter in self.parameters.items():
-            self._draw(name, self.tensors[name].view(-1), self.first_element(parameter))
+            flat = self.tensors[name].view(-1)
+            first = self.first_element(parameter)
+            for start in range(0, len(flat), _CHUNK):
+                stop = min(start + _CHUNK, len(flat))
+                self._draw(name, flat[start:stop], np.arange(first + start, first + stop))
 
-    def compute_initial(self, name: str) -> torch.Tensor:
-        """Return the whole tensor of the initial values of which `initialise` fills the owned rows.
+    def fill_initial(self, name: str, layout: Layout, values: torch.Tensor) -> None:
+        """Fill ``values``, this rank's part of a parameter in a layout, with the initial values of
+        which `initialise` fills the owned rows.
 
-        Every rank computes the same bits.
+        Every rank computes the same bits. A rank without a part keeps ``values`` as they are.
         """
-        values = torch.empty(self._whole_shape(name), dtype=self.tensors[name].dtype)
-        self._draw(name, values.view(-1), 0)
-        return values
+        axes = enumerate(self.parameters[name].pattern.axes)
+        rows, *inner = (
+            np.asarray(layout.positions(axis, place, self.rank)) for place, axis in axes
+        )
+        # The places of a row's elements in the row, and the elements of a whole row.
+        in_row = np.zeros(1, dtype=np.int64)
+        row_size = 1
+        for positions, length in zip(inner, self._whole_shape(name)[1:], strict=True):
+            in_row = (in_row[:, None] * length + positions).ravel()
+            row_size *= length
+        together = max(_CHUNK // max(len(in_row), 1), 1)
+        for first in range(0, len(rows), together):
+            some = rows[first : first + together, None] * row_size + in_row
+            self._draw(name, values[first : first + together].view(-1), some.ravel())
 
-    def _draw(self, name: str, flat: torch.Tensor, first: int) -> None:
-        """Fill ``flat`` with a parameter's initial values, from its element ``first`` on."""
+    def _draw(self, name: str, flat: torch.Tensor, elements: np.ndarray) -> None:
+        """Fill ``flat`` with a parameter's initial values at the places ``elements``."""
         if self.seed is None:
             raise AssertionError("initial values follow from the seed of `initialise`")
         parameter = self.parameters[name]
         if parameter.bound == 0:
             flat.fill_(parameter.centre)
             return
-        stream = rng.key(self.seed, "initial", name)
-        for start in range(0, len(flat), _CHUNK):
-            count = min(_CHUNK, len(flat) - start)
-            # Random numbers by global position: the same for any number of ranks.
-            values = rng.uniform(stream, first + start, count)
-            values = (2 * values - 1) * parameter.bound + parameter.centre
-            flat[start : start + count] = torch.from_numpy(values).to(flat.dtype)
+        # Random numbers by global position: the same for any number of ranks.
+        values = rng.uniform_at(rng.key(self.seed, "initial", name), elements)
+        values = (2 * values - 1) * parameter.bound + parameter.centre
+        flat.copy_(torch.from_numpy(values))
 
     def digest(self) -> int:
         """Return a 64-bit digest of this rank's rows. All ranks' sum modulo 2**64 does not depend

@@ -29,7 +29,7 @@ def test_nothing_has_changed(comm, shared_tmp, case):
     run = run_of(CASES[case], comm.size, shared_tmp) if comm.rank == 0 else None
     run = comm.broadcast_from_root(run)
     outcome = replayed(comm, run)
-    if comm.size > 1 and case not in ("fedavg", "dynamic-averaging"):
+    if comm.size > 1 and case not in ("fedavg", "dynamic-averaging", "ist, never redealt"):
         assert outcome["bytes"] > 0
     if "ISTMPI_RECORD" in os.environ:
         on_root(comm, lambda: keep(f"{comm.size} ranks", case, outcome))

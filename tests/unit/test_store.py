@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from istmpi import rng
 from istmpi.engine import store
+from istmpi.engine.layout import Replicated
+from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.models import mlp_network
 
@@ -46,8 +48,17 @@ def test_each_rank_can_compute_all_initial_values(dtype, monkeypatch):
     """The same bits as the owners' rows, so that no rank has to send them."""
     monkeypatch.setattr(store, "_CHUNK", 5)
     many = stores(3, network=mlp_network(7, [13, 5], 3, bias=True, dtype=dtype))
+    deal = Partition.draw(NETWORK.lengths, NETWORK.groups, 3, 0, 0)
+    everything = Replicated(NETWORK.lengths, 3)
     for name, tensor in whole(many).items():
-        assert torch.equal(many[1].compute_initial(name), tensor), name
+        values = torch.empty_like(tensor)
+        many[1].fill_initial(name, everything, values)
+        assert torch.equal(values, tensor), name
+        axes = many[1].parameters[name].pattern.axes
+        at = np.ix_(*[deal.positions(axis, place, 1) for place, axis in enumerate(axes)])
+        values = torch.empty_like(tensor[at])
+        many[1].fill_initial(name, deal, values)
+        assert torch.equal(values, tensor[at]), name
 
 
 def test_the_initial_values_are_those_of_their_positions():
