@@ -49,14 +49,17 @@ def test_fedavg_is_what_its_authors_wrote(comm, fraction):
 
 def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
     training = Training(small_run(method__name="fedavg", method__fraction=0.01, train__batch=400), comm)
-    (drawn,) = training.method.drawn(0)
     owned = sum(tensor.nbytes for tensor in training.store.tensors.values())
     per_rank = sum(comm.allgather(owned))
-    before = comm.traffic.bytes
-    training.method.run(0)
-    assert bool(training.method.examples) == (comm.rank == drawn)
-    # A rank that was not drawn hands out the rows that it owns; the drawn one sends all others theirs back.
-    assert comm.traffic.bytes - before == (per_rank - owned if comm.rank == drawn else owned)
+    for number in range(2):
+        (drawn,) = training.method.drawn(number)
+        before = comm.traffic.bytes
+        training.method.run(number)
+        assert bool(training.method.examples) == (comm.rank == drawn)
+        # A rank that was not drawn hands out the rows that it owns, but no initial ones; the drawn one sends all
+        # others theirs back.
+        handed_out = owned if number else 0
+        assert comm.traffic.bytes - before == (per_rank - owned if comm.rank == drawn else handed_out)
 
 
 # ---- dynamic averaging
