@@ -104,8 +104,8 @@ class Route:
     means: int = 1
     """The number of means of common parameters in a round in which they are due."""
     drawn: frozenset[str] = frozenset()
-    """Names of the parameters whose initial values follow from the seed. Ranks compute them in round
-    0, and need none from owners."""
+    """Names of the parameters whose initial values follow from the seed. Ranks compute them in
+    round 0, and need none from owners."""
     outputs: StepOutputs | None = None
     """The outputs that ranks add up; None if subnets do not learn from the sum of their outputs. If
     they do, ranks keep the units of the first deal, and no weight moves."""
