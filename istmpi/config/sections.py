@@ -55,7 +55,7 @@ class Train:
     widen: Annotated[
         bool,
         "train.init may be the network.h5 of a narrower network: its units become the first units, "
-        "and weights from new units to them begin at 0 (results/growing.md).",
+        "and weights from new units to them begin at 0 (results/widening.md).",
     ] = False
     patience: Annotated[
         Natural,
