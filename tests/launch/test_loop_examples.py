@@ -65,3 +65,18 @@ def test_a_port_of_a_plain_script_has_at_most_20_new_lines_and_trains_as_well(mp
     assert done.returncode == 0, done.stderr
     (accuracy,) = re.findall(r"^best accuracy (.*)$", done.stdout, re.MULTILINE)
     assert float(accuracy) > 0.85
+
+
+def test_the_commands_of_the_page_on_fine_tuning_train(mpirun, tmp_path, monkeypatch):
+    if not find_spec("transformers"):
+        pytest.skip("transformers is not installed; pip install 'istmpi[examples]' brings it")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "examples").symlink_to(FOLDER)
+    page = (FOLDER.parent / "docs" / "fine-tuning.md").read_text()
+    sent = []
+    for line in re.findall(r"^mpirun -n 2 (python examples/fine_tuning.*)$", page, re.MULTILINE):
+        done = mpirun(2, *re.sub(r"\s+#.*", "", line).split(), timeout=200)
+        assert done.returncode == 0, done.stderr
+        sent.append(float(re.search(r"2 rounds in \d+ s, (\S+) MB sent", done.stdout)[1]))
+    assert len(sent) == 2 and min(sent) > 0
