@@ -143,7 +143,8 @@ class Shards:
                             missing[name] = targets[name]
                     arriving.update(empty_on_host(missing))
                     self._move(leg, store.tensors, arriving)
-        computed = set(self.route.computed_in(parameters, round)) - present.keys()
+        absent = [name for name in parameters if name not in present]
+        computed = self.route.computed_in(absent, round)
         arriving.update(empty_on_host({name: targets[name] for name in computed}))
         for name in computed:
             store.fill_initial(name, deal, arriving[name])
@@ -169,9 +170,8 @@ class Shards:
     def _note_start(self, targets: Tensors, arriving: Tensors) -> None:
         """Keep the values of the round's start that the outer step, a change or a rollback
         needs."""
-        common = {
-            name: targets[name] for name in self._names(targets) if self.route.is_common(name)
-        }
+        names = [name for name in self._names(targets) if self.route.is_common(name)]
+        common = {name: targets[name] for name in names}
         if self._sparse and self.route.every == 1:
             self._own = _clone(_slots_among(common))
         self.outer.begin(common or self.store.tensors)

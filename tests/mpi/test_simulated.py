@@ -20,6 +20,7 @@ RUNS = {
     "data-parallel": small_run(method__name="data-parallel"),
     "fedavg": small_run(method__name="fedavg", method__fraction=0.5, train__batch=100),
     "dynamic-averaging": small_run(method__name="dynamic-averaging", method__threshold=0.012),
+    "sparse-loco": small_run(method__name="sparse-loco"),
     "streaming-diloco": small_run(method__name="streaming-diloco", method__local_steps=6, method__fragments=2),
     "codistillation": small_run(method__name="codistillation", method__burn_in=1),
 }
