@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parents[2] / "examples"
 WITH_DATA = ("segmentation.py", "two_targets.py")
 """Whole examples, each with its data set, its loss and its score."""
 LOOPS = {path.name for path in FOLDER.glob("*.py") if "istmpi.Distributed" in path.read_text()}
-OTHERS = {"convnet.py", "tagger_before.py"}
-"""A network of its own, and a script without istmpi."""
+OTHERS = {"convnet.py", "lars.py", "tagger_before.py"}
+"""A network of its own, an optimizer, and a script without istmpi."""
 WRAPPERS = {path.name for path in FOLDER.glob("*.py")} - {*OTHERS, *WITH_DATA, *LOOPS}
 
 
