@@ -10,7 +10,7 @@ from istmpi.cli.output import print_json, wide_console
 from istmpi.config import Run
 from istmpi.cost import Cost, cost, run_bytes
 from istmpi.cost.holdings import Part
-from istmpi.cost.members import count_group
+from istmpi.cost.members import GroupCost, count_group
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset
 from istmpi.foreign import one_line
@@ -31,9 +31,7 @@ def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False
     figures = _figures(run, network, costs, alone)
     figures["sent_bytes"] = run_bytes(run, network, ranks, planned.smaller)
     if run.train.group_size > 1:
-        figures["group"] = asdict(
-            count_group(run, network, ranks, run.train.group_size, costs[0][0].local_steps)
-        )
+        figures["group"] = asdict(_count_group(run, network, planned.data, costs[0][0]))
     if planned.data is not None:
         figures |= _plan_around_rounds(run, network, planned.data, ranks, cluster)
     if as_json:
@@ -44,6 +42,18 @@ def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False
     tables.plan(wide_console(), run, network, figures)
     for line in initial:
         print(one_line(line))
+
+
+def _count_group(run: Run, network: Architecture, data: Dataset | None, first: Cost) -> GroupCost:
+    """Return what replica groups add to a run; ``first``: the cost of its first phase."""
+    evaluating = None
+    if data is not None:
+        from istmpi.evaluation.planning import count_evaluating_groups
+
+        evaluating = count_evaluating_groups(run, network, data, first.ranks)
+    return count_group(
+        run, network, first.ranks, run.train.group_size, first.local_steps, evaluating
+    )
 
 
 def _plan_around_rounds(

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from istmpi.cluster.survey import Scenario, speed_up, with_lengths
-from istmpi.cluster.time import COMPUTING, epoch_seconds, link_rate, round_time
+from istmpi.cluster.time import COMPUTING, link_rate
 from istmpi.config.methods import METHODS
 from istmpi.cost.rivals import find_method
 from istmpi.cost.run_cost import Cost
@@ -51,7 +51,9 @@ class Choice:
     @cached_property
     def seconds(self) -> float:
         """The seconds of an epoch."""
-        return epoch_seconds(self.cost, self.scenario.cluster, self.scenario.examples)
+        counted = self.cost
+        rounds = self.scenario.examples / float(counted.local_steps * counted.examples_per_step)
+        return rounds * self.scenario.time(counted).total
 
     @property
     def sensible(self) -> bool:
@@ -133,7 +135,7 @@ def _explain(chosen: Choice, beaten: Choice | None, most_ranks: int) -> str:
             f"Why: {chosen.method} is {speed_up(beaten.seconds, chosen.seconds):.3g} times as fast "
             f"as {beaten.method}, which trains more like one process; {WORTH_IT:g} times is enough."
         )
-    time = round_time(chosen.cost, chosen.scenario.cluster)
+    time = chosen.scenario.time(chosen.cost)
     share = 0.0
     if time.total:
         share = float(time.transfer / time.total)
@@ -182,7 +184,7 @@ def _with_local_steps(scenario: Scenario, method: str, ranks: int) -> Choice:
     # The fewest steps at which transfers are cheap: more steps train less like one process.
     for local_steps in (steps for steps in every if steps >= LEAST_LOCAL_STEPS.get(method, 1)):
         choice = Choice(scenario, method, ranks, local_steps)
-        time = round_time(choice.cost, scenario.cluster)
+        time = scenario.time(choice.cost)
         if time.transfer <= TRANSFER_SHARE * time.total:
             break
     return choice

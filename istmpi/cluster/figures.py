@@ -66,6 +66,8 @@ class Cluster:
     measured."""
     beside: float = 1.0
     """1 if local steps hide transfers; 0 on one host, where the ranks' cores copy the messages."""
+    inside: Link = Link(50e-6, 0.5e-9)
+    """The network between the members of a replica group: 2 GB/s, assumed."""
     memory: float | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
@@ -107,7 +109,11 @@ def load(path: Path) -> Cluster:
     flops = file.value("flops")
     if not isinstance(flops, list) or not flops or not all(is_figure(speed, 1) for speed in flops):
         raise file.refused("flops", flops, "must be a list of numbers of at least 1")
-    optional = {name: file.figure(name, 0) for name in (*_SECONDS, "beside") if name in file}
+    optional: dict[str, Any] = {
+        name: file.figure(name, 0) for name in (*_SECONDS, "beside") if name in file
+    }
+    if "inside" in file:
+        optional["inside"] = _link(file.inner("inside"))
     if "memory" in file and file.value("memory") is not None:
         optional["memory"] = file.figure("memory", LEAST)
     measured: Mapping[str, Any] = {}

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from istmpi.cluster.figures import Cluster
-from istmpi.cluster.time import round_time
+from istmpi.cluster.group_time import time_rounds
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.cost.evaluation import EvaluationPlan
 from istmpi.cost.loads import ALLTOALLV
 from istmpi.cost.run_cost import Cost, phase_costs
 from istmpi.data.dataset import Dataset
+from istmpi.engine.axes import count_bytes
 from istmpi.evaluation.planning import (
     choose_form,
     count_evaluation_flops,
@@ -51,7 +52,7 @@ def predict_run(
     phases = phase_costs(run, architecture, ranks, len(data.train))
     of_rounds = 0.0
     for cost, rounds in phases:
-        of_rounds += rounds * round_time(cost, cluster).total
+        of_rounds += rounds * time_rounds(run, architecture, cost, cluster).total
         of_rounds += _seconds_of_bytes(float(cost.start_bytes) / ranks, cluster)
     plan = plan_evaluation(run, architecture, data, ranks, ranks)
     side_by_side = choose_form(run) != "merged"
@@ -89,8 +90,12 @@ def _predict_evaluation(
             links = 1
         seconds += _message_seconds(ranks, plan.sent / links, cluster)
     flops = count_evaluation_flops(run, architecture, data, ranks, plan)
-    seconds += float(flops) / cluster.speed(range(1))
     passes = len(list_passes(run, architecture, data, ranks, ranks))
+    members = max(run.train.group_size, 1)
+    if members > 1:
+        weights = count_bytes(architecture.parameters, architecture.lengths)
+        seconds += (members - 1).bit_length() * weights * cluster.inside.seconds_per_byte
+    seconds += float(flops) / members / cluster.speed(range(1))
     seconds += passes * len(architecture.operators) * cluster.product_seconds
     if ranks > 1:
         # The sums of the score.

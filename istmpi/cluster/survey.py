@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from istmpi.cluster.figures import Cluster
-from istmpi.cluster.time import round_time
+from istmpi.cluster.group_time import time_rounds
+from istmpi.cluster.time import RoundTime, round_time
 from istmpi.config import Run
 from istmpi.cost.rivals import find_method
 from istmpi.cost.run_cost import Cost, cost
@@ -37,6 +38,10 @@ class Scenario:
 
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
+
+    def time(self, plan: Cost) -> RoundTime:
+        """Return the seconds of a round of a cost; a rank may be a replica group."""
+        return time_rounds(self.run, self.architecture, plan, self.cluster)
 
     def alone(self) -> float:
         """Return the seconds of an epoch in one process as fast as the fastest rank."""
@@ -98,7 +103,7 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
     plan = scenario.cost(method, ranks)
     steps = plan.local_steps
     examples = plan.examples_per_step
-    time = round_time(plan, scenario.cluster)
+    time = scenario.time(plan)
     epoch = time.total * scenario.examples / float(steps * examples)
     largest = plan.largest
     products = plan.flops("products", "first_input_gradient")

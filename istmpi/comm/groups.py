@@ -21,6 +21,7 @@ from istmpi.errors import ConfigError, IstmpiError
 from istmpi.signals import receiver
 
 T = TypeVar("T")
+Help = Callable[[Any], None]
 
 WHOLE_HOST = 0
 """The value of train.group_size that makes one group of all processes of a host."""
@@ -203,10 +204,11 @@ class Membership:
         if self.leads:
             self._communicator.ledger.add(nbytes, 1, GROUP)
 
-    def answer(self, call: str, work: Callable[[], T]) -> T:
+    def answer(self, call: str, work: Callable[[], T], help: Help | None = None) -> T:
         """Return the result of ``work``, which the leader does for all members; raise its error.
 
-        ``call``: the name of the user's call, which must be that of the leader.
+        ``call``: the name of the user's call, which must be that of the leader. ``help``: what
+        another member does with the leader's messages before the answer.
         """
         if self.leads:
             try:
@@ -217,6 +219,9 @@ class Membership:
             self.tell(Answer(call, result, None))
             return result
         heard = self.hear()
+        while help and not isinstance(heard, Answer | End):
+            help(heard)
+            heard = self.hear()
         if not isinstance(heard, Answer) or heard.call != call:
             raise ConfigError(
                 f"process {self.world.rank} called {call}, and the leader of its replica group did "

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from istmpi.cost.counts import PROCESS, Memory
 from istmpi.cost.run_cost import cost
+from istmpi.engine.axes import count_bytes
 from istmpi.engine.lengths import Number
 from istmpi.optim.optimizers import choose_optimizer
 
 if TYPE_CHECKING:
     from istmpi.config import Run
+    from istmpi.config.spec import MethodSpec
     from istmpi.network.architecture import Architecture
 
 COMPILER = 78_000_000
@@ -27,40 +29,78 @@ class GroupCost:
     """The processes of a group."""
     round_bytes: Number
     """Bytes that all groups together send inside in a round."""
+    evaluation_bytes: Number | None
+    """Bytes that all groups together send inside in an evaluation; None if that is not known before
+    the run."""
     leader: Memory
     """The memory of the leader of the largest rank."""
     member: Memory
     """The memory of another member."""
 
 
+def divide_batch(run: Run, members: int) -> Run:
+    """Return the run with the batch of the member that takes most of it."""
+    return run.override({"train.batch": ceil(run.train.batch / members)})
+
+
+def count_shared_copies(run: Run, spec: MethodSpec, local_steps: int) -> int:
+    """Return how often a leader gives each other member the bytes of its subnet in a round."""
+    copies = 1
+    if spec.keeps_optimizer(run):
+        copies += len(choose_optimizer(run.optimizer).slots)
+    if spec.changes_gradients:
+        copies += local_steps
+    if spec.delay_by_default:
+        # All fragments arrive between steps.
+        copies += 1
+    return copies
+
+
 def count_group(
-    run: Run, architecture: Architecture, ranks: int, members: int, local_steps: int
+    run: Run,
+    architecture: Architecture,
+    ranks: int,
+    members: int,
+    local_steps: int,
+    evaluating: int | None = None,
 ) -> GroupCost:
     """Return the cost of ``ranks`` groups of several members, which take ``local_steps`` in a
-    round."""
-    member_run = run.override({"train.batch": ceil(run.train.batch / members)})
-    counted = cost(member_run, architecture, ranks)
+    round.
+
+    ``evaluating``: the groups whose members get the full network in an evaluation; None if that is
+    not known.
+    """
+    counted = cost(divide_batch(run, members), architecture, ranks)
     subnets = sum(len(part.part.ranks) * part.memory.network for part in counted.parts)
     subnets *= counted.held.taking_part
-    state = 0
-    if counted.spec.keeps_optimizer(run):
-        state = len(choose_optimizer(run.optimizer).slots)
-    # A leader sends what a round begins with to each other member.
-    sent = (1 + state) * subnets
     # Each of N members sends 2 (N-1) / N of all gradients in a step.
-    sent += 2 * local_steps * subnets
-    if counted.spec.changes_gradients:
-        sent += local_steps * subnets
-    if counted.spec.delay_by_default:
-        # All fragments arrive between steps.
-        sent += subnets
+    sent = subnets * (count_shared_copies(run, counted.spec, local_steps) + 2 * local_steps)
+    evaluation_bytes = None
+    full = count_bytes(architecture.parameters, architecture.lengths)
+    if evaluating is not None:
+        evaluation_bytes = evaluating * (members - 1) * full
+    # Where it is not known, members may get the full network.
+    loaded = full
+    if evaluating == 0:
+        loaded = 0
     memory = counted.largest.memory
-    # Buckets keep the gradients' memory from step to step.
-    kept = memory.gradients
-    leader = replace(memory, gradients=0, copies=memory.copies + kept, process=PROCESS + COMPILER)
+    leader = _keep_buckets(memory, loaded)
     return GroupCost(
         members=members,
         round_bytes=(members - 1) * sent,
+        evaluation_bytes=evaluation_bytes,
         leader=leader,
-        member=replace(leader, owned=0, copies=kept, buffers=0, evaluation=0),
+        member=replace(leader, owned=0, copies=memory.gradients, buffers=0),
+    )
+
+
+def _keep_buckets(memory: Memory, loaded: Number) -> Memory:
+    """Return the memory of a leader, whose evaluations load so many bytes."""
+    return replace(
+        memory,
+        # Buckets keep the gradients' memory from step to step.
+        gradients=0,
+        copies=memory.copies + memory.gradients,
+        evaluation=max(memory.evaluation, loaded),
+        process=PROCESS + COMPILER,
     )

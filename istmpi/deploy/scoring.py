@@ -80,7 +80,7 @@ def evaluate(
     evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device)
     _arrange(evaluator, header, network, values_of, moments)
     with _refuse_divergence(f"{path}: ", f"on the {split} split of {source}"):
-        score = evaluator.measure(data.splits[split], details=True)
+        score = evaluator.measure(split, details=True)
     return Evaluation(
         score=score,
         score_name=data.scoring.score,

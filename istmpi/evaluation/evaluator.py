@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property, partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from istmpi.code import calling
 from istmpi.comm import Communicator
 from istmpi.config import Run
 from istmpi.cost.calibration import evaluation_share
@@ -25,24 +23,23 @@ from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SIDE_BY_SIDE, SharedBlocks, ValuesOf
 from istmpi.evaluation.fitting import fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
-from istmpi.evaluation.further import choose_further, join_over_ranks
+from istmpi.evaluation.further import join_over_ranks
+from istmpi.evaluation.in_group import Helpers
 from istmpi.evaluation.likelihood import choose_network
 from istmpi.evaluation.own import OwnSums, join_loss
-from istmpi.evaluation.planning import divide, plan_evaluation
+from istmpi.evaluation.passing import Passing
+from istmpi.evaluation.planning import plan_evaluation
 from istmpi.evaluation.sample import (
     choose_fitted_rows,
-    choose_scored,
     count_sampled,
     count_scored_in_training,
     draw_calibration_rows,
 )
-from istmpi.evaluation.score import PointTotals, RankingTotals, Score, Totals
+from istmpi.evaluation.score import RankingTotals, Score, Totals
 from istmpi.multilabel import Ranking
-from istmpi.names import is_own
 from istmpi.network.architecture import Architecture
 from istmpi.outputs import LossOfOutputs, take_last
-from istmpi.tasks import MultiLabel, OwnTask, choose_task
-from istmpi.trees import list_tensors
+from istmpi.tasks import MultiLabel, OwnTask
 
 if TYPE_CHECKING:
     from istmpi.outputs import Outputs
@@ -60,16 +57,20 @@ class Evaluator:
         communicator: Communicator,
         trained_on: int | None = None,
         device: torch.device = HOST,
+        helpers: Helpers | None = None,
     ):
         """``trained_on``: the number of ranks in training, if it differs from the number here.
-        ``device``: the device of networks that fit into its memory."""
+        ``device``: the device of networks that fit into its memory. ``helpers``: the other members
+        of this rank's replica group."""
         self._run = run
         self._dataset = dataset
         self._communicator = communicator
         self._architecture = architecture
         self._store = store
         self._local = run.data.placement == "local"
-        self._task = choose_task(dataset.scoring, run.train.multi_label_loss)
+        self._passing = Passing(run, architecture, dataset)
+        self._task = self._passing.task
+        self.helpers = helpers
         self._graph = isinstance(dataset.train, GraphSplit)
         ranks = trained_on or communicator.size
         self.sampled = count_sampled(run, architecture, dataset, ranks)
@@ -113,12 +114,11 @@ class Evaluator:
             passed *= ranks  # each rank scores all examples of its own
         if self._calibrates:
             passed += self.sampled
-        rows = len(self._dataset.train)
         return evaluation_share(
             self._run,
             self._architecture,
             ranks,
-            rows,
+            len(self._dataset.train),
             passed,
             self.plan.sharded,
             self.plan.on_one,
@@ -130,7 +130,7 @@ class Evaluator:
         A network that rank 0 alone has stays loaded until `release`, for `fit_temperature`.
         """
         self.calibrate()
-        score = self.measure(self._dataset.splits[split], details=details)
+        score = self.measure(split, details=details)
         # A network of several ranks may be large.
         if not self.network.on_one:
             self.network.release()
@@ -184,52 +184,52 @@ class Evaluator:
         on the calibration sample. Collective."""
         self.network = network
         self.calibrate()
-        validation = self._dataset.splits.get("validation")
-        if validation is not None:
-            score = self.measure(validation)
+        if "validation" in self._dataset.splits:
+            score = self.measure("validation")
         else:
-            score = self.measure(self._dataset.train, self._sample())
+            score = self.measure("train", self._sample())
         network.release()
         # Ranks may add up in another order, and all must choose the same form.
         return self._communicator.broadcast_from_root(score.score)
 
-    def measure(self, split: Split, rows: np.ndarray | None = None, details: bool = False) -> Score:
+    def measure(self, split: str, rows: np.ndarray | None = None, details: bool = False) -> Score:
         """Return the score on ``rows`` of a split, by default the run's rows.
 
         ``details``: True for scores that take many bytes, too, such as a confusion. Raises
         DivergedError if not finite.
         """
+        examples = self._dataset.splits[split]
+        members = 1
+        if rows is None and self.helpers:
+            members = self.helpers.call(self.network, split, details, self._place)
         if rows is None:
-            rows = choose_scored(self._run, self._dataset, len(split))
+            rows = self._passing.choose_rows(examples)
+        batches = self._own_batches(examples, rows, members)
         task = self._task
         if issubclass(task, OwnTask):
-            return self._measure_by_functions(task, split, rows)
+            return self._measure_own(task, batches, members)
         totals: Totals
         if issubclass(task, MultiLabel):
             totals = RankingTotals(
                 task.score, task.kind, self._ranking(task), self.network.labels, self._communicator
             )
         else:
-            loss = LossOfOutputs.from_settings(task.loss, self._run.train)
-            outputs = len(self._architecture.table.output_names)
-            top_k = self._run.evaluate.top_k
             join = partial(join_over_ranks, self._dataset, self._communicator, self._adds_up)
-            further = choose_further(task, self._dataset, top_k, join, details)
-            totals = PointTotals(task, self._dataset, outputs, loss, further)
-        sums = self._sum_over(split, rows, totals)
+            totals = self._passing.make_totals(join, details)
+        sums = self._sum_over(batches, totals, members)
         return totals.score(sums, self.form)
 
-    def _measure_by_functions(self, task: type[OwnTask], split: Split, rows: np.ndarray) -> Score:
+    def _measure_own(self, task: type[OwnTask], batches: Iterator[Batch], members: int) -> Score:
         """Return the score by a user's functions.
 
         Raises ConfigError if nothing counts, DivergedError if not finite.
         """
         sums = OwnSums(task, self._looks)
         self._looks = False
-        for batch in self._own_batches(split, rows):
-            # A user's functions may build a graph that nobody needs.
-            with torch.no_grad():
-                sums.add(self._outputs(batch), batch)
+        self._passing.add_up_own(self.network, batches, sums)
+        if self.helpers and members > 1:
+            for part in self.helpers.collect():
+                sums.add_part(part)
         self.network.finish()
         self.note = self.note or sums.note
         loss, score, more = sums.sum_over_ranks(self._communicator, self._adds_up)
@@ -250,19 +250,18 @@ class Evaluator:
             counts = self._communicator.allreduce_sum(counts)
         return counts[:-1], int(counts[-1])
 
-    def _sum_over(self, split: Split, rows: np.ndarray, totals: Totals) -> np.ndarray:
-        """Add up ``totals`` over the batches of ``rows`` of a split. Collective.
+    def _sum_over(self, batches: Iterator[Batch], totals: Totals, members: int) -> np.ndarray:
+        """Add up ``totals`` over this rank's batches, its ``members`` and all ranks. Collective.
 
         Raises DivergedError on every rank if totals, or outputs that are whole on a rank, are not
         finite.
         """
-        sums = np.zeros(totals.count)
         whole = self.network.labels is None
-        for batch in self._own_batches(split, rows):
-            outputs = self._outputs(batch)
-            sums += totals.add_up(outputs, batch)
-            if whole and not all(output.isfinite().all() for output in list_tensors(outputs)):
-                sums[:] = np.nan  # so that all ranks see it
+        sums = self._passing.add_up(self.network, batches, totals, whole)
+        if self.helpers and members > 1:
+            for others, margins in self.helpers.collect():
+                sums += others
+                totals.margins.extend(margins)
         self.network.finish()
         sums = self._sum_over_ranks(sums)
         if not np.isfinite(sums).all():
@@ -271,27 +270,27 @@ class Evaluator:
             raise error
         return sums
 
-    def _outputs(self, batch: Batch) -> Outputs:
-        name = self._run.model.name
-        if issubclass(self._task, OwnTask) or is_own(name):
-            with calling(f"{name}: forward"):
-                return self.network(*batch.inputs)
-        return self.network(*batch.inputs)
-
     def take_note(self) -> str:
         """Return `note` once; later calls return an empty text."""
         note = self.note
         self.note = ""
         return note
 
-    def _own_batches(self, split: Split, rows: np.ndarray) -> Iterator[Batch]:
-        step = self._communicator.size if self._spread else 1
-        first = self._communicator.rank % step
+    @property
+    def _place(self) -> tuple[int, int]:
+        """This rank's number among those that divide the batches, and the number of these."""
+        if not self._spread:
+            return 0, 1
+        return self._communicator.rank, self._communicator.size
+
+    def _own_batches(self, split: Split, rows: np.ndarray, members: int = 1) -> Iterator[Batch]:
+        """Yield the batches of this process, the first of so many ``members``."""
+        rank, ranks = self._place
         if not self.network.computes:
             return
-        parts = divide(self._run, self._dataset, len(rows), step)
-        for part in islice(parts, first, None, step):
-            yield split.batch(rows[part]).to(self.network.device, self._architecture.dtype)
+        yield from self._passing.divide(
+            split, rows, rank * members, ranks * members, self.network.device
+        )
 
     @property
     def _spread(self) -> bool:
@@ -344,7 +343,7 @@ class Evaluator:
         if split == "train":
             rows = self._sample()
         else:
-            rows = choose_scored(self._run, self._dataset, len(examples))
+            rows = self._passing.choose_rows(examples)
         # If the weights were released, their moments are still right.
         if not self.network.loaded:
             self.network.load_moments(self.network.moments)
@@ -352,7 +351,7 @@ class Evaluator:
         logits = [torch.zeros(0, self._dataset.outputs, dtype=torch.float64)]
         labels = [torch.zeros(0, dtype=torch.int64)]
         for batch in self._own_batches(examples, rows):
-            logits.append(take_last(self._outputs(batch)).double().cpu())
+            logits.append(take_last(self._passing.compute(self.network, batch)).double().cpu())
             labels.append(batch.targets.cpu())
         self.network.finish()
         if not self.network.computes:
@@ -370,11 +369,12 @@ class Evaluator:
         repeated if they are too few.
         """
         least = 2 if self._calibrates else 1  # one value has no variance
-        if self._local:
-            rows = choose_fitted_rows(self._sample(), 0, 1, least)
-        else:
+        rank = 0
+        ranks = 1
+        if not self._local:
+            rank = self._communicator.rank
             ranks = self._communicator.size
-            rows = choose_fitted_rows(self._sample(), self._communicator.rank, ranks, least)
+        rows = choose_fitted_rows(self._sample(), rank, ranks, least)
         batch = self._dataset.train.batch(rows).to("cpu", self._architecture.dtype)
         task = self._task
         loss_of_outputs = LossOfOutputs.from_settings(task.loss, self._run.train)

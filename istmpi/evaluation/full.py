@@ -123,6 +123,17 @@ class FullNetwork:
         return self._loaded and self._is_up_to_date
 
     @property
+    def is_whole(self) -> bool:
+        """True if a rank that computes has all weights, and passes examples by itself."""
+        return not (self._sharded or self._by_units or self._of_graph)
+
+    @property
+    def scale(self) -> Mapping[str, float]:
+        """The factors of sums over units with which the module is built."""
+        assert self._built is not None, "no weights were loaded"
+        return self._built.scale
+
+    @property
     def same_examples(self) -> bool:
         """True if all ranks run the network together on the same examples.
 
@@ -145,7 +156,7 @@ class FullNetwork:
         """True if each rank passes its own part of the examples."""
         if self._local_examples:
             return True
-        return not (self._sharded or self._by_units or self._of_graph or self.on_one)
+        return self.is_whole and not self.on_one
 
     @property
     def computes(self) -> bool:

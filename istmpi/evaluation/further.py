@@ -58,6 +58,9 @@ Join = Callable[[np.ndarray], np.ndarray]
 class FurtherTotals(Protocol):
     """Sums over the batches of an evaluation, from which further scores are computed."""
 
+    margins: list[np.ndarray]
+    """Rows [n, 2] of examples whose order is scored, too; empty without such a score."""
+
     @property
     def count(self) -> int:
         """The number of sums."""
@@ -90,7 +93,7 @@ class ClassTotals:
         self.count = 3 * classes + len(self._top_k)
         if self._confuses:
             self.count += classes**2
-        self._margins: list[np.ndarray] = []
+        self.margins: list[np.ndarray] = []
         """The margin of the second class and the label of each example, [n, 2]."""
 
     def add_up(self, outputs: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
@@ -99,7 +102,7 @@ class ClassTotals:
         outputs = outputs.double()
         if self._has_area:
             margins = outputs[:, 1] - outputs[:, 0]
-            self._margins.append(torch.stack([margins, targets.double()], dim=1).cpu().numpy())
+            self.margins.append(torch.stack([margins, targets.double()], dim=1).cpu().numpy())
         # Nodes without a target do not count.
         scored = targets != OFF
         outputs = outputs[scored]
@@ -136,7 +139,7 @@ class ClassTotals:
         for k, hits in zip(self._top_k, sums[self.count - len(self._top_k) :], strict=True):
             figures[f"top-{k} accuracy"] = float(hits / labelled.sum())
         if self._has_area:
-            area = find_area(self._join(np.concatenate([np.zeros((0, 2)), *self._margins])))
+            area = find_area(self._join(np.concatenate([np.zeros((0, 2)), *self.margins])))
             if area is not None:
                 figures["AUC"] = area
         if classes > MOST_LISTED:
@@ -161,6 +164,7 @@ class NumberTotals:
 
     def __init__(self, outputs: int, deviations: np.ndarray | None):
         """``deviations`` [outputs]: those by which targets were divided; None if they were not."""
+        self.margins: list[np.ndarray] = []
         self._outputs = outputs
         self._deviations = np.ones(outputs)
         if deviations is not None:

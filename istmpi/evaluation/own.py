@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Sums = dict[str, np.ndarray]
 """The sum and the count [2] of each amount, by its name."""
 
+Part = tuple[str, Sums, Sums, int]
+"""The fault of a process or an empty text, its sums of losses and of scores, and its examples."""
+
 OUTPUTS = "the outputs of the full network are not finite"
 LOOKED_AT = 4
 """The most batches of an evaluation that are halved, to see whether a function is a mean over
@@ -62,6 +65,19 @@ class OwnSums:
         if not self._fault and not all(isfinite(amount.total) for amount in amounts.values()):
             self._fault = self._describe_fault(outputs, batch)
         self.examples += batch.examples
+
+    @property
+    def part(self) -> Part:
+        """The sums of this process, which another member of its replica group can add."""
+        return self._fault, self._loss, self._score, self.examples
+
+    def add_part(self, part: Part) -> None:
+        """Add the sums of another member of the replica group."""
+        fault, losses, scores, examples = part
+        self._fault = self._fault or fault
+        _join(self._loss, losses)
+        _join(self._score, scores)
+        self.examples += examples
 
     def sum_over_ranks(
         self, communicator: Communicator, spread: bool
@@ -132,7 +148,12 @@ def join_loss(
 
 def _add(sums: Sums, amounts: Mapping[str, Amount]) -> None:
     for name, amount in amounts.items():
-        sums[name] = sums.get(name, 0.0) + np.array([amount.total, amount.count])
+        _join(sums, {name: np.array([amount.total, amount.count])})
+
+
+def _join(sums: Sums, others: Sums) -> None:
+    for name, values in others.items():
+        sums[name] = sums.get(name, 0.0) + values
 
 
 def _divide_sums(what: str, per_rank: tuple[Sums, ...]) -> dict[str, float]:

@@ -142,6 +142,20 @@ def choose_interval(run: Run, architecture: Architecture, data: Dataset, ranks: 
     return max(-(-rounds // count), 1)
 
 
+def count_evaluating_groups(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int
+) -> int | None:
+    """Return how many replica groups evaluate with all members, by `istmpi.evaluation.in_group`;
+    None if that depends on scores, or on the size of images."""
+    form = choose_form(run)
+    if form == "best" or run.train.resolution:
+        return None
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    if form != "merged" or plan.sharded or plan.by_units:
+        return 0
+    return 1 if plan.on_one else ranks
+
+
 @dataclass(frozen=True)
 class Planned:
     """The evaluations of a run."""

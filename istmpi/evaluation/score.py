@@ -86,6 +86,10 @@ class Totals(Protocol):
     """Sums over the batches of an evaluation, whose means are loss and score."""
 
     @property
+    def margins(self) -> list[np.ndarray]:
+        """The rows of `FurtherTotals.margins` so far."""
+
+    @property
     def count(self) -> int:
         """The number of sums."""
 
@@ -119,6 +123,12 @@ class PointTotals:
         self.count = self._own_count
         if further:
             self.count += further.count
+
+    @property
+    def margins(self) -> list[np.ndarray]:
+        if self._further is None:
+            return []
+        return self._further.margins
 
     def add_up(self, outputs: Outputs, batch: Batch) -> np.ndarray:
         loss = self._loss(outputs, batch.targets, reduction="sum")
@@ -171,6 +181,7 @@ class RankingTotals:
     """The sums of a task that ranks labels (`istmpi.multilabel.Ranking`)."""
 
     count = Ranking.size
+    margins: list[np.ndarray]
 
     def __init__(
         self,
@@ -185,6 +196,7 @@ class RankingTotals:
         ``labels``: the labels whose logits a pass on this rank returns, if each rank returns some;
         None if it returns all.
         """
+        self.margins = []
         self._score_name = score_name
         self._kind = kind
         self._ranking = ranking

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from istmpi.checkpoint.saver import commit
 from istmpi.checkpoint.sight import look_for
 from istmpi.checkpoint.writers import choose, has_parallel_hdf5
 from istmpi.comm import Communicator, world
+from istmpi.comm.groups import Help
 from istmpi.cost import cost
 from istmpi.data.callable.example import read_inputs
 from istmpi.data.dataset import Dataset
@@ -43,10 +45,12 @@ from istmpi.program.kept import Kept
 from istmpi.program.loaders import count_examples
 from istmpi.program.loop import Loop
 from istmpi.program.member_loop import MemberLoop
+from istmpi.program.passes import ScoreOf
 from istmpi.program.scores import Scores
-from istmpi.program.scoring import ScoreOf, Scoring
+from istmpi.program.scoring import Scoring
 from istmpi.program.streams import Streams
 from istmpi.program.whole import collect_state_dict
+from istmpi.training.best import Best
 from istmpi.training.loop import Training
 
 if TYPE_CHECKING:
@@ -136,7 +140,6 @@ class Distributed(Loop):
         self._scoring = Scoring(self.training, self.guard, self.note)
         self._scores = Scores(self.training, own_optimizer)
 
-    @answered
     def evaluate(
         self,
         score: ScoreOf,
@@ -167,15 +170,45 @@ class Distributed(Loop):
         Raises ConfigError inside a round or for an unusable score, DivergedError if a score is not
         finite.
         """
+        average = partial(self._average, score, loader, calibrate, same_loader)
+        work = partial(self._evaluate, average, name, higher_is_better, best, patience)
+        help = self._choose_help(score, loader, same_loader)
+        scores, self.best = self.place.answer("evaluate", work, help)
+        return scores
+
+    def _average(
+        self,
+        score: ScoreOf,
+        loader: Iterable[Any],
+        calibrate: Iterable[Any] | None,
+        same_loader: bool,
+    ) -> dict[str, float]:
+        require_kind("same_loader", same_loader, bool)
+        self._together("evaluate")
+        return self._scoring.average(score, loader, calibrate, same_loader)
+
+    def _evaluate(
+        self,
+        average: Callable[[], dict[str, float]],
+        name: str,
+        higher_is_better: bool,
+        best: str | Path,
+        patience: int,
+    ) -> tuple[Any, Best | None]:
+        """Return and record the scores that ranks ``average``, and return the best score."""
         self._require_between_rounds()
         require_kind("name", name, str)
         require_kind("higher_is_better", higher_is_better, bool)
-        require_kind("same_loader", same_loader, bool)
         require_best(best, patience)
-        self._together("evaluate")
-        means = self._scoring.average(score, loader, calibrate, same_loader)
+        means = average()
         self._record_scores(means, name, higher_is_better, best, patience)
-        return means.get("", means)
+        return means.get("", means), self.best
+
+    def _choose_help(self, score: ScoreOf, loader: Iterable[Any], same_loader: bool) -> Help | None:
+        """Return what a member does for its leader's evaluation; None on a rank."""
+        if self._follows is None:
+            return None
+        return partial(self._follows.help, score, loader, same_loader)
 
     def _record_scores(
         self,

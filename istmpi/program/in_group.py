@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 
 from istmpi.comm import Communicator
-from istmpi.comm.groups import Membership
+from istmpi.comm.groups import Help, Membership
 from istmpi.data.batch import Batch
 from istmpi.data.callable.halves import take_part
 from istmpi.engine.replica_group import ReplicaGroup
@@ -56,14 +56,15 @@ class Place:
         if self.membership:
             self.membership.tell(message)
 
-    def answer(self, call: str, work: Callable[[], T]) -> T:
-        """Return the result of ``work``, which ranks do; other members get it from their leader."""
+    def answer(self, call: str, work: Callable[[], T], help: Help | None = None) -> T:
+        """Return the result of ``work``, which ranks do; other members get it from their leader,
+        and ``help`` with its messages before."""
         # A call that another one makes answers no one.
         if self.membership is None or self._answers:
             return work()
         self._answers = True
         try:
-            return self.membership.answer(call, work)
+            return self.membership.answer(call, work, help)
         finally:
             self._answers = False
 

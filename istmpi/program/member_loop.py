@@ -3,16 +3,19 @@ batch."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.groups import End, Membership
 from istmpi.config import Run
 from istmpi.data.dataset import Dataset
 from istmpi.engine.replica_group import Begin, Begun, NextRound, Outcome, Refresh, Restored, Step
+from istmpi.evaluation.in_group import Load
 from istmpi.optim.own_optimizer import OwnOptimizer
 from istmpi.program.arguments import in_python
+from istmpi.program.passes import Passes, ScoreOf, choose_batches
 from istmpi.program.protocols import Job
 from istmpi.program.round import Round
 from istmpi.record import home
@@ -58,6 +61,21 @@ class MemberLoop(Member):
                     job.restore(call.states, call.kept)
                 else:
                     yield from self._take_round(job, call)
+
+    def help(self, score: ScoreOf, loader: Iterable[Any], same_loader: bool, call: Load) -> None:
+        """Score a part of the leader's batches of a loader. Collective in the group."""
+        scores = self.load(call)
+        rank = 0
+        ranks = 1
+        if same_loader:
+            rank = self.communicator.rank
+            ranks = self.communicator.size
+        passes = Passes(scores.module, score, self.device, self._ignore)
+        place, places = choose_batches(rank, ranks, self.group)
+        scores.send(passes.try_to_add_up(loader, place, places, self.run.train.seed))
+
+    def _ignore(self, message: str) -> None:
+        """Leave a note to the leader, which has like batches."""
 
     def _begin_anew(self, call: Begun) -> None:
         """Plan the rounds as the leader has planned them."""

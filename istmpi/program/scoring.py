@@ -5,26 +5,27 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from istmpi import rng
-from istmpi.amounts import amounts_in
-from istmpi.code import calling
 from istmpi.data.callable.split import control_random_numbers
-from istmpi.devices import HOST
 from istmpi.errors import ConfigError, DivergedError, IstmpiError
 from istmpi.evaluation.blocks import AddedUp, SharedBlocks
 from istmpi.evaluation.full import FullNetwork
 from istmpi.foreign import MOST
 from istmpi.program.guard import Guard, require_on
-from istmpi.program.loaders import count_examples, share_batches
+from istmpi.program.loaders import share_batches
+from istmpi.program.passes import (
+    Passes,
+    ScoreOf,
+    Sums,
+    add_sums,
+    choose_batches,
+    join_parts,
+    require_examples,
+    to_device,
+)
 from istmpi.training.loop import Training
-from istmpi.trees import list_tensors, map_tensors
-
-ScoreOf = Callable[[nn.Module, Any], Any]
-Sums = dict[str, np.ndarray]
-"""The sum over examples of each score, and the number of examples, ``[2]``."""
 
 
 class Scoring:
@@ -117,45 +118,20 @@ class Scoring:
         if same_loader and not self._sums:
             rank = self._communicator.rank
             ranks = self._communicator.size
-        sums: Sums = {}
-        with torch.no_grad():
-            for batch in share_batches(loader, rank, ranks, self._training.run.train.seed):
-                with calling("the score"):
-                    returned = score(module, self._to_device(batch))
-                amounts = amounts_in(returned, count_examples(batch), "the score")
-                if not sums:
-                    sums = {name: np.zeros(2) for name in amounts}
-                # A pair has a count of its own; only a mean is weighted by the rows.
-                elif all(amount.is_mean for amount in amounts.values()):
-                    self._note_unequal_rows(batch)
-                if sums.keys() != amounts.keys():
-                    raise ConfigError(
-                        f"the score has {[*amounts]} for a batch, but {[*sums]} for earlier "
-                        "batches."
-                    )
-                for name, amount in amounts.items():
-                    sums[name] += np.array([amount.total, amount.count])
-        return sums
+        network = self._network
+        seed = self._training.run.train.seed
+        passes = Passes(module, score, network.device, self._note_once)
+        helpers = self._training.evaluator.helpers
+        if helpers is None or helpers.load(network) == 1:
+            return passes.add_up(loader, rank, ranks, seed)
+        place, places = choose_batches(rank, ranks, self._training.group)
+        part = passes.try_to_add_up(loader, place, places, seed)
+        return join_parts([part, *helpers.collect()])
 
-    def _to_device(self, batch: Any) -> Any:
-        """Return a batch with its tensors on the network's device."""
-        device = self._network.device
-        if device == HOST:
-            return batch
-        # A batch of another type, such as a graph's, moves itself.
-        is_tree = type(batch) in (dict, list, tuple) or isinstance(batch, torch.Tensor)
-        if not is_tree and hasattr(batch, "to"):
-            return batch.to(device)
-        return map_tensors(lambda x: x.to(device) if x.device == HOST else x, batch)
-
-    def _note_unequal_rows(self, batch: Any) -> None:
-        rows = {len(tensor) for tensor in list_tensors(batch) if tensor.ndim}
-        if len(rows) > 1 and not self._noted:
+    def _note_once(self, message: str) -> None:
+        if not self._noted:
             self._noted = True
-            self._note(
-                "the tensors of a batch to evaluate have different first axes: the first tensor's "
-                "rows count as examples. Put the batch's axis first, or return a sum and a count."
-            )
+            self._note(message)
 
     def _average_over_ranks(self, sums: Sums) -> dict[str, float]:
         """Return each score's mean over the examples of all ranks. Collective."""
@@ -164,7 +140,8 @@ class Scoring:
         with self._communicator.agreed():
             if not per_rank:
                 raise ConfigError("the loader to evaluate on has no batch.")
-            totals = _add_ranks(per_rank)
+            totals = add_sums(per_rank)
+            require_examples(totals)
         self.examples = int(next(iter(totals.values()))[1])
         means = {name: float(total / count) for name, (total, count) in totals.items()}
         self._require_recordable(means)
@@ -207,7 +184,7 @@ class Scoring:
             if batch is nothing:
                 raise ConfigError("calibrate: the loader has no batch.")
         network = self._network
-        network.calibrate_by(lambda: score(self._module, self._to_device(batch)))
+        network.calibrate_by(lambda: score(self._module, to_device(batch, network.device)))
         # The score may leave out a layer, whose moments then stay unknown.
         if None not in network.moments.values():
             training.calibrated_after = training.rounds_done
@@ -232,24 +209,3 @@ class Scoring:
                 "Call evaluate with calibrate=, a loader of training data, and a score that passes "
                 "its batches through the network."
             )
-
-
-def _add_ranks(per_rank: list[Sums]) -> Sums:
-    """Return the sums over all ranks. Raises ConfigError if ranks have other scores, or no
-    examples."""
-    names = [*per_rank[0]]
-    for sums in per_rank:
-        if set(sums) != set(names):
-            raise ConfigError(
-                f"the score has {names} on a rank and {[*sums]} on another. Return equal names."
-            )
-    totals = {name: np.zeros(2) for name in names}
-    for sums in per_rank:
-        for name in names:
-            totals[name] += sums[name]
-    for name, (_, count) in totals.items():
-        if not count:
-            raise ConfigError(
-                f"the score {name or '(a pair)'} has 0 examples in all batches; return at least 1."
-            )
-    return totals

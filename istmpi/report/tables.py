@@ -87,9 +87,12 @@ def _describe_group(ranks: int, group: Mapping[str, Any]) -> str:
     leader = size(float(Memory(**group["leader"]).total))
     member = size(float(Memory(**group["member"]).total))
     groups = counted(ranks, "replica group")
+    evaluation = ""
+    if group["evaluation_bytes"]:
+        evaluation = f", {size(group['evaluation_bytes'])} an evaluation"
     return (
-        f"{groups} of {group['members']}: {size(group['round_bytes'])} a round inside all groups; "
-        f"memory of a leader {leader}, of another member {member}"
+        f"{groups} of {group['members']}: {size(group['round_bytes'])} a round{evaluation} inside "
+        f"all groups; memory of a leader {leader}, of another member {member}"
     )
 
 

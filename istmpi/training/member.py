@@ -10,6 +10,7 @@ from istmpi.comm.groups import End, Membership, Start
 from istmpi.config import Run
 from istmpi.engine.replica_group import Begin, Collect, Refresh, ReplicaGroup, Step
 from istmpi.errors import IstmpiError
+from istmpi.evaluation.in_group import Load, MemberScores, Pass
 from istmpi.methods.agreement import StepLosses
 from istmpi.methods.job import LocalJob
 from istmpi.methods.local_training import LocalTraining
@@ -66,32 +67,65 @@ class Member(Setup):
     optimizer: OwnOptimizer | None = None
     """The optimizer of a user's program."""
 
+    _training: MemberTraining | None = None
+    _made = -1
+    """The number of methods that the leader had made before that of `_training`."""
+    _scores: MemberScores | None = None
+    _side = 0
+    """The side of the images of `_scores`."""
+
     def serve(self, membership: Membership) -> End:
         """Do what the leader calls for, until it says that the run has ended."""
-        training: MemberTraining | None = None
-        made = -1
-        whereabouts = self.communicator.whereabouts
         while True:
             call = membership.hear()
             if isinstance(call, End):
                 return call
             if isinstance(call, Begin):
-                if training is None or call.method != made:
-                    made = call.method
-                    training = self._make_training(call.number, call.side)
-                whereabouts.begin_round(call.number + 1)
-                training.begin(call)
-                continue
-            assert training is not None, "a round begins before its steps"
-            if isinstance(call, Refresh):
-                training.refresh(call)
-            elif isinstance(call, Step):
-                whereabouts.step(call.local_step + 1)
-                with self.clock("compute"):
-                    training.take_step(call.number, call.rate)
+                self._begin(call)
+            elif isinstance(call, Load):
+                self.load(call)
+            elif isinstance(call, Pass):
+                self._score(call)
             else:
-                assert isinstance(call, Collect), call
-                training.report()
+                self._take_step(call)
+
+    def _begin(self, call: Begin) -> None:
+        if self._training is None or call.method != self._made:
+            self._made = call.method
+            self._training = self._make_training(call.number, call.side)
+        self.communicator.whereabouts.begin_round(call.number + 1)
+        self._training.begin(call)
+
+    def _take_step(self, call: Refresh | Step | Collect) -> None:
+        """Take a step, or do what belongs to a round's steps."""
+        training = self._training
+        assert training is not None, "a round begins before its steps"
+        if isinstance(call, Refresh):
+            training.refresh(call)
+        elif isinstance(call, Step):
+            self.communicator.whereabouts.step(call.local_step + 1)
+            with self.clock("compute"):
+                training.take_step(call.number, call.rate)
+        else:
+            assert isinstance(call, Collect), call
+            training.report()
+
+    def load(self, call: Load) -> MemberScores:
+        """Take the weights of the leader's full network. Collective in the group."""
+        assert self.group is not None, "a member has a group"
+        if self._scores is None or self._side != call.side:
+            size = self.sizes[call.side]
+            self._side = call.side
+            self._scores = MemberScores(
+                self.run, size.architecture, size.dataset, self.group, self.device
+            )
+        self._scores.load(call)
+        return self._scores
+
+    def _score(self, call: Pass) -> None:
+        assert self._scores is not None, "weights come before a pass"
+        with self.clock("evaluate"):
+            self._scores.add_up(call)
 
     def _make_training(self, done: int, side: int) -> MemberTraining:
         """Return the local steps of the round after ``done`` rounds, on images of a ``side``."""

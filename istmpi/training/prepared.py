@@ -19,6 +19,7 @@ from istmpi.engine.slots import strip_slot
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.blocks import SIDE_BY_SIDE
 from istmpi.evaluation.evaluator import Evaluator
+from istmpi.evaluation.in_group import Helpers
 from istmpi.methods import load_class
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job
@@ -176,6 +177,9 @@ class Prepared(Setup):
         self._make_evaluator()
 
     def _make_evaluator(self) -> None:
+        helpers = None
+        if self.group:
+            helpers = Helpers(self.group, self.size.side, self.device)
         self.evaluator = Evaluator(
             self.run,
             self.architecture,
@@ -183,6 +187,7 @@ class Prepared(Setup):
             self.store,
             self.communicator,
             device=self.device,
+            helpers=helpers,
         )
 
     def _grow_if_due(self) -> None:

@@ -18,7 +18,7 @@ from istmpi.config.methods import METHODS
 
 RUN = ["train", "--rounds", "3", "-q"]
 MLP = ["--hidden", "32,24", "--set", "model.norm=layer"]
-RUN += ["--set", "evaluate.every=1000"]
+RUN += ["--set", "evaluate.every=2"]
 EXACT = ["--set", "model.dtype=float64"]
 CASES = {
     "ist, a tenth, Adam": ["--redeal", "0.1", "--optimizer", "adam", "--optimizer-state", "carry", *EXACT],
@@ -47,7 +47,12 @@ CASES = {
         *("--method", "data-parallel", "--data", f"{FILE}:blank", "--model", f"{FILE}:Named", "--batch", "3", *EXACT)
     ],
     "data-parallel": ["--method", "data-parallel", "--set", "optimizer.momentum=0.9", *EXACT],
+    # Their curve needs all margins; a network that rank 0 alone evaluates, and one that all ranks have.
+    "two classes": ["--data", "two.npz", "--redeal", "1", *EXACT],
+    "two classes, local SGD": ["--method", "local-sgd", "--data", "two.npz", *EXACT],
+    "numbers, local data": ["--data", "numbers-{rank}.npz", "--set", "data.placement=local", "--redeal", "1", *EXACT],
 }
+KINDS_OF_SCORES = ("score", "loss", "accuracy", "f1", "auc", "rmse", "r2")
 
 
 def describe(case):
@@ -71,6 +76,10 @@ SHAPES = [(2, 2), (4, 1), (1, 4), (2, 2)]
 def runs(series, folder):
     """The folder of all cases on two ranks, and on two groups of two; of a run that goes on in other groups, and on as
     many simulated ranks."""
+    x = np.random.default_rng(1).standard_normal((200, 8)).astype(np.float32)
+    np.savez(folder / "two.npz", x=x, y=(x[:, 0] > x[:, 1]).astype(np.int64))
+    for rank in range(2):
+        np.savez(folder / f"numbers-{rank}.npz", x=x + rank, y=x[:, :2] + x[:, 2:4] ** 2)
     places = {"ranks": [], "groups": ["--group-size", "2"]}
     jobs = {
         place: {case: [*describe(case), *words, "--out", folder / place / case] for case in CASES}
@@ -93,6 +102,11 @@ def runs(series, folder):
     return folder
 
 
+def count_inside(run):
+    """The bytes of the full network that each of two leaders gives another member."""
+    return 2 * sum(values.nbytes for values in network(run).values())
+
+
 def network(path):
     with h5py.File(path / "network.h5") as file:
         return {name: file["model"][name][...] for name in file["model"]}
@@ -108,14 +122,22 @@ def test_groups_compute_and_send_what_ranks_do(runs, case):
     for alone, together in zip(lines(runs / "ranks" / case), lines(runs / "groups" / case), strict=True):
         assert (alone["bytes"], alone["examples"]) == (together["bytes"], together["examples"])
         assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        names = [name for name in alone if name.endswith(KINDS_OF_SCORES) and name != "loss"]
+        # All members evaluate in groups.
+        scores, expected = ([float(line[name]) for name in names] for line in (together, alone))
+        assert scores == pytest.approx(expected, rel=1e-12 if nearest == 1e-12 else 1e-3, abs=1e-12)
 
 
 # Gradients that a network never has are not sent.
 @pytest.mark.parametrize("case", [case for case in CASES if case != "admm, unused parameters"])
 def test_predicted_bytes_inside_groups_are_counted(runs, case):
     *_, last = lines(runs / "groups" / case)
-    plan = json.loads((runs / f"{case}.json").read_text())
-    assert last["group_bytes"] == last["round"] * plan["group"]["round_bytes"]
+    group = json.loads((runs / f"{case}.json").read_text())["group"]
+    # The evaluation after the last round is not in its line.
+    evaluations = last["group_bytes"] - last["round"] * group["round_bytes"]
+    # Subnets side by side may score better than the merged network, and only leaders pass them.
+    possible = [group["evaluation_bytes"]] if "never" not in case else [0, count_inside(runs / "groups" / case)]
+    assert evaluations in possible
 
 
 @pytest.mark.parametrize("alike", [("whole", "apart"), ("regrouped", "simulated")])
@@ -207,6 +229,51 @@ def test_a_killed_member_ends_the_job_a_stopped_one_is_named_and_the_run_goes_on
         stop(job)
         result = job.end(60)
         assert result.returncode == 75, result
+
+
+LIFE = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import istmpi
+
+class Net(torch.nn.Module):
+    def __init__(self, hidden=8):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(8, hidden), torch.nn.Linear(hidden, 2)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+
+def accuracy(module, batch):
+    return (module(batch[0]).argmax(1) == batch[1]).double().mean()
+
+x = torch.randn(91, 8, generator=torch.Generator().manual_seed(1)).double()
+data = TensorDataset(x, (x[:, 0] > x[:, 1]).long())
+job = istmpi.Distributed(Net, {{}}, example=x[:9], method="local-sgd", local_steps=2, dtype="float64",
+                         checkpoint_every=1, group_size={size}, optimizer=lambda p: torch.optim.SGD(p, lr=0.3))
+for round in job.epochs({epochs}, DataLoader(data, batch_size=9, shuffle=True), folder="{folder}", resume="auto"):
+    for a, b in round.take():
+        round.step(torch.nn.functional.cross_entropy(round.module(a), b))
+    job.keep(seen=job.kept.get("seen", 0) + 1)
+    job.evaluate(accuracy, DataLoader(data, batch_size=7), best="best.h5", patience=99)
+print(job.kept["seen"], job.best.round, job.best.score)
+"""
+
+
+def test_a_program_in_epochs_keeps_values_and_its_best_network_in_groups(series, tmp_path):
+    said = {}
+    for size, processes in ((1, 2), (2, 4)):
+        folder = tmp_path / f"in groups of {size}"
+        commands = {epochs: LIFE.format(size=size, epochs=epochs, folder=folder) for epochs in (1, 3)}
+        for outcome in series(processes, tmp_path, commands).end(120).values():
+            assert outcome.returncode == 0, outcome
+        said[size] = [line for line in outcome.stdout.splitlines() if line[0].isdigit()]
+        assert len(lines(folder)) > 3 and said[size][0].startswith(f"{len(lines(folder))} ")
+    # Each process prints the same.
+    assert said[2] == 2 * said[1]
+    ranks, groups = (h5py.File(tmp_path / f"in groups of {size}" / "best.h5") for size in (1, 2))
+    for name in ranks["model"]:
+        np.testing.assert_allclose(groups["model"][name], ranks["model"][name], rtol=0, atol=1e-12)
 
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "replica_groups.py"

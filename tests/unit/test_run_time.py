@@ -1,11 +1,12 @@
 """Seconds of a whole run by hand: what passes a link, and how many messages follow each other."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
-from istmpi.cluster.figures import Cluster, network
+from istmpi.cluster.figures import Cluster, Link, network
 from istmpi.cluster.run_time import predict_run
 from istmpi.cluster.time import round_time
 from istmpi.config import Run
@@ -18,8 +19,9 @@ NO_FLOPS = (1e30,)
 """A speed at which products take no time."""
 
 
-def predict(cluster, ranks):
-    run = Run.load("digits").override({"train.rounds": 6, "evaluate.every": 2}).with_implied()
+def predict(cluster, ranks, **settings):
+    settings = {name.replace("__", "."): value for name, value in settings.items()}
+    run = Run.load("digits").override({"train.rounds": 6, "evaluate.every": 2, **settings}).with_implied()
     data = open_dataset("digits")
     architecture = plan_network(run, data)
     found = predict_run(run, architecture, data, ranks, cluster, evaluations=3)
@@ -47,6 +49,22 @@ def test_the_weights_of_an_evaluation_pass_the_link_of_one_rank(ranks):
     of_first = Fraction(plan.start_bytes) / ranks / 10**6
     assert found.rounds == pytest.approx(6 * round_time(plan, cluster).total + float(of_first))
     assert found.saving == 0
+
+
+@pytest.mark.parametrize("members, hops", [(2, 1), (4, 2), (8, 3)])
+def test_groups_wait_for_their_own_network_and_compute_as_ranks_with_parts_of_the_batch(members, hops):
+    """A step's call goes from member to member, and its gradients around a ring; an evaluation's weights follow it."""
+    here = replace(Cluster("fast", "by hand", network(0.0, 1e30), NO_FLOPS), inside=Link(0.001, 0.0))
+    found, _, plan = predict(here, 2, train__group_size=members)
+    assert found.rounds == pytest.approx(6 * plan.local_steps * 0.001 * (hops + 2 * (members - 1)), rel=1e-3)
+    slow = replace(here, flops=(1e9,), inside=Link(0.0, 0.0))
+    groups, _, _ = predict(slow, 2, train__group_size=members, train__batch=64)
+    ranks, _, _ = predict(slow, 2, train__batch=64 // members)
+    assert groups.rounds == pytest.approx(ranks.rounds)
+    assert groups.evaluations == pytest.approx(ranks.evaluations / members, rel=1e-3)
+    narrow = replace(here, inside=Link(0.0, 1e-6))
+    found, planned, _ = predict(narrow, 2, train__group_size=members)
+    assert planned.on_one and found.evaluations == pytest.approx(3 * hops * planned.gathered_bytes * 1e-6, rel=1e-3)
 
 
 def test_what_has_no_prediction_is_left_out(istmpi_command):

@@ -1,0 +1,47 @@
+"""Seconds of a round of replica groups, with two networks: a fast one between the members of a
+group, and the cluster's links between groups.
+
+Members compute as ranks whose batch is a part of the group's. They add up gradients in a ring
+during the backward pass, and hear of each step from their leader.
+"""
+
+from dataclasses import replace
+
+from istmpi.cluster.figures import Cluster
+from istmpi.cluster.time import BACKWARD_SHARE, CROWDED, RoundTime, round_time, step_seconds
+from istmpi.config import Run
+from istmpi.cost.members import count_shared_copies, divide_batch
+from istmpi.cost.run_cost import Cost, cost
+from istmpi.network.architecture import Architecture
+
+
+def time_rounds(run: Run, architecture: Architecture, counted: Cost, cluster: Cluster) -> RoundTime:
+    """Return the seconds of a round of the cost ``counted``, in replica groups if the run has any
+    of a known size."""
+    members = run.train.group_size
+    if members < 2:
+        return round_time(counted, cluster)
+    of_member = cost(divide_batch(run, members), architecture, counted.ranks, counted.method)
+    of_member = replace(of_member, local_steps=counted.local_steps)
+    time = round_time(of_member, cluster)
+    hops = (members - 1).bit_length()
+    inside = cluster.inside
+    # The leader gives its members values at the round's beginning, and some methods in each step.
+    copies = count_shared_copies(run, counted.spec, counted.local_steps)
+    shared = hops * float(copies * counted.largest.memory.network) * inside.seconds_per_byte
+    steps = counted.local_steps * (
+        hops * inside.latency + _wait_for_gradients(of_member, members, cluster)
+    )
+    return RoundTime(time.compute + steps, time.transfer + shared)
+
+
+def _wait_for_gradients(of_member: Cost, members: int, cluster: Cluster) -> float:
+    """Return the seconds of an all-reduce in a group that the backward pass does not hide."""
+    inside = cluster.inside
+    step = max(step_seconds(part, cluster) for part in of_member.parts)
+    nbytes = 2 * (members - 1) / members * float(of_member.largest.memory.network)
+    seconds = 2 * (members - 1) * inside.latency + nbytes * inside.seconds_per_byte
+    # Where ranks share a host, the all-reduce and the backward pass share its cores.
+    if not cluster.beside:
+        return CROWDED * seconds
+    return max(seconds - BACKWARD_SHARE * step, 0.0)
