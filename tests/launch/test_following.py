@@ -9,8 +9,8 @@ STRINGS = {"time", "score_name"}
 
 
 def numbers(line):
-    """The figures of a line of metrics."""
-    return {name: value for name, value in line.items() if name not in {"round", *STRINGS}}
+    """The figures of a line of metrics; where a job began is a fact of the file alone."""
+    return {name: value for name, value in line.items() if name not in {"round", "resumed_from", *STRINGS}}
 
 
 def plain(name):
