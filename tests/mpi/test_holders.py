@@ -5,8 +5,8 @@ import oracle
 import pytest
 from own_runs import BOTH, DEEP
 from replaying import run_of
-from resuming import save, stop_at
-from small import assert_same_bits, assert_trained, small_run, trained, whole
+from resuming import assert_goes_on
+from small import assert_trained, small_run, trained
 
 from istmpi.config.methods import METHODS
 from istmpi.cost import cost, round_bytes
@@ -59,17 +59,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
 @pytest.mark.parametrize("case", [*CASES][4:])
 def test_a_run_that_is_saved_and_stopped_goes_on_bit_for_bit(comm, shared_tmp, case):
     run = read(comm, shared_tmp, case).override({"train.rounds": 4})
-    expected = Training(run, comm)
-    list(expected.rounds())
-    training = Training(run, comm)
-    if comm.rank == 1:
-        stop_at(training, 1, 1)
-    list(training.rounds())
-    path = save(training, shared_tmp / "stopped.h5")
-    training = Training(run, comm)
-    training.resume(path)
-    list(training.rounds())
-    assert_same_bits(whole(training), whole(expected))
+    assert_goes_on(comm, run, shared_tmp / "stopped.h5")
 
 
 @pytest.mark.ranks(only=[4])

@@ -5,12 +5,10 @@ import json
 import pytest
 from own_runs import RESNET
 from replaying import run_of
-from resuming import save, stop_at
-from small import assert_same_bits, whole
+from resuming import assert_goes_on
 
 from istmpi.cli.plan import show
 from istmpi.comm.ledger import EVALUATION, SAVING
-from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
 FEDAVG = {"method__name": "fedavg", "method__epochs": 1, "method__fraction": 0.5, "train__batch": 64}
@@ -29,17 +27,7 @@ SETTINGS = {"train__rounds": 4, "method__local_steps": 3, "evaluate__every": 2}
 def test_the_bytes_of_a_dry_run_are_counted_and_a_stopped_run_goes_on(comm, shared_tmp, capsys, row):
     run = run_of(SETTINGS | ROWS[row], comm.size, shared_tmp) if comm.rank == 0 else None
     run = comm.broadcast_from_root(run)
-    whole_run = Training(run, comm)
-    progress = list(whole_run.rounds())
-    training = Training(run, comm)
-    if comm.rank == 1:
-        stop_at(training, 1, 1)
-    list(training.rounds())
-    path = save(training, shared_tmp / "stopped.h5")
-    resumed = Training(run, comm)
-    resumed.resume(path)
-    list(resumed.rounds())
-    assert_same_bits(whole(resumed), whole(whole_run))
+    progress = assert_goes_on(comm, run, shared_tmp / "stopped.h5")
     before = {purpose: comm.ledger.sent[purpose].bytes for purpose in (EVALUATION, SAVING)}
     run_training(run.override({"output.folder": str(shared_tmp / "run")}), comm)
     sent = {purpose: sum(comm.allgather(comm.ledger.sent[purpose].bytes - before[purpose])) for purpose in before}

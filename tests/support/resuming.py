@@ -1,6 +1,6 @@
 """Training that is saved, stopped in the middle of a round, which drops that round, and resumed."""
 
-from small import small_run
+from small import assert_same_bits, small_run, whole
 
 from istmpi.checkpoint.saver import commit
 from istmpi.training.loop import Training
@@ -34,3 +34,22 @@ def stop_at(training, round, step):
         batches = size.batches
         batches.at = asking(batches.at, batches.in_a_pass)
         batches.read_from_pass = asking(batches.read_from_pass, batches.in_a_pass)
+
+
+def assert_goes_on(comm, run, path):
+    """Stop rank 1 inside round 2, and resume from a checkpoint: the weights are those of a whole run, bit for bit.
+
+    Returns the progress of the whole run.
+    """
+    whole_run = Training(run, comm)
+    progress = list(whole_run.rounds())
+    stopped = Training(run, comm)
+    if comm.rank == 1:
+        stop_at(stopped, 1, 1)
+    list(stopped.rounds())
+    saved = save(stopped, path)
+    again = Training(run, comm)
+    again.resume(saved)
+    list(again.rounds())
+    assert_same_bits(whole(again), whole(whole_run))
+    return progress
