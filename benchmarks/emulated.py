@@ -1,16 +1,16 @@
-"""An emulated slow cluster on one Linux host: each MPI rank in a network namespace of its own, at a given line rate.
+"""An emulated slow cluster on one Linux host: each of its hosts is a network namespace, at a given line rate.
 
 The hosts hang on one bridge, which is in a namespace too, as is mpirun: the machine's own network is never touched. A
 token bucket on both ends of each host's cable limits what it sends and what it receives; a process adds latency
-(`benchmarks.latency`). Ranks talk TCP only. Every
-host is bound to one core, the cores in turn, and has its own host name; ISTMPI_NETWORK tells the ranks the line rate,
-for their records, MASTER_ADDR and the like tell torch.distributed where host 0 is. Needs root, iproute2 (ip, tc) and
-the mpirun of MPICH or Open MPI on the PATH.
+(`benchmarks.latency`). Hosts talk TCP only. A host has a name, and a core for each of its processes, the cores in turn;
+ISTMPI_NETWORK tells the ranks the line rate, for their records, MASTER_ADDR and the like tell torch.distributed where
+host 0 is. Needs root, iproute2 (ip, tc) and the mpirun of MPICH or Open MPI on the PATH.
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -27,25 +27,27 @@ from pathlib import Path
 from istmpi.errors import ConfigError, OutputError
 
 ENTER = """#!/bin/sh
-# Stands in for ssh: [-x] HOST COMMAND... runs the command in that host's namespace, under its name, on its core.
+# Stands in for ssh: [-x] HOST COMMAND... runs the command in that host's namespace, under its name, on its cores.
 [ "$1" = -x ] && shift
 host=$1; shift
-core=$(echo {cores} | cut -d " " -f $(( ${{host##*-}} % {count} + 1 )))
+cores=$(echo {cores} | cut -d " " -f $(( ${{host##*-}} + 1 )))
 export UCX_TLS=tcp,self UCX_NET_DEVICES=eth0 ISTMPI_NETWORK="{network}"
 export MASTER_ADDR=10.0.1.1 MASTER_PORT=29500 GLOO_SOCKET_IFNAME=eth0
-exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec taskset -c "$1" sh -c "$2"' "$host" "$core" "$*"
+exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0" && exec taskset -c "$1" sh -c "$2"' "$host" "$cores" "$*"
 """
 
 SUBNET = "10.0.0.0/16"
-OVER_TCP = "--host {hosts} --map-by ppr:1:node --bind-to none --mca btl tcp,self --mca btl_tcp_if_include {subnet} "
+OVER_TCP = (
+    "--host {slots} --map-by ppr:{members}:node --bind-to none --mca btl tcp,self --mca btl_tcp_if_include {subnet} "
+)
 LAUNCHERS = {
-    "hydra": "-launcher ssh -launcher-exec {enter} -iface bridge -hosts {hosts} -ppn 1",
+    "hydra": "-launcher ssh -launcher-exec {enter} -iface bridge -hosts {slots} -ppn {members}",
     "open mpi) 4": OVER_TCP
     + "--mca plm_rsh_agent {enter} --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include {subnet}",
     "open mpi) 5": OVER_TCP
     + "--prtemca plm_ssh_agent {enter} --prtemca plm_ssh_no_tree_spawn 1 --prtemca prte_if_include {subnet}",
 }
-"""By what ``mpirun --version`` says, in lower case: the words that start a rank on each host by ``enter``, over TCP."""
+"""By what ``mpirun --version`` says, in lower case: words that start processes on hosts by ``enter``, over TCP."""
 BY_ENVIRONMENT = {
     "HYDRA_LAUNCHER": "ssh",
     "HYDRA_LAUNCHER_EXEC": "{enter}",
@@ -208,8 +210,8 @@ class Cluster:
         least, middle, most = map(float, answer.split())
         return f"{text}, round trip {middle:.1f} ms by ping ({least:.1f} to {most:.1f})"
 
-    def run(self, command: list[str], *words: str) -> int:
-        """One rank of a command on every host, with more words for mpirun.
+    def run(self, command: list[str], *words: str, members: int = 1) -> int:
+        """Run as many processes of a command on every host, with more words for mpirun.
 
         Returns mpirun's exit code, after the interfaces' counters.
         """
@@ -220,11 +222,8 @@ class Cluster:
             )
         before = self.counters()
         with tempfile.TemporaryDirectory(prefix=f"{self.switch}-") as folder:
-            enter = self.entrance(Path(folder))
-            launch = _launcher().format(enter=enter, hosts=",".join(hosts), subnet=SUBNET).split()
-            launch = ["mpirun", *launch, "-n", str(len(hosts)), *words]
-            inside = ["ip", "netns", "exec", self.switch, *launch, *command]
-            code = subprocess.run(inside, env={**FOR_OPEN_MPI, **os.environ}).returncode
+            launch = [*self.launcher(Path(folder), members), "-n", str(members * len(hosts)), *words]
+            code = subprocess.run([*launch, *command], env={**FOR_OPEN_MPI, **os.environ}).returncode
         print("host                    MB sent  MB received   (by the interfaces' counters)", file=sys.stderr)
         for host, (sent, received) in self.counters().items():
             sent, received = sent - before[host][0], received - before[host][1]
@@ -240,12 +239,21 @@ class Cluster:
         counts = json.loads(self._counts.read_text(encoding="utf-8"))
         print("frames  ", ", ".join(f"{count} {name}" for name, count in counts.items()), file=sys.stderr)
 
-    def entrance(self, folder: Path) -> Path:
+    def launcher(self, folder: Path, members: int = 1) -> list[str]:
+        """Return the words of an mpirun that starts as many processes on each host, with a file in a folder."""
+        slots = ",".join(f"{host}:{members}" for host in self.hosts)
+        enter = self.entrance(folder, members)
+        launch = _launcher().format(enter=enter, slots=slots, members=members, subnet=SUBNET)
+        return ["ip", "netns", "exec", self.switch, "mpirun", *launch.split()]
+
+    def entrance(self, folder: Path, members: int = 1) -> Path:
         """A program that launchers take for ssh, made in a folder: it runs a command on a host of the cluster."""
         enter = folder / "enter"
         network = f"emulated, {self._line_rate(self.hosts[0]) / 1e6:g} Mbit/s per host{self._read_delays()}, TCP"
         cores = sorted(os.sched_getaffinity(0))
-        enter.write_text(ENTER.format(cores=" ".join(map(str, cores)), count=len(cores), network=network))
+        turns = itertools.cycle(map(str, cores))
+        of_hosts = [",".join(itertools.islice(turns, members)) for _ in self.hosts]
+        enter.write_text(ENTER.format(cores=" ".join(of_hosts), network=network))
         enter.chmod(0o755)
         return enter
 

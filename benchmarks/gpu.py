@@ -1,4 +1,4 @@
-"""A step, autocast, and a hop through the host and through CUDA-aware MPI, on this rank's device.
+"""A step, alone and in a replica group, copies to the host, and a hop through it and CUDA-aware MPI, on this device.
 
     mpirun -n 2 python -m benchmarks.gpu [--cuda-aware]
 
@@ -18,6 +18,9 @@ from benchmarks.reporting import report
 from benchmarks.scale.local_step import bare_network
 from istmpi.cli.main import main
 from istmpi.comm import world
+from istmpi.comm.groups import WHOLE_HOST, Membership
+from istmpi.comm.host_copies import copy_from_host, to_host
+from istmpi.engine.replica_group import join_group
 
 WIDTHS, BATCH, REPEATS, MEGABYTES = [4096, 2048, 2048, 10], 128, 11, 64
 
@@ -59,20 +62,37 @@ def benchmark() -> None:
 
     def through_host() -> None:
         if peer < communicator.size:
-            exchange(host.numpy(), sent.cpu().numpy())
-            received.copy_(host)
+            exchange(host.numpy(), to_host(sent).numpy())
+            copy_from_host({"": host}, {"": received})
 
     def from_device() -> None:
         if peer < communicator.size:  # mpi4py reads CUDA tensors' __cuda_array_interface__
             exchange(received, sent)
 
+    group = join_group(Membership(communicator, WHOLE_HOST), device)
+    averaging = group.wrap(network, may_skip=False) if group else network
+
+    def step_together() -> None:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(averaging(x), y)
+        with group.averaging():
+            loss.backward()
+        optimizer.step()
+
     hop = f"a hop of {MEGABYTES} MB each way"
     works = {"a step, float32": lambda: step(False), "a step, autocast to bfloat16": lambda: step(True)}
+    if group:
+        works[f"a step of a replica group of {group.size}, {torch.distributed.get_backend()}"] = step_together
+    if gpus:
+        works[f"{MEGABYTES} MB to pageable memory"] = lambda: sent.cpu()
+        works[f"{MEGABYTES} MB to page-locked memory"] = lambda: to_host(sent)
     if communicator.size > 1:
         works[f"{hop} through the host"] = through_host
     if communicator.size > 1 and gpus and "--cuda-aware" in sys.argv:
         works[f"{hop} from GPU memory"] = from_device
     rows = [{"what": what, "ms": milliseconds(work)} for what, work in works.items()]
+    if group:
+        group.close()
     if communicator.rank == 0:
         notes = f"{WIDTHS}, batches of {BATCH}; medians of {REPEATS}. What has no row was not measured."
         report("gpu", f"A step and a hop on {name}", rows, notes, f"mpirun -n {communicator.size}")

@@ -1,24 +1,35 @@
 """Seconds of a local step of a replica group of two processes, beside a rank with two threads, on two cores.
 
-    python -m benchmarks.groups
+    python -m benchmarks.groups             (--quick: batches of 32 alone)
 
-A figure is the fastest of the rounds after the first, of ten local steps each.
+A figure is the fastest of the rounds after the first, of ten local steps each, in two turns. A profile tells when the
+all-reduce of each bucket of gradients begins in a backward pass.
 """
 
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
-from benchmarks.reporting import report
+import torch
+
+from benchmarks.reporting import report, table
 from istmpi.comm import world
 from istmpi.config import Run
 from istmpi.data.prepare import prepare
+from istmpi.engine.replica_group import ReplicaGroup
 from istmpi.training.run import run_training
 
 BATCHES = (32, 128, 512)
 STEPS = 10
+ROUNDS = 4
 NETWORKS = {
     "mlp 64-1024-1024-10": {"model.name": "mlp", "model.hidden": [1024, 1024], "model.norm": "layer"},
     "resnet of 32 and 64 channels": {
@@ -38,47 +49,147 @@ NETWORKS = {
         "optimizer.name": "adamw",
     },
 }
+PROFILED = {**NETWORKS, "mlp 64-2048-2048-2048-10": {**NETWORKS["mlp 64-1024-1024-10"], "model.hidden": [2048] * 3}}
+BATCH = 128
+"""The batch of a profile."""
+TURNS = 2
 NOTES = """Two cores: members have a thread each, and average gradients over gloo and the loopback interface.
-A figure is the fastest of three rounds of ten local steps, local SGD, one group or one rank, single precision.
-NCCL, GPUs and sockets were never measured."""
+A figure is the fastest of six rounds of ten local steps in two turns, local SGD, one group or one rank, single
+precision. An all-reduce is that of all gradients, alone, the fastest of ten.
+NCCL, GPUs and sockets were never measured.
+
+A backward pass of the leader, with batches of 128, in milliseconds from its beginning, medians of 20 steps. PyTorch
+begins a bucket's all-reduce when its last gradient is there, so that of the last bucket begins as computing ends."""
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
 
 
-def time_steps(folder: Path, processes: int) -> dict[str, float]:
-    """Return the seconds of a step by network and batch, on the processes of one group. Collective."""
+@dataclass
+class Backward:
+    """The instants of a backward pass."""
+
+    begins: float = field(default_factory=time.perf_counter)
+    buckets: list[float] = field(default_factory=list)
+    """The beginnings of the all-reduces."""
+    returns: float = 0.0
+
+
+class Watch:
+    """Notes backward passes of a group, and times an all-reduce of its gradients alone."""
+
+    passes: list[Backward]
+    alone: float
+
+    def __init__(self) -> None:
+        self._wrap = ReplicaGroup.wrap
+        self._averaging = ReplicaGroup.averaging
+        watch = self
+
+        def wrap(group: ReplicaGroup, network: torch.nn.Module, may_skip: bool) -> torch.nn.Module:
+            module = watch._wrap(group, network, may_skip)
+            module.register_comm_hook(group.size, watch._begin_bucket)
+            watch.passes = []
+            return module
+
+        @contextmanager
+        def averaging(group: ReplicaGroup) -> Iterator[None]:
+            watch.passes.append(Backward())
+            with watch._averaging(group):
+                yield
+            watch.passes[-1].returns = time.perf_counter()
+            if len(watch.passes) == STEPS:
+                watch.alone = _time_alone(group)
+
+        ReplicaGroup.wrap = wrap
+        ReplicaGroup.averaging = averaging
+
+    def _begin_bucket(self, members: int, bucket: torch.distributed.GradBucket) -> torch.futures.Future:
+        # The first wrapper of a group is none of the run's.
+        if self.passes:
+            self.passes[-1].buckets.append(time.perf_counter())
+        work = torch.distributed.all_reduce(bucket.buffer().div_(members), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    def describe(self, name: str) -> dict[str, str | int]:
+        """Return the row of a network."""
+        passes = self.passes[STEPS + 1 :]
+
+        def milliseconds(instants: Sequence[float]) -> str:
+            since = [instant - each.begins for instant, each in zip(instants, passes, strict=True)]
+            return f"{1000 * median(since):.2f}"
+
+        return {
+            "network": name,
+            "buckets": len(passes[0].buckets),
+            "first all-reduce begins": milliseconds([each.buckets[0] for each in passes]),
+            "last begins": milliseconds([each.buckets[-1] for each in passes]),
+            "backward returns": milliseconds([each.returns for each in passes]),
+        }
+
+
+def _time_alone(group: ReplicaGroup) -> float:
+    gradients = torch.zeros(group._gradient_bytes // 4)
+    seconds = []
+    for _ in range(10):
+        begin = time.perf_counter()
+        torch.distributed.all_reduce(gradients)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def train(name: str, batch: int, processes: int, folder: Path, rounds: int) -> list[float]:
+    """Return the seconds of a step in each round after the first, on rank 0. Collective."""
+    settings = PROFILED[name]
+    out = folder / f"{name}-{batch}-{rounds}"
+    run = Run().override(
+        {
+            "method.name": "local-sgd",
+            "method.local_steps": STEPS,
+            "train.rounds": rounds,
+            "train.batch": batch,
+            "train.group_size": processes,
+            "train.threads": 2 // processes,
+            "evaluate.every": 1000,
+            "output.folder": str(out),
+            **({"data.source": str(folder.parent / "text.h5")} if "data.length" in settings else {}),
+            **settings,
+        }
+    )
+    run_training(run, world())
+    if world().rank:
+        return []
+    _, *later = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [line["compute_seconds"] / STEPS for line in later]
+
+
+def measure(folder: Path, processes: int, batches: Sequence[int]) -> None:
+    """Write the seconds of steps by network and batch, and the profiles of a group. Collective.
+
+    The data are beside ``folder``.
+    """
     seconds = {}
-    for name, settings in NETWORKS.items():
-        for batch in BATCHES:
-            out = folder / f"{name}-{batch}-{processes}"
-            run = Run().override(
-                {
-                    "method.name": "local-sgd",
-                    "method.local_steps": STEPS,
-                    "train.rounds": 4,
-                    "train.batch": batch,
-                    "train.group_size": processes,
-                    "train.threads": 2 // processes,
-                    "evaluate.every": 1000,
-                    "output.folder": str(out),
-                    **({"data.source": str(folder / "text.h5")} if "data.length" in settings else {}),
-                    **settings,
-                }
-            )
-            run_training(run, world())
-            metrics = out / "metrics.jsonl"
-            if world().rank == 0:
-                _, *later = map(json.loads, metrics.read_text().splitlines())
-                seconds[f"{name}, {batch}"] = min(line["compute_seconds"] for line in later) / STEPS
-    return seconds
+    for name in NETWORKS:
+        for batch in batches:
+            seconds[f"{name}, {batch}"] = train(name, batch, processes, folder, ROUNDS)
+    profiles = {}
+    alone = {}
+    if processes > 1:
+        watch = Watch()
+        for name in PROFILED:
+            train(name, BATCH, processes, folder, ROUNDS - 1)
+            profiles[name] = watch.describe(name)
+            alone[name] = watch.alone
+    if world().rank == 0:
+        figures = {"seconds": seconds, "profiles": profiles, "alone": alone}
+        (folder / "figures.json").write_text(json.dumps(figures))
 
 
 def main() -> None:
-    if len(sys.argv) == 3:
-        folder, processes = Path(sys.argv[1]), int(sys.argv[2])
-        seconds = time_steps(folder, processes)
-        if world().rank == 0:
-            (folder / f"{processes}.json").write_text(json.dumps(seconds))
+    if len(sys.argv) > 2:
+        folder, processes, *batches = sys.argv[1:]
+        measure(Path(folder), int(processes), list(map(int, batches)))
         return
+    batches = BATCHES[:1] if "--quick" in sys.argv else BATCHES
+    steps: dict[str, dict[int, list[float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "documents").mkdir()
@@ -86,20 +197,30 @@ def main() -> None:
         for number in range(4):
             (folder / "documents" / f"{number}.txt").write_text(text)
         prepare("text", folder / "documents", folder / "text.h5")
-        for processes in (1, 2):
-            command = ["mpirun", "-n", str(processes), sys.executable, "-m", "benchmarks.groups", name, str(processes)]
-            subprocess.run(command, check=True)
-        alone, together = (json.loads((folder / f"{processes}.json").read_text()) for processes in (1, 2))
-    rows = [
-        {
-            "network, batch": case,
-            "a rank, ms a step": f"{1000 * seconds:.2f}",
-            "a group of two": f"{1000 * together[case]:.2f}",
-            "ratio": f"{together[case] / seconds:.2f}",
-        }
-        for case, seconds in alone.items()
-    ]
-    report("groups", "A local step of a replica group of two processes, beside a rank with two threads", rows, NOTES)
+        for turn, processes in itertools.product(range(TURNS), (1, 2)):
+            place = folder / f"{turn}-{processes}"
+            place.mkdir()
+            command = ["mpirun", "-n", str(processes), sys.executable, "-m", "benchmarks.groups", str(place)]
+            subprocess.run([*command, str(processes), *map(str, batches)], check=True)
+            figures = json.loads((place / "figures.json").read_text())
+            for case, seconds in figures["seconds"].items():
+                steps.setdefault(case, {1: [], 2: []})[processes] += seconds
+    rows = []
+    for case, by_processes in steps.items():
+        alone, together = (min(by_processes[processes]) for processes in (1, 2))
+        all_reduce = figures["alone"][case.rpartition(",")[0]]
+        rows.append(
+            {
+                "network, batch": case,
+                "a rank, ms a step": f"{1000 * alone:.2f}",
+                "a group of two": f"{1000 * together:.2f}",
+                "ratio": f"{together / alone:.2f}",
+                "all-reduce alone, ms": f"{1000 * all_reduce:.2f}",
+                "of the step": f"{all_reduce / together:.0%}",
+            }
+        )
+    title = "A local step of a replica group of two processes, beside a rank with two threads"
+    report("groups", title, rows, f"{NOTES}\n\n{table(list(figures['profiles'].values()))}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     python -m benchmarks.campaigns kill --kills 300 --seed 1
     MPIRUN=/usr/bin/mpirun python -m benchmarks.campaigns kill --kills 50 --ranks 3 --minutes 20
     python -m benchmarks.campaigns kill --kills 60 --private-disks          (needs root, for mounts)
+    python -m benchmarks.campaigns kill --kills 30 --ranks 4 --group-size 2 --hosts 2   (needs root, for networks)
 
 A run is drawn from the seed: method, optimizer, what is carried, arithmetic, normalisation, writer. One rank or all
 get SIGKILL as it starts or resumes, while a checkpoint is written, while it trains or evaluates, and as it ends. What
@@ -16,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import sys
@@ -31,6 +33,7 @@ import h5py
 
 from benchmarks.campaigns.job import SECONDS_TO_START, Job, rounds_of, wait_until
 from benchmarks.campaigns.libraries import WRITERS, libraries
+from benchmarks.emulated import FOR_OPEN_MPI, Cluster, alone
 from benchmarks.reporting import HERE, report
 from istmpi.config.methods import METHODS
 from istmpi.config.spec import KEEP
@@ -40,6 +43,8 @@ MOMENTS = ("starting", "training", "writing", "ending")
 """Drawn for each kill; evaluations fall into training. The last kills of a run come at its end."""
 LAST_ROUNDS = 6
 """Trained once a run has been killed often enough."""
+NO_GROUPS = ("codistillation", "joint")
+"""Methods that do not train in replica groups."""
 MANY = 10**5
 """No campaign has time for more."""
 SECONDS_TO_END = 120
@@ -86,9 +91,12 @@ class Case:
         return ["istmpi", "train", "--resume", "auto", *sets]
 
 
-def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS, ranks: int = 1) -> dict[str, object]:
-    """The settings of a run on ``ranks`` ranks: methods take turns, the rest is drawn."""
-    method = list(METHODS)[number % len(METHODS)]
+def draw(
+    chance: random.Random, number: int, writers: Sequence[str] = WRITERS, ranks: int = 1, members: int = 1
+) -> dict[str, object]:
+    """The settings of a run on ``ranks`` ranks, each of some members: methods take turns, the rest is drawn."""
+    methods = [name for name in METHODS if members == 1 or name not in NO_GROUPS]
+    method = methods[number % len(methods)]
     every = chance.choice([1, 2, 3])
     settings = {
         "method.name": method,
@@ -120,6 +128,8 @@ def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS, r
         settings |= {"method.outer_momentum": 0.5, "method.outer_lr": 0.8}
     if method == "fedavg":
         settings |= {"train.batch": 200, "method.fraction": chance.choice([0.6, 1.0])}
+        if members > 1:
+            settings["model.norm"] = "layer"
     if method == "dynamic-averaging":
         settings["method.threshold"] = chance.choice([0.0, 0.002, 1.0])
     if method == "codistillation":
@@ -130,6 +140,8 @@ def draw(chance: random.Random, number: int, writers: Sequence[str] = WRITERS, r
         settings["method.holders"] = chance.choice([1, 2])
     if method != "joint":
         settings["data.placement"] = chance.choice(["shared", "sharded", "label-shards"])
+    if members > 1:
+        settings["train.group_size"] = members
     read = {f"method.{name}" for name in METHODS[method].reads}
     return {name: value for name, value in settings.items() if name in read or not name.startswith("method.")}
 
@@ -257,6 +269,23 @@ def carry_through(case: Case, chance: random.Random, kills: int) -> None:
         case.findings.append(f"left behind: {left}; there: {sorted(path.name for path in out.iterdir())}")
 
 
+@contextlib.contextmanager
+def on_hosts(hosts: int, processes: int) -> Iterator[None]:
+    """Let jobs start on emulated ``hosts``, if any."""
+    if not hosts:
+        yield
+        return
+    cluster = Cluster("kill")
+    with alone("kill"), tempfile.TemporaryDirectory() as folder:
+        cluster.up(hosts, "1gbit")
+        words = cluster.launcher(Path(folder), processes // hosts)
+        os.environ |= {**FOR_OPEN_MPI, "MPIRUN": shlex.join(words)}
+        try:
+            yield
+        finally:
+            cluster.down()
+
+
 def main(arguments: list[str]) -> int:
     """The campaign; 1 when anything was found."""
     parser = argparse.ArgumentParser(prog="benchmarks.campaigns kill", description=__doc__.partition("\n")[0])
@@ -267,9 +296,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kills-of-a-run", type=int, default=KILLS_OF_A_RUN)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--private-disks", action="store_true", help="a disk of its own for each rank")
+    parser.add_argument("--group-size", type=int, default=1, help="processes of a replica group (1)")
+    parser.add_argument("--hosts", type=int, default=0, help="emulated hosts, which divide the processes")
     parser.add_argument("--first", type=int, default=0, help="number of the first run: others of the same seed")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="FOLDER", help="for the table")
     options = parser.parse_args(arguments)
+    if options.ranks % (options.hosts or 1) or options.ranks % options.group_size:
+        parser.error("--ranks must be a multiple of --hosts and of --group-size")
     kills = options.kills or (MANY if options.minutes else 300)
     begun = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix="istmpi-kill-"))
@@ -283,7 +316,7 @@ def main(arguments: list[str]) -> int:
         writers = ("auto",) if options.private_disks else WRITERS
         case = Case(
             number,
-            draw(chance, number, writers, options.ranks),
+            draw(chance, number, writers, options.ranks // options.group_size, options.group_size),
             options.ranks,
             place / str(number),
             private=options.private_disks,
@@ -296,7 +329,7 @@ def main(arguments: list[str]) -> int:
             shutil.rmtree(case.folder)
         return case
 
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with on_hosts(options.hosts, options.ranks), ThreadPoolExecutor(options.jobs) as pool:
         cases = list(filter(None, pool.map(run, range(0, kills, options.kills_of_a_run))))
     found = [case for case in cases if case.findings]
     tell(cases, options)
@@ -315,6 +348,13 @@ def counted_writers(cases: list[Case]) -> str:
     return ", ".join(f"{writer} {count} kills" for writer, count in sorted(kills.items()))
 
 
+def name_results(options: argparse.Namespace) -> str:
+    """Return the name of the table."""
+    if options.private_disks:
+        return "campaign-kill-private-disks"
+    return "campaign-kill-groups" if options.group_size > 1 else "campaign-kill"
+
+
 def tell(cases: list[Case], options: argparse.Namespace) -> None:
     """A row for each method, and one for all."""
     rows = []
@@ -325,8 +365,8 @@ def tell(cases: list[Case], options: argparse.Namespace) -> None:
         row |= {moment: kills[moment] for moment in MOMENTS}
         rows.append(row | {"rounds": sum(case.rounds for case in its), "findings": sum(len(c.findings) for c in its)})
     report(
-        "campaign-kill-private-disks" if options.private_disks else "campaign-kill",
-        f"Kills of runs with {options.ranks} ranks, and what came of them",
+        name_results(options),
+        f"Kills of runs with {options.ranks} processes, and what came of them",
         rows,
         "Each run went on by the same command after every kill. Without findings its network, its optimizer's state "
         "and its calibration are, bit for bit, those of an uninterrupted run. Writers of checkpoints: "

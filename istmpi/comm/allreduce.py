@@ -20,6 +20,7 @@ from istmpi.comm.background import BackgroundRunner
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.codec import CODECS, EXACT, Codec
 from istmpi.comm.communicator import Communicator
+from istmpi.comm.host_copies import copy_from_host, to_host
 
 Array = np.ndarray | torch.Tensor
 
@@ -140,16 +141,20 @@ class MeanOverRanks:
         there."""
         flat = [self._tensors[name].view(-1) for name in names]
         if len(flat) == 1:
-            return flat[0].cpu()
-        return torch.cat(flat).cpu()
+            return to_host(flat[0])
+        return to_host(torch.cat(flat))
 
     def _unpack(self, names: Sequence[str], flat: torch.Tensor) -> None:
         tensors = [self._tensors[name] for name in names]
         parts = flat.split([tensor.numel() for tensor in tensors])
-        for tensor, values in zip(tensors, parts, strict=True):
+        targets = {}
+        means = {}
+        for name, tensor, values in zip(names, tensors, parts, strict=True):
             # A single tensor in host memory was averaged in place.
             if tensor.data_ptr() != values.data_ptr():
-                tensor.view(-1).copy_(values)
+                targets[name] = tensor.view(-1)
+                means[name] = values
+        copy_from_host(means, targets)
 
 
 class EncodedMean:

@@ -8,9 +8,10 @@ import torch
 
 from istmpi.comm import Communicator
 from istmpi.comm.clock import Clock
+from istmpi.comm.host_copies import on_host
 from istmpi.engine.layout import Owners
 from istmpi.engine.route import PULL, PUSH
-from istmpi.engine.store import Tensors, on_host
+from istmpi.engine.store import Tensors
 
 
 def ask_owners(

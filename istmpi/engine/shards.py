@@ -1,8 +1,7 @@
 """The newest values of every parameter, and their way to the ranks that train them and back.
 
-Each rank has a store of the rows that it owns (`istmpi.engine.store`). Between rounds, holders may
-have newer values of dealt parameters, and every rank newer values of common parameters;
-`Shards.flush` brings newer values to the owners.
+A rank stores the rows that it owns (`istmpi.engine.store`). Between rounds, holders have newer
+values of dealt parameters, and all ranks of common ones; `Shards.flush` brings them to the owners.
 """
 
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import torch
 from istmpi.comm import Communicator
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.clock import Clock
+from istmpi.comm.host_copies import copy_from_host, empty_on_host, on_host
 from istmpi.comm.ledger import ROUNDS
 from istmpi.engine.early import EarlyExchange, HeldParts, lend_rows, receive_buffers
 from istmpi.engine.layout import TrainingLayout
@@ -21,7 +21,7 @@ from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.route import HOP, MEAN, PULL, PUSH, Leg, Route, select_dealt
 from istmpi.engine.slots import Slot, select_weights, strip_slot
 from istmpi.engine.sparse_mean import SparseMean
-from istmpi.engine.store import ParameterStore, Tensors, copy_from_host, empty_on_host, on_host
+from istmpi.engine.store import ParameterStore, Tensors
 from istmpi.engine.transfer import Transfer
 from istmpi.engine.wire import choose_forms
 

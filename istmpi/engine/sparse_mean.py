@@ -9,6 +9,7 @@ tensor <- start + the ranks' mean of sent
 import torch
 
 from istmpi.comm import Communicator
+from istmpi.comm.host_copies import to_host
 from istmpi.engine.few_bits import TopK
 from istmpi.engine.packed_sizes import Largest
 from istmpi.engine.slots import Slot
@@ -63,7 +64,7 @@ class SparseMean:
         """Replace each tensor by its start plus the ranks' mean sent change. Collective."""
         starts = self._starts
         for name, start in starts.items():
-            change = (tensors[name].detach() - start).cpu()
+            change = to_host(tensors[name].detach() - start)
             self._errors[name].mul_(self._largest.feedback).add_(change)
         flat = torch.cat([self._errors[name].view(-1) for name in starts])
         sizes = tuple(start.numel() for start in starts.values())

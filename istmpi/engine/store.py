@@ -1,5 +1,4 @@
-"""The rows of every parameter that a rank owns, in host memory, and copies between host memory and
-a device.
+"""The rows of every parameter that a rank owns, in host memory.
 
 A rank stores only its own rows. Initial values depend only on the seed, the parameter's name and
 the element's global position, so the network is the same for any number of ranks.
@@ -263,26 +262,3 @@ class ParameterStore:
         """Return the place of this rank's first element in the whole flattened tensor."""
         shape = parameter.pattern.shape(self.owners.lengths)
         return self.owners.rows(shape[0], self.rank).start * prod(shape[1:])
-
-
-# ---- copies between device and host memory, from which MPI sends
-
-
-def empty_on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return host tensors to receive values for ``tensors``; a tensor in host memory is returned
-    itself."""
-    return {
-        name: tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
-        for name, tensor in tensors.items()
-    }
-
-
-def on_host(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the tensors in host memory; a tensor that is in host memory is not copied."""
-    return {name: tensor.cpu() for name, tensor in tensors.items()}
-
-
-def copy_from_host(staged: Tensors, tensors: Tensors) -> None:
-    for name, tensor in tensors.items():
-        if staged[name] is not tensor:
-            tensor.copy_(staged[name])

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import torch
 
 from istmpi import rng
+from istmpi.comm.host_copies import copy_from_host, on_host
 from istmpi.engine.layout import Owners, Replicated, part_shape
 from istmpi.engine.slots import Slot, select_weights
-from istmpi.engine.store import Tensors, copy_from_host, on_host
+from istmpi.engine.store import Tensors
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod

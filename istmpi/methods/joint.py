@@ -35,10 +35,11 @@ from istmpi import rng
 from istmpi.comm import Communicator, Traffic, threads_may_call
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.comm.background import BackgroundRunner
+from istmpi.comm.host_copies import on_host
 from istmpi.comm.ledger import ROUNDS
 from istmpi.data.batch import Batch
 from istmpi.engine.output_sums import NAME, split_steps
-from istmpi.engine.store import Tensors, on_host
+from istmpi.engine.store import Tensors
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.methods.job import Job

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import torch
 
+from istmpi.comm.host_copies import copy_from_host, on_host
 from istmpi.engine.layout import Replicated
 from istmpi.engine.outer import Outer
-from istmpi.engine.store import Tensors, copy_from_host, on_host
+from istmpi.engine.store import Tensors
 from istmpi.engine.transfer import Transfer
 from istmpi.methods.base import Method
 from istmpi.methods.job import Job

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import torch
 
 from istmpi.comm.allreduce import EncodedMean
+from istmpi.comm.host_copies import on_host
 from istmpi.engine.few_bits import Float4
 from istmpi.engine.fragments import Departure, departures
 from istmpi.engine.outer import Outer
 from istmpi.engine.slots import VELOCITY, Slot, select_weights
-from istmpi.engine.store import Tensors, on_host
+from istmpi.engine.store import Tensors
 from istmpi.methods.job import Job
 from istmpi.methods.replicated import ReplicatedMethod
 

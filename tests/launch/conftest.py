@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -55,15 +56,15 @@ class Job:
     """A running job: `ranks` are the process numbers of its ranks, `end` waits for it."""
 
     def __init__(self, ranks, *command, env=None, output=subprocess.PIPE, cwd=None):
-        launcher = os.environ.get("MPIRUN") or shutil.which("mpirun", path=ENVIRONMENT["PATH"])
-        assert launcher, "no mpirun: run bin/test, which sets one up"
+        launcher = shlex.split(os.environ.get("MPIRUN", "")) or [shutil.which("mpirun", path=ENVIRONMENT["PATH"])]
+        assert all(launcher), "no mpirun: run bin/test, which sets one up"
         # By its full path: Open MPI's mpirun puts its own folder first in the ranks' PATH.
         program = shutil.which(command[0], path=ENVIRONMENT["PATH"])
         assert program, f"no program {command[0]}"
         self._command, self._ranks = " ".join(map(str, command)), ranks
         # The environment is spelt out: MPI_Init in this process would add a singleton's variables behind Python's back.
         self.process = subprocess.Popen(
-            [launcher, "-n", str(ranks), program, *map(str, command[1:])],
+            [*launcher, "-n", str(ranks), program, *map(str, command[1:])],
             env={**os.environ, **ENVIRONMENT, **(env or {})},
             cwd=cwd,
             stdin=subprocess.DEVNULL,

@@ -52,6 +52,7 @@ CASES = {
     "two classes, local SGD": ["--method", "local-sgd", "--data", "two.npz", *EXACT],
     "numbers, local data": ["--data", "numbers-{rank}.npz", "--set", "data.placement=local", "--redeal", "1", *EXACT],
 }
+EVALUATED = "evaluated"
 KINDS_OF_SCORES = ("score", "loss", "accuracy", "f1", "auc", "rmse", "r2")
 
 
@@ -94,10 +95,11 @@ def runs(series, folder):
     for case in CASES:
         plan = ["--dry-run", "--json", "--ranks", "2", "--group-size", "2"]
         jobs["simulated"][case] = [word for word in describe(case) if word != "-q"] + plan
+    jobs["ranks"][EVALUATED] = ["evaluate", folder / "groups" / "ist, full" / "network.h5", "--json"]
     for place, processes in {"groups": 4, "ranks": 2, "simulated": 1}.items():
         for case, outcome in series(processes, folder, jobs[place]).end(400).items():
             assert outcome.returncode == 0, (place, case, outcome)
-            if case in CASES and place == "simulated":
+            if case == EVALUATED or place == "simulated":
                 (folder / f"{case}.json").write_text(outcome.stdout)
     return folder
 
@@ -138,6 +140,12 @@ def test_predicted_bytes_inside_groups_are_counted(runs, case):
     # Subnets side by side may score better than the merged network, and only leaders pass them.
     possible = [group["evaluation_bytes"]] if "never" not in case else [0, count_inside(runs / "groups" / case)]
     assert evaluations in possible
+
+
+def test_the_network_of_groups_is_evaluated_as_in_the_run(runs):
+    evaluated = json.loads((runs / f"{EVALUATED}.json").read_text())
+    *_, last = lines(runs / "groups" / "ist, full")
+    assert [evaluated["loss"], evaluated["score"]] == pytest.approx([last["test_loss"], last["score"]], rel=1e-12)
 
 
 @pytest.mark.parametrize("alike", [("whole", "apart"), ("regrouped", "simulated")])
@@ -197,6 +205,14 @@ def test_each_method_trains_each_kind_of_data_or_says_in_one_line_that_it_does_n
             assert outcome.returncode == 0, (method, kind, outcome)
         else:
             assert re.search("does not go with|needs predictions of classes", outcome.refusal()), (method, kind)
+
+
+def test_a_score_that_fails_on_a_member_ends_the_job_with_its_line(start, tmp_path):
+    words = ["train", "--data", f"{FILE}:blank", "--model", f"{FILE}:Picky", "--rounds", "2", "--local-steps", "2"]
+    result = start(4, "istmpi", *words, "--group-size", "2", "-q", "--out", tmp_path / "run").end(60)
+    assert result.returncode not in (0, 75, 76) and result.errors, result
+    for line in result.errors:
+        assert "Picky.score fails: ValueError: no score here" in line, result
 
 
 LONG = ["train", "--rounds", 10**6, "--group-size", "2", "--checkpoint-every", "1", "--progress", "lines"]

@@ -1,5 +1,7 @@
 """Sequences of tokens of which some targets do not count; networks whose loss and score are sums, means or dicts."""
 
+import os
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -78,6 +80,16 @@ class Named(Pairs):
     def score(outputs, batch):
         _, right, count = sums(outputs, batch)
         return {"wrong": (count - right, count), "accuracy": (right, count)}
+
+
+class Picky(Pairs):
+    """Its score fails on every second process."""
+
+    @staticmethod
+    def score(outputs, batch):
+        if int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", 0))) % 2:
+            raise ValueError("no score here")
+        return Pairs.score(outputs, batch)
 
 
 class Idle(Pairs):
