@@ -102,7 +102,7 @@ class Watch:
         ReplicaGroup.wrap = wrap
         ReplicaGroup.averaging = averaging
 
-    def _begin_bucket(self, members: int, bucket: torch.distributed.GradBucket) -> torch.futures.Future:
+    def _begin_bucket(self, members: int, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
         # The first wrapper of a group is none of the run's.
         if self.passes:
             self.passes[-1].buckets.append(time.perf_counter())

@@ -24,6 +24,27 @@ class RankFacts(NamedTuple):
     """The cores that the rank may use."""
     host_cores: int
     threads: int
+    numa_nodes: int = 1
+    """The number of NUMA nodes, such as sockets, in which these cores lie."""
+
+
+NODES = Path("/sys/devices/system/node")
+
+
+def count_numa_nodes(cores: Iterable[int], folder: Path = NODES) -> int:
+    """Return the number of NUMA nodes of ``folder`` in which some of these cores lie; at least
+    1."""
+    usable = set(cores)
+    count = 0
+    for path in folder.glob("node[0-9]*/cpulist"):
+        of_node: set[int] = set()
+        for part in path.read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            # A node of memory alone has no cores.
+            if first:
+                of_node.update(range(int(first), int(last or first) + 1))
+        count += not of_node.isdisjoint(usable)
+    return max(count, 1)
 
 
 def check_library(communicator: Communicator) -> list[Finding]:
@@ -62,6 +83,7 @@ def check_cores(communicator: Communicator) -> list[Finding]:
             cores=usable_cores(),
             host_cores=os.cpu_count() or 1,
             threads=fair_threads(local),
+            numa_nodes=count_numa_nodes(usable_cores()),
         )
     # Plain tuples travel between ranks, as all other values.
     per_rank = [RankFacts._make(values) for values in communicator.allgather(tuple(facts))]
@@ -108,6 +130,13 @@ def judge_cores(per_rank: list[RankFacts]) -> Finding:
             "srun --cpus-per-task=CORES."
         )
         return yellow("cores", f"{fact}; {'; '.join(idle[:4])}", cure)
+    nodes = max(facts.numa_nodes for facts in per_rank)
+    if nodes > 1:
+        cure = (
+            "Start a process for each of them, bound there, as a replica group: istmpi-run "
+            f"--sockets {nodes} istmpi train --group-size host"
+        )
+        return yellow("cores", f"{fact}; a rank's cores lie in {nodes} NUMA nodes", cure)
     return green("cores", fact)
 
 

@@ -62,7 +62,6 @@ def test_groups_of_two_on_two_hosts_compute_what_one_host_does_and_send_what_two
         assert len(counters) == 2, said
         crossed[members] = sum(float(sent) for sent, _ in counters)
     # Headers and the messages of mpirun are not of one size.
-    print(crossed)
     assert crossed[2] == pytest.approx(crossed[1], rel=0.1)
     plain = start(4, "istmpi", *WORDS, *groups, "--out", tmp_path / "plain").end(120)
     assert plain.returncode == 0, plain

@@ -210,9 +210,10 @@ def test_each_method_trains_each_kind_of_data_or_says_in_one_line_that_it_does_n
 def test_a_score_that_fails_on_a_member_ends_the_job_with_its_line(start, tmp_path):
     words = ["train", "--data", f"{FILE}:blank", "--model", f"{FILE}:Picky", "--rounds", "2", "--local-steps", "2"]
     result = start(4, "istmpi", *words, "--group-size", "2", "-q", "--out", tmp_path / "run").end(60)
-    assert result.returncode not in (0, 75, 76) and result.errors, result
-    for line in result.errors:
-        assert "Picky.score fails: ValueError: no score here" in line, result
+    assert result.returncode == 2, result
+    (line,) = result.errors
+    assert line.startswith("istmpi: rank ") and "Picky: score fails: ValueError: no score here" in line
+    assert int(re.match(r"istmpi: rank (\d)", line)[1]) % 2, "a member that does not lead"
 
 
 LONG = ["train", "--rounds", 10**6, "--group-size", "2", "--checkpoint-every", "1", "--progress", "lines"]

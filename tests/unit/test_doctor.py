@@ -68,6 +68,7 @@ def test_a_launcher_of_another_mpi_is_named(tmp_path):
     [
         ([("a", [0], 16, 1)], "cores", "yellow", "a has 16 cores, but its ranks may use only 1"),
         ([("a", [0, 1], 2, 1)] * 4, "cores", "yellow", "4 ranks share 2 cores of a"),
+        ([("a", [0, 1], 2, 2, 2)], "cores", "yellow", "a rank's cores lie in 2 NUMA nodes"),
         ([("a", [0, 1], 2, 1)] * 2 + [("b", [0, 1], 2, 2)], "ranks", "yellow", "unevenly spread"),
     ],
 )
@@ -127,6 +128,14 @@ def test_a_hang_is_ended_with_its_place():
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(30))
     assert result.returncode == -signal.SIGKILL
     assert result.stderr == f"istmpi doctor: rank 3 on {socket.gethostname()} hangs while starting MPI\n"
+
+
+@pytest.mark.parametrize("cores, count", [([0, 1], 1), ([2, 3], 2), ([0, 6], 2), ([9], 1)])
+def test_the_numa_nodes_of_cores_are_counted(tmp_path, cores, count):
+    for node, text in enumerate(["0-2,8\n", "3-6\n", "\n"]):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(text)
+    assert mpi.count_numa_nodes(cores, tmp_path) == count
 
 
 @pytest.mark.parametrize(

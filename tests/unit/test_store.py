@@ -1,7 +1,5 @@
 """The store: the same initial network at any number of ranks, and only the owned rows of it."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from istmpi import rng
-from istmpi.comm import host_copies
 from istmpi.engine import store
 from istmpi.engine.layout import Replicated
 from istmpi.engine.partition import Partition
@@ -89,46 +86,3 @@ def test_the_digest_notices_any_bit_and_an_exchange(name, position, bit, data):
     rows = one.tensors["hidden1.linear.weight"]
     rows[[0, 1]] = rows[[1, 0]]
     assert one.digest() != before, "an exchange"
-
-
-class OnGpu:
-    """A stand-in for a tensor on a GPU, which notes what is called, and on which stream."""
-
-    device = torch.device("cuda", 0)
-    notes: list = []
-
-    def __init__(self, values):
-        self.values = values
-
-    def detach(self):
-        return self
-
-    @classmethod
-    def __torch_function__(cls, function, types, args, kwargs):
-        cls.notes.append((function.__name__, {**kwargs}))
-        kwargs.pop("pin_memory", None)
-        return function(*(item.values if isinstance(item, cls) else item for item in args), **kwargs)
-
-    def copy_(self, source, **options):
-        self.notes.append(("copy_", options))
-        self.values.copy_(source)
-
-
-def test_values_pass_between_a_gpu_and_page_locked_memory_on_a_stream_of_their_own(monkeypatch):
-    """A stand-in: the project has no GPU in its checks."""
-
-    class Stream:
-        def __getattr__(self, name):
-            return lambda *others: OnGpu.notes.append(name)
-
-    monkeypatch.setattr(host_copies, "_make_stream", lambda gpu: Stream())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda gpu: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    here = torch.ones(2)
-    weights = {"here": here, "there": OnGpu(torch.arange(3.0))}
-    staged = host_copies.on_host(weights)
-    assert staged["here"] is here and staged["there"].tolist() == [0, 1, 2]
-    host_copies.copy_from_host({"here": here, "there": staged["there"] + 1}, weights)
-    assert weights["there"].values.tolist() == [1, 2, 3]
-    copied = ["wait_stream", ("copy_", {"non_blocking": True}), "synchronize"]
-    assert OnGpu.notes == [("empty_like", {"device": "cpu", "pin_memory": True}), *copied, *copied]
