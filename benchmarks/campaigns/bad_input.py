@@ -25,7 +25,19 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ["NO_COLOR"] = "1"
 
 from benchmarks.campaigns import forked  # noqa: E402
-from benchmarks.campaigns.bad import formats, graphs, layouts, networks, own, raw_data, records, rows, settings, tables  # noqa: E402
+from benchmarks.campaigns.bad import (  # noqa: E402  # noqa: E402
+    array_files,
+    formats,
+    graphs,
+    layouts,
+    networks,
+    own,
+    raw_data,
+    records,
+    rows,
+    settings,
+    tables,
+)
 from benchmarks.campaigns.bad.cases import TINY, Assets, Case, Maker  # noqa: E402
 from benchmarks.campaigns.libraries import libraries  # noqa: E402
 from benchmarks.reporting import HERE, report  # noqa: E402
@@ -140,8 +152,8 @@ def _assets(work: Path) -> Assets:
         path = folder / "pictures" / ("cat" if place % 2 else "dog") / f"{place}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(formats.image(source, valid=True)[1])
-    for name, array in formats.arrays().items():
-        (folder / f"{name}.npy").write_bytes(formats.npy(array))
+    for name, array in array_files.arrays().items():
+        (folder / f"{name}.npy").write_bytes(array_files.npy(array))
     (folder / "arrays").mkdir()
     for name in ("x", "y"):
         (folder / f"{name}.npy").rename(folder / "arrays" / f"{name}.npy")

@@ -1,39 +1,25 @@
 """Tables of text: what their first lines leave open is decided once, said, and kept for prediction."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from small import small_run
+from table_files import prepared, written_to
 
 from istmpi.comm import world
 from istmpi.data.decoder import Notes
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.prepare import prepare
-from istmpi.data.sources import open_dataset
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.training.run import run_training
 
 
-def prepared(path, **options):
-    """The report, the data set and its training features as the table has them."""
-    report = prepare("csv", path, path.parent / "out.h5", force=True, **options)
-    data = open_prepared(report.target)
-    return report, data, np.asarray(data.train.with_normalisation(None).x)
-
-
 @pytest.fixture
 def table(tmp_path):
-    """A file of some text."""
-
-    def written(text, name="in.csv"):
-        (tmp_path / name).write_bytes(text.encode())
-        return tmp_path / name
-
-    return written
+    return written_to(tmp_path)
 
 
 def assumed(report, option):
@@ -289,115 +275,3 @@ def test_a_table_of_one_endless_line_is_refused(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"1," * 2**25)
     with pytest.raises(DataError, match="x.csv has a line of more than 32 MB"):
         prepared(tmp_path / "x.csv")
-
-
-# --- columns that are left out, filled, or categories
-
-
-def mixed(count=60):
-    """A table with a date, gaps and categories, and its columns."""
-    draw = np.random.default_rng(1)
-    size, place = draw.normal(size=count).round(3), draw.choice(["north", "south", "west"], count)
-    lines = ["when,size,place,weight,kind"]
-    for row in range(count):
-        shown = "NA" if row % 7 == 0 else size[row]
-        where = "" if row % 11 == 0 else place[row]
-        lines.append(f"2026-01-{row % 28 + 1:02},{shown},{where},{row / 8},{'yes' if size[row] > 0 else 'no'}")
-    size[::7], place[::11] = np.nan, ""
-    return "\n".join(lines) + "\n", size, place
-
-
-@pytest.mark.parametrize("missing", ["mean", "most-frequent"])
-def test_gaps_are_filled_and_categories_counted_from_the_training_rows(table, missing):
-    text, size, place = mixed()
-    options = {"drop": "when", "categories": "place", "missing": missing}
-    _, data, x = prepared(table(text), **options)
-    weight = x[:, -1]
-    rows = np.rint(weight * 8).astype(int)
-    assert data.shape == (5,) and len(rows) == 48
-    known = size[rows][~np.isnan(size[rows])]
-    values, counts = np.unique(known, return_counts=True)
-    fill = known.mean() if missing == "mean" else values[counts.argmax()]
-    names, counts = np.unique(place[rows][place[rows] != ""], return_counts=True)
-    where = np.where(place[rows] == "", names[counts.argmax()], place[rows])
-    order = data.reading["encoding"]["categories"]["place"]
-    np.testing.assert_allclose(x[:, 0], np.where(np.isnan(size[rows]), fill, size[rows]), rtol=1e-6)
-    assert np.array_equal(x[:, 1:4], [[float(name == other) for other in order] for name in where])
-
-
-def test_a_table_with_gaps_and_categories_is_predicted_as_it_was_prepared(table, tmp_path):
-    text, _, _ = mixed()
-    options = {"drop": "when", "categories": "place", "missing": "mean"}
-    _, data, _ = prepared(table(text), **options)
-    notes = Notes()
-    lines = "place,weight,size\nsouth,1.5,NA\nmoon,2.5,0.5\n"  # another order, and no date
-    (block,) = read_inputs(
-        str(table(lines, "new.csv")), "csv", data.shape, reading=data.reading, notes=notes, label=None
-    )
-    encoding = data.reading["encoding"]
-    south = [float(name == "south") for name in encoding["categories"]["place"]]
-    np.testing.assert_allclose(block.x, [[encoding["fill"]["size"], *south, 1.5], [0.5, 0, 0, 0, 2.5]], rtol=1e-6)
-    assert "place has categories that are not in training (moon)" in notes.assumed[-1].text
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"drop": "wehn"}, "no column wehn; did you mean when"),
-        (
-            {"drop": "when,size", "categories": "place"},
-            "line 2: place is missing. Give --missing mean or most-frequent",
-        ),
-        ({"drop": "when,place"}, "line 2: 'NA' is not a number"),
-        ({"missing": "zero"}, "missing 'zero' must be one of refuse, mean, most-frequent"),
-    ],
-)
-def test_what_cannot_be_encoded_is_refused_by_name(table, options, message):
-    with pytest.raises((ConfigError, DataError), match=message):
-        prepared(table(mixed()[0]), **options)
-    with pytest.raises(DataError, match="has no header, which --drop needs"):
-        prepared(table("1,2\n3,4\n"), drop="a", header=False)
-
-
-def test_a_table_with_dates_gaps_and_categories_goes_from_file_to_answers_in_one_command(
-    tmp_path, istmpi_command, monkeypatch
-):
-    """A run that names the table guesses what prepare would be told, and says so."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    lines = ["sold,name,area,town,price"]
-    for row in range(60):
-        area = "" if row % 9 == 4 else f"{row / 2}"
-        town = "NA" if row % 11 == 5 else ("Rome", "Oslo", "Bonn")[row % 3]
-        lines.append(f"2026-11-{row % 28 + 1:02d},owner {row},{area},{town},{row * 1000.5}")
-    Path("houses.csv").write_text("\n".join(lines))
-    Path("new.csv").write_text("\n".join(",".join(line.split(",")[:-1]) for line in lines[:4]))
-    words = ["train", "--data", "houses.csv", "--predict", "new.csv", "--rounds", "1", "--hidden", "8"]
-    code, out, err = istmpi_command(*words)
-    said = " ".join((out + err).split())
-    assert code == 0 and len(Path("runs/houses/predictions.csv").read_text().splitlines()) == 4
-    for note in (
-        "columns of dates are left out: sold (change with istmpi prepare csv --drop)",
-        "columns of many texts are left out: name (change with istmpi prepare csv --drop)",
-        "columns of categories: town (change with istmpi prepare csv --categories)",
-        "or the most frequent category, of their column: area, town (change with istmpi prepare csv --missing)",
-        "answers runs/houses/predictions.csv",
-    ):
-        assert note in said
-    code, _, err = istmpi_command("train", "--data", "houses.csv", "--predict", "none.csv")
-    assert code == 2 and "--predict none.csv does not exist" in err and not Path("runs/houses-2").exists()
-
-
-@pytest.mark.parametrize(
-    "rows, message",
-    [
-        (["a,b,y"] + [f"{row if row % 2 else 'x'},1,{row % 2}" for row in range(20)], "'x' is not a number"),
-        (['"a, b",y'] + [f"{'pq'[row % 2]},{row % 2}" for row in range(20)], "'p' is not a number"),
-    ],
-)
-def test_what_is_no_guess_is_refused_as_prepare_refuses_it(tmp_path, monkeypatch, rows, message):
-    """A column of numbers and texts, and one whose name an option cannot give."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "t.csv").write_text("\n".join(rows))
-    with pytest.raises(DataError, match=message):
-        open_dataset(str(tmp_path / "t.csv"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.campaigns.bad import formats
+from benchmarks.campaigns.bad import array_files
 from benchmarks.campaigns.bad.cases import Assets, Case, one_of
 from benchmarks.campaigns.bad.hostile import NUMBERS, damaged_bytes
 from benchmarks.campaigns.bad.meanings import counts, differ
@@ -24,7 +24,7 @@ def graph(draw: random.Random, folder: Path, assets: Assets) -> Case:
     if kind == "tables":
         return Case(["prepare", "graph", _tables(draw, folder), "out.h5", *options])
     if kind == "archive":
-        content, refused = formats.damaged_npz(draw, arrays)
+        content, refused = array_files.damaged_npz(draw, arrays)
         (folder / "graph.npz").write_bytes(content)
         return Case(["prepare", "graph", "graph.npz", "out.h5", *options], refused)
     name = draw.choice(sorted(arrays))

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.campaigns.bad import formats
+from benchmarks.campaigns.bad import array_files, formats
 from benchmarks.campaigns.bad.cases import Assets, Case, max_bad, one_of
 from benchmarks.campaigns.bad.hostile import NAMES, NUMBERS, damaged_bytes
 
 
 def npz(draw: random.Random, folder: Path, assets: Assets) -> Case:
-    content, refused = formats.damaged_npz(draw, formats.arrays())
+    content, refused = array_files.damaged_npz(draw, array_files.arrays())
     (folder / "data.npz").write_bytes(content)
     words = draw.choice(
         (
@@ -32,10 +32,10 @@ def npz(draw: random.Random, folder: Path, assets: Assets) -> Case:
 def npy(draw: random.Random, folder: Path, assets: Assets) -> Case:
     victim = draw.choice(("x", "y"))
     refused = False
-    for name, array in formats.arrays().items():
-        content = formats.npy(array)
+    for name, array in array_files.arrays().items():
+        content = array_files.npy(array)
         if name == victim:
-            content, refused = formats.damaged_npy(draw, array)
+            content, refused = array_files.damaged_npy(draw, array)
         (folder / f"{name}.npy").write_bytes(content)
     if draw.random() < 0.5:
         return Case(["prepare", "arrays", ".", "out.h5", *one_of(draw, ([], ["--task", "regression"]))], refused)
@@ -123,7 +123,7 @@ def tar(draw: random.Random, folder: Path, assets: Assets) -> Case:
     elif kind == "csv":
         files = {"data.csv": formats.table(draw, True)}
     elif kind == "arrays":
-        files = {f"{name}.npy": formats.npy(array) for name, array in formats.arrays().items()}
+        files = {f"{name}.npy": array_files.npy(array) for name, array in array_files.arrays().items()}
     else:
         for split in ("train", "t10k"):
             for what, axes in (("images", 3), ("labels", 1)):
@@ -208,8 +208,8 @@ def folder(draw: random.Random, folder: Path, assets: Assets) -> Case:
 def strangers(draw: random.Random, folder: Path, assets: Assets) -> Case:
     """A file of one format under the name of another."""
     contents = (
-        b"", b"\0" * 600, draw.randbytes(700), formats.npy(np.zeros((4, 3))),
-        formats.damaged_npz(draw, formats.arrays())[0], formats.table(draw), formats.wav(draw),
+        b"", b"\0" * 600, draw.randbytes(700), array_files.npy(np.zeros((4, 3))),
+        array_files.damaged_npz(draw, array_files.arrays())[0], formats.table(draw), formats.wav(draw),
         formats.image(draw)[1], b"\x1f\x8b" + draw.randbytes(30), b"BZh9" + draw.randbytes(30),
         b"\xfd7zXZ\0" + draw.randbytes(30), b"SIMPLE  =", struct.pack(">I", 2051), b"<html>", b"{}",
         b"PK\x05\x06" + bytes(18),

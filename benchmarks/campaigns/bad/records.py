@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.campaigns.bad import formats
+from benchmarks.campaigns.bad import array_files
 from benchmarks.campaigns.bad.cases import TINY, Assets, Case, one_of
 from benchmarks.campaigns.bad.hostile import NAMES, damaged_bytes, damaged_tree, json_text
 
@@ -107,7 +107,7 @@ def checkpoint(draw: random.Random, folder: Path, assets: Assets) -> Case:
             (
                 b"",
                 b"\x89HDF\r\n\x1a\n",
-                formats.npy(np.zeros(3)),
+                array_files.npy(np.zeros(3)),
                 draw.randbytes(3000),
                 b"\x89HDF\r\n\x1a\n" + draw.randbytes(4000),
             )
