@@ -1,8 +1,8 @@
 """Seconds of a local step of a replica group of two processes, beside a rank with two threads, on two cores.
 
-    python -m benchmarks.groups             (--quick: batches of 32 alone)
+    python -m benchmarks.groups             (--quick: the first network alone, with batches of 32)
 
-A figure is the fastest of the rounds after the first, of ten local steps each, in two turns. A profile tells when the
+A figure is the fastest of the rounds after the first in two turns. A profile tells when the
 all-reduce of each bucket of gradients begins in a backward pass.
 """
 
@@ -49,12 +49,13 @@ NETWORKS = {
         "optimizer.name": "adamw",
     },
 }
-PROFILED = {**NETWORKS, "mlp 64-2048-2048-2048-10": {**NETWORKS["mlp 64-1024-1024-10"], "model.hidden": [2048] * 3}}
+WIDE = {**NETWORKS["mlp 64-1024-1024-10"], "model.hidden": [2048] * 3}
+PROFILED = {"mlp 64-2048-2048-2048-10": WIDE, **NETWORKS}
 BATCH = 128
 """The batch of a profile."""
 TURNS = 2
 NOTES = """Two cores: members have a thread each, and average gradients over gloo and the loopback interface.
-A figure is the fastest of six rounds of ten local steps in two turns, local SGD, one group or one rank, single
+A figure is the fastest of six rounds of five or ten local steps in two turns, local SGD, one group or one rank, single
 precision. An all-reduce is that of all gradients, alone, the fastest of ten.
 NCCL, GPUs and sockets were never measured.
 
@@ -111,7 +112,7 @@ class Watch:
 
     def describe(self, name: str) -> dict[str, str | int]:
         """Return the row of a network."""
-        passes = self.passes[STEPS + 1 :]
+        passes = self.passes[STEPS:]
 
         def milliseconds(instants: Sequence[float]) -> str:
             since = [instant - each.begins for instant, each in zip(instants, passes, strict=True)]
@@ -139,11 +140,12 @@ def _time_alone(group: ReplicaGroup) -> float:
 def train(name: str, batch: int, processes: int, folder: Path, rounds: int) -> list[float]:
     """Return the seconds of a step in each round after the first, on rank 0. Collective."""
     settings = PROFILED[name]
+    steps = STEPS if batch <= BATCH else STEPS // 2
     out = folder / f"{name}-{batch}-{rounds}"
     run = Run().override(
         {
             "method.name": "local-sgd",
-            "method.local_steps": STEPS,
+            "method.local_steps": steps,
             "train.rounds": rounds,
             "train.batch": batch,
             "train.group_size": processes,
@@ -158,23 +160,23 @@ def train(name: str, batch: int, processes: int, folder: Path, rounds: int) -> l
     if world().rank:
         return []
     _, *later = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [line["compute_seconds"] / STEPS for line in later]
+    return [line["compute_seconds"] / steps for line in later]
 
 
-def measure(folder: Path, processes: int, batches: Sequence[int]) -> None:
+def measure(folder: Path, processes: int, networks: int, batches: Sequence[int]) -> None:
     """Write the seconds of steps by network and batch, and the profiles of a group. Collective.
 
-    The data are beside ``folder``.
+    The data are beside ``folder``. ``networks``: the number of those that are measured, the first ones.
     """
     seconds = {}
-    for name in NETWORKS:
+    for name in list(NETWORKS)[:networks]:
         for batch in batches:
             seconds[f"{name}, {batch}"] = train(name, batch, processes, folder, ROUNDS)
     profiles = {}
     alone = {}
     if processes > 1:
         watch = Watch()
-        for name in PROFILED:
+        for name in list(PROFILED)[: networks + 1]:
             train(name, BATCH, processes, folder, ROUNDS - 1)
             profiles[name] = watch.describe(name)
             alone[name] = watch.alone
@@ -185,10 +187,12 @@ def measure(folder: Path, processes: int, batches: Sequence[int]) -> None:
 
 def main() -> None:
     if len(sys.argv) > 2:
-        folder, processes, *batches = sys.argv[1:]
-        measure(Path(folder), int(processes), list(map(int, batches)))
+        folder, *numbers = sys.argv[1:]
+        processes, networks, *batches = map(int, numbers)
+        measure(Path(folder), processes, networks, batches)
         return
-    batches = BATCHES[:1] if "--quick" in sys.argv else BATCHES
+    quick = "--quick" in sys.argv
+    numbers = [1, BATCHES[0]] if quick else [len(NETWORKS), *BATCHES]
     steps: dict[str, dict[int, list[float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -201,7 +205,7 @@ def main() -> None:
             place = folder / f"{turn}-{processes}"
             place.mkdir()
             command = ["mpirun", "-n", str(processes), sys.executable, "-m", "benchmarks.groups", str(place)]
-            subprocess.run([*command, str(processes), *map(str, batches)], check=True)
+            subprocess.run([*command, str(processes), *map(str, numbers)], check=True)
             figures = json.loads((place / "figures.json").read_text())
             for case, seconds in figures["seconds"].items():
                 steps.setdefault(case, {1: [], 2: []})[processes] += seconds
