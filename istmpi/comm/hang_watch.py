@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakMethod
 
 from istmpi.comm import mpi
 from istmpi.comm.arrival import LauncherWatch, watched
 from istmpi.comm.communicator import Communicator
+from istmpi.comm.leaving import before_finalize
 from istmpi.comm.members import find_members, threads_may_call_everywhere
 from istmpi.comm.roll_call import RollCall, WatchedJob
 from istmpi.comm.thread_mailbox import ThreadMailbox
@@ -74,6 +76,8 @@ class HangWatch:
         self._thread = threading.Thread(target=self._serve, name="roll-call", daemon=True)
         if self._roll_call or self._launcher.there:
             self._thread.start()
+            # A program that leaves its loop by an exception does not close its watch.
+            before_finalize.append(WeakMethod(self.stop_looking))
         watched.set()
 
     def follow_run(self, folder: Path, wished: Callable[[], str]) -> None:
@@ -92,7 +96,7 @@ class HangWatch:
             self.close(error)
         else:
             # The other ranks may never come to a barrier.
-            self._stop(1.0)
+            self.stop_looking()
 
     def close(self, error: BaseException | None = None) -> None:
         """End the watch on all ranks, which have the same ``error`` if any."""
@@ -104,6 +108,10 @@ class HangWatch:
         self._stop(None)
         if self._roll_call:
             self._roll_call.close()
+
+    def stop_looking(self) -> None:
+        """End this rank's part of the watch, which then calls MPI no more."""
+        self._stop(1.0)
 
     def _stop(self, seconds: float | None) -> None:
         self._closing.set()

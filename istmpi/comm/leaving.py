@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -36,6 +37,9 @@ _failed = False
 """True if an exception ends this rank."""
 at_the_end: list[WeakMethod] = []
 """Methods to call when this rank's script ends without an exception, also by sys.exit."""
+before_finalize: list[WeakMethod] = []
+"""Methods to call when all ranks' scripts have ended, before MPI ends. They end threads that call
+MPI."""
 
 
 def final_barrier() -> None:
@@ -122,7 +126,7 @@ def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> No
 def _end(everyone: Communicator) -> None:
     """End this rank together with all others, or end the others by force."""
     if not _failed:
-        _call_all_at_the_end()
+        _call_all(at_the_end)
     if not mpi.if_up():
         return
     backoff.in_waits = None
@@ -133,6 +137,7 @@ def _end(everyone: Communicator) -> None:
     messages = everyone.mpi.gather(_message) or ()
     for message in dict.fromkeys(filter(None, messages)):  # each different line once
         print(message, file=sys.stderr)
+    _call_all(before_finalize)
     if _message and _exit_code > 1:  # Python itself ends with 1 after any exception
         sys.stdout.flush()
         sys.stderr.flush()
@@ -140,8 +145,8 @@ def _end(everyone: Communicator) -> None:
         os._exit(_exit_code)
 
 
-def _call_all_at_the_end() -> None:
-    for reference in at_the_end:
+def _call_all(references: Sequence[WeakMethod]) -> None:
+    for reference in references:
         call = reference()
         if call:
             call()

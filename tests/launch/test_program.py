@@ -5,16 +5,23 @@ import sys
 from own_program import NET
 
 PROGRAM = """
-import sys, torch, istmpi
+import sys, time, torch, istmpi
 from net import Net
 
 x = torch.randn(8, 5)
 job = istmpi.Distributed(Net, {"features": 5, "outputs": 2}, example=x, local_steps=2)
-for round in job.rounds(200, folder="run", resume="auto"):
+rounds = job.rounds(200, folder="run", resume="auto")  # a name keeps the loop open after an error
+for round in rounds:
     for step in round.steps():
         round.step(round.module(x).square().mean())
     if sys.argv[1] == "exit":
         sys.exit(7)
+    if sys.argv[1] == "fail":
+        from mpi4py import MPI
+
+        finalize = MPI.Finalize
+        MPI.Finalize = lambda: (finalize(), time.sleep(1))  # time for a thread that still calls MPI
+        raise istmpi.ConfigError("no such thing.")
     if round.number == 3 and sys.argv[1] == "stop" and job.communicator.rank == 0:
         open("run/STOP", "w").close()
 """
@@ -35,5 +42,8 @@ def test_a_program_ends_as_the_command_does(mpirun, tmp_path, monkeypatch):
     assert gone.returncode == 7, gone
     note = "istmpi: the program left its loop in round 1, after its last local step"
     assert gone.stdout.count(note) == 1 and gone.stdout.count("left its loop") == 1
+    failed, lines = run("fail")
+    assert failed.returncode == 2 and lines == ["istmpi: no such thing."]
+    assert failed.stderr.splitlines() == lines, "a thread called MPI after its end"
     stopped, (line,) = run("stop")
     assert stopped.returncode == 75 and "run the same program with resume='auto' to continue" in line
