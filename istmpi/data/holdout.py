@@ -12,7 +12,7 @@ ONE_IN_FIVE = "one in five for testing, drawn"
 
 
 def describe_drawn(by_class: bool) -> str:
-    return ONE_IN_FIVE + " of each class" * by_class
+    return ONE_IN_FIVE + " from each class" * by_class
 
 
 class TestSplit(NamedTuple):

@@ -265,7 +265,8 @@ class UserNetwork:
             return self.refused(f"its forward fails on tensors of {shapes}: {short(error)}.")
         subject = f"on examples of shape {' x '.join(map(str, inputs[0].shape))}"
         cure = (
-            "A network that asks only for features gets flat examples, others the shape of the data"
+            "A network that asks only for features gets flat examples, others the shape of the "
+            "data. istmpi model --example FILE.py:NAME takes inputs of another form"
         )
         if self.sparse:
             subject = "on sparse rows"

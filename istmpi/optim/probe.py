@@ -101,7 +101,8 @@ class _Trial:
             ) from error
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
-                f"{self._name} is {type(optimizer).__name__}, not a torch.optim.Optimizer."
+                f"{self._name} is {type(optimizer).__name__}, not a torch.optim.Optimizer. Several "
+                "parts of a network take groups=, several networks a job each."
             )
         groups = getattr(optimizer, "param_groups", ())  # a class may not call super().__init__
         optimized = {id(parameter) for group in groups for parameter in group["params"]}

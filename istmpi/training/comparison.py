@@ -19,7 +19,7 @@ from istmpi.comm import Communicator
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
-from istmpi.config.methods import find_method_spec
+from istmpi.config.methods import METHODS
 from istmpi.errors import (
     ConfigError,
     DataError,
@@ -27,6 +27,7 @@ from istmpi.errors import (
     IstmpiError,
     StoppedError,
     UserError,
+    did_you_mean,
 )
 from istmpi.files import preparing
 from istmpi.foreign import Fields
@@ -278,9 +279,11 @@ def make_runs(run: Run, methods: Sequence[str], communicator: Communicator) -> d
     Raises ConfigError for an unknown method.
     """
     with communicator.agreed():
+        choices = [*METHODS, NARROW]
         for name in methods:
-            if name != NARROW:
-                find_method_spec(name, "--methods:")
+            if name not in choices:
+                hint = did_you_mean(name, choices)
+                raise ConfigError(f"--methods: {name!r} is not known{hint}")
     runs = {}
     for name in methods:
         if name == NARROW:

@@ -25,7 +25,10 @@ from istmpi.data.callable.source import is_function
 from istmpi.errors import DataError, DivergedError
 from istmpi.foreign import forbid_exit
 from istmpi.lock import FolderLock
+from istmpi.names import is_own
+from istmpi.network import source
 from istmpi.record import SUMMARY, RunFolder, home
+from istmpi.tasks import OwnTask
 from istmpi.training.loop import Training
 from istmpi.training.member import serve_leader
 from istmpi.training.progress import Counts
@@ -144,7 +147,7 @@ def _open_record(
     if start:
         lines = _resume(training, folder, start, note)
     elif not training.rounds_done:
-        notes = load_initial_weights(training)
+        notes = [*load_initial_weights(training), *_describe_unused(training)]
     trained = start is not None and start.path == folder.path / NETWORK and training.done
     if trained and keeper.holds_summary(training.tally.counts):
         note(f"nothing left to train: {start} is complete, {training.position}.")
@@ -291,10 +294,27 @@ def load_initial_weights(training: Training) -> Sequence[str]:
         )
     else:
         with communicator.agreed():
-            source = Path(train.init)
-            begun = begin_with(source, network, store, train.init_names, train.widen)
+            initial = Path(train.init)
+            begun = begin_with(initial, network, store, train.init_names, train.widen)
             training.begun = begun.lines
     return training.begun
+
+
+def _describe_unused(training: Training) -> list[str]:
+    """Return a note about a loss or score of the network's class that the run does not use."""
+    name = training.run.model.name
+    scoring = training.dataset.scoring
+    if training.dataset.network is not None or not is_own(name) or issubclass(scoring, OwnTask):
+        return []
+    network_class, _ = source.load_class(name)
+    functions = ("loss", "score")
+    unused = [word for word in functions if callable(getattr(network_class, word, None))]
+    if not unused:
+        return []
+    return [
+        f"{name} has {' and '.join(f'a {word}' for word in unused)} that the run does not use. "
+        "Only data of a function (--data FILE.py:function) use them."
+    ]
 
 
 def _find_start(

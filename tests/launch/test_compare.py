@@ -16,6 +16,7 @@ BAD = {
     "--tune train.rounds: held-out examples cannot choose it": ["--tune", "train.rounds=1,2"],
     "method.delay = 1 has no effect with data-parallel": ["--tune", "method.delay=1,2", "--methods", "data-parallel"],
     "--methods: 'local-sdg' is not known; did you mean local-sgd?": ["--methods", "ist,local-sdg"],
+    "--methods: 'narow' is not known; did you mean narrow?": ["--methods", "ist,narow"],
     "ist: hidden1 has 1 unit, but the run has 2 ranks": ["--hidden", "1"],
     "use --methods": ["--set", "method.name=ist"],
 }

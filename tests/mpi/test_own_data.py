@@ -4,7 +4,7 @@ import bad_data
 import pytest
 from own_data import FILE
 from resuming import resumed, save
-from small import assert_same_bits, own_run, small_run, trained, whole
+from small import Listening, assert_same_bits, own_run, small_run, trained, whole
 
 from istmpi.data.batches import Batches
 from istmpi.data.sources import open_dataset
@@ -13,6 +13,7 @@ from istmpi.errors import ConfigError, DataError, DivergedError
 from istmpi.program.streams import Rows
 from istmpi.tasks import higher_is_better
 from istmpi.training.loop import Training
+from istmpi.training.run import run_training
 
 TWO = {"model__name": f"{FILE}:Two", "data__source": f"{FILE}:pairs"}
 
@@ -77,6 +78,14 @@ def test_a_score_has_its_direction_and_early_stopping_follows_it(comm):
     assert training.score_name == "distance (lower is better)" and not higher_is_better(training.score_name)
     assert training.best.score == min(each.validation.score for each in progress if each.validation)
     assert progress[-1].validation.score < progress[0].validation.score
+
+
+def test_a_loss_and_a_score_that_other_data_do_not_use_are_named(comm, shared_tmp):
+    watch = Listening()
+    run = own_run(model__name=f"{FILE}:Distance", train__rounds=1, output__folder=str(shared_tmp / "run"))
+    run_training(run, comm, watch)
+    said = [line for line in watch.said if "Distance has a loss and a score that the run does not use" in line]
+    assert len(said) == (comm.rank == 0)
 
 
 def test_numbers_are_a_regression_in_their_own_units(comm):

@@ -67,6 +67,7 @@ def test_a_table_with_gaps_and_categories_is_predicted_as_it_was_prepared(table,
     "options, message",
     [
         ({"drop": "wehn"}, "no column wehn; did you mean when"),
+        ({"drop": "kind", "label": "kind"}, "--drop names kind, which has the labels"),
         (
             {"drop": "when,size", "categories": "place"},
             "line 2: place is missing. Give --missing mean or most-frequent",

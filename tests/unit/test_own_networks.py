@@ -134,7 +134,10 @@ def test_the_network_of_an_own_loop_takes_the_inputs_of_its_batches(istmpi_comma
     for name in "first", "second":
         code, out, err = istmpi_command(*words, "--example", f"{file}:{name}")
         assert (code, err) == (0, "") and json.loads(out)["shape"] == [5]
-    for name, said in (("none", "give the inputs of a batch"), ("third", "it has no third")):
+    for name, said in (
+        ("none", "give the inputs of a batch"),
+        ("third", "no third; known: first, none, second, torch"),
+    ):
         code, _, err = istmpi_command(*words, "--example", f"{file}:{name}")
         assert code == 2 and said in err and err.count("\n") == 1
     code, _, err = istmpi_command("model", f"{FILE}:Convolutional", "--json")

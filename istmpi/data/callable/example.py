@@ -16,7 +16,8 @@ def load_example(name: str) -> tuple[Any, ...]:
     option = f"--example {name}"
     module, inner = import_user_module("--example", name, "first_inputs")
     if not hasattr(module, inner):
-        raise ConfigError(f"{option}: it has no {inner}{did_you_mean(inner, vars(module))}")
+        names = [word for word in vars(module) if not word.startswith("__")]
+        raise ConfigError(f"{option}: it has no {inner}{did_you_mean(inner, names)}")
     example = getattr(module, inner)
     if callable(example):
         with calling(option):

@@ -52,7 +52,7 @@ class Encoding:
         """Return the encoding that options of `istmpi prepare` ask for. Raises ConfigError."""
         way = missing or REFUSE
         if way not in WAYS:
-            raise ConfigError(f"missing {way!r} must be one of {', '.join(WAYS)}.")
+            raise ConfigError(f"--missing {way!r} must be one of {', '.join(WAYS)}.")
         return Encoding(_split(drop), _split(categories), way)
 
     @staticmethod
@@ -79,8 +79,9 @@ class Encoding:
             "fill": self.fill,
         }
 
-    def require_names(self, table: str, header: Sequence[str] | None) -> None:
-        """Raise DataError if a column that is named is not in the header of a table."""
+    def require_names(self, table: str, header: Sequence[str] | None, label: str) -> None:
+        """Raise DataError if a column that is named is not in the header of a table, or is its
+        ``label``."""
         if self.trained:
             return
         for option, names in (("drop", self.drop), ("categories", self.categories)):
@@ -92,6 +93,11 @@ class Encoding:
                     )
                 if name not in header:
                     raise DataError(f"{table} has no column {name}{did_you_mean(name, header)}")
+                if name == label:
+                    raise DataError(
+                        f"{table}: --{option} names {name}, which has the labels. Name features, "
+                        "or choose other labels with --label."
+                    )
 
     def keep(self, header: Sequence[str], columns: Sequence[int]) -> list[int]:
         """Return the columns without those that are left out."""
@@ -242,7 +248,9 @@ class Encoding:
             notes.reading["encoding"] = self.tree()
         for name, texts in self.unknown.items():
             shown = list_first([one_line(text) for text in texts])
-            notes.assume(f"{name} has categories that are not in training ({shown}); they are none")
+            notes.assume(
+                f"{name} has categories that are not in training ({shown}); they become zeros"
+            )
 
 
 def leave_out_index(name: str, first: list[str], columns: list[int], notes: Notes) -> list[int]:

@@ -21,7 +21,8 @@ from istmpi.data.hdf5 import open_prepared
 from istmpi.data.sources import open_dataset
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError, describe_path
-from istmpi.foreign import Fields
+from istmpi.foreign import Fields, one_line
+from istmpi.units import list_first
 
 ARRAYS = (".npz", ".npy")
 
@@ -199,11 +200,16 @@ def _require_columns(path: Path, names: list[str], expected: list[str]) -> None:
     """Raise DataError if columns are not those of the training data, in any order."""
     if len({*expected}) == len(expected) and sorted(names) == sorted(expected):
         return
-    differences = describe_difference({"columns": names}, {"columns": expected})
+    lacking = [one_line(name) for name in expected if name not in names]
+    further = [one_line(name) for name in names if name not in expected]
+    fault = "has several columns of a name"
+    if lacking:
+        fault = f"has no {list_first(lacking)}, but the training data do"
+    elif further:
+        fault = f"has {list_first(further)}, but the training data do not"
     raise DataError(
-        f"{path}: {differences or 'its names are not unique'} in the training data. Give the same "
-        "columns with unique names; --label skips a column, --header no reads a table without a "
-        "header, --delimiter sets the delimiter."
+        f"{path} {fault}. Give the same columns with unique names; --label skips a column, "
+        "--header no reads a table without a header, --delimiter sets the delimiter."
     )
 
 

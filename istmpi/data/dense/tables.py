@@ -226,11 +226,18 @@ def read_table(
             columns = table.encoding.keep(first, columns)
             columns = leave_out_index(name, first, columns, notes)
             table.set_header(first, columns, label_place)
-        table.encoding.require_names(name, table.header)
+        table.encoding.require_names(name, table.header, _name_label(first, label_place))
         table.read(chain(opening[has_header:], rows), columns, label_place)
     if header is None and opening and not has_header:
         _require_no_header(name, first, table.labels)
     return table
+
+
+def _name_label(header: Sequence[str], place: int | None) -> str:
+    """Return the name of the labels' column; empty without labels."""
+    if place is None:
+        return ""
+    return header[place]
 
 
 def _list_features(

@@ -220,7 +220,7 @@ class _Documents:
             file_splits = np.array([SPLITS.index(split) for split in splits])
             split_numbers = file_splits[np.array(self._file)[order]]
         else:
-            self._decoder.split = f"of the documents {ONE_IN_FIVE}"
+            self._decoder.split = f"documents: {ONE_IN_FIVE}"
             split_numbers = draw_test(len(self)).astype(np.int64)
         starts = np.array(self._start)[order]
         # Documents follow each other in the scratch file without gaps.
