@@ -6,7 +6,7 @@ from typing import Any
 
 from istmpi.code import shown
 from istmpi.errors import ConfigError
-from istmpi.tasks import LOWER
+from istmpi.tasks import LOWER, higher_is_better
 from istmpi.training.best import Best
 
 TORCH = (".pt", ".pth")
@@ -24,6 +24,17 @@ class Bests:
         """Begin with the scores in the ``lines`` of metrics.jsonl."""
         self._lines = lines
         self._bests = {}
+
+    def find(self) -> Best | None:
+        """Return the best of the run's own score in the lines of `restore`; None without a
+        score."""
+        scored = [line for line in self._lines if line.get("score") is not None]
+        if not scored:
+            return None
+        best = Best(higher_is_better(scored[-1]["score_name"]), 0)
+        for line in scored:
+            best.take(line["round"], line["score"])
+        return best
 
     def take(self, name: str, round: int, score: float, higher: bool, patience: int) -> Best:
         """Take a round's score, and return the best so far."""

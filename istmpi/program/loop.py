@@ -63,7 +63,8 @@ class Loop:
     _scoring: Scoring
     autocast: Autocast
     best: Best | None = None
-    """The best score of the last evaluation that watched for one: its ``round`` and ``score``."""
+    """The best score of the last evaluation that watched for one: its ``round`` and ``score``. In a
+    run that is finished already, the best of its record."""
     _kept: Kept
     _bests: Bests
     _scores: Scores
@@ -177,6 +178,15 @@ class Loop:
             if record:
                 yield from self._record_loop(record, resumed)
                 self._end_loop(record, network)
+            else:
+                self._recall(resumed)
+
+    def _recall(self, resumed: str) -> None:
+        """Take the best score and the kept values of a run that is finished already, because the
+        program may use them after its loop. Collective."""
+        self._bests.restore(self._read_metrics())
+        self.best = self._bests.find()
+        self._kept.load(self.folder, self.training.rounds_done, resumed)
 
     @contextmanager
     def _watching(self, watch: Watch | None) -> Iterator[Watch | None]:

@@ -185,7 +185,8 @@ def test_the_best_network_is_saved_and_patience_ends_the_run_also_after_a_resume
 
 
 def test_the_best_network_may_be_a_state_dict(tmp_path):
-    live(tmp_path, 2, file="best.pt", patience=0)
+    lived = live(tmp_path, 2, file="best.pt", patience=0)
+    assert live(tmp_path, 2, file="best.pt", patience=0) == lived, "a program of a finished run started again"
     Net(4, 2).load_state_dict(torch.load(tmp_path / "best.pt"))
     with pytest.raises(ConfigError, match="best = 'best.bin' must end in .h5, or in .pt for a state dict"):
         live(tmp_path / "other", 1, file="best.bin")
