@@ -40,7 +40,7 @@ def test_its_commands_run_in_order_in_one_folder(series, tmp_path):
     left = {path.name for path in tmp_path.iterdir()}
     assert {"runs", "digits.html", "answers.jsonl"} <= left
     runs = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert runs == {"digits", "first", "compare-digits", "convnet", "targets"}
+    assert runs == {"digits", "first", "compare-digits", "convnet", "two_targets"}
     shown = re.search(r"^The first command ends with\n\n```\n(.*?)^```", README, re.DOTALL | re.MULTILINE)[1]
     trained = next(done.stdout for line, done in said.items() if "--out runs/first" in line)
     rounds, sent, network = shown.splitlines()
