@@ -41,6 +41,16 @@ from istmpi.config.spec import KEEP
 KILLS_OF_A_RUN = 8
 MOMENTS = ("starting", "training", "writing", "ending")
 """Drawn for each kill; evaluations fall into training. The last kills of a run come at its end."""
+EXITS = {
+    "model.name": "resnet",
+    "model.blocks": [1, 1],
+    "model.channels": [4, 6],
+    "model.inner": [4, 6],
+    "model.exits": [1],
+}
+"""A network of two exits; its settings replace those of the mlp."""
+SHARE_OF_EXITS = 0.3
+"""Of the runs that may have exits."""
 LAST_ROUNDS = 6
 """Trained once a run has been killed often enough."""
 NO_GROUPS = ("codistillation", "joint")
@@ -140,10 +150,19 @@ def draw(
         settings["method.holders"] = chance.choice([1, 2])
     if method != "joint":
         settings["data.placement"] = chance.choice(["shared", "sharded", "label-shards"])
+        if chance.random() < SHARE_OF_EXITS:
+            settings = with_exits(settings, chance)
     if members > 1:
         settings["train.group_size"] = members
     read = {f"method.{name}" for name in METHODS[method].reads}
     return {name: value for name, value in settings.items() if name in read or not name.startswith("method.")}
+
+
+def with_exits(settings: dict[str, object], chance: random.Random) -> dict[str, object]:
+    """The settings with a network of two exits in place of the mlp."""
+    of_mlp = ("hidden", "norm", "dropout", "bias")
+    others = {name: value for name, value in settings.items() if name not in {f"model.{word}" for word in of_mlp}}
+    return others | EXITS | {"train.exit_weights": chance.choice([[], [0.3, 1.0]])}
 
 
 # ---- one run through its kills
