@@ -19,6 +19,7 @@ import torch
 
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.widening import find_place
+from istmpi.config.sections import Train
 from istmpi.engine.slots import select_weights
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import ConfigError, DataError, kind_of
@@ -31,6 +32,7 @@ CURE = (
     "Give a network.h5, a .safetensors file or a folder of them, "
     "or a state dict saved by torch.save."
 )
+DEFAULTS = Train()
 SHOWN = 6
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _INSIDE = ("state_dict", "model_state_dict", "model")
@@ -162,32 +164,26 @@ class Fit:
         return lines
 
 
-def check_fit(
-    path: Path, network: Architecture, renamed: Mapping[str, str] | None = None, widen: bool = False
-) -> Fit:
+def check_fit(path: Path, network: Architecture, settings: Train = DEFAULTS) -> Fit:
     """Return a file's fit to a network. Raises the errors of `begin_with`."""
     with _open(path) as file:
-        fit, _ = _match(path, file, network, renamed, widen)
+        fit, _ = _match(path, file, network, settings)
     return fit
 
 
 def begin_with(
-    path: Path,
-    network: Architecture,
-    store: ParameterStore,
-    renamed: Mapping[str, str] | None = None,
-    widen: bool = False,
+    path: Path, network: Architecture, store: ParameterStore, settings: Train = DEFAULTS
 ) -> Fit:
     """Set this rank's rows of the parameters (``store``) to the values in a file, where names and
     shapes fit.
 
-    Each rank reads the rows that it owns, and frozen parameters whole. ``renamed`` maps prefixes of
-    names in the file to prefixes in the network. With ``widen``, a parameter may be narrower in the
-    file (`istmpi.checkpoint.widening`). Raises DataError if the file cannot be read or a weight is
-    not finite, ConfigError if no parameter fits.
+    Each rank reads the rows that it owns, and frozen parameters whole. ``settings``: its
+    ``init_names`` map prefixes of names in the file to prefixes in the network; with ``widen``, a
+    parameter may be narrower in the file (`istmpi.checkpoint.widening`). Raises DataError if the
+    file cannot be read or a weight is not finite, ConfigError if no parameter fits.
     """
     with _open(path, store.rank, store.owners.ranks) as file:
-        fit, sources = _match(path, file, network, renamed, widen)
+        fit, sources = _match(path, file, network, settings)
         for name, source in sources.items():
             if name in network.frozen:
                 network.give(name, file.rows(source, 0, file.shapes[source][0]))
@@ -239,15 +235,11 @@ def begin_as_constructed(
 
 
 def _match(
-    path: Path,
-    file: _File,
-    network: Architecture,
-    renamed: Mapping[str, str] | None,
-    widen: bool,
+    path: Path, file: _File, network: Architecture, settings: Train
 ) -> tuple[Fit, dict[str, str]]:
     """Return a file's fit to a network, and the file's name of each fitting parameter. ConfigError
     if none fits."""
-    shapes, candidates = _pair(file, network, renamed or {})
+    shapes, candidates = _pair(file, network, settings.init_names or {})
     sources: dict[str, str] = {}
     widened: list[str] = []
     misshapen: list[str] = []
@@ -255,7 +247,7 @@ def _match(
         stored = file.shapes[source]
         if stored == shapes[name]:
             sources[name] = source
-        elif widen and find_place(file.network, source, network, name):
+        elif settings.widen and find_place(file.network, source, network, name):
             sources[name] = source
             widened.append(name)
         else:

@@ -287,7 +287,9 @@ def _say(text: str) -> None:
 
 
 def _needs_no_ranks() -> bool:
-    return not {*ALONE}.isdisjoint(sys.argv[1:2]) or "--dry-run" in sys.argv
+    if not {*ALONE}.isdisjoint(sys.argv[1:2]):
+        return True
+    return not {"--dry-run", "--exits"}.isdisjoint(sys.argv)
 
 
 def _report(error: IstmpiError) -> tuple[int, bool]:

@@ -87,7 +87,7 @@ def _describe_initial(run: Run, network: Architecture) -> Sequence[str]:
     from istmpi.checkpoint.initial import check_fit
 
     train = run.train
-    return check_fit(Path(train.init), network, train.init_names, train.widen).lines
+    return check_fit(Path(train.init), network, train).lines
 
 
 def _figures(

@@ -166,6 +166,8 @@ class Run:
                 f"train.batch = 1 with {self.model.batch_statistics}: batch statistics need at "
                 "least 2 examples."
             )
+        if self.train.widen and not self.train.init:
+            raise ConfigError("train.widen needs train.init, a narrower network.h5. Give one.")
         self.sides()
         if self.train.resolution and not isinstance(self.model, OwnModel):
             raise ConfigError(

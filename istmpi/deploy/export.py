@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +19,7 @@ import torch
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint
 from istmpi.checkpoint.state import Moments, read_moments
 from istmpi.data.moments import list_features
-from istmpi.deploy.fitting import attach_code, note_changed_source
+from istmpi.deploy.fitting import attach_code, find_last_deal, note_changed_source
 from istmpi.deploy.layers import State, Values, chain_state, collect_state
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
 from istmpi.deploy.program import (
@@ -29,6 +30,7 @@ from istmpi.deploy.program import (
     whole_state,
 )
 from istmpi.deploy.subnet import choose_calibration, open_network
+from istmpi.engine.axes import narrow
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing, require_free
 from istmpi.network.architecture import Architecture
@@ -130,6 +132,43 @@ def export(
         beside=files[1] if len(files) > 1 else None,
         note=" ".join(filter(None, [note and f"{note}.", missing])),
     )
+
+
+@dataclass(frozen=True)
+class Size:
+    weights: int
+    bytes: int
+    """The bytes of the weights; a file has some kB more."""
+    flops: int
+    """The FLOPs of the products for one example."""
+
+
+def measure(
+    path: str | os.PathLike, form: str, model: str | None = None, subnet: int | None = None
+) -> Size:
+    """Return the size of the network that `export` would write; the arguments and errors are as
+    for `export`."""
+    _find_form(form)
+    with open_network(path, subnet, model) as checkpoint:
+        _require_exportable(checkpoint)
+        network = attach_code(checkpoint, model, runs=form == "onnx")
+        parts: list[Mapping[str, int]] = [network.lengths]
+        side_by_side = checkpoint.header.blocks
+        if side_by_side:
+            deal = find_last_deal(checkpoint.header, network)
+            held = [deal.held(rank) for rank in range(side_by_side)]
+            parts = [narrow(network.lengths, network.parameters, units) for units in held]
+    weights = 0
+    nbytes = 0
+    for parameter in network.parameters.values():
+        # Subnets side by side have a copy each of what is not dealt out.
+        count = sum(prod(parameter.pattern.shape(lengths)) for lengths in parts)
+        weights += count
+        nbytes += count * getattr(torch, parameter.dtype).itemsize
+    flops = 0
+    for operator in network.operators:
+        flops += sum(int(operator.flops(lengths)[0]) for lengths in parts)
+    return Size(weights, nbytes, flops)
 
 
 def _choose_target(path: Path, suffix: str, subnet: int | None) -> Path:

@@ -34,6 +34,7 @@ from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.blocks import ValuesOf
 from istmpi.evaluation.evaluator import Evaluator, Score
+from istmpi.evaluation.further import require_further
 from istmpi.evaluation.likelihood import LIKELIHOOD
 from istmpi.evaluation.planning import choose_form
 from istmpi.network.architecture import Architecture
@@ -74,6 +75,7 @@ def evaluate(
         data = _open_data(checkpoint, source, split, communicator.rank, model)
         network, store = _load(checkpoint, data, communicator, model)
         data = resize_images(data, header.side).reshape(network.example_shape)
+        require_further(data, run.evaluate)
         moments = _read_moments(checkpoint, calibrate)
         values_of = read_own(checkpoint)
     device = _choose_device(run, communicator)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from istmpi.errors import ConfigError
 from istmpi.record import write_key
 from istmpi.tasks import OFF, NodeClasses, Regression
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from istmpi.comm import Communicator
+    from istmpi.config.sections import Evaluate
     from istmpi.data.dataset import Dataset
     from istmpi.tasks import Task
 
@@ -86,7 +88,7 @@ class ClassTotals:
     ):
         self._classes = classes
         self._names = tuple(names or map(str, range(classes)))
-        self._top_k = [k for k in top_k if k < classes]
+        self._top_k = top_k
         self._join = join
         self._confuses = details and classes <= MOST_LISTED
         self._has_area = details and classes == 2
@@ -196,17 +198,20 @@ class NumberTotals:
 def choose_further(
     task: type[Task],
     data: Dataset,
-    top_k: Sequence[int] | None,
+    settings: Evaluate,
     join: Join,
     details: bool,
 ) -> FurtherTotals | None:
     """Return the totals of a task's further scores; None if it has none.
 
-    ``top_k``: by default 5 if there are more than `MANY` classes. ``join``: a collective function
+    ``settings``: those of ``[evaluate]``; ``top_k`` is by default 5 if there are more than `MANY`
+    classes. ``join``: a collective function
     that joins the rows [n, 2] of ranks that scored different examples. ``details``: True for
-    scores that take many bytes, too.
+    scores that take many bytes, too. Raises ConfigError for a ``top_k`` that is no score.
     """
+    require_further(data, settings)
     if (task.one_class or task is NodeClasses) and data.outputs > 1:
+        top_k: Sequence[int] | None = settings.top_k
         if top_k is None:
             top_k = (5,)
             if data.outputs <= MANY:
@@ -220,11 +225,24 @@ def choose_further(
     return None
 
 
-def count_further(
-    task: type[Task], data: Dataset, top_k: Sequence[int] | None, details: bool
-) -> int:
+def require_further(data: Dataset, settings: Evaluate) -> None:
+    """Raise ConfigError unless each of ``top_k`` is less than the number of classes."""
+    top_k = settings.top_k
+    if not top_k:
+        return
+    task = data.scoring
+    shown = f"evaluate.top_k = {list(top_k)}"
+    if not (task.one_class or task is NodeClasses):
+        raise ConfigError(f"{shown} is for examples of one class each. Leave it out.")
+    if max(top_k) >= data.outputs:
+        raise ConfigError(
+            f"{shown}: there are {data.outputs} classes, and each number must be smaller."
+        )
+
+
+def count_further(task: type[Task], data: Dataset, settings: Evaluate, details: bool) -> int:
     """Return the number of sums for a task's further scores."""
-    totals = choose_further(task, data, top_k, np.asarray, details)
+    totals = choose_further(task, data, settings, np.asarray, details)
     if totals is None:
         return 0
     return totals.count

@@ -66,7 +66,7 @@ class Passing:
         task = self.task
         loss = LossOfOutputs.from_settings(task.loss, self._run.train)
         outputs = len(self._architecture.table.output_names)
-        further = choose_further(task, self._dataset, self._run.evaluate.top_k, join, details)
+        further = choose_further(task, self._dataset, self._run.evaluate, join, details)
         return PointTotals(task, self._dataset, outputs, loss, further)
 
     def add_up(

@@ -68,7 +68,7 @@ def plan_evaluation(
         present=spec.on_all_ranks(run, architecture, ranks),
         numbers=2
         + len(architecture.table.output_names) * task.numbers
-        + count_further(task, data, run.evaluate.top_k, details=False),
+        + count_further(task, data, run.evaluate, details=False),
     )
 
 
@@ -193,9 +193,8 @@ def _count_details(run: Run, data: Dataset, ranks: int, plan: EvaluationPlan) ->
     if plan.sharded:
         return 0
     task = choose_task(data.scoring, run.train.multi_label_loss)
-    top_k = run.evaluate.top_k
-    with_details = count_further(task, data, top_k, details=True)
-    numbers = with_details - count_further(task, data, top_k, details=False)
+    with_details = count_further(task, data, run.evaluate, details=True)
+    numbers = with_details - count_further(task, data, run.evaluate, details=False)
     # Rank 0 alone sends its sums, or each rank its own.
     if not plan.on_one:
         numbers *= ranks

@@ -295,7 +295,7 @@ def load_initial_weights(training: Training) -> Sequence[str]:
     else:
         with communicator.agreed():
             initial = Path(train.init)
-            begun = begin_with(initial, network, store, train.init_names, train.widen)
+            begun = begin_with(initial, network, store, train)
             training.begun = begun.lines
     return training.begun
 

@@ -17,6 +17,7 @@ from istmpi.data.dataset import Dataset
 from istmpi.data.sources import open_for_training
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.replica_group import ReplicaGroup, join_group
+from istmpi.evaluation.further import require_further
 from istmpi.methods import limits
 from istmpi.methods.group_limits import require_groups, require_no_groups
 from istmpi.network.architecture import Architecture
@@ -190,6 +191,7 @@ class Setup:
             shares=self.shares.of(0),
             rounds=self.course.planned,
         )
+        require_further(size.dataset, self.run.evaluate)
         if self._membership:
             members = self._membership.inside.size
             require_groups(phase, size.dataset, size.architecture, members)

@@ -1,6 +1,7 @@
 """Further settings of the papers' rows: --dry-run shows the bytes that are counted, and a stopped run goes on."""
 
 import json
+from pathlib import Path
 
 import pytest
 from own_runs import RESNET
@@ -11,6 +12,7 @@ from istmpi.cli.plan import show
 from istmpi.comm.ledger import EVALUATION, SAVING
 from istmpi.training.run import run_training
 
+LARS = Path(__file__).parents[2] / "examples" / "lars.py"
 FEDAVG = {"method__name": "fedavg", "method__epochs": 1, "method__fraction": 0.5, "train__batch": 64}
 ROWS = {
     "holders": {"method__holders": 2},
@@ -18,6 +20,8 @@ ROWS = {
     "label shards": {"data__placement": "label-shards", **FEDAVG},
     "top-k and energy": {"evaluate__top_k": [2], "train__watts": 5.0},
     "exits": RESNET | {"model__exits": [1]},
+    "finish": {"method__name": "data-parallel", "method__finish": "local-sgd:50%"},
+    "own optimizer": {"optimizer__name": f"{LARS}:Lars", "method__optimizer_state": "carry"},
 }
 SETTINGS = {"train__rounds": 4, "method__local_steps": 3, "evaluate__every": 2}
 

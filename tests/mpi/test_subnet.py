@@ -7,10 +7,11 @@ import pytest
 import torch
 from own_runs import BOTH, DEEP, RESNET
 from small import own_run, small_run
+from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
-from istmpi.deploy.export import export
+from istmpi.deploy.export import export, measure
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.deploy.subnet import open_network
@@ -42,7 +43,13 @@ def saved(comm, run, path):
 
 def logits(path, subnet, data=None):
     with open_network(path, subnet) as checkpoint:
-        return CalibratedNetwork(checkpoint, data)(X) * checkpoint.header.temperature
+        network = CalibratedNetwork(checkpoint, data)
+        with FlopCounterMode(display=False) as counter:
+            network(X[:1])
+        planned = measure(path, "torch", subnet=subnet)
+        assert planned.flops == counter.get_total_flops()
+        assert planned.bytes == sum(parameter.nbytes for parameter in network.module.parameters())
+        return network(X) * checkpoint.header.temperature
 
 
 @pytest.mark.ranks(only=[3])

@@ -51,6 +51,15 @@ def test_a_runs_name_does_not_leave_its_folder(name):
         Run.from_tree({"name": name}, "run.toml")
 
 
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [("evaluate.top_k=[3, 10]", "there are 10 classes"), ("train.widen=true", "train.widen needs train.init")],
+)
+def test_settings_without_an_effect_are_refused(istmpi_command, setting, why):
+    code, _, err = istmpi_command("train", "digits", "--dry-run", "--ranks", 2, "--set", setting)
+    assert code == 2 and why in err and len(err.splitlines()) == 1
+
+
 def test_an_option_is_one_value_and_nothing_else():
     for text in ("4]\n[train]\nrounds = [7", "4\nrounds = 7", "4] # x", "4], more = [7", "[" * DEEP, "9" * 5000):
         with pytest.raises(ConfigError):

@@ -87,6 +87,9 @@ def test_the_table_has_what_predictions_have(path, istmpi_command):
     costs = [row["flops"] for row in by_threshold.values()]
     assert costs == sorted(costs, reverse=True)
     assert "leave at exit 2" in istmpi_command("evaluate", path, "--exits")[1]
+    for option in (["--by-class"], ["--top-k", 3]):
+        code, _, err = istmpi_command("evaluate", path, "--exits", *option)
+        assert code == 2 and f"{option[0]} does not go with --exits" in err
 
 
 def test_entropy_is_normalised_and_the_last_exit_takes_all_that_remain():

@@ -11,6 +11,7 @@ from istmpi.checkpoint.initial import begin_with, check_fit
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.cli.plan import show
 from istmpi.config import Run
+from istmpi.config.sections import Train
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.engine.store import ParameterStore
@@ -225,5 +226,5 @@ def test_names_are_replaced_by_their_beginnings(tmp_path):
     state = {name.replace("hidden1.linear", "bert.first"): values for name, values in state_of(plain()).items()}
     torch.save(state, tmp_path / "theirs.pt")
     assert len(begun(tmp_path / "theirs.pt")[1].missing) > 0
-    renamed = {"bert.first": "hidden1.linear"}
+    renamed = Train(init_names={"bert.first": "hidden1.linear"})
     assert check_fit(tmp_path / "theirs.pt", network(), renamed).missing == ()

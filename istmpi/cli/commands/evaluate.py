@@ -13,6 +13,7 @@ from istmpi.cli.output import note, print_json, say, table, wide_console
 from istmpi.comm import find_rank
 from istmpi.config.sections import Comm
 from istmpi.data.dataset import SPLITS
+from istmpi.errors import ConfigError
 from istmpi.units import number
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ def command(
     from istmpi.deploy.scoring import evaluate
 
     if exits:
+        for option, given in (("--top-k", top_k is not None), ("--by-class", by_class)):
+            if given:
+                raise ConfigError(f"{option} does not go with --exits. Leave it out.")
         _print_exits(path, data, split, calibrate, model, subnet, as_json)
         return
     communicator = world()

@@ -7,7 +7,7 @@ import click
 from istmpi.cli.options import calibrate_on, flag, force, own_class, subnet, text
 from istmpi.cli.output import note, say
 from istmpi.comm import find_rank
-from istmpi.units import size
+from istmpi.units import number, size
 
 
 @click.command("export")
@@ -21,6 +21,7 @@ from istmpi.units import size
 @own_class
 @subnet
 @flag("--changed-source", "Use the class although its source has changed since training.")
+@flag("--dry-run", "Print weights, bytes and FLOPs of an example, and write nothing.")
 def command(
     path: str,
     form: str,
@@ -30,6 +31,7 @@ def command(
     model: str | None,
     subnet: int | None,
     changed_source: bool,
+    dry_run: bool,
 ) -> None:
     """Write the network in CKPT for plain PyTorch, onnxruntime or NumPy; its predictions stay the
     same.
@@ -46,8 +48,15 @@ def command(
     if find_rank() > 0:
         return  # one process does it, however many were started
 
-    from istmpi.deploy.export import export
+    from istmpi.deploy.export import export, measure
 
+    if dry_run:
+        planned = measure(path, form, model, subnet)
+        say(
+            f"{number(planned.weights)} weights, {size(planned.bytes)}, "
+            f"{number(planned.flops)} FLOPs for an example; nothing is written"
+        )
+        return
     done = export(
         path, form, Path(out) if out else None, calibrate_on, force, model, changed_source, subnet
     )
