@@ -167,7 +167,7 @@ class Run:
                 "least 2 examples."
             )
         if self.train.widen and not self.train.init:
-            raise ConfigError("train.widen needs train.init, a narrower network.h5. Give one.")
+            raise ConfigError("train.widen needs train.init, a narrower network.h5.")
         self.sides()
         if self.train.resolution and not isinstance(self.model, OwnModel):
             raise ConfigError(

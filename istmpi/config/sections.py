@@ -139,7 +139,8 @@ class Evaluate:
     top_k: Annotated[
         tuple[Count, ...] | None,
         "Classes: numbers k below the number of classes, which each give a further score, the "
-        "accuracy among the k most probable classes. The default is 5 with more than 20 classes, otherwise none.",
+        "accuracy among the k most probable classes. The default is 5 with more than 20 classes, "
+        "otherwise none.",
     ] = None
     propensity: Annotated[
         tuple[NotNegative, NotNegative],

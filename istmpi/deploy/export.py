@@ -152,12 +152,7 @@ def measure(
     with open_network(path, subnet, model) as checkpoint:
         _require_exportable(checkpoint)
         network = attach_code(checkpoint, model, runs=form == "onnx")
-        parts: list[Mapping[str, int]] = [network.lengths]
-        side_by_side = checkpoint.header.blocks
-        if side_by_side:
-            deal = find_last_deal(checkpoint.header, network)
-            held = [deal.held(rank) for rank in range(side_by_side)]
-            parts = [narrow(network.lengths, network.parameters, units) for units in held]
+        parts = _list_parts(checkpoint, network)
     weights = 0
     nbytes = 0
     for parameter in network.parameters.values():
@@ -169,6 +164,16 @@ def measure(
     for operator in network.operators:
         flops += sum(int(operator.flops(lengths)[0]) for lengths in parts)
     return Size(weights, nbytes, flops)
+
+
+def _list_parts(checkpoint: Checkpoint, network: Architecture) -> list[dict[str, int]]:
+    """Return the lengths of the network; those of each if it is several side by side."""
+    side_by_side = checkpoint.header.blocks
+    if not side_by_side:
+        return [dict(network.lengths)]
+    deal = find_last_deal(checkpoint.header, network)
+    held = [deal.held(rank) for rank in range(side_by_side)]
+    return [narrow(network.lengths, network.parameters, units) for units in held]
 
 
 def _choose_target(path: Path, suffix: str, subnet: int | None) -> Path:

@@ -16,6 +16,7 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, read_moments, read_own
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.config.sections import Evaluate
 from istmpi.data.columns import OWN
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
@@ -72,10 +73,9 @@ def evaluate(
         header = checkpoint.header
         source = source or require_source(checkpoint)
         run = _read_from(header, source, communicator.size, top_k)
-        data = _open_data(checkpoint, source, split, communicator.rank, model)
+        data = _open_data(checkpoint, source, split, communicator.rank, model, run.evaluate)
         network, store = _load(checkpoint, data, communicator, model)
         data = resize_images(data, header.side).reshape(network.example_shape)
-        require_further(data, run.evaluate)
         moments = _read_moments(checkpoint, calibrate)
         values_of = read_own(checkpoint)
     device = _choose_device(run, communicator)
@@ -184,9 +184,15 @@ def _refuse_divergence(subject: str, place: str) -> Iterator[None]:
 
 
 def _open_data(
-    checkpoint: Checkpoint, source: str, split: str, rank: int, model: str | None
+    checkpoint: Checkpoint,
+    source: str,
+    split: str,
+    rank: int,
+    model: str | None,
+    settings: Evaluate,
 ) -> Dataset:
-    """Return data with outputs as a checkpoint's network computes them."""
+    """Return data with outputs as a checkpoint's network computes them. Raises ConfigError for
+    ``settings`` that do not go with them."""
     data = open_fitting_data(checkpoint, source, rank, model)
     # None also takes away an offset of these data that the network does not know.
     if checkpoint.target_offset is not None or data.target_offset is not None:
@@ -194,4 +200,5 @@ def _open_data(
     if checkpoint.targets:
         data = data.with_standard_targets(checkpoint.targets)
     data.require_split(split, source)
+    require_further(data, settings)
     return data

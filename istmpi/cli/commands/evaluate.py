@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,9 +63,7 @@ def command(
     from istmpi.deploy.scoring import evaluate
 
     if exits:
-        for option, given in (("--top-k", top_k is not None), ("--by-class", by_class)):
-            if given:
-                raise ConfigError(f"{option} does not go with --exits. Leave it out.")
+        _require_alone({"--top-k": top_k is not None, "--by-class": by_class})
         _print_exits(path, data, split, calibrate, model, subnet, as_json)
         return
     communicator = world()
@@ -78,6 +77,13 @@ def command(
     if communicator.rank == 0:
         why = _explain_calibration(path, calibrate, subnet)
         _print(result, why, by_class, as_json)
+
+
+def _require_alone(given: Mapping[str, bool]) -> None:
+    """Raise ConfigError for a given option that --exits does not read."""
+    for option, is_given in given.items():
+        if is_given:
+            raise ConfigError(f"{option} does not go with --exits. Leave it out.")
 
 
 def _print_exits(

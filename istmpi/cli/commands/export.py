@@ -1,6 +1,9 @@
 """Write a trained network for PyTorch, ONNX or NumPy."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,6 +11,9 @@ from istmpi.cli.options import calibrate_on, flag, force, own_class, subnet, tex
 from istmpi.cli.output import note, say
 from istmpi.comm import find_rank
 from istmpi.units import number, size
+
+if TYPE_CHECKING:
+    from istmpi.deploy.export import Size
 
 
 @click.command("export")
@@ -51,11 +57,7 @@ def command(
     from istmpi.deploy.export import export, measure
 
     if dry_run:
-        planned = measure(path, form, model, subnet)
-        say(
-            f"{number(planned.weights)} weights, {size(planned.bytes)}, "
-            f"{number(planned.flops)} FLOPs for an example; nothing is written"
-        )
+        _print_size(measure(path, form, model, subnet))
         return
     done = export(
         path, form, Path(out) if out else None, calibrate_on, force, model, changed_source, subnet
@@ -64,3 +66,10 @@ def command(
         note(done.note)
     beside = f" with {done.beside.name}" if done.beside else ""
     say(f"{done.path}{beside}, {size(done.bytes)}")
+
+
+def _print_size(planned: Size) -> None:
+    say(
+        f"{number(planned.weights)} weights, {size(planned.bytes)}, "
+        f"{number(planned.flops)} FLOPs for an example; nothing is written"
+    )
