@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.reporting import report
 from benchmarks.scale.memory import status
-from istmpi.checkpoint.saver import Saver, commit
+from istmpi.checkpoint.saver import Saver, commit, prepare_folder
 from istmpi.checkpoint.search import require_valid
 from istmpi.checkpoint.writers import WRITERS
 from istmpi.cli.main import main
@@ -149,6 +149,7 @@ def stall(communicator: Communicator, folder: Path, repeats: int) -> None:
         "evaluate.every": 10**6,
     }
     training = Training(Run().override(settings), communicator)
+    prepare_folder(folder)
     saver = Saver(folder, training.run.checkpoint, communicator)
     assert saver.background
     rounds = training.rounds()

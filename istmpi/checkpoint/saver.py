@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy as np
 from istmpi.checkpoint.folder import FOLDER, file_name, remove_leftovers, retain
 from istmpi.checkpoint.format import Header, Piece, add_checksums
 from istmpi.checkpoint.per_host import commit_part
-from istmpi.checkpoint.sight import Place
-from istmpi.checkpoint.writers import PARTS, WRITERS, choose, has_parallel_hdf5
+from istmpi.checkpoint.sight import Place, look_for
+from istmpi.checkpoint.writers import PARTS, WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call_everywhere
 from istmpi.comm.ledger import SAVING
 from istmpi.config import Checkpoint as Settings
@@ -49,6 +50,18 @@ def commit(
                 beside.unlink(missing_ok=True)
 
 
+def prepare_folder(run_folder: Path) -> None:
+    """Make the folder of a run's checkpoints, and remove what unfinished writes have left.
+
+    Raises OutputError if that fails.
+    """
+    folder = run_folder / FOLDER
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    remove_leftovers(run_folder)
+
+
 class Saver:
     """Writes a run's checkpoints one after another, by default in a thread. Collective, except
     `close` and `newest`.
@@ -56,7 +69,8 @@ class Saver:
     After ``settings.max_failures`` failures in a row `save` or `wait` raises OutputError.
     ``start``: the checkpoint from which the run resumes. ``communicators_are_made``: True if rounds
     create MPI communicators; parallel HDF5 then uses no thread, for two threads that create
-    communicators may deadlock. ``place``: who sees and keeps the folder.
+    communicators may deadlock. ``place``: who sees and keeps the folder, which `prepare_folder` has
+    made; without it ranks look for it.
     """
 
     def __init__(
@@ -70,11 +84,12 @@ class Saver:
         place: Place | None = None,
     ):
         self.folder = folder / FOLDER
-        self._place = place or Place(keeps=communicator.rank == 0)
+        self._place = place or look_for(folder, communicator)
         self._settings = settings
         self._warn = warn
+        self._rank = communicator.rank
         # Its own, so that the thread's messages and those of training do not mix.
-        self._communicator = communicator.duplicate(SAVING)
+        self._wait_for_communicator = communicator.start_duplicate(SAVING)
         self._staged: dict[str, np.ndarray] = {}
         """Copies of pieces by path, as bytes, while the thread writes them."""
         self._valid: list[Path] = []
@@ -89,42 +104,30 @@ class Saver:
         self._idle.set()
         self._begin(communicator, communicators_are_made)
 
+    @cached_property
+    def _communicator(self) -> Communicator:
+        """The communicator of all checkpoints; the first one waits for it."""
+        return self._wait_for_communicator()
+
     def _begin(self, communicator: Communicator, communicators_are_made: bool) -> None:
-        """Make and tidy the folder, choose the writers, and start the thread. Collective, with one
-        call."""
-        wants_thread = not self._settings.wait and threads_may_call_everywhere(communicator)
-        with communicator.agreed() as agreement:
-            if self._place.keeps:
-                self._tidy()
-            failure = ""
-            if wants_thread:
-                failure = self._start_thread()
-            agreement.value = has_parallel_hdf5(), failure
-        self._choose_writers(all(parallel for parallel, _ in agreement.by_rank))
-        failures = [failure for _, failure in agreement.by_rank if failure]
+        """Choose the writers, and start the thread."""
+        self._choose_writers()
         alone = self.writer == "mpio" and communicators_are_made
-        self.background = wants_thread and not failures and not alone
-        if not self.background:
-            self.close()
-        if failures:
-            self._warn(f"{failures[0]}; training waits for each checkpoint.")
+        threads_may_call = threads_may_call_everywhere(communicator)
+        self._uses_threads = threads_may_call and not (self._settings.wait or alone)
+        # A rank whose thread cannot start saves with the threads of the others.
+        self.background = self._uses_threads and self._start_thread()
 
-    def _tidy(self) -> None:
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.folder)
-        remove_leftovers(self.folder.parent)
-
-    def _choose_writers(self, parallel: bool) -> None:
-        """Choose the writers of checkpoints and of whole files; warn on rank 0 if some rank does
-        not see the folder. ``parallel``: True if all ranks have parallel HDF5."""
+    def _choose_writers(self) -> None:
+        """Choose the writers of checkpoints and of whole files; warn on rank 0 if some rank
+        does not see the folder."""
         unseen = self._place.unseen
         choice = self._settings.writer
-        self._whole_writer = choose(choice, parallel, unseen)
+        self._whole_writer = choose(choice, self._place.parallel, unseen)
         self.writer = self._whole_writer
         if choice == PARTS or (unseen and choice == "auto"):
             self.writer = PARTS
-        if unseen and self._communicator.rank == 0:
+        if unseen and self._rank == 0:
             checkpoints = "each rank writes its part of a checkpoint to its own host"
             if self.writer != PARTS:
                 checkpoints = "rank 0 writes checkpoints for all ranks"
@@ -141,7 +144,9 @@ class Saver:
         else:
             with self._communicator.waiting_for_itself(_CALL):
                 self._save(header, pieces)
-            self.wait()  # raises what `_save` has noted
+            # This raises what `_save` has noted. Ranks with threads raise it at the next checkpoint.
+            if not self._uses_threads:
+                self.wait()
 
     def wait(self) -> None:
         with self._communicator.waiting_for_itself(_CALL):
@@ -174,14 +179,18 @@ class Saver:
     def close(self) -> None:
         self._jobs.put(None)
 
-    def _start_thread(self) -> str:
-        """Start the thread of all checkpoints before training; return why it cannot start, or an
-        empty text. If one rank has no thread, no rank uses its own."""
+    def _start_thread(self) -> bool:
+        """Start the thread of all checkpoints before training; if it cannot start, warn and return
+        False."""
         try:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()
         except RuntimeError as error:
-            return f"rank {self._communicator.rank}: cannot start the checkpoint thread ({error})"
-        return ""
+            self._warn(
+                f"rank {self._rank}: cannot start the checkpoint thread ({error}); "
+                "training waits for each checkpoint."
+            )
+            return False
+        return True
 
     def _serve(self) -> None:
         while True:
@@ -207,7 +216,7 @@ class Saver:
                 then = f"Failures in a row: {self._failures}."
             error.args = (f"checkpoint of round {header.round}: {error} {then}",)
             self._outcome = error
-            if self._communicator.rank == 0 and not last:
+            if self._rank == 0 and not last:
                 self._warn(str(error))
         except BaseException as error:  # `wait` raises it
             self._outcome = error

@@ -7,7 +7,9 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from istmpi.checkpoint.writers import has_parallel_hdf5
 from istmpi.comm import Communicator
 
 PROBE = "seen"
@@ -26,6 +28,8 @@ class Place:
     """True if this rank sees rank 0's folder."""
     keeps: bool = False
     """True if this rank locks and tidies the folder that it sees."""
+    parallel: bool = False
+    """True if all ranks have parallel HDF5."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,14 @@ class Probe:
 
     name: str
     content: str
+
+
+class Look(NamedTuple):
+    """The message of a rank that has looked for rank 0's file."""
+
+    sees: bool
+    host: str
+    parallel_hdf5: bool
 
 
 def look_for(folder: Path, communicator: Communicator) -> Place:
@@ -64,28 +76,38 @@ def leave_probe(folder: Path, communicator: Communicator) -> Probe | None:
 def find_probe(probe: Probe | None, folder: Path, communicator: Communicator) -> Place:
     """Return what `look_for` does, by the file that rank 0 left. Collective; deletes the file."""
     keeps = communicator.rank == 0
+    # What writers need to know travels in the same message.
+    looks = communicator.allgather(
+        Look(sees=_sees(folder, probe), host=os.uname().nodename, parallel_hdf5=has_parallel_hdf5())
+    )
+    if keeps and probe is not None:
+        with contextlib.suppress(OSError):
+            (folder / probe.name).unlink()
+    unseen = ""
+    blind = [rank for rank, look in enumerate(looks) if not look.sees]
+    if blind:
+        rank = blind[0]
+        unseen = (
+            f"rank {rank} on {looks[rank].host} does not see {folder} of rank 0 on {looks[0].host}"
+        )
+    return Place(
+        unseen=unseen,
+        shared=looks[communicator.rank].sees,
+        keeps=keeps,
+        parallel=all(look.parallel_hdf5 for look in looks),
+    )
+
+
+def _sees(folder: Path, probe: Probe | None) -> bool:
+    """Return True if this rank sees rank 0's file, or if there is none."""
     if probe is None:
-        return Place(keeps=keeps)
+        return True
     # Each rank looks in the folder that it was given, which may be another path.
     path = folder / probe.name
-    sees = communicator.allgather((_sees(path, probe.content), os.uname().nodename))
-    if keeps:
-        with contextlib.suppress(OSError):
-            path.unlink()
-    shared, _ = sees[communicator.rank]
-    _, writing_host = sees[0]
-    for rank, (is_seen, host) in enumerate(sees):
-        if not is_seen:
-            unseen = f"rank {rank} on {host} does not see {folder} of rank 0 on {writing_host}"
-            return Place(unseen=unseen, shared=shared, keeps=keeps)
-    return Place(keeps=keeps)
-
-
-def _sees(probe: Path, content: str) -> bool:
     end = time.monotonic() + PATIENCE
     while True:
         with contextlib.suppress(OSError):
-            if probe.read_text(encoding="ascii") == content:
+            if path.read_text(encoding="ascii") == probe.content:
                 return True
         if time.monotonic() > end:
             return False

@@ -17,7 +17,7 @@ from torch import nn
 
 from istmpi.cluster import timing, transfers
 from istmpi.cluster.figures import Cluster, Link, fit
-from istmpi.comm import Communicator, library
+from istmpi.comm import Communicator, find_members, library, on_this_host
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.cost import Cost, cost
@@ -47,7 +47,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     device, threads = _choose_device_and_threads(run, communicator)
     links, measured = _measure_links(communicator)
     call_seconds = _time_small_call(communicator)
-    hosts = len(set(communicator.hosts()))
+    hosts = len({member.host for member in find_members(communicator)})
     handle, average, measured["transfer"] = transfers.measure(
         communicator, links["alltoallv"], between_hosts=hosts > 1
     )
@@ -82,7 +82,7 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
 
 
 def _choose_device_and_threads(run: Run, communicator: Communicator) -> tuple[torch.device, int]:
-    with communicator.on_this_host() as local:
+    with on_this_host(communicator) as local:
         with communicator.agreed():
             device = choose_device(run.train.device, local)
         return device, choose_threads(run.train.threads, local)

@@ -19,13 +19,13 @@ from istmpi.comm import ring
 from istmpi.comm.background import BackgroundRunner
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.codec import CODECS, EXACT, Codec
-from istmpi.comm.communicator import Communicator
+from istmpi.comm.communicator import FIRST_OWN_TAG, Communicator
 from istmpi.comm.host_copies import copy_from_host, to_host
 
 Array = np.ndarray | torch.Tensor
 
-_TAGS = 2**15
-"""The number of different tags: MPI promises no more than 2**15 - 1 as the largest."""
+_TAGS = FIRST_OWN_TAG
+"""The number of different tags."""
 
 
 class MeanOverRanks:

@@ -6,10 +6,8 @@ done, with pauses that leave the core to other ranks. `Whereabouts` has the rank
 rank waits.
 """
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +17,7 @@ from istmpi.comm import mpi, objects
 from istmpi.comm.agreement import Agreement, Told
 from istmpi.comm.backoff import Backoff
 from istmpi.comm.exchange import Staged, exchange_in_pieces
-from istmpi.comm.ledger import Ledger
+from istmpi.comm.ledger import Ledger, Traffic
 from istmpi.comm.whereabouts import Whereabouts
 from istmpi.errors import IstmpiError
 from istmpi.foreign import past_a_limit
@@ -36,16 +34,12 @@ The limit bounds the memory beside the weights. It keeps counts and displacement
 the limit of MPI libraries before MPI-4.
 """
 
+FIRST_OWN_TAG = 2**14
+"""The first tag of `Communicator.take_tag`: transfers use those below it. MPI promises no tag above
+2**15 - 1."""
+
 LARGEST_CALL = 2**30
 """The most bytes that one broadcast or all-gather moves, also below 2**31."""
-
-
-@dataclass
-class Traffic:
-    bytes: int = 0
-
-    def add(self, nbytes: int) -> None:
-        self.bytes += nbytes
 
 
 class Communicator:
@@ -84,6 +78,7 @@ class Communicator:
         self.members: list[Member] | None = None
         """Facts of all ranks (`istmpi.comm.members`); None until they are exchanged."""
         self._duplicates = 0
+        self._own_tags = 0
         self._scratch: dict[str, np.ndarray] = {}
 
     def alltoallv(self, send: Staged, receive: Staged) -> None:
@@ -261,9 +256,6 @@ class Communicator:
 
         return wait
 
-    def hosts(self) -> list[str]:
-        return self.allgather(socket.gethostname())
-
     def barrier(self) -> None:
         self._finish(self.mpi.Ibarrier(), "barrier")
 
@@ -297,8 +289,11 @@ class Communicator:
     # ---- waits
 
     def _finish(self, request: Any, call: str) -> None:
-        self.whereabouts.arrive(self._name)
         self.ledger.add(0, 1, self._purpose)
+        self._complete(request, call)
+
+    def _complete(self, request: Any, call: str) -> None:
+        self.whereabouts.arrive(self._name)
         # Most requests are done at once: only a real wait is worth its bookkeeping.
         if not request.Test():
             with self.whereabouts.waits(call, self._name, self.ranks):
@@ -319,11 +314,31 @@ class Communicator:
 
     # ---- other groups of ranks
 
+    def take_tag(self) -> int:
+        """Return a tag for messages between two ranks that nothing else on this communicator uses.
+
+        All ranks take their tags in the same order; none waits, unlike in `duplicate`.
+        """
+        tag = FIRST_OWN_TAG + self._own_tags % FIRST_OWN_TAG
+        self._own_tags += 1
+        return tag
+
     def duplicate(self, purpose: str = "") -> "Communicator":
         """Return a communicator of the same ranks, whose messages are separate."""
+        return self.start_duplicate(purpose)()
+
+    def start_duplicate(self, purpose: str = "") -> Callable[[], "Communicator"]:
+        """Begin what `duplicate` does. Return a function that waits for the communicator."""
+        handle, request = self.mpi.Idup()
         self._duplicates += 1
         name = f"{self._name}.{self._duplicates}"
-        return self._with(self.mpi.Dup(), self.ranks, name, purpose)
+        duplicate = self._with(handle, self.ranks, name, purpose)
+
+        def wait() -> "Communicator":
+            self._complete(request, "creation of a communicator")
+            return duplicate
+
+        return wait
 
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
@@ -343,22 +358,6 @@ class Communicator:
         finally:
             self.traffic.add(some.traffic.bytes)
             for handle in (some.mpi, group, everyone):
-                handle.Free()
-
-    @contextmanager
-    def on_this_host(self) -> Iterator["Communicator"]:
-        """Open a communicator of the ranks on this host.
-
-        Entering and leaving the block are collective.
-        """
-        split = self.mpi.Split_type(self._library.COMM_TYPE_SHARED)
-        neighbours = split.Get_group()
-        everyone = self.mpi.Get_group()
-        ranks = neighbours.Translate_ranks(list(range(split.Get_size())), everyone)
-        try:
-            yield self._with(split, [self.ranks[rank] for rank in ranks])
-        finally:
-            for handle in (split, neighbours, everyone):
                 handle.Free()
 
     def _with(

@@ -26,10 +26,12 @@ _TICK = 0.25
 _SHORT_TICK = 0.05
 """Seconds between two looks while a roll call is under way."""
 
+CURE = "Continue from the last checkpoint with --resume auto."
 WHILE_LOADING = "Training had not begun: run the same command again."
 
 
-def _print(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print a message for people, on any rank."""
     print(f"istmpi: {one_line(text)}", file=sys.stderr, flush=True)
 
 
@@ -51,8 +53,8 @@ class HangWatch:
         communicator: Communicator,
         patience: float,
         folder: Path,
-        tell: Callable[[str], None] = _print,
-        cure: str = "Continue from the last checkpoint with --resume auto.",
+        tell: Callable[[str], None] = print_line,
+        cure: str = CURE,
         before_close: Callable[[BaseException | None], None] = _do_nothing,
     ):
         self._communicator = communicator
@@ -69,7 +71,7 @@ class HangWatch:
         self._closing = threading.Event()
         self._roll_call: RollCall | None = None
         if _may_call_rolls(communicator, patience):
-            mailbox = ThreadMailbox(communicator.mpi.Dup())
+            mailbox = ThreadMailbox(communicator.duplicate().mpi)
             self._roll_call = RollCall(
                 self._job, members, communicator.rank, self._where, mailbox, self._closing
             )
@@ -79,6 +81,19 @@ class HangWatch:
             # A program that leaves its loop by an exception does not close its watch.
             before_finalize.append(WeakMethod(self.stop_looking))
         watched.set()
+
+    def go_on(
+        self,
+        tell: Callable[[str], None],
+        cure: str = CURE,
+        before_close: Callable[[BaseException | None], None] = _do_nothing,
+    ) -> None:
+        """Watch the training of a job whose loading this object has watched; the arguments are
+        those of the constructor."""
+        self._job.tell = tell
+        self._job.cure = cure
+        self._before_close = before_close
+        self._where.restart()
 
     def follow_run(self, folder: Path, wished: Callable[[], str]) -> None:
         """Set the run's folder, and the function ``wished``.

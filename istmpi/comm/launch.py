@@ -51,13 +51,24 @@ def world() -> Communicator:
                 f"{announced} ranks were started, but {mpi.library()} sees only one: "
                 f"{mpi.NOT_TOGETHER}"
             )
+        # Other libraries of a program may use COMM_WORLD, too.
+        handle, creation = everyone.Idup()
         if not _agreed:
+            # On its way the digest meets the messages that create the communicator.
             _agree(everyone)
             _agreed = True
-    communicator = Communicator(everyone.Dup())
+        _wait_for(creation)
+    communicator = Communicator(handle)
     if _command is None:
         end_with_this_script(communicator)
     return communicator
+
+
+def _wait_for(request: Any) -> None:
+    backoff = Backoff()
+    # A rank that does something else never comes: `expect_ranks` must be able to report it.
+    while not request.Test():
+        backoff.wait_unless(False)
 
 
 def _agree(everyone: Any) -> None:
@@ -67,10 +78,7 @@ def _agree(everyone: Any) -> None:
     digest = np.frombuffer(hashlib.sha256(repr(started_as).encode()).digest(), dtype=np.uint8)
     digests = np.empty((everyone.Get_size(), digest.size), dtype=np.uint8)
     request = everyone.Iallgather(digest, digests)
-    backoff = Backoff()
-    # A rank that does something else never comes: `expect_ranks` must be able to report it.
-    while not request.Test():
-        backoff.wait_unless(False)
+    _wait_for(request)
     if (digests == digests[0]).all():
         return
     versions, commands = zip(*everyone.allgather(started_as))

@@ -24,6 +24,16 @@ _BY_PHASE = {"evaluate": EVALUATION, "save": SAVING}
 
 
 @dataclass
+class Traffic:
+    """Bytes of arrays that a rank has sent."""
+
+    bytes: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.bytes += nbytes
+
+
+@dataclass
 class Sent:
     """Bytes and calls for a purpose."""
 

@@ -2,6 +2,8 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
@@ -13,17 +15,54 @@ def find_members(communicator: Communicator) -> list[Member]:
     """Return all ranks with their hosts and processes. Collective in the first call; later calls
     return the same list."""
     if communicator.members is None:
-        process = os.getpid()
-        _, started = process_facts(process)
-        member = Member(
-            rank=communicator.rank,
-            host=socket.gethostname(),
-            process=process,
-            started=started,
-            threads_may_call=mpi.threads_may_call(),
-        )
-        communicator.members = communicator.allgather(member)
+        communicator.members = communicator.allgather(_describe(communicator))
     return communicator.members
+
+
+@contextmanager
+def on_this_host(communicator: Communicator) -> Iterator[Communicator]:
+    """Open a communicator of the ranks on this host. Collective, also at the end of the block."""
+    with communicator.among(_list_neighbours(communicator)) as local:
+        assert local is not None, "a rank is on its own host"
+        yield local
+
+
+def _list_neighbours(communicator: Communicator) -> list[int]:
+    """Return the ranks on this host. Collective."""
+    hosts = [member.host for member in find_members(communicator)]
+    # On a link with a long delay, a split takes as long as several other calls.
+    if len(set(hosts)) == len(hosts):
+        return [communicator.rank]
+    split = communicator.mpi.Split_type(mpi.library_here().COMM_TYPE_SHARED)
+    neighbours = split.Get_group()
+    everyone = communicator.mpi.Get_group()
+    ranks = neighbours.Translate_ranks(list(range(split.Get_size())), everyone)
+    for handle in (split, neighbours, everyone):
+        handle.Free()
+    return ranks
+
+
+@contextmanager
+def agreed_with_members(communicator: Communicator) -> Iterator[None]:
+    """Run local work as `Communicator.agreed` does; the same message brings the facts of
+    `find_members` to all ranks, which saves a round trip."""
+    with communicator.agreed() as agreement:
+        agreement.value = _describe(communicator)
+        yield
+    communicator.members = list(agreement.by_rank)
+
+
+def _describe(communicator: Communicator) -> Member:
+    """Return the host and process of this rank."""
+    process = os.getpid()
+    _, started = process_facts(process)
+    return Member(
+        rank=communicator.rank,
+        host=socket.gethostname(),
+        process=process,
+        started=started,
+        threads_may_call=mpi.threads_may_call(),
+    )
 
 
 def threads_may_call_everywhere(communicator: Communicator) -> bool:

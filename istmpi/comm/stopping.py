@@ -31,8 +31,10 @@ class StopGossip:
     """
 
     def __init__(self, communicator: Communicator):
-        self._communicator = communicator.duplicate()
-        self._mpi = self._communicator.mpi
+        self._communicator = communicator
+        self._mpi = communicator.mpi
+        # A tag, because a communicator of its own would cost a round trip at the start.
+        self._tag = communicator.take_tag()
         self._rank = communicator.rank
         self._size = communicator.size
         self._steps = [2**power for power in range((self._size - 1).bit_length())]
@@ -42,17 +44,20 @@ class StopGossip:
     def notify(self, reason: str) -> None:
         # Steps of powers of two reach all ranks in log2(P) hops.
         self._sent = [
-            self._mpi.isend(reason, (self._rank + step) % self._size) for step in self._steps
+            self._mpi.isend(reason, (self._rank + step) % self._size, self._tag)
+            for step in self._steps
         ]
 
     def poll(self) -> str:
         """Return the reason if one has arrived, otherwise an empty text."""
-        if not self._steps or not self._mpi.iprobe():  # cheap enough for every local step
+        if not self._steps or not self._mpi.iprobe(
+            tag=self._tag
+        ):  # cheap enough for every local step
             return ""
         status = mpi.library_here().Status()
-        self._mpi.iprobe(status=status)
+        self._mpi.iprobe(tag=self._tag, status=status)
         self._received_from.add(status.source)
-        return self._mpi.recv(source=status.source)
+        return self._mpi.recv(source=status.source, tag=self._tag)
 
     def settle(self) -> None:
         """Receive the messages of `notify` that no rank has read. Collective."""
@@ -61,7 +66,7 @@ class StopGossip:
             source = (self._rank - step) % self._size
             # A rank that learnt of the reason otherwise has a message left in MPI.
             if sent[source] and source not in self._received_from:
-                self._mpi.recv(source=source)
+                self._mpi.recv(source=source, tag=self._tag)
         for request in self._sent:
             request.wait()
         self._sent = []

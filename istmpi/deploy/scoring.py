@@ -14,7 +14,7 @@ import torch
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, read_moments, read_own
-from istmpi.comm import Communicator
+from istmpi.comm import Communicator, on_this_host
 from istmpi.config import Run
 from istmpi.config.sections import Evaluate
 from istmpi.data.columns import OWN
@@ -166,7 +166,7 @@ def _load(
 
 def _choose_device(run: Run, communicator: Communicator) -> torch.device:
     """Choose this rank's threads and device. Collective."""
-    with communicator.on_this_host() as local:
+    with on_this_host(communicator) as local:
         choose_threads(run.train.threads, local)
         # A GPU of the training machine may not be here.
         return choose_device("cpu" if run.train.device == "cpu" else "auto", local)

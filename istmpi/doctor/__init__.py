@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi import __version__, comm
-from istmpi.comm import Communicator
+from istmpi.comm import Communicator, find_members
 from istmpi.doctor import mpi, network, storage
 from istmpi.doctor.finding import STATES, Finding, red
 from istmpi.doctor.watchdog import limit
@@ -59,7 +59,7 @@ def examine(folder: Path, patience: float) -> tuple[Report | None, bool]:
             return None, True
         return Report([red("launcher", str(error))], 1, [], machine()), True
     findings = _check(communicator, folder, 6 * patience)
-    hosts = communicator.hosts()
+    hosts = [member.host for member in find_members(communicator)]
     if communicator.rank != 0:
         return None, True
     return Report(findings, communicator.size, hosts, machine()), True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from istmpi import comm
-from istmpi.comm import Communicator
+from istmpi.comm import Communicator, on_this_host
 from istmpi.devices import fair_threads, usable_cores
 from istmpi.doctor.finding import Finding, green, red, yellow
 from istmpi.units import counted
@@ -77,7 +77,7 @@ def check_library(communicator: Communicator) -> list[Finding]:
 
 def check_cores(communicator: Communicator) -> list[Finding]:
     """Check that ranks are spread evenly and share no core. Collective."""
-    with communicator.on_this_host() as local:
+    with on_this_host(communicator) as local:
         facts = RankFacts(
             host=socket.gethostname(),
             cores=usable_cores(),
@@ -144,7 +144,7 @@ def check_devices(communicator: Communicator) -> list[Finding]:
     """Check that each rank has a GPU of its own, or none has one. Collective."""
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     driver = Path("/proc/driver/nvidia/version").exists()
-    with communicator.on_this_host() as local:
+    with on_this_host(communicator) as local:
         per_rank = communicator.allgather((names, local.size, driver))
     equipped = [(names, size) for names, size, _ in per_rank if names]
     if not equipped:

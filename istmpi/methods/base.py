@@ -249,6 +249,14 @@ class Method(LocalTraining, ABC):
     def keeps_network(self) -> bool:
         return self.shards.route.keeps_all
 
+    def agree_on_deal(self, number: int) -> bool:
+        """Draw the deal of a round; return True if the ranks had to exchange its digest for that.
+        Collective; raises what `holders` does."""
+        if number in self._deals:
+            return False
+        layout = self.holders(number)
+        return number in self._deals and bool(layout.units)
+
     def holders(self, number: int) -> TrainingLayout:
         """Return the deal of a round. Raises IstmpiError if ranks drew different deals. Collective
         the first time."""

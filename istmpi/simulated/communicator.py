@@ -30,6 +30,18 @@ class Job:
         self.network = network
         self.mail = Mail(network)
         self.collectives = Collectives(network)
+        self._duplicates: dict[tuple[int, int], Context] = {}
+        self._counts: dict[tuple[int, int], int] = {}
+
+    def duplicate(self, context: Context, me: int) -> Context:
+        """Return the context of a rank's next duplicate; the first rank that asks makes it."""
+        caller = (context.number, me)
+        count = self._counts.get(caller, 0)
+        self._counts[caller] = count + 1
+        key = (context.number, count)
+        if key not in self._duplicates:
+            self._duplicates[key] = Context(self.network, context.members)
+        return self._duplicates[key]
 
 
 class SimulatedCommunicator:
@@ -176,8 +188,8 @@ class SimulatedCommunicator:
         self._network.call(self._me, "irecv")
         return self._receive(None, source, tag)
 
-    def recv(self, source: int = ANY_SOURCE) -> Any:
-        return self.irecv(source).wait()
+    def recv(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Any:
+        return self.irecv(source, tag).wait()
 
     def iprobe(
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -217,6 +229,11 @@ class SimulatedCommunicator:
 
     def Dup(self) -> SimulatedCommunicator:
         return self._divide("Dup")
+
+    def Idup(self) -> tuple[SimulatedCommunicator, Operation]:
+        request = self._begin_collective("Idup", None, None)
+        context = self._job.duplicate(self._context, self._me)
+        return SimulatedCommunicator(self._job, context, self._me), request
 
     def Split_type(self, split_type: object) -> SimulatedCommunicator:
         return self._divide("Split_type")

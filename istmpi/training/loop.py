@@ -123,7 +123,7 @@ class Training(Prepared):
         number = self.rounds_done
         self.communicator.whereabouts.begin_round(number + 1)
         examples = method.examples
-        self.tally.begin()
+        self.tally.begin(partial(method.agree_on_deal, number))
         with self.clock("other"):
             loss = yield from method.attempt(number)
             if loss is None:

@@ -7,6 +7,7 @@ from functools import partial
 
 from istmpi.comm import HangWatch
 from istmpi.comm.groups import End, Membership, Start
+from istmpi.comm.hang_watch import print_line
 from istmpi.config import Run
 from istmpi.engine.replica_group import Begin, Collect, Refresh, ReplicaGroup, Step
 from istmpi.errors import IstmpiError
@@ -145,10 +146,18 @@ class Member(Setup):
         return MemberTraining(job)
 
 
-def serve_leader(run: Run, membership: Membership, signals: bool) -> None:
-    """Take part in a run as a member that does not lead. Raises the error of the run's end."""
-    folder = home(run.output.folder, run.name)
-    with HangWatch(membership.world, run.comm.patience, folder):
+def serve_leader(
+    run: Run, membership: Membership, signals: bool, hang_watch: HangWatch | None = None
+) -> None:
+    """Take part in a run as a member that does not lead. Raises the error of the run's end.
+
+    ``hang_watch``: the watch of all processes that is open already.
+    """
+    if hang_watch is None:
+        folder = home(run.output.folder, run.name)
+        hang_watch = HangWatch(membership.world, run.comm.patience, folder)
+    hang_watch.go_on(print_line)
+    with hang_watch:
         if signals:
             membership.listen()
         end = _serve(run, membership)

@@ -55,6 +55,8 @@ class Digests(NamedTuple):
     does not depend on the source."""
     table: str
     """The digest of the written table; empty without one."""
+    tried: bool
+    """True if the network with the written table has passed its trial on this rank."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,9 @@ class Draft:
     tree: Mapping[str, Any] | None
     """The written table as a tree; None if the table is found by inspection."""
     digests: Digests
+    network: Architecture | None = None
+    """The network with the written table after its trial; None if that failed, or without such a
+    table."""
 
 
 def draft_network(run: Run, data: Dataset) -> Draft:
@@ -73,10 +78,15 @@ def draft_network(run: Run, data: Dataset) -> Draft:
     code = _load_code(run, data)
     table = _write_table(run, code, data)
     if table is None:
-        return Draft(code, None, Digests(source=code.source.hash, table=""))
+        return Draft(code, None, Digests(source=code.source.hash, table="", tried=False))
     tree = table.tree()
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-    return Draft(code, tree, Digests(source="", table=digest))
+    network = None
+    # Its error is raised after the ranks have compared their tables, which may be its cause.
+    with suppress(ConfigError):
+        network, _, _ = _try_table(run, data, code, tree)
+    tried = network is not None
+    return Draft(code, tree, Digests(source="", table=digest, tried=tried), network)
 
 
 def complete_network(
@@ -86,6 +96,9 @@ def complete_network(
     digests of all drafts. Collective; raises what `build_network` does."""
     from istmpi.training.proof_cache import recall, remember
 
+    # All ranks have tried the same written table: there is nothing left to agree on.
+    if draft.network is not None and all(digests == draft.digests for digests in by_rank):
+        return draft.network
     _require_same_source(run, [digests.source for digests in by_rank])
     code = draft.code
     tree = draft.tree
@@ -132,21 +145,29 @@ def _require_same_source(run: Run, sources: Sequence[str]) -> None:
 def _try_network(
     run: Run, data: Dataset, code: UserNetwork, tree: Mapping[str, Any], communicator: Communicator
 ) -> Architecture:
+    with communicator.agreed():
+        network, inputs, outputs = _try_table(run, data, code, tree)
+    if outputs is not None:
+        _require_same_outputs(run, data, network, inputs, outputs, communicator)
+    return network
+
+
+def _try_table(
+    run: Run, data: Dataset, code: UserNetwork, tree: Mapping[str, Any]
+) -> tuple[Architecture, tuple[torch.Tensor, ...], torch.Tensor | None]:
+    """Return the network with a table, its first inputs, and its outputs for them with initial
+    weights (None with a written table). Raises ConfigError if the network fails."""
     import torch
 
     from istmpi.network.table import Table
 
-    with communicator.agreed():
-        network = _make_network(run, Table.from_tree(tree), code, data)
-        count = len(data.train)
-        # Batch statistics need two examples, although there may be one.
-        first = np.arange(min(run.train.batch, EXAMPLES, max(2, count))) % count
-        batch = data.train.reshape(network.example_shape).batch(first)
-        inputs = batch.to("cpu", getattr(torch, run.model.dtype)).inputs
-        outputs = network.require_finite(*inputs)
-    if outputs is not None:
-        _require_same_outputs(run, data, network, inputs, outputs, communicator)
-    return network
+    network = _make_network(run, Table.from_tree(tree), code, data)
+    count = len(data.train)
+    # Batch statistics need two examples, although there may be one.
+    first = np.arange(min(run.train.batch, EXAMPLES, max(2, count))) % count
+    batch = data.train.reshape(network.example_shape).batch(first)
+    inputs = batch.to("cpu", getattr(torch, run.model.dtype)).inputs
+    return network, inputs, network.require_finite(*inputs)
 
 
 def _require_same_outputs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from math import isnan
@@ -203,16 +203,18 @@ class Tally:
         self.last_round = None
         self.pace = Pace()
 
-    def begin(self) -> None:
+    def begin(self, meet: Callable[[], bool] = lambda: False) -> None:
         """Begin a round: at the end of the last one, or when all ranks have reached it. Collective.
 
         Ranks wait for each other only after other work, because a wait costs a round trip.
+        ``meet`` is called then, and returns True if it was such a wait.
         """
         self._saving = self.since_the_round("save")
         self._communicator.ledger.purpose = ROUNDS
         if self._ended is None:
             # Otherwise a rank's lateness in other work would count as exchange.
-            self._communicator.barrier()
+            if not meet():
+                self._communicator.barrier()
             self._began = time.perf_counter()
             self._before = dict(self._clock.seconds)
         else:

@@ -13,6 +13,7 @@ from pathlib import Path
 from istmpi.checkpoint.folder import FOLDER, NETWORK, remove_leftovers, set_aside
 from istmpi.checkpoint.initial import begin_with
 from istmpi.checkpoint.parts import Copy, is_round_of_parts
+from istmpi.checkpoint.saver import prepare_folder
 from istmpi.checkpoint.search import find_newest_valid, reach
 from istmpi.checkpoint.sight import Place, find_probe, leave_probe
 from istmpi.checkpoint.streamed import begin_with_function
@@ -46,6 +47,7 @@ def run_training(
     deadline: float | None = None,
     signals: bool = False,
     stop: StopSign | None = None,
+    hang_watch: HangWatch | None = None,
 ) -> Summary | None:
     """Train a run to its end; leave record, checkpoints and network in its folder. Collective.
 
@@ -53,7 +55,8 @@ def run_training(
     or ``auto`` for this run's own folder, which may be empty; without it the folder must be new.
     Newer checkpoints are renamed. The run stops early at the ``deadline`` (Unix time), if a file
     STOP is in its folder and, with ``signals``, on signals to the process; ``stop`` replaces these
-    three. Returns None if nothing was left to do.
+    three. ``hang_watch``: the watch of all ranks that is open already; the run closes it. Returns
+    None if nothing was left to do.
 
     Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError
     after saving the result so far; OutputError if a result cannot be written. Of a replica group
@@ -63,12 +66,21 @@ def run_training(
     if run.train.group_size != 1:
         membership = Membership(communicator, run.train.group_size)
         if not membership.leads:
-            serve_leader(run, membership, signals)
+            serve_leader(run, membership, signals, hang_watch)
             return None
         communicator = membership.communicator
     begin = partial(_begin_training, run, communicator, membership)
     with open_run(
-        run, communicator, begin, watch, resume, deadline, signals, stop, membership
+        run,
+        communicator,
+        begin,
+        watch,
+        resume,
+        deadline,
+        signals,
+        stop,
+        membership,
+        hang_watch=hang_watch,
     ) as opened:
         training, _, record = opened
         if record is None:
@@ -101,6 +113,7 @@ def open_run(
     signals: bool,
     stop: StopSign | None = None,
     membership: Membership | None = None,
+    hang_watch: HangWatch | None = None,
 ) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
     """Set up a run as `run_training` does; yield the training that ``begin`` makes, folder, and
     record. Collective.
@@ -116,7 +129,7 @@ def open_run(
     # Locks are released after everything else is closed.
     with ExitStack() as locks, ExitStack() as at_the_end:
         # From here on a rank that does not come is named, as files may hang, too.
-        hang_watch = _watch_for_hangs(run, communicator, note, membership)
+        hang_watch = _watch_for_hangs(run, communicator, note, membership, hang_watch)
         at_the_end.push(hang_watch)
         keeper = _FolderKeeper(run, resume, communicator, locks, note)
         folder = keeper.folder
@@ -178,17 +191,26 @@ def _watch_for_hangs(
     communicator: Communicator,
     note: Callable[[str], None],
     membership: Membership | None,
+    loading: HangWatch | None,
 ) -> HangWatch:
+    """Return the watch ``loading``, which now watches the run, or without it a new one.
+    Collective."""
     tell = note
     # Other ranks have no watch: they print.
     if communicator.rank:
         tell = partial(print, "istmpi:", file=sys.stderr, flush=True)
-    folder = home(run.output.folder, run.name)
-    if membership is None:
-        return HangWatch(communicator, run.comm.patience, folder, tell)
-    return HangWatch(
-        membership.world, run.comm.patience, folder, tell, before_close=membership.dismiss
-    )
+    everyone = communicator
+    if membership:
+        everyone = membership.world
+    hang_watch = loading
+    if hang_watch is None:
+        folder = home(run.output.folder, run.name)
+        hang_watch = HangWatch(everyone, run.comm.patience, folder)
+    if membership:
+        hang_watch.go_on(tell, before_close=membership.dismiss)
+    else:
+        hang_watch.go_on(tell)
+    return hang_watch
 
 
 class _FolderKeeper:
@@ -236,6 +258,7 @@ class _FolderKeeper:
                 # A summary says that a run is finished.
                 if not trained:
                     self.folder.forget(SUMMARY)
+                prepare_folder(self.folder.path)
                 agreement.value = leave_probe(self.folder.path, self._communicator)
         self.place = find_probe(agreement.by_rank[0], self.folder.path, self._communicator)
         if self.place.unseen:
@@ -258,6 +281,8 @@ class _FolderKeeper:
         with self._communicator.agreed():
             if not self.place.shared:
                 self._take_lock(self._resumes, team)
+                if self.place.keeps:
+                    prepare_folder(self.folder.path)
 
     def _take_lock(self, resumes: bool, team: str = "") -> None:
         self._lock = FolderLock(self.folder.path, self.note, team)

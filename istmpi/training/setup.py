@@ -6,7 +6,7 @@ from pathlib import Path
 
 from istmpi.checkpoint.parts import Copy
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.comm import Communicator
+from istmpi.comm import Communicator, on_this_host
 from istmpi.comm.clock import Clock
 from istmpi.comm.groups import Membership
 from istmpi.config import Run
@@ -113,7 +113,7 @@ class Setup:
         everyone = communicator
         if self._membership:
             everyone = self._membership.world
-        with everyone.on_this_host() as local:
+        with on_this_host(everyone) as local:
             # One agreement, because each costs a round trip.
             with communicator.agreed():
                 self._plan(data)

@@ -11,7 +11,7 @@ from small import Listening, assert_same_bits, on_root, small_run
 
 from istmpi.checkpoint.format import require_storable
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import Saver
+from istmpi.checkpoint.saver import Saver, prepare_folder
 from istmpi.config import Train
 from istmpi.errors import ConfigError, DataError
 from istmpi.record import RunFolder
@@ -158,6 +158,7 @@ def test_the_thread_for_checkpoints_lasts_and_can_be_done_without(comm, shared_t
     training = Training(small_run(train__rounds=3, checkpoint__keep=5), comm)
     state, settings, warnings = training.state(), training.run.checkpoint, []
     usual = threading.stack_size()
+    on_root(comm, lambda: [prepare_folder(shared_tmp / name) for name in ("early", "late")])
     early = Saver(shared_tmp / "early", settings, comm)
     threads = [thread for thread in threading.enumerate() if thread.name == "checkpoints"]
     threading.stack_size(2**46)

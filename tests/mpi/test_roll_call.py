@@ -7,10 +7,10 @@ from unittest.mock import MagicMock
 
 import pytest
 from patience import patient
-from small import small_run, trained
+from small import on_root, small_run, trained
 
 from istmpi.checkpoint.format import add_checksums
-from istmpi.checkpoint.saver import Saver
+from istmpi.checkpoint.saver import Saver, prepare_folder
 from istmpi.checkpoint.writers import WRITERS
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.objects import SLOT
@@ -83,6 +83,7 @@ def test_ranks_that_wait_for_a_disk_alone_say_so(comm, shared_tmp, monkeypatch, 
     """No rank waits for another: a file system that all write to answers none of them."""
     some, said, hung = Communicator(comm.mpi.Dup()), [], threading.Event()
     training, _ = trained(some)
+    on_root(comm, lambda: prepare_folder(shared_tmp))
     saver = Saver(shared_tmp, training.run.checkpoint, some)
     monkeypatch.setitem(WRITERS, saver.writer, lambda *_: hung.wait())
     monkeypatch.setattr("istmpi.checkpoint.saver.name_at_last", lambda *_: None)

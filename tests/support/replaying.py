@@ -39,6 +39,10 @@ class Recorded:
     def Dup(self):
         return Recorded(self._communicator.Dup(), self._note)
 
+    def Idup(self):
+        handle, request = self._communicator.Idup()
+        return Recorded(handle, self._note), request
+
     def Create_group(self, group):
         return Recorded(self._communicator.Create_group(group), self._note)
 

@@ -115,9 +115,10 @@ def command(
     shown.begins("trains")
 
     from istmpi import comm
+    from istmpi.comm.members import agreed_with_members
 
     communicator = comm.world()
-    with communicator.agreed():
+    with agreed_with_members(communicator):
         if predict not in (None, DEFAULT) and not Path(predict).exists():
             raise DataError(f"--predict {predict} does not exist.")
         run, resume, own_folder = run_and_folder(run, resume)
@@ -132,15 +133,26 @@ def command(
 
     folder = home(resolved.output.folder, resolved.name)
     # Imports may hang on a network's file system.
-    with comm.HangWatch(communicator, resolved.comm.patience, folder, cure=comm.WHILE_LOADING):
+    hang_watch = comm.HangWatch(
+        communicator, resolved.comm.patience, folder, cure=comm.WHILE_LOADING
+    )
+    with hang_watch:
         from istmpi.cli.display import TrainingDisplay
         from istmpi.loggers.logger import LoggedWatch
         from istmpi.training.run import run_training
 
-    display = TrainingDisplay(shown) if communicator.rank == 0 else None
-    with display or nullcontext():
-        watch = LoggedWatch(display, loggers) if display else None
-        run_training(resolved, communicator, watch, resume, stop_at, signals=True)
+        display = TrainingDisplay(shown) if communicator.rank == 0 else None
+        with display or nullcontext():
+            watch = LoggedWatch(display, loggers) if display else None
+            run_training(
+                resolved,
+                communicator,
+                watch,
+                resume,
+                stop_at,
+                signals=True,
+                hang_watch=hang_watch,
+            )
     with communicator.agreed():
         if display:
             display.plots()
