@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +89,7 @@ class Saver:
         self._rank = communicator.rank
         # Its own, so that the thread's messages and those of training do not mix.
         self._wait_for_communicator = communicator.start_duplicate(SAVING)
+        self._own_communicator: Communicator | None = None
         self._staged: dict[str, np.ndarray] = {}
         """Copies of pieces by path, as bytes, while the thread writes them."""
         self._valid: list[Path] = []
@@ -104,10 +104,12 @@ class Saver:
         self._idle.set()
         self._begin(communicator, communicators_are_made)
 
-    @cached_property
+    @property
     def _communicator(self) -> Communicator:
         """The communicator of all checkpoints; the first one waits for it."""
-        return self._wait_for_communicator()
+        if self._own_communicator is None:
+            self._own_communicator = self._wait_for_communicator()
+        return self._own_communicator
 
     def _begin(self, communicator: Communicator, communicators_are_made: bool) -> None:
         """Choose the writers, and start the thread."""

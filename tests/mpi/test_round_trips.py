@@ -8,6 +8,7 @@ import torch
 from small import small_run, trained
 
 from istmpi.checkpoint.saver import commit
+from istmpi.comm import find_members, on_this_host
 from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING, START
 from istmpi.evaluation.fitting import COLDEST, HALVINGS, HOTTEST, fit_temperature
 from istmpi.training.loop import Training
@@ -22,9 +23,20 @@ def count_calls(comm, work):
 
 
 def test_a_start(comm):
-    """Settings with data, the network's table, its outputs, device with weights, and hosts are agreed on; the ranks
-    of a host divide its cores."""
-    assert count_calls(comm, lambda: Training(small_run(), comm)) == 6
+    """Settings with data, the network, and device with weights are agreed on, and facts of all ranks are exchanged;
+    the ranks of a host divide its cores."""
+    assert count_calls(comm, lambda: Training(small_run(), comm)) == 5
+
+
+def test_a_host_of_one_rank_is_known_without_a_call(comm, monkeypatch):
+    """A split by host takes as long as several other calls on a link with a long delay."""
+    hosts = [replace(member, host=f"host {member.rank}") for member in find_members(comm)]
+    monkeypatch.setattr(comm, "members", hosts)
+    before = comm.ledger.sent[START].calls
+    with on_this_host(comm) as local:
+        assert list(local.ranks) == [comm.rank]
+    # The creation of a communicator of this rank alone counts, although it waits for nobody.
+    assert comm.ledger.sent[START].calls == before + 1
 
 
 @pytest.mark.parametrize("method, calls", [("local-sgd", 1), ("ist", 2), ("easgd", 2)])
@@ -101,12 +113,12 @@ def test_the_state_of_an_evaluated_network(comm, method):
 
 
 def test_a_whole_run(comm, shared_tmp):
-    """A start takes ten calls, and creates three communicators: for stops, for checkpoints, and of a host's ranks. The
-    network's file takes five after an evaluation."""
+    """A start takes eight calls, one of them on each host, and creates two communicators: of a host's ranks, and one
+    for checkpoints, for which nobody waits. The network's file takes five calls after an evaluation."""
     run_training(small_run(output__folder=str(shared_tmp / "run"), method__name="ist"), comm)
     calls = {purpose: sent.calls for purpose, sent in comm.ledger.sent.items()}
     if comm.size > 1:
-        assert (calls[START], calls[SAVING]) == (13, 5)
+        assert (calls[START], calls[SAVING]) == (10, 5)
 
 
 @pytest.mark.parametrize("examples, most", [(40, 9), (2**15, 41)])
