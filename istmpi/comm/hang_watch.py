@@ -58,7 +58,7 @@ class HangWatch:
         before_close: Callable[[BaseException | None], None] = _do_nothing,
     ):
         self._communicator = communicator
-        self._before_close = before_close
+        self.before_close = before_close
         self._where = communicator.whereabouts
         self._where.restart()
         self._job = WatchedJob(patience=patience, folder=folder, tell=tell, cure=cure)
@@ -82,18 +82,11 @@ class HangWatch:
             before_finalize.append(WeakMethod(self.stop_looking))
         watched.set()
 
-    def go_on(
-        self,
-        tell: Callable[[str], None],
-        cure: str = CURE,
-        before_close: Callable[[BaseException | None], None] = _do_nothing,
-    ) -> None:
-        """Watch the training of a job whose loading this object has watched; the arguments are
-        those of the constructor."""
+    def go_on(self, tell: Callable[[str], None] = print_line) -> None:
+        """Note that all ranks have loaded the program: a job that is stuck from now on can continue
+        from its checkpoints. ``tell`` is as for the constructor."""
         self._job.tell = tell
-        self._job.cure = cure
-        self._before_close = before_close
-        self._where.restart()
+        self._job.cure = CURE
 
     def follow_run(self, folder: Path, wished: Callable[[], str]) -> None:
         """Set the run's folder, and the function ``wished``.
@@ -117,7 +110,7 @@ class HangWatch:
         """End the watch on all ranks, which have the same ``error`` if any."""
         if self._closing.is_set():
             return
-        self._before_close(error)
+        self.before_close(error)
         # A rank whose thread has ended answers no roll call, so all threads end together.
         self._communicator.barrier()
         self._stop(None)

@@ -7,7 +7,6 @@ from functools import partial
 
 from istmpi.comm import HangWatch
 from istmpi.comm.groups import End, Membership, Start
-from istmpi.comm.hang_watch import print_line
 from istmpi.config import Run
 from istmpi.engine.replica_group import Begin, Collect, Refresh, ReplicaGroup, Step
 from istmpi.errors import IstmpiError
@@ -156,19 +155,19 @@ def serve_leader(
     if hang_watch is None:
         folder = home(run.output.folder, run.name)
         hang_watch = HangWatch(membership.world, run.comm.patience, folder)
-    hang_watch.go_on(print_line)
     with hang_watch:
         if signals:
             membership.listen()
-        end = _serve(run, membership)
+        end = _serve(run, membership, hang_watch)
         if end.error:
             raise end.error
 
 
-def _serve(run: Run, membership: Membership) -> End:
+def _serve(run: Run, membership: Membership, hang_watch: HangWatch) -> End:
     call = membership.hear()
     if isinstance(call, End):
         return call
+    hang_watch.go_on()
     assert isinstance(call, Start), call
     set_up = partial(Member, run, membership.communicator, call.checkpoint)
     try:

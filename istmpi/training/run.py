@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from istmpi.checkpoint.sight import Place, find_probe, leave_probe
 from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.groups import Membership, Start
+from istmpi.comm.hang_watch import print_line
 from istmpi.comm.stopping import FILE as STOP_FILE
 from istmpi.comm.stopping import StopSign
 from istmpi.config import Run
@@ -124,16 +124,21 @@ def open_run(
     """
     watch = watch or Watch()
     note = _ignore
+    tell = print_line
     if communicator.rank == 0:
         note = watch.noticed
+        tell = note
     # Locks are released after everything else is closed.
     with ExitStack() as locks, ExitStack() as at_the_end:
         # From here on a rank that does not come is named, as files may hang, too.
-        hang_watch = _watch_for_hangs(run, communicator, note, membership, hang_watch)
+        hang_watch = hang_watch or _watch_for_hangs(run, communicator, tell, membership)
+        if membership:
+            hang_watch.before_close = membership.dismiss
         at_the_end.push(hang_watch)
         keeper = _FolderKeeper(run, resume, communicator, locks, note)
         folder = keeper.folder
         stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
+        hang_watch.go_on(tell)
         hang_watch.follow_run(folder.path, stop.wished)
         if signals:
             stop.listen()
@@ -189,28 +194,14 @@ def _ignore(message: str) -> None:
 def _watch_for_hangs(
     run: Run,
     communicator: Communicator,
-    note: Callable[[str], None],
+    tell: Callable[[str], None],
     membership: Membership | None,
-    loading: HangWatch | None,
 ) -> HangWatch:
-    """Return the watch ``loading``, which now watches the run, or without it a new one.
-    Collective."""
-    tell = note
-    # Other ranks have no watch: they print.
-    if communicator.rank:
-        tell = partial(print, "istmpi:", file=sys.stderr, flush=True)
     everyone = communicator
     if membership:
         everyone = membership.world
-    hang_watch = loading
-    if hang_watch is None:
-        folder = home(run.output.folder, run.name)
-        hang_watch = HangWatch(everyone, run.comm.patience, folder)
-    if membership:
-        hang_watch.go_on(tell, before_close=membership.dismiss)
-    else:
-        hang_watch.go_on(tell)
-    return hang_watch
+    folder = home(run.output.folder, run.name)
+    return HangWatch(everyone, run.comm.patience, folder, tell)
 
 
 class _FolderKeeper:
