@@ -124,7 +124,8 @@ def open_run(
     """
     watch = watch or Watch()
     note = _ignore
-    tell = print_line
+    # Other ranks have no watch: they print.
+    tell: Callable[[str], None] = print_line
     if communicator.rank == 0:
         note = watch.noticed
         tell = note
