@@ -146,7 +146,7 @@ class Saver:
         else:
             with self._communicator.waiting_for_itself(_CALL):
                 self._save(header, pieces)
-            # This raises what `_save` has noted. Ranks with threads raise it at the next checkpoint.
+            # This raises what `_save` has noted; ranks with threads raise it at the next one.
             if not self._uses_threads:
                 self.wait()
 

@@ -88,11 +88,12 @@ class HangWatch:
         self._job.tell = tell
         self._job.cure = CURE
 
-    def follow_run(self, folder: Path, wished: Callable[[], str]) -> None:
-        """Set the run's folder, and the function ``wished``.
-
-        It returns the reason of a requested stop or else an empty text.
-        """
+    def follow_run(
+        self, folder: Path, wished: Callable[[], str], tell: Callable[[str], None]
+    ) -> None:
+        """Watch a run in its folder, as `go_on` does with ``tell``. The function ``wished`` returns
+        the reason of a requested stop or else an empty text."""
+        self.go_on(tell)
         self._job.folder = folder
         self._job.wished = wished
 

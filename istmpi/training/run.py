@@ -55,8 +55,7 @@ def run_training(
     or ``auto`` for this run's own folder, which may be empty; without it the folder must be new.
     Newer checkpoints are renamed. The run stops early at the ``deadline`` (Unix time), if a file
     STOP is in its folder and, with ``signals``, on signals to the process; ``stop`` replaces these
-    three. ``hang_watch``: the watch of all ranks that is open already; the run closes it. Returns
-    None if nothing was left to do.
+    three. The run closes ``hang_watch``, which all ranks opened. Returns None if nothing was left.
 
     Raises on every rank ConfigError or DataError before training; StoppedError or DivergedError
     after saving the result so far; OutputError if a result cannot be written. Of a replica group
@@ -70,19 +69,10 @@ def run_training(
             return None
         communicator = membership.communicator
     begin = partial(_begin_training, run, communicator, membership)
-    with open_run(
-        run,
-        communicator,
-        begin,
-        watch,
-        resume,
-        deadline,
-        signals,
-        stop,
-        membership,
-        hang_watch=hang_watch,
-    ) as opened:
-        training, _, record = opened
+    opening = open_run(
+        run, communicator, begin, watch, resume, deadline, signals, stop, membership, hang_watch
+    )
+    with opening as (training, _, record):
         if record is None:
             return None
         for progress in training.rounds():
@@ -123,12 +113,7 @@ def open_run(
     this leader's place in a job of replica groups.
     """
     watch = watch or Watch()
-    note = _ignore
-    # Other ranks have no watch: they print.
-    tell: Callable[[str], None] = print_line
-    if communicator.rank == 0:
-        note = watch.noticed
-        tell = note
+    note, tell = _choose_voices(watch, communicator.rank)
     # Locks are released after everything else is closed.
     with ExitStack() as locks, ExitStack() as at_the_end:
         # From here on a rank that does not come is named, as files may hang, too.
@@ -139,8 +124,7 @@ def open_run(
         keeper = _FolderKeeper(run, resume, communicator, locks, note)
         folder = keeper.folder
         stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
-        hang_watch.go_on(tell)
-        hang_watch.follow_run(folder.path, stop.wished)
+        hang_watch.follow_run(folder.path, stop.wished, tell)
         if signals:
             stop.listen()
         start = _find_start(folder, resume, communicator, note, at_the_end)
@@ -186,6 +170,17 @@ def _open_record(
     except DivergedError as error:
         record.save_diverged(error)
         raise
+
+
+Voice = Callable[[str], None]
+
+
+def _choose_voices(watch: Watch, rank: int) -> tuple[Voice, Voice]:
+    """Return the functions that take what rank 0 alone says, and what any rank says."""
+    if rank == 0:
+        return watch.noticed, watch.noticed
+    # Other ranks have no watch: they print.
+    return _ignore, print_line
 
 
 def _ignore(message: str) -> None:
