@@ -147,10 +147,9 @@ class Run:
         return self.override(implied)
 
     def _require_consistent(self, own_files: bool) -> None:
-        """Raise ConfigError if settings contradict each other.
-
-        ``own_files``: each rank has its own data.
-        """
+        """Raise ConfigError if settings contradict each other; ``own_files``: each rank has its own
+        data."""
+        self.data.require_effective()
         if own_files and self.data.placement not in ("shared", "local"):
             raise ConfigError(
                 f"data.placement = {self.data.placement!r} does not go with a file for each rank "

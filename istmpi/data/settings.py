@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from istmpi.data.batches import PLACEMENTS
 from istmpi.data.graph.split import FANOUT
 from istmpi.data.text.split import WINDOW
+from istmpi.errors import ConfigError
 from istmpi.settings import Between, Count, Fraction, Meta, Natural, Positive, also
 
 if TYPE_CHECKING:  # checkers know no Literal whose names are computed
     Placement = str
 else:
     Placement = Literal[PLACEMENTS]
+
+_READ_BY = {"alpha": "by-label", "label_shards": "label-shards"}
+"""The only placement that reads a setting."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,14 @@ class Data:
     def differs(self) -> bool:
         """True if ranks have different examples, or different columns of the same examples."""
         return self.placement == "local" or self.columns is not None
+
+    def require_effective(self) -> None:
+        """Raise ConfigError for a setting that the placement does not read."""
+        for name, placement in _READ_BY.items():
+            value = getattr(self, name)
+            # The class has the default, so another value was set on purpose.
+            if self.placement != placement and value != getattr(type(self), name):
+                raise ConfigError(
+                    f"data.{name} = {value} has no effect with data.placement = "
+                    f"{self.placement!r}. Leave it out, or take {placement}."
+                )

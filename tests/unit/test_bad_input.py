@@ -53,7 +53,11 @@ def test_a_runs_name_does_not_leave_its_folder(name):
 
 @pytest.mark.parametrize(
     ("setting", "why"),
-    [("evaluate.top_k=[3, 10]", "there are 10 classes"), ("train.widen=true", "train.widen needs train.init")],
+    [
+        ("evaluate.top_k=[3, 10]", "there are 10 classes"),
+        ("train.widen=true", "train.widen needs train.init"),
+        ("data.label_shards=3", "Leave it out, or take label-shards"),
+    ],
 )
 def test_settings_without_an_effect_are_refused(istmpi_command, setting, why):
     code, _, err = istmpi_command("train", "digits", "--dry-run", "--ranks", 2, "--set", setting)
