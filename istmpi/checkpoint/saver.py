@@ -88,8 +88,7 @@ class Saver:
         self._warn = warn
         self._rank = communicator.rank
         # Its own, so that the thread's messages and those of training do not mix.
-        self._wait_for_communicator = communicator.start_duplicate(SAVING)
-        self._own_communicator: Communicator | None = None
+        self._communicator = communicator.duplicate(SAVING)
         self._staged: dict[str, np.ndarray] = {}
         """Copies of pieces by path, as bytes, while the thread writes them."""
         self._valid: list[Path] = []
@@ -103,13 +102,6 @@ class Saver:
         self._idle = threading.Event()
         self._idle.set()
         self._begin(communicator, communicators_are_made)
-
-    @property
-    def _communicator(self) -> Communicator:
-        """The communicator of all checkpoints; the first one waits for it."""
-        if self._own_communicator is None:
-            self._own_communicator = self._wait_for_communicator()
-        return self._own_communicator
 
     def _begin(self, communicator: Communicator, communicators_are_made: bool) -> None:
         """Choose the writers, and start the thread."""

@@ -114,7 +114,7 @@ def test_the_state_of_an_evaluated_network(comm, method):
 
 def test_a_whole_run(comm, shared_tmp):
     """A start takes eight calls, one of them on each host, and creates two communicators: of a host's ranks, and one
-    for checkpoints, for which nobody waits. The network's file takes five calls after an evaluation."""
+    for checkpoints. The network's file takes five calls after an evaluation."""
     run_training(small_run(output__folder=str(shared_tmp / "run"), method__name="ist"), comm)
     calls = {purpose: sent.calls for purpose, sent in comm.ledger.sent.items()}
     if comm.size > 1:
