@@ -208,6 +208,13 @@ def run_before_others() -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
+def write_counts(file: Path, forwarder: Forwarder) -> None:
+    """Write the counts so that whoever reads the file meanwhile has all of them."""
+    beside = file.with_suffix(".new")
+    beside.write_text(json.dumps(forwarder.count()), encoding="utf-8")
+    beside.replace(file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pairs", nargs="*", metavar="PORT:LAG", help="interfaces of this namespace")
@@ -240,9 +247,9 @@ def main() -> None:
         forwarder.turn()
         if options.counts and time.monotonic() >= next_count:
             next_count = time.monotonic() + BETWEEN_COUNTS
-            options.counts.write_text(json.dumps(forwarder.count()), encoding="utf-8")
+            write_counts(options.counts, forwarder)
     if options.counts:
-        options.counts.write_text(json.dumps(forwarder.count()), encoding="utf-8")
+        write_counts(options.counts, forwarder)
 
 
 if __name__ == "__main__":
