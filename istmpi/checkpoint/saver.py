@@ -86,7 +86,6 @@ class Saver:
         self._place = place or look_for(folder, communicator)
         self._settings = settings
         self._warn = warn
-        self._rank = communicator.rank
         # Its own, so that the thread's messages and those of training do not mix.
         self._communicator = communicator.duplicate(SAVING)
         self._staged: dict[str, np.ndarray] = {}
@@ -113,15 +112,15 @@ class Saver:
         self.background = self._uses_threads and self._start_thread()
 
     def _choose_writers(self) -> None:
-        """Choose the writers of checkpoints and of whole files; warn on rank 0 if some rank
-        does not see the folder."""
+        """Choose the writers of checkpoints and of whole files; warn on rank 0 if some rank does
+        not see the folder."""
         unseen = self._place.unseen
         choice = self._settings.writer
         self._whole_writer = choose(choice, self._place.parallel, unseen)
         self.writer = self._whole_writer
         if choice == PARTS or (unseen and choice == "auto"):
             self.writer = PARTS
-        if unseen and self._rank == 0:
+        if unseen and self._communicator.rank == 0:
             checkpoints = "each rank writes its part of a checkpoint to its own host"
             if self.writer != PARTS:
                 checkpoints = "rank 0 writes checkpoints for all ranks"
@@ -180,7 +179,7 @@ class Saver:
             threading.Thread(target=self._serve, name="checkpoints", daemon=True).start()
         except RuntimeError as error:
             self._warn(
-                f"rank {self._rank}: cannot start the checkpoint thread ({error}); "
+                f"rank {self._communicator.rank}: cannot start the checkpoint thread ({error}); "
                 "training waits for each checkpoint."
             )
             return False
@@ -210,7 +209,7 @@ class Saver:
                 then = f"Failures in a row: {self._failures}."
             error.args = (f"checkpoint of round {header.round}: {error} {then}",)
             self._outcome = error
-            if self._rank == 0 and not last:
+            if self._communicator.rank == 0 and not last:
                 self._warn(str(error))
         except BaseException as error:  # `wait` raises it
             self._outcome = error
