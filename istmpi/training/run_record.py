@@ -17,6 +17,7 @@ from istmpi.checkpoint.search import reach
 from istmpi.checkpoint.sight import Place
 from istmpi.checkpoint.state import fill, read_own
 from istmpi.comm import HangWatch
+from istmpi.comm.hang_watch import print_line
 from istmpi.comm.ledger import add_up
 from istmpi.errors import (
     DataError,
@@ -85,7 +86,7 @@ class RunRecord:
             folder.path,
             training.run.checkpoint,
             self._communicator,
-            warn=self.note,
+            warn=self._warn,
             start=self._find_inside(start),
             communicators_are_made=training.makes_communicators,
             place=self._place,
@@ -140,6 +141,13 @@ class RunRecord:
     def note(self, message: str) -> None:
         if self._first:
             self._watch.noticed(message)
+
+    def _warn(self, message: str) -> None:
+        """Note a message; other ranks than the first have no watch, so they print it."""
+        if self._first:
+            self.note(message)
+        else:
+            print_line(message)
 
     def add(self, progress: Progress) -> None:
         """Record a round, or the scores of a round that is recorded already. Collective."""
