@@ -73,14 +73,15 @@ class LossOfOutputs:
 
 
 def require_weights(train: TrainSettings, exits: int, network: str) -> None:
-    """Raise ConfigError unless ``train.exit_weights`` is empty, or has a weight for each exit, not
-    all 0.
+    """Raise ConfigError unless ``train.exit_weights`` is empty, or has a weight for each of several
+    exits, not all 0.
 
     ``network``: a name.
     """
     weights = train.exit_weights
     shown = f"train.exit_weights = {list(weights)}"
-    if weights and len(weights) != exits:
+    # A weight of one output would only change the learning rate.
+    if weights and (len(weights) != exits or exits == 1):
         outputs = "1 output"
         cure = "Leave it out"
         if exits > 1:

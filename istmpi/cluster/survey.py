@@ -63,8 +63,12 @@ class Scenario:
 
     def most_ranks(self, method: str) -> int | None:
         """Return the most ranks that get a unit of each dealt group; None if nothing is dealt."""
-        groups = find_method(method).groups(self.run, self.architecture)
-        return min((self.architecture.lengths[name] for name in groups), default=None)
+        spec = find_method(method)
+        groups = spec.groups(self.run, self.architecture)
+        if not groups:
+            return None
+        units = min(self.architecture.lengths[name] for name in groups)
+        return units * spec.holders(self.run)
 
     def allows(self, method: str, ranks: int) -> bool:
         return ranks <= (self.most_ranks(method) or ranks)

@@ -171,7 +171,7 @@ def _build(
         values_of = read_own(checkpoint)
         columns = checkpoint.header.data.columns
         build = choose_module(checkpoint.header.run.evaluate.form)
-        subnets = blocks.with_values(architecture, deal, store.tensors, values_of, columns, build)
+        subnets = blocks.with_values(architecture, deal, store, values_of, columns, build)
         return subnets, subnets.layers
     module = architecture.without_values(store.full_scale).eval()
     for name, parameter in prepare(module, elsewhere=()).items():

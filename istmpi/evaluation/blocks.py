@@ -28,7 +28,7 @@ from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
-from istmpi.network.architecture import Architecture
+from istmpi.network.architecture import Architecture, Scale
 from istmpi.network.leaves import prepare
 from istmpi.network.norms import Calibrated, Moments, calibrating, compute_moments
 from istmpi.trees import call, list_tensors, map_tensors
@@ -49,16 +49,18 @@ class Blocks(nn.Module):
         architecture: Architecture,
         deal: Partition,
         numbers: Sequence[int],
-        summed: bool = False,
+        scale: Scale | None,
         columns: Sequence[int] = (),
     ):
-        """``summed``: True if the network's output is the sum of the subnets' outputs, not their
-        mean. ``columns``: the number of input columns of each subnet, if each has its own."""
+        """``scale``: the factors of the sums over units that the subnets were trained with; None if
+        they were trained on the sum of their outputs, which then is the network's output in place
+        of the mean. ``columns``: the number of input columns of each subnet, if each has its own.
+        """
         super().__init__()
         self._columns = tuple(columns)
         self._architecture = architecture
         self._divisor = 1
-        if not summed:
+        if scale is not None:
             # Then the sum over all ranks is the mean over all subnets.
             self._divisor = deal.ranks
         self.subnets = nn.ModuleDict()
@@ -66,7 +68,7 @@ class Blocks(nn.Module):
         """The parameters of each subnet, by its number."""
         for number in numbers:
             lengths = narrow(deal.lengths, architecture.parameters, deal.held(number))
-            subnet = architecture.without_values(None, lengths).eval()
+            subnet = architecture.without_values(scale, lengths).eval()
             # Empty parameters, which the caller fills.
             self.weights[number] = prepare(subnet, elsewhere=())
             self.subnets[str(number)] = subnet
@@ -141,7 +143,8 @@ class SharedBlocks:
     ):
         """``values_of``: a function that returns the values that this rank has of a subnet, by the
         subnet's number; the others come from their owners. It has the same names on all ranks.
-        ``summed`` and ``columns`` are as for `Blocks`."""
+        ``summed``: True if the subnets were trained on the sum of their outputs. ``columns`` are as
+        for `Blocks`."""
         self.device = device
         self.values_of = values_of
         self._store = store
@@ -151,7 +154,10 @@ class SharedBlocks:
         self.counts = communicator.rank < deal.ranks
         """False if the subnet of this rank is a copy, whose outputs must not count."""
         numbers = self._list_numbers()
-        self.module = self.build(architecture, deal, numbers, summed, columns).to(device)
+        scale = None
+        if not summed:
+            scale = store.scale
+        self.module = self.build(architecture, deal, numbers, scale, columns).to(device)
         self.loaded = False
         """True if the subnets have weights."""
         self.moments: dict[str, Moments] = {}
@@ -257,15 +263,17 @@ def _choose_subnets(deal: Partition, numbers: Sequence[int]) -> Partition:
 def with_values(
     architecture: Architecture,
     deal: Partition,
-    values: Mapping[str, torch.Tensor],
+    store: ParameterStore,
     values_of: ValuesOf | None = None,
     columns: Sequence[int] = (),
     build: type[Blocks] = Blocks,
 ) -> Blocks:
-    """Return all subnets of a deal in one process, with weights taken from whole parameters.
-    ``values_of``, ``columns`` and ``build`` are as for `SharedBlocks`."""
-    is_sum = values_of is not None
-    blocks = build(architecture, deal, range(deal.ranks), is_sum, columns)
+    """Return all subnets of a deal in one process, with weights taken from a store of whole
+    parameters. ``values_of``, ``columns`` and ``build`` are as for `SharedBlocks`."""
+    scale = None
+    if values_of is None:
+        scale = store.scale
+    blocks = build(architecture, deal, range(deal.ranks), scale, columns)
     for number, weights in blocks.weights.items():
         values_of_subnet: Mapping[str, torch.Tensor] = {}
         if values_of:
@@ -277,5 +285,5 @@ def with_values(
             axes = enumerate(architecture.parameters[name].pattern.axes)
             positions = [deal.positions(axis, place, number) for place, axis in axes]
             at = np.ix_(*positions)
-            parameter.data = values[name][at].contiguous()
+            parameter.data = store.tensors[name][at].contiguous()
     return blocks

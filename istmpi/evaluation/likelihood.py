@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 LIKELIHOOD = "likelihood"
 STEP = 2**22
 """The number of elements that ranks gather at a time."""
+IMPOSSIBLE = -1e6
+"""The least log-probability of a token that was seen. With -inf in every subnet no weight would be
+defined."""
 
 
 class Answer:
@@ -43,7 +46,7 @@ class Answer:
         logits = take_last(subnet(self.tokens))
         log_probabilities = logits.log_softmax(-1)
         following = self.tokens[:, 1:, None]
-        seen = log_probabilities[:, :-1].gather(-1, following).squeeze(-1)
+        seen = log_probabilities[:, :-1].gather(-1, following).squeeze(-1).clamp(min=IMPOSSIBLE)
         # A long text has a large sum, whose differences float32 would round.
         of_subnet = functional.pad(seen.double().cumsum(1), (1, 0))
         before = self.log_likelihood.to(of_subnet.device)

@@ -169,6 +169,16 @@ def test_equal_subnets_answer_as_one_and_a_better_one_takes_over(comm):
     assert torch.allclose(mix(fixed(good * 60), fixed(bad * 60))(tokens)[0, -1], (good * 60).log_softmax(-1))
 
 
+@pytest.mark.ranks(only=[1])
+def test_a_token_that_all_subnets_exclude_leaves_the_weights_as_they_were(comm):
+    """Without a least probability, 0 / 0 would be the weight from that token on."""
+    first, second = torch.tensor([2.0, 0.0, -torch.inf]), torch.tensor([0.0, 1.0, -torch.inf])
+    mixture = mix(fixed(first), fixed(second))
+    before = mixture(torch.tensor([[0, 1, 0]]))[0, -1]
+    after = mixture(torch.tensor([[0, 1, 0, 2]]))[0, -1]
+    assert torch.allclose(before.exp().sum(), torch.tensor(1.0)) and torch.allclose(before, after)
+
+
 REFUSED = {
     "needs method.redeal = 0, but it is 0.5": {"method__redeal": 0.5},
     "needs subnets, but local-sgd deals out no units": {"method__name": "local-sgd"},

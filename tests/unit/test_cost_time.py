@@ -285,6 +285,13 @@ def test_it_takes_the_run_files_that_train_takes_and_goes_on_for_others_beyond_t
     assert any(line.split()[:1] == ["100000"] for line in text.splitlines())
 
 
+def test_with_several_holders_of_a_unit_it_counts_the_ranks_that_they_divide():
+    words = ["--layers", "100-3-10", "--set", "method.holders=2", "--compare", "all", "--json"]
+    rows = json.loads(costmodel(*words))["rows"]
+    of_ist = [row["ranks"] for row in rows if row["method"] == "ist"]
+    assert of_ist == [2, 4], "three units with two holders each are enough for six ranks"
+
+
 def test_options_change_the_cluster():
     default, slow = (
         json.loads(costmodel("--json", "--compare", "ist", "--ranks", "8", *extra))["rows"][0]

@@ -113,6 +113,7 @@ EXITS = "train", "--dry-run", "--model", "resnet", *(word for one in SMALL for w
         ([*EXITS, "train.exit_weights=[1, 2, 3]"], "resnet has 2 outputs, including the last. Give 2 numbers"),
         ([*EXITS, "train.exit_weights=[0, 0]"], "has no weight above 0"),
         ([*EXITS[:2], "--set", "train.exit_weights=[1, 2]"], "has 1 output, including the last. Leave it out"),
+        ([*EXITS[:2], "--set", "train.exit_weights=[1]"], "has 1 output, including the last. Leave it out"),
         (["train", "--dry-run", "--model", f"{EXAMPLE}:ConvNet", "--batch", "1"], "batch statistics need at least 2"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed"], "no width that can be dealt out (its constructor has no"),
         (["costmodel", "digits", "--model", f"{FILE}:Fixed", "--compare", "ist"], "Use another method"),

@@ -196,13 +196,16 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
 
 
 def _ranks(text: str | None, scenario: Scenario) -> list[int]:
-    shares = find_method(scenario.run.method.name).shares(scenario.run)
+    spec = find_method(scenario.run.method.name)
+    shares = spec.shares(scenario.run)
     if text is None:
         # A value for each rank says how many ranks there are.
         for values in (shares, scenario.cluster.flops):
             if values and len(values) > 1:
                 return [len(values)]
-    return options.ranks("--ranks", text or "1..32")
+        holders = spec.holders(scenario.run)
+        return [count for count in options.ranks("--ranks", "1..32") if count % holders == 0]
+    return options.ranks("--ranks", text)
 
 
 def _title(scenario: Scenario) -> str:
