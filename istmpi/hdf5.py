@@ -14,6 +14,7 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,27 +160,27 @@ def set_attribute(
 
 def seal(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> None:
     """Write the CRC-32 of all attributes, the list of datasets and /checksums. Call it last."""
-    file.attrs[CHECKSUM] = np.uint32(_crc_of_description(file, checksums))
+    file.attrs[CHECKSUM] = np.uint32(_crc_of_description(file, all_datasets(file), checksums))
 
 
-def is_sealed(file: h5py.File) -> bool:
-    """Return True if the CRC-32 that `seal` wrote fits the file."""
-    guards = {
-        path: dataset for path, dataset in all_datasets(file).items() if path.startswith(CHECKSUMS)
-    }
+def is_sealed(file: h5py.File, stored: Mapping[str, h5py.Dataset]) -> bool:
+    """Return True if the CRC-32 that `seal` wrote fits the file; ``stored``: its `all_datasets`."""
+    guards = {path: dataset for path, dataset in stored.items() if path.startswith(CHECKSUMS)}
     if any(find_misplaced(dataset, file.id.get_filesize()) for dataset in guards.values()):
         return False  # and perhaps of a size that nobody can read
     checksums = {path: dataset[...] for path, dataset in guards.items()}
-    return file.attrs.get(CHECKSUM) == _crc_of_description(file, checksums)
+    return file.attrs.get(CHECKSUM) == _crc_of_description(file, stored, checksums)
 
 
-def _crc_of_description(file: h5py.File, checksums: Mapping[str, np.ndarray]) -> int:
+def _crc_of_description(
+    file: h5py.File, stored: Mapping[str, h5py.Dataset], checksums: Mapping[str, np.ndarray]
+) -> int:
     """Return the CRC-32 of attributes, shapes, types and checksums as JSON.
 
     JSON does not depend on HDF5's encoding of them.
     """
     attributes = {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM}
-    described = {path: _describe(dataset) for path, dataset in all_datasets(file).items()}
+    described = {path: _describe(dataset) for path, dataset in stored.items()}
     description = {
         "attributes": attributes,
         "datasets": described,
@@ -212,6 +213,7 @@ def shown(value: Any) -> str:
     return " ".join(repr(plain(value)).split())[:50]
 
 
+@cache
 def hdf5_type(dtype: str) -> h5py.h5t.TypeID:
     """Return a dtype's type in the file, little-endian.
 
@@ -238,23 +240,25 @@ def dtype_name(dataset: h5py.Dataset) -> str:
 
 def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
     """Return `all_datasets` without the checksums."""
-    return {
-        path: dataset
-        for path, dataset in all_datasets(file).items()
-        if not path.startswith(CHECKSUMS)
-    }
+    return without_checksums(all_datasets(file))
+
+
+def without_checksums(stored: Mapping[str, h5py.Dataset]) -> dict[str, h5py.Dataset]:
+    return {path: dataset for path, dataset in stored.items() if not path.startswith(CHECKSUMS)}
 
 
 def all_datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
     """Return all datasets by path, in the order of names, without those behind links."""
     by_path = {}
+    readonly = file.mode == "r"
 
-    def visit(path: str, item: h5py.HLObject) -> None:
-        if isinstance(item, h5py.Dataset):
-            by_path[path] = item
+    def visit(name: bytes) -> None:
+        identifier = h5py.h5o.open(file.id, name)
+        if isinstance(identifier, h5py.h5d.DatasetID):
+            by_path[name.decode()] = h5py.Dataset(identifier, readonly=readonly)
 
-    # It visits no soft and no external links.
-    file.visititems(visit)
+    # It visits no soft and no external links. `h5py.Group.visititems` takes twice as long.
+    h5py.h5o.visit(file.id, visit)
     return by_path
 
 
@@ -308,7 +312,7 @@ def find_misplaced(dataset: h5py.Dataset, size: int) -> str | None:
 def structure_errors(file: h5py.File) -> Iterator[str]:
     """Yield datasets and checksums that lack each other, and datasets that are not one block."""
     stored = all_datasets(file)
-    contents = datasets(file)
+    contents = without_checksums(stored)
     size = file.id.get_filesize()
     guards = [path for path in stored if path.startswith(CHECKSUMS)]
     guarded = dict.fromkeys(path.removeprefix(CHECKSUMS) for path in guards)

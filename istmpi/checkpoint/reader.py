@@ -22,9 +22,9 @@ from istmpi.errors import DataError, did_you_mean
 from istmpi.hdf5 import (
     CHANGED,
     Read,
+    all_datasets,
     checksum_errors,
     dataset_at,
-    datasets,
     dtype_name,
     is_sealed,
     name_damage,
@@ -32,6 +32,7 @@ from istmpi.hdf5 import (
     read_rows,
     read_version,
     structure_errors,
+    without_checksums,
 )
 from istmpi.models import architecture
 from istmpi.network.architecture import Architecture
@@ -77,7 +78,8 @@ class Checkpoint:
         cure = "Use the version of istmpi that wrote it, or a newer one"
         self.version = read_version(file, path, FORMAT, "a checkpoint of istmpi", cure)
         self.header: Header = read_header(file, path)
-        self._datasets = datasets(file)
+        stored = all_datasets(file)
+        self._datasets = without_checksums(stored)
         self.architecture = self._read_network()
         self.tensors: dict[str, Tensor] = {}
         for name, parameter in self.architecture.parameters.items():
@@ -85,7 +87,7 @@ class Checkpoint:
             self._require_fit(name, parameter)
         self.tensors |= self._below("optim/")
         # Misfits first, because they say more than that a checksum differs.
-        if self.version > 1 and not is_sealed(file):
+        if self.version > 1 and not is_sealed(file, stored):
             raise DataError(f"{path} is damaged: {next(self._misfits(), CHANGED)}.")
 
     def _require_fit(self, name: str, parameter: Parameter) -> None:

@@ -25,6 +25,7 @@ from istmpi.errors import DataError
 from istmpi.hdf5 import (
     CHANGED,
     Read,
+    all_datasets,
     checksum_errors,
     dataset_at,
     datasets,
@@ -73,7 +74,7 @@ class PreparedFile:
         self.version = read_version(file, path, FORMAT, "prepared data", "Prepare it again")
         self.dataset = self._read()
         # Version 1 had no checksum of its attributes.
-        if self.version > 1 and not is_sealed(file):
+        if self.version > 1 and not is_sealed(file, all_datasets(file)):
             raise self.error(f"is damaged: {next(structure_errors(file), CHANGED)}{CURE}")
 
     @property
