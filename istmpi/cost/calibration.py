@@ -60,9 +60,12 @@ def calibration_examples(
     if not architecture.batch_norms:
         return SAMPLED
     # decision 37: from FLOPs and never from a clock, so that a run repeats bit for bit.
+    example_flops = forward_flops(architecture, ranks)
+    # Whatever the rounds take: to count their FLOPs is most of the work of planning a small run.
+    if SAMPLED * example_flops <= FREE:
+        return SAMPLED
     # A share of the sum of both: evaluations may take SHARE / (1 - SHARE) of the rounds' FLOPs.
     allowed = SHARE / (1 - SHARE) * rounds_flops(run, architecture, ranks, trained)
-    example_flops = forward_flops(architecture, ranks)
     budget: Number = max(allowed - scored * example_flops, Fraction(FREE))
     affordable = int(budget // max(example_flops, Fraction(1)))
     return min(max(affordable, run.train.batch * ranks, LEAST_SAMPLED), SAMPLED)
