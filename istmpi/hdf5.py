@@ -194,7 +194,10 @@ def _crc_of_description(
 
 
 def _describe(dataset: h5py.Dataset) -> list[Any]:
-    attributes = {name: plain(value) for name, value in dataset.attrs.items()}
+    attributes = {}
+    # Most datasets have none, and h5py takes longer to say so than for all else here.
+    if h5py.h5a.get_num_attrs(dataset.id):
+        attributes = {name: plain(value) for name, value in dataset.attrs.items()}
     return [list(dataset.shape), dtype_name(dataset), attributes]
 
 

@@ -342,7 +342,10 @@ class Checkpoint:
         )
 
     def _dataset(self, path: str) -> h5py.Dataset:
-        dataset = dataset_at(self.file, path)
+        # Those that were found at the start lie behind no link.
+        dataset = self._datasets.get(path)
+        if dataset is None:
+            dataset = dataset_at(self.file, path)
         if dataset is None:
             others = did_you_mean(path, self._datasets)
             raise DataError(f"{self.path} is damaged: it has no dataset {path}{others}")

@@ -309,13 +309,14 @@ class Training(Prepared):
         Raises on every rank ConfigError if the checkpoint belongs to another run, DataError if it
         is damaged or a weight is not finite.
         """
+        full_size = self.sizes[0].dataset
         # A training that was made to resume from this file has counted its rounds already.
         if path != self.start:
-            full_size = self.sizes[0].dataset
             self._count_epochs(full_size, path)
             with self.communicator.agreed():
                 self._plan(full_size)
         with self.communicator.agreed(), open_checkpoint(path) as checkpoint:
+            self._recall_examples(checkpoint, full_size)
             header = checkpoint.header
             # The store must have the shapes of the saved size before values come in.
             if header.side in self.sizes and header.side != self.size.side:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from istmpi.checkpoint.parts import Copy
-from istmpi.checkpoint.reader import open_checkpoint
+from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.comm import Communicator, on_this_host
 from istmpi.comm.clock import Clock
 from istmpi.comm.groups import Membership
@@ -159,10 +159,21 @@ class Setup:
         else:
             examples = count_most_examples(run, data, self.communicator.size, self.communicator)
         self.most_examples[0] = examples
-        if start:
+        # The rounds of a run without epochs do not depend on them: `_recall_examples` is enough.
+        if start and not self._is_in_rounds(data):
             with self.communicator.agreed(), open_checkpoint(start) as checkpoint:
                 self.most_examples = recall_most_examples(checkpoint, run, data, examples)
         self.run = with_rounds(run, self.most_examples)
+
+    def _is_in_rounds(self, data: Dataset) -> bool:
+        return self.run.train.epochs is None and data.network is None
+
+    def _recall_examples(self, checkpoint: Checkpoint, data: Dataset) -> None:
+        """Take up the most examples of a run in rounds, which a later resume may count in epochs.
+        ``data``: those of full size."""
+        if self._is_in_rounds(data):
+            examples = self.most_examples[max(self.most_examples)]
+            self.most_examples = recall_most_examples(checkpoint, self.run, data, examples)
 
     def _plan(self, data: Dataset) -> None:
         """Plan the methods and image sizes of all rounds, and check that all can be trained."""
