@@ -180,10 +180,9 @@ def _crc_of_description(
     JSON does not depend on HDF5's encoding of them.
     """
     attributes = {name: plain(value) for name, value in file.attrs.items() if name != CHECKSUM}
-    described = {path: _describe(dataset) for path, dataset in stored.items()}
     description = {
         "attributes": attributes,
-        "datasets": described,
+        "datasets": {path: _describe(dataset) for path, dataset in stored.items()},
         "checksums": {
             path: zlib.crc32(np.ascontiguousarray(values, "<u4").data)
             for path, values in checksums.items()

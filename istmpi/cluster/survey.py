@@ -70,6 +70,10 @@ class Scenario:
         units = min(self.architecture.lengths[name] for name in groups)
         return units * spec.holders(self.run)
 
+    def divides(self, method: str, ranks: int) -> bool:
+        """Return False if ranks cannot form groups of equally many holders of a unit."""
+        return ranks % find_method(method).holders(self.run) == 0
+
     def allows(self, method: str, ranks: int) -> bool:
         return ranks <= (self.most_ranks(method) or ranks)
 

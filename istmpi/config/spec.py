@@ -282,6 +282,10 @@ class MethodSpec:
             return 1
         return run.method.holders
 
+    def count_subnets(self, run: RunSettings, ranks: int) -> int:
+        """Return how many different subnets ranks train."""
+        return ranks // self.holders(run)
+
     def shares(self, run: RunSettings) -> tuple[float, ...] | None:
         """Return the fixed shares of a run; None for equal or changing shares."""
         if isinstance(run.method.shares, str):
@@ -320,8 +324,7 @@ class MethodSpec:
         return choose_optimizer(run.optimizer).keep_slots()
 
     def own_slots(self, run: RunSettings) -> tuple[str, ...]:
-        """Return the kinds of optimizer slots that only the ranks have: no owner stores them, and
-        none is sent."""
+        """Return the kinds of optimizer slots that no owner stores and no rank sends."""
         if self.always_carries or self.state(run) != KEEP:
             return ()
         return self.optimizer_slots(run)
@@ -369,8 +372,7 @@ class MethodSpec:
         return min(delay, run.method.local_steps - 1)
 
     def leaves_early(self, run: RunSettings, architecture: Architecture, ranks: int) -> int:
-        """Return the number of local steps before a round's end at which weights leave; 0 if none
-        leaves early."""
+        """Return how many local steps before a round's end weights leave; 0 if none do."""
         if not self.stays_with_holders(run, architecture, ranks):
             return 0
         return self.delay(run)

@@ -24,10 +24,10 @@ def narrow_run(run: Run, communicator: Communicator) -> Run:
     code = network.code
     lengths = {}
     spec = find_method_spec(ist.method.name)
-    clubs = communicator.size // spec.holders(ist)
+    subnets = spec.count_subnets(ist, communicator.size)
     for name in spec.groups(ist, network):
         if name in code.widths:
-            lengths[name] = max(network.lengths[name] // clubs, 1)
+            lengths[name] = max(network.lengths[name] // subnets, 1)
     with communicator.agreed():
         if not lengths:
             raise ConfigError(

@@ -32,8 +32,20 @@ def logits_of(values, hidden, x, sample):
     return normalised(x @ weight, sample @ weight)
 
 
-def test_its_logits_are_the_mean_of_those_of_subnets_that_are_cut_out_by_hand(comm, shared_tmp):
-    training, progress = trained(comm, **ONCE, **ALL_ROWS, evaluate__form="blocks")
+def plain_logits(values, ranks, x):
+    """The logits of a subnet without normalisations: its sums have a subnet's average share of units, over its own."""
+    for name, outer in (("hidden1", 1), ("hidden2", 10), ("labels", 7)):
+        weight, bias = values[f"{name}.linear.weight"].T, values[f"{name}.linear.bias"]
+        factor = outer / ranks / len(weight) if outer > 1 else 1
+        x = factor * x @ weight + bias
+        x = x if name == "labels" else np.maximum(x, 0)
+    return x
+
+
+@pytest.mark.parametrize("norm", ["batch", "none"])
+def test_its_logits_are_the_mean_of_those_of_subnets_that_are_cut_out_by_hand(comm, shared_tmp, norm):
+    settings = ALL_ROWS if norm == "batch" else {"model__bias": True, "model__output_norm": False, "model__norm": norm}
+    training, progress = trained(comm, **ONCE, **settings, evaluate__form="blocks")
     commit(shared_tmp / "network.h5", *training.state(calibrated=True), "direct", comm)
     with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
         whole = {str(name): tensor.rows() for name, tensor in checkpoint.tensors.items()}
@@ -49,39 +61,14 @@ def test_its_logits_are_the_mean_of_those_of_subnets_that_are_cut_out_by_hand(co
         cut |= {name: values[second] for name, values in whole.items() if name.startswith("hidden2")}
         cut["hidden2.linear.weight"] = cut["hidden2.linear.weight"][:, first]
         cut["labels.linear.weight"] = whole["labels.linear.weight"][:, second]
-        mean += logits_of(cut, 2, x, sample) / comm.size
+        cut["labels.linear.bias"] = whole.get("labels.linear.bias")
+        logits = logits_of(cut, 2, x, sample) if norm == "batch" else plain_logits(cut, comm.size, x)
+        mean += logits / comm.size
     assert (mean.argmax(1) == y).mean() == progress[-1].score.score
     loss = torch.nn.functional.cross_entropy(torch.from_numpy(mean), torch.from_numpy(y))
     assert progress[-1].score.loss == pytest.approx(float(loss), rel=1e-9)
     raw = x * data.std + data.mean
     assert network(raw) * temperature == pytest.approx(mean, rel=1e-6, abs=1e-8)
-
-
-@pytest.mark.ranks(min=2)
-def test_sums_over_units_have_the_factor_of_training_where_subnets_differ_in_width(comm, shared_tmp):
-    """A narrower subnet's sums are multiplied as in training: by its average share of units, over its own."""
-    settings = {"model__norm": "none", "model__bias": True, "model__output_norm": False}
-    training, progress = trained(comm, **ONCE, **settings, evaluate__form="blocks")
-    commit(shared_tmp / "network.h5", *training.state(calibrated=True), "direct", comm)
-    comm.barrier()
-    with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
-        whole = {str(name): tensor.rows() for name, tensor in checkpoint.tensors.items()}
-        network, temperature = CalibratedNetwork(checkpoint), checkpoint.header.temperature
-    data, lengths = training.dataset, {"hidden1": 10, "hidden2": 7}
-    deal = Partition.draw(lengths, [*lengths], comm.size, training.run.train.seed, 2, redeal=0.0)
-    x, y = examples_of(data.test, np.arange(len(data.test)))
-    x = x.reshape(len(x), -1)
-    mean = np.zeros((len(x), 10))
-    for rank in range(comm.size):
-        first, second = (deal.units[name][rank] for name in lengths)
-        h = np.maximum(x @ whole["hidden1.linear.weight"][first].T + whole["hidden1.linear.bias"][first], 0)
-        h *= 10 / comm.size / len(first)
-        inner = whole["hidden2.linear.weight"][second][:, first]
-        h = np.maximum(h @ inner.T + whole["hidden2.linear.bias"][second], 0) * (7 / comm.size / len(second))
-        mean += (h @ whole["labels.linear.weight"][:, second].T + whole["labels.linear.bias"]) / comm.size
-    loss = torch.nn.functional.cross_entropy(torch.from_numpy(mean), torch.from_numpy(y))
-    assert progress[-1].score.loss == pytest.approx(float(loss), rel=1e-9)
-    assert network(x * data.std + data.mean) * temperature == pytest.approx(mean, rel=1e-6, abs=1e-8)
 
 
 @pytest.mark.ranks(only=[3])

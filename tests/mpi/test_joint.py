@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 from joint_oracle import OPTIMIZERS, PLAIN, Oracle
+from perceptron import Perceptron
 from resuming import resumed, save
 from small import trained, whole
-from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -82,15 +82,6 @@ def test_rounded_outputs_train_nearly_the_same(comm, wire, tolerance):
 def loss_of(round, batch):
     x, y = batch
     return functional.cross_entropy(round.outputs(round.module(x.double())), y)
-
-
-class Perceptron(nn.Module):
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-
-    def forward(self, x):
-        return self.layers(x)
 
 
 def make_job(comm, network=Perceptron, **settings):

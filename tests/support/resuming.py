@@ -53,3 +53,11 @@ def assert_goes_on(comm, run, path):
     list(again.rounds())
     assert_same_bits(whole(again), whole(whole_run))
     return progress
+
+
+def stop_after(folder, rounds):
+    """Make of a finished run one whose job ended after so many rounds."""
+    (folder / "network.h5").unlink()
+    for path in (folder / "checkpoints").iterdir():
+        if path.name > f"round-{rounds:08d}.h5":
+            path.unlink()

@@ -8,6 +8,7 @@ from shutil import copytree
 
 import numpy as np
 import pytest
+from resuming import stop_after
 from small import own_run
 
 from istmpi.checkpoint.reader import open_checkpoint
@@ -71,14 +72,6 @@ def train(folder, ranks, resume="", **settings):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [*range(1, len(lines) + 1)]
     return lines
-
-
-def stop_after(folder, rounds):
-    """Make of a finished run one whose job ended after so many rounds."""
-    (folder / "network.h5").unlink()
-    for path in (folder / "checkpoints").iterdir():
-        if path.name > f"round-{rounds:08d}.h5":
-            path.unlink()
 
 
 def settings_of(data, **changed):

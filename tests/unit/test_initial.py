@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import perceptron
 import pytest
 import torch
 from torch import nn
@@ -24,15 +25,6 @@ from istmpi.network.leaves import prepare
 
 SCALE = {"hidden1": 0.25, "hidden2": 0.125}
 OTHER = {"hidden1": 0.5, "hidden2": 0.2}
-
-
-class Inside(nn.Module):
-    def __init__(self, features, outputs, hidden=8):
-        super().__init__()
-        self.model = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-
-    def forward(self, x):
-        return self.model(x)
 
 
 def network():
@@ -210,11 +202,11 @@ def test_a_header_of_safetensors_that_does_not_tell_where_its_data_lie_is_refuse
 def test_a_folder_of_safetensors_is_read_and_the_class_may_wrap_its_network(tmp_path):
     """As a Hugging Face folder: several files, and names without the wrapper's attribute."""
     safetensors = pytest.importorskip("safetensors.torch")
-    own = user_network(f"{__file__}:Inside", (6,), 3, {})
+    own = user_network(f"{perceptron.__file__}:Perceptron", (6,), 3, {})
     of = Architecture(own.name, inspect(own), "float32", own)
-    torch.save(Inside(6, 3).state_dict(), tmp_path / "theirs.pt")
+    torch.save(perceptron.Perceptron(6, 3).state_dict(), tmp_path / "theirs.pt")
     assert not begun(tmp_path / "theirs.pt", of=of)[1].missing, "a part that all of the network's own names have stays"
-    state = {name.removeprefix("model."): values for name, values in Inside(6, 3).state_dict().items()}
+    state = {name.removeprefix("layers."): values for name, values in perceptron.Perceptron(6, 3).state_dict().items()}
     for number, name in enumerate(state):
         safetensors.save_file({name: state[name]}, tmp_path / f"model-{number}.safetensors")
     assert begun(tmp_path, of=of)[1].missing == ()

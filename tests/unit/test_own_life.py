@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 from loops import begin_rounds
-from torch import nn
+from perceptron import Perceptron
+from resuming import stop_after
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,18 +23,9 @@ LOADER = DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True)
 IN_A_ROUND = 24
 
 
-class Net(nn.Module):
-    def __init__(self, features, outputs, hidden=8):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-
-    def forward(self, x):
-        return self.layers(x)
-
-
 def make_job(comm, **settings):
     given = {"method": "local-sgd", "local_steps": 3, "seed": 5, "threads": 1, "device": "cpu", "checkpoint_every": 1}
-    return istmpi.Distributed(Net, {"features": 4, "outputs": 2}, comm, **{"example": X[:4]} | given | settings)
+    return istmpi.Distributed(Perceptron, {"features": 4, "outputs": 2}, comm, **{"example": X[:4]} | given | settings)
 
 
 def take_steps(round, *loader):
@@ -60,14 +52,6 @@ def train(folder, ranks, body=take_steps, epochs=4, resume="auto", **settings):
     outcome = simulate(program, ranks)
     outcome.require()
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()], outcome.results
-
-
-def stop_after(folder, rounds):
-    """Make of a finished run one whose job ended after so many rounds."""
-    (folder / "network.h5").unlink()
-    for path in (folder / "checkpoints").iterdir():
-        if path.name > f"round-{rounds:08d}.h5":
-            path.unlink()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +171,7 @@ def test_the_best_network_is_saved_and_patience_ends_the_run_also_after_a_resume
 def test_the_best_network_may_be_a_state_dict(tmp_path):
     lived = live(tmp_path, 2, file="best.pt", patience=0)
     assert live(tmp_path, 2, file="best.pt", patience=0) == lived, "a program of a finished run started again"
-    Net(4, 2).load_state_dict(torch.load(tmp_path / "best.pt"))
+    Perceptron(4, 2).load_state_dict(torch.load(tmp_path / "best.pt"))
     with pytest.raises(ConfigError, match="best = 'best.bin' must end in .h5, or in .pt for a state dict"):
         live(tmp_path / "other", 1, file="best.bin")
 
@@ -205,7 +189,7 @@ def test_only_what_a_file_can_hold_is_kept(tmp_path):
     def program(comm):
         job = make_job(comm)
         with pytest.raises(ConfigError, match="keep: a has a Linear; only tensors, numbers, text, lists, tuples and"):
-            job.keep(a=[{"b": nn.Linear(1, 1)}])
+            job.keep(a=[{"b": torch.nn.Linear(1, 1)}])
         with pytest.raises(ConfigError, match="the run has no folder before job.rounds"):
             job.evaluate(accuracy, [(X, Y)], best="best.h5")
 

@@ -196,15 +196,15 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
 
 
 def _ranks(text: str | None, scenario: Scenario) -> list[int]:
-    spec = find_method(scenario.run.method.name)
-    shares = spec.shares(scenario.run)
+    method = scenario.run.method.name
+    shares = find_method(method).shares(scenario.run)
     if text is None:
         # A value for each rank says how many ranks there are.
         for values in (shares, scenario.cluster.flops):
             if values and len(values) > 1:
                 return [len(values)]
-        holders = spec.holders(scenario.run)
-        return [count for count in options.ranks("--ranks", "1..32") if count % holders == 0]
+        counts = options.ranks("--ranks", "1..32")
+        return [count for count in counts if scenario.divides(method, count)]
     return options.ranks("--ranks", text)
 
 
