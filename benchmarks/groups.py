@@ -54,13 +54,13 @@ PROFILED = {"mlp 64-2048-2048-2048-10": WIDE, **NETWORKS}
 BATCH = 128
 """The batch of a profile."""
 TURNS = 2
+KINDS = {"a rank": (1, 1), "a group": (2, 2), "two ranks": (2, 1)}
+"""Processes, and the size of their groups. Two ranks, which average nothing, are the control."""
 NOTES = """Two cores: members have a thread each, and average gradients over gloo and the loopback interface.
 A figure is the fastest of six rounds of five or ten local steps in two turns, local SGD, one group or one rank, single
 precision. An all-reduce is that of all gradients, alone, the fastest of ten.
-NCCL, GPUs and sockets were never measured.
-
-A backward pass of the leader, with batches of 128, in milliseconds from its beginning, medians of 20 steps. PyTorch
-begins a bucket's all-reduce when its last gradient is there, so that of the last bucket begins as computing ends."""
+NCCL, GPUs and sockets were never measured. A backward pass of the leader, with batches of 128, in milliseconds from its beginning,
+medians of 20 steps. PyTorch begins a bucket's all-reduce when its last gradient is there, so that of the last bucket begins as computing ends."""
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
 
 
@@ -137,7 +137,7 @@ def _time_alone(group: ReplicaGroup) -> float:
     return min(seconds)
 
 
-def train(name: str, batch: int, processes: int, folder: Path, rounds: int) -> list[float]:
+def train(name: str, batch: int, group_size: int, folder: Path, rounds: int) -> list[float]:
     """Return the seconds of a step in each round after the first, on rank 0. Collective."""
     settings = PROFILED[name]
     steps = STEPS if batch <= BATCH else STEPS // 2
@@ -147,9 +147,9 @@ def train(name: str, batch: int, processes: int, folder: Path, rounds: int) -> l
             "method.name": "local-sgd",
             "method.local_steps": steps,
             "train.rounds": rounds,
-            "train.batch": batch,
-            "train.group_size": processes,
-            "train.threads": 2 // processes,
+            "train.batch": batch * group_size // world().size,
+            "train.group_size": group_size,
+            "train.threads": 2 // world().size,
             "evaluate.every": 1000,
             "output.folder": str(out),
             **({"data.source": str(folder.parent / "text.h5")} if "data.length" in settings else {}),
@@ -163,7 +163,7 @@ def train(name: str, batch: int, processes: int, folder: Path, rounds: int) -> l
     return [line["compute_seconds"] / steps for line in later]
 
 
-def measure(folder: Path, processes: int, networks: int, batches: Sequence[int]) -> None:
+def measure(folder: Path, group_size: int, networks: int, batches: Sequence[int]) -> None:
     """Write the seconds of steps by network and batch, and the profiles of a group. Collective.
 
     The data are beside ``folder``. ``networks``: the number of those that are measured, the first ones.
@@ -171,13 +171,13 @@ def measure(folder: Path, processes: int, networks: int, batches: Sequence[int])
     seconds = {}
     for name in list(NETWORKS)[:networks]:
         for batch in batches:
-            seconds[f"{name}, {batch}"] = train(name, batch, processes, folder, ROUNDS)
+            seconds[f"{name}, {batch}"] = train(name, batch, group_size, folder, ROUNDS)
     profiles = {}
     alone = {}
-    if processes > 1:
+    if group_size > 1:
         watch = Watch()
         for name in list(PROFILED)[: networks + 1]:
-            train(name, BATCH, processes, folder, ROUNDS - 1)
+            train(name, BATCH, group_size, folder, ROUNDS - 1)
             profiles[name] = watch.describe(name)
             alone[name] = watch.alone
     if world().rank == 0:
@@ -188,12 +188,12 @@ def measure(folder: Path, processes: int, networks: int, batches: Sequence[int])
 def main() -> None:
     if len(sys.argv) > 2:
         folder, *numbers = sys.argv[1:]
-        processes, networks, *batches = map(int, numbers)
-        measure(Path(folder), processes, networks, batches)
+        group_size, networks, *batches = map(int, numbers)
+        measure(Path(folder), group_size, networks, batches)
         return
     quick = "--quick" in sys.argv
     numbers = [1, BATCHES[0]] if quick else [len(NETWORKS), *BATCHES]
-    steps: dict[str, dict[int, list[float]]] = {}
+    steps: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "documents").mkdir()
@@ -201,30 +201,35 @@ def main() -> None:
         for number in range(4):
             (folder / "documents" / f"{number}.txt").write_text(text)
         prepare("text", folder / "documents", folder / "text.h5")
-        for turn, processes in itertools.product(range(TURNS), (1, 2)):
-            place = folder / f"{turn}-{processes}"
+        for turn, kind in itertools.product(range(TURNS), KINDS):
+            processes, group_size = KINDS[kind]
+            place = folder / f"{turn}-{kind}"
             place.mkdir()
             command = ["mpirun", "-n", str(processes), sys.executable, "-m", "benchmarks.groups", str(place)]
-            subprocess.run([*command, str(processes), *map(str, numbers)], check=True)
+            subprocess.run([*command, str(group_size), *map(str, numbers)], check=True)
             figures = json.loads((place / "figures.json").read_text())
             for case, seconds in figures["seconds"].items():
-                steps.setdefault(case, {1: [], 2: []})[processes] += seconds
+                steps.setdefault(case, {kind: [] for kind in KINDS})[kind] += seconds
+            if figures["profiles"]:
+                profiled = figures
     rows = []
-    for case, by_processes in steps.items():
-        alone, together = (min(by_processes[processes]) for processes in (1, 2))
-        all_reduce = figures["alone"][case.rpartition(",")[0]]
+    for case, by_kind in steps.items():
+        alone, together, apart = (min(by_kind[kind]) for kind in KINDS)
+        all_reduce = profiled["alone"][case.rpartition(",")[0]]
         rows.append(
             {
                 "network, batch": case,
                 "a rank, ms a step": f"{1000 * alone:.2f}",
                 "a group of two": f"{1000 * together:.2f}",
-                "ratio": f"{together / alone:.2f}",
+                "two ranks, half a batch each": f"{1000 * apart:.2f}",
+                "group / rank": f"{together / alone:.2f}",
+                "group / two ranks": f"{together / apart:.2f}",
                 "all-reduce alone, ms": f"{1000 * all_reduce:.2f}",
                 "of the step": f"{all_reduce / together:.0%}",
             }
         )
     title = "A local step of a replica group of two processes, beside a rank with two threads"
-    report("groups", title, rows, f"{NOTES}\n\n{table(list(figures['profiles'].values()))}")
+    report("groups", title, rows, f"{NOTES}\n\n{table(list(profiled['profiles'].values()))}")
 
 
 if __name__ == "__main__":
