@@ -59,8 +59,9 @@ KINDS = {"a rank": (1, 1), "a group": (2, 2), "two ranks": (2, 1)}
 NOTES = """Two cores: members have a thread each, and average gradients over gloo and the loopback interface.
 A figure is the fastest of six rounds of five or ten local steps in two turns, local SGD, one group or one rank, single
 precision. An all-reduce is that of all gradients, alone, the fastest of ten.
-NCCL, GPUs and sockets were never measured. A backward pass of the leader, with batches of 128, in milliseconds from its beginning,
-medians of 20 steps. PyTorch begins a bucket's all-reduce when its last gradient is there, so that of the last bucket begins as computing ends."""
+NCCL, GPUs and sockets were never measured. A backward pass of the leader, with batches of 128, in milliseconds
+from its beginning, medians of 20 steps. PyTorch begins a bucket's all-reduce when its last gradient is there, so that
+of the last bucket begins as computing ends."""
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
 
 
