@@ -174,8 +174,7 @@ def test_a_token_that_all_subnets_exclude_leaves_the_weights_as_they_were(comm):
     """Without a least probability, 0 / 0 would be the weight from that token on."""
     first, second = torch.tensor([2.0, 0.0, -torch.inf]), torch.tensor([0.0, 1.0, -torch.inf])
     mixture = mix(fixed(first), fixed(second))
-    before = mixture(torch.tensor([[0, 1, 0]]))[0, -1]
-    after = mixture(torch.tensor([[0, 1, 0, 2]]))[0, -1]
+    before, after = (mixture(torch.tensor([tokens]))[0, -1] for tokens in ([0, 1, 0], [0, 1, 0, 2]))
     assert torch.allclose(before.exp().sum(), torch.tensor(1.0)) and torch.allclose(before, after)
 
 

@@ -95,12 +95,14 @@ def test_what_is_sent_is_counted_for_its_purpose(comm):
 
 
 def test_a_checkpoint(comm, shared_tmp):
-    """One call brings checksums to rank 0, one the layout to all, and two say that all parts and the name are there."""
+    """One call brings checksums to rank 0, one the layout to all, and two say that all parts and the name are there. To
+    resume, ranks agree once that all have read it."""
     training, _ = trained(comm, method__name="local-sgd")
     header, pieces = training.state()
     path = shared_tmp / "network.h5"
     assert count_calls(comm, lambda: commit(path, header, pieces, "direct", comm)) == 4
-    assert path.exists()
+    again = Training(training.run, comm, start=path)
+    assert count_calls(comm, lambda: again.resume(path)) == 1
 
 
 @pytest.mark.parametrize("method", ["local-sgd", "ist"])
