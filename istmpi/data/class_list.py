@@ -37,8 +37,9 @@ def require_listed(labels: Collection[str], classes: Sequence[str], source: obje
     unknown = sorted({*labels} - {*classes})
     if unknown:
         raise DataError(
-            f"{source}: the label {printable(unknown[0])} is not among --classes"
-            f"{did_you_mean(unknown[0], classes)}. Add it, or remove its examples."
+            f"{source}: the label {printable(unknown[0])} is not among the classes"
+            f"{did_you_mean(unknown[0], classes)}. Remove its examples, or list it in --classes of "
+            "istmpi prepare."
         )
 
 

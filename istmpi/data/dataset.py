@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -20,6 +20,7 @@ from istmpi.data.moments import Normalisation
 from istmpi.data.text.tokenizer import Tokenizer
 from istmpi.errors import ConfigError, DataError
 from istmpi.tasks import TASKS, Task
+from istmpi.units import list_first
 
 SPLITS = ("train", "test", "validation")
 """Names of splits. Every data set has train and test."""
@@ -157,6 +158,15 @@ def describe_difference(given: Mapping[str, Any], expected: Mapping[str, Any]) -
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
+    # A category is a feature, which has the same place in both or means something else.
+    categories = _list_categories(given)
+    in_training = _list_categories(expected)
+    for name in {**categories, **in_training}:
+        if categories.get(name) != in_training.get(name):
+            return (
+                f"its column {_show_column(name)} has {_show_categories(categories.get(name))}, "
+                f"but {_show_categories(in_training.get(name))}"
+            )
     # Only tables have columns, and files of earlier versions do not state them.
     if "columns" not in given or "columns" not in expected:
         return ""
@@ -165,6 +175,23 @@ def describe_difference(given: Mapping[str, Any], expected: Mapping[str, Any]) -
         if name != other:
             return f"feature {number} is {_show_column(name)}, but {_show_column(other)}"
     return ""
+
+
+def _list_categories(reading: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
+    """Return the categories of each column of categories."""
+    encoding = reading.get("encoding")
+    if not isinstance(encoding, Mapping):
+        return {}
+    categories = encoding.get("categories")
+    if not isinstance(categories, Mapping):
+        return {}
+    return categories
+
+
+def _show_categories(categories: Sequence[str] | None) -> str:
+    if categories is None:
+        return "no categories"
+    return f"the categories {list_first([*map(str, categories)])}"
 
 
 def _show_column(name: str | None) -> str:

@@ -4,6 +4,7 @@ Code runs only if the user names it.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from istmpi.config.methods import find_method_spec
 from istmpi.data.callable.source import is_function
 from istmpi.data.columns import Columns, keep_labels, place_columns
 from istmpi.data.dataset import Dataset, describe_difference, have_same_form
+from istmpi.data.dense.like import TableForm
 from istmpi.data.holdout import TestSplit
 from istmpi.data.moments import list_features
 from istmpi.data.sources import RANK, open_dataset
+from istmpi.data.table_cache import is_table, open_table
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError, DataError
 from istmpi.names import find_class_name, is_own
@@ -140,6 +143,13 @@ def open_fitting_data(
     """
     require_data(checkpoint)
     run = checkpoint.header.run
+    form = _find_form(checkpoint, source)
+    if form:
+        data = open_table(Path(source), form)
+        require_fitting(data, checkpoint)
+        _, *notes = data.assumed
+        rows = f"all {len(data.test):,} rows of {source} are read as the training table was"
+        return replace(data.with_normalisation(checkpoint.normalisation), assumed=(rows, *notes))
     test = TestSplit(run.data.test, run.train.seed)
     data = open_dataset(source, rank, run.data.length, model or "", test=test)
     if "validation" not in data.splits:
@@ -149,6 +159,22 @@ def open_fitting_data(
         data = _add_other_columns(data, checkpoint, rank)
     require_fitting(data, checkpoint)
     return replace(data.with_normalisation(checkpoint.normalisation), columns=columns)
+
+
+def _find_form(checkpoint: Checkpoint, source: str) -> TableForm | None:
+    """Return the form of the training table if ``source`` is another table; else None.
+
+    A table has a form of its own only if it is the run's, which has a split for testing, too.
+    """
+    header = checkpoint.header
+    path = Path(source)
+    if source == header.run.data.source or header.data.columns or not path.is_file():
+        return None
+    if not is_table(path):
+        return None
+    return TableForm.from_reading(
+        checkpoint.reading, header.data.task, checkpoint.classes, only_tests=True
+    )
 
 
 def _add_other_columns(data: Dataset, checkpoint: Checkpoint, rank: int) -> Dataset:

@@ -157,7 +157,7 @@ def _require_same_meaning(source: str, meaning: _Meaning, first: _Meaning) -> No
     if differences:
         raise DataError(
             f"{source}: {differences} on rank 0. Prepare all ranks' files with the same columns "
-            "and the same --counted-from."
+            "and the same --counted-from; a table with --like, the prepared file of rank 0."
         )
     same_offset = meaning.has_offset == first.has_offset
     if not same_offset or meaning.target_offset != first.target_offset:

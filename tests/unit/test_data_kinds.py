@@ -277,7 +277,7 @@ def test_a_site_that_lacks_a_class_gets_the_list_of_all(tmp_path, kind):
         made = open_prepared(report.target)
         assert made.classes == ("cat", "dog", "owl") and made.outputs == 3
         assert set(made.train.labels()) == numbers
-    with pytest.raises(DataError, match="the label owl is not among --classes"):
+    with pytest.raises(DataError, match="the label owl is not among the classes"):
         prepare(kind, source, tmp_path / "other.h5", classes="cat,dog")
     for classes in ("cat", "cat,cat", "cat,,dog", ""):
         with pytest.raises(ConfigError, match="give at least two different names, separated by commas"):

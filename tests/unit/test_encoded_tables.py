@@ -1,11 +1,13 @@
 """Tables with columns that are left out, filled, or categories."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from table_files import prepared, written_to
 
+from istmpi.data.dataset import describe_difference
 from istmpi.data.decoder import Notes
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.sources import open_dataset
@@ -110,6 +112,49 @@ def test_a_table_with_dates_gaps_and_categories_goes_from_file_to_answers_in_one
         assert note in said
     code, _, err = istmpi_command("train", "--data", "houses.csv", "--predict", "none.csv")
     assert code == 2 and "--predict none.csv does not exist" in err and not Path("runs/houses-2").exists()
+
+
+def test_another_table_is_scored_in_the_form_of_the_training_table(tmp_path, istmpi_command, monkeypatch):
+    """Its columns, categories and gaps come in another order; all of its rows count, and have predict's answers."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    text, _, _ = mixed()
+    header, *rows = (line.split(",")[1:] for line in text.splitlines())
+    Path("train.csv").write_text("\n".join(map(",".join, [header, *rows])))
+    assert istmpi_command("train", "--data", "train.csv", "--rounds", "9", "--hidden", "8", "--out", "run")[0] == 0
+    others = [row[::-1] for row in [header, *sorted(rows, key=lambda row: row[1])[::-1]]]
+    others[3][2] = "moon"
+    Path("new.csv").write_text("\n".join(map(",".join, others)))
+    code, out, err = istmpi_command("evaluate", "run/network.h5", "--data", "new.csv", "--json")
+    assert code == 0 and "all 60 rows of new.csv are read as the training table was; place has categories that" in err
+    assert istmpi_command("predict", "run/network.h5", "new.csv", "--label", "kind", "--out", "answers.csv")[0] == 0
+    answers = [line.split(",")[1] for line in Path("answers.csv").read_text().splitlines()[1:]]
+    right = [answer == row[0] for answer, row in zip(answers, others[1:], strict=True)]
+    assert json.loads(out)["score"]["score"] == pytest.approx(np.mean(right)) and 0.6 < np.mean(right) < 1
+    Path("new.csv").write_text("\n".join(",".join(row[:-1]) for row in others))
+    code, _, err = istmpi_command("evaluate", "run/network.h5", "--data", "new.csv")
+    assert code == 2 and "new.csv has no size, but the training data do" in err
+
+
+def test_tables_of_other_categories_do_not_go_together_unless_one_is_prepared_like_the_other(table, tmp_path):
+    """A category is a feature: the same number of them in another order would be scored in silence."""
+    options = {"categories": "place", "missing": "mean"}
+    lines = [f"{place},{size},{row % 2}" for row, (place, size) in enumerate([("b", 1), ("a", ""), ("c", 5)] * 9)]
+    _, data, _ = prepared(table("\n".join(["place,size,y", *lines])), **options)
+    (tmp_path / "out.h5").rename(tmp_path / "train.h5")
+    _, same, _ = prepared(table("\n".join(["place,size,y", *lines[::-1]])), **options)
+    assert describe_difference(same.reading, data.reading) == ""
+    other = table("\n".join(["place,size,y", *(line.replace("a,", "d,") for line in lines)]))
+    _, differs, _ = prepared(other, **options)
+    found = describe_difference(differs.reading, data.reading)
+    assert found == "its column 'place' has the categories b, c, d, but the categories a, b, c"
+    report, like, x = prepared(other, like=str(tmp_path / "train.h5"))
+    assert like.reading["encoding"] == data.reading["encoding"] and like.shape == data.shape
+    assert "place has categories that are not in training (d); they become zeros" in map(str, report.assumed)
+    fill = np.float32(data.reading["encoding"]["fill"]["size"])
+    assert {tuple(row) for row in x} == {(0, 1, 0, 1), (0, 0, 0, fill), (0, 0, 1, 5)}
+    with pytest.raises(ConfigError, match="--missing does not go with --like"):
+        prepared(other, like=str(tmp_path / "train.h5"), missing="mean")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,11 @@ CSV = Kind(
             "what to do where a feature is missing; for categories, mean is most-frequent.  "
             "[default: refuse]",
         ),
+        (
+            "like",
+            "FILE.h5",
+            "a prepared table, whose columns, categories, filled values and classes hold here.",
+        ),
         ("delimiter", "CHARACTER", "delimiter, or tab.  [default: comma, semicolon or tab]"),
     ),
     endings=(".csv", ".parquet", ".arrow", ".feather"),

@@ -178,8 +178,11 @@ class Encoding:
             values = column[~np.isnan(column)]
             if name in self.categories:
                 present = np.unique(values).astype(int)
-                self.codes[name] = [self.codes[name][code] for code in present]
-                values = np.searchsorted(present, values)
+                texts = [self.codes[name][code] for code in present]
+                # In alphabetical order, so that tables of the same categories agree.
+                self.codes[name] = sorted(texts)
+                places = np.array([self.codes[name].index(text) for text in texts], dtype=int)
+                values = places[np.searchsorted(present, values)]
             if self.missing == REFUSE:
                 continue
             if not len(values):
@@ -210,9 +213,12 @@ class Encoding:
     def encode_splits(
         self, splits: Splits, names: Sequence[str] | None, notes: Notes
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Learn from the training split, and return the features and labels of each split; note
-        the encoding for prediction."""
-        encoded = self._encode_splits(splits, names)
+        """Learn from the training split, unless the encoding is another table's, and return the
+        features and labels of each split; note the encoding for prediction."""
+        if self.trained:
+            encoded = {split: (self.encode(x, names or ()), y) for split, (x, y) in splits.items()}
+        else:
+            encoded = self._encode_splits(splits, names)
         self.note(notes)
         return encoded
 
@@ -244,7 +250,7 @@ class Encoding:
 
     def note(self, notes: Notes) -> None:
         """Note the encoding for prediction, and the categories that training did not have."""
-        if not self.trained and self.tree():
+        if self.tree():
             notes.reading["encoding"] = self.tree()
         for name, texts in self.unknown.items():
             shown = list_first([one_line(text) for text in texts])

@@ -15,14 +15,14 @@ from istmpi.data.decoder import Block, Request
 from istmpi.data.dense import tables
 from istmpi.data.dense.arrays import array_names, draw_missing_test, find_convention, load_arrays
 from istmpi.data.dense.encoding import Encoding
+from istmpi.data.dense.like import order_columns
 from istmpi.data.dense.split import rows_per_block
 from istmpi.data.dense.tables import read_table
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.sources import open_dataset
 from istmpi.data.writer import SUFFIXES
 from istmpi.errors import DataError, describe_path
-from istmpi.foreign import Fields, one_line
-from istmpi.units import list_first
+from istmpi.foreign import Fields
 
 ARRAYS = (".npz", ".npy")
 
@@ -182,9 +182,8 @@ def _read_table(path: Path, request: Request) -> Iterator[Block]:
     x = table.x
     if table.names is not None and reading.get("columns") is not None:
         columns = trained.texts("columns")
-        _require_columns(path, table.names, columns)
         # A table to predict may have its columns in another order.
-        x = x[:, [table.names.index(name) for name in columns]]
+        x = x[:, order_columns(path, table.names, columns)]
         x = encoding.encode(x, columns)
         encoding.note(request.notes)
     width = prod(request.shape)
@@ -194,23 +193,6 @@ def _read_table(path: Path, request: Request) -> Iterator[Block]:
             "of labels with --label; --delimiter sets the delimiter."
         )
     return _cut_blocks(x, width)
-
-
-def _require_columns(path: Path, names: list[str], expected: list[str]) -> None:
-    """Raise DataError if columns are not those of the training data, in any order."""
-    if len({*expected}) == len(expected) and sorted(names) == sorted(expected):
-        return
-    lacking = [one_line(name) for name in expected if name not in names]
-    further = [one_line(name) for name in names if name not in expected]
-    fault = "has several columns of a name"
-    if lacking:
-        fault = f"has no {list_first(lacking)}, but the training data do"
-    elif further:
-        fault = f"has {list_first(further)}, but the training data do not"
-    raise DataError(
-        f"{path} {fault}. Give the same columns with unique names; --label skips a column, "
-        "--header no reads a table without a header, --delimiter sets the delimiter."
-    )
 
 
 def _cut_blocks(x: np.ndarray, width: int, classes: Sequence[str] | None = None) -> Iterator[Block]:

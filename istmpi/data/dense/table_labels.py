@@ -7,7 +7,7 @@ import numpy as np
 
 from istmpi.data.decoder import Notes, list_first
 from istmpi.data.labels import ONE_CLASS
-from istmpi.errors import DataError
+from istmpi.errors import DataError, did_you_mean
 from istmpi.foreign import is_number, is_whole_number, number, one_line
 from istmpi.tasks import CLASSIFICATION
 
@@ -120,3 +120,50 @@ def _require_floats_in_training(
             f"{other} of another split has a decimal point. Write labels alike, or give --task "
             "classification or regression."
         )
+
+
+def find_label(name: str, first: list[str], label: str | None) -> int | None:
+    """Return the place of the column ``label``, a name or a number, in the first line; None for
+    None."""
+    if label is None:
+        return None
+    label = label.strip()
+    if len(first) < 2:
+        raise DataError(
+            f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; it needs "
+            "features and a label. Set --delimiter."
+        )
+    if is_whole_number(label) and -len(first) <= int(label) < len(first):
+        return int(label) % len(first)  # -1 is the last one
+    if first.count(label) > 1:
+        raise DataError(
+            f"{name}: several columns are called {label!r}; give the number of one, from 0."
+        )
+    if label in first:
+        return first.index(label)
+    if is_whole_number(label):
+        raise DataError(
+            f"{name} has {len(first)} columns, counted from 0; there is no column {label}."
+        )
+    raise DataError(f"{name} has no column {label}{did_you_mean(label, first)}")
+
+
+def name_label(header: Sequence[str], place: int | None) -> str:
+    """Return the name of the labels' column; empty without labels."""
+    if place is None:
+        return ""
+    return header[place]
+
+
+def read_label_column(name: str, block: Sequence[tuple[int, list[str]]], place: int) -> list[str]:
+    """Return the labels of a block. Raises DataError for a missing one."""
+    labels = []
+    for line, row in block:
+        label = row[place].strip()
+        if not label:
+            raise DataError(
+                f"{name}, line {line} has no label. Add it or remove the line; a delimiter at "
+                "the end of a line starts another column."
+            )
+        labels.append(label)
+    return labels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -18,11 +18,15 @@ from istmpi.data.dense.columnar import ENDINGS as COLUMNAR
 from istmpi.data.dense.columnar import is_columnar, read_columnar
 from istmpi.data.dense.delimiters import guess_delimiter, to_character
 from istmpi.data.dense.encoding import Encoding, leave_out_index
+from istmpi.data.dense.like import TableForm, find_form, order_columns
 from istmpi.data.dense.split import build_material, rows_per_block
 from istmpi.data.dense.table_labels import (
     EXACT,
     NAMED,
     choose_label_type,
+    find_label,
+    name_label,
+    read_label_column,
     require_different,
     require_exact,
     suggest_cure,
@@ -30,11 +34,10 @@ from istmpi.data.dense.table_labels import (
 from istmpi.data.holdout import describe_drawn, ensure_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
-from istmpi.errors import DataError, did_you_mean
+from istmpi.errors import DataError
 from istmpi.foreign import (
     in_ascii_digits,
     is_number,
-    is_whole_number,
     one_line,
     printable,
     reading,
@@ -74,8 +77,13 @@ class Table:
         while block := list(islice(rows, rows_per_block(max(len(columns), 1)))):
             blocks.append(self.encoding.read(block, columns, self.names, self._read_numbers))
             if label_place is not None:
-                self.labels += _read_label_column(self.name, block, label_place)
+                self.labels += read_label_column(self.name, block, label_place)
         self.x = np.concatenate(blocks)
+
+    def take_order(self, columns: Sequence[str]) -> None:
+        """Bring the features into the order of ``columns``. Raises DataError for other columns."""
+        self.x = self.x[:, order_columns(self.name, self.names or (), columns)]
+        self.names = [*columns]
 
     def _read_numbers(self, block: Sequence[Row], columns: Sequence[int]) -> np.ndarray:
         return _read_numbers(self.name, block, columns, self.header is not None)
@@ -90,36 +98,66 @@ def read(
     header: bool | None = None,
     delimiter: str | None = None,
     classes: str | None = None,
+    like: TableForm | str | None = None,
     **columns: str | None,
 ) -> Material:
     """Read columns as float32 features, each normalised by its own mean and deviation.
 
     ``label`` is the name or number of the labels' column, by default the last. ``classes``: names
-    with commas, see `class_list`. ``columns``: options of `Encoding`.
+    with commas, see `class_list`. ``like``: the form that the table is to have, or a prepared file
+    of that form. ``columns``: options of `Encoding`.
     """
-    if delimiter is not None:
-        to_character(delimiter)
     notes = decoder.notes
     source = str(archive.path)
     encoding = Encoding.from_options(**columns)
-    tables = _read_tables(archive, label, notes, delimiter, header, encoding)
+    listed = class_list(classes)
+    form = find_form(like, {**columns, "classes": classes, "task": task, "label": label})
+    if form:
+        encoding = form.make_encoding()
+        label = form.label
+        task = form.task
+        listed = form.classes
+    tables = _read_tables(archive, label, notes, delimiter, header, encoding, form)
     first = next(iter(tables.values()))
     _note_form(first, label, notes)
-    raw = {split: table.labels for split, table in tables.items()}
-    cure = suggest_cure(first.names, raw, label is None)
-    typed = choose_label_type(raw, task, notes, source)
-    task, names, labels = read_labels(typed, task, source, classes=class_list(classes), cure=cure)
-    if task == REGRESSION and label is None:
-        require_different(labels, first.names or (), source, cure)
+    task, names, labels = _read_labels(tables, label, task, listed, notes, source)
     pairs = {split: (table.x, labels[split]) for split, table in tables.items()}
-    if "" in pairs:  # a single table
-        decoder.split = _describe_split(task)
-    splits = ensure_test(pairs, source, by_class=names is not None)
+    splits = _split(pairs, form, task, decoder, source)
     splits = encoding.encode_splits(splits, first.names, notes)
-    width = splits["train"][0].shape[1]
     outputs = (first.label_name,) if task == REGRESSION and first.label_name else None
+    width = splits["train"][0].shape[1]
     dtype = np.dtype(np.float32)
     return build_material(archive.source, task, splits, names, dtype, width, output_names=outputs)
+
+
+def _read_labels(
+    tables: Mapping[str, Table],
+    label: str | None,
+    task: str | None,
+    listed: tuple[str, ...] | None,
+    notes: Notes,
+    source: str,
+) -> tuple[str, tuple[str, ...] | None, dict[str, np.ndarray]]:
+    """Return the task, the names of classes, and the labels of each split; ``listed``: the classes
+    that the user named."""
+    columns = next(iter(tables.values())).names
+    raw = {split: table.labels for split, table in tables.items()}
+    cure = suggest_cure(columns, raw, label is None)
+    typed = choose_label_type(raw, task, notes, source)
+    task, names, labels = read_labels(typed, task, source, classes=listed, cure=cure)
+    if task == REGRESSION and label is None:
+        require_different(labels, columns or (), source, cure)
+    return task, names, labels
+
+
+def _split(pairs: Pairs, form: TableForm | None, task: str, decoder: Decoder, source: str) -> Pairs:
+    """Return features and labels of each split; draw the test split of a single table."""
+    if form and form.only_tests and "" in pairs:
+        decoder.split = "all rows"
+        return {"train": pairs[""], "test": pairs[""]}
+    if "" in pairs:
+        decoder.split = _describe_split(task)
+    return ensure_test(pairs, source, by_class=task == CLASSIFICATION)
 
 
 def _describe_split(task: str) -> str:
@@ -147,15 +185,22 @@ def _read_tables(
     delimiter: str | None,
     header: bool | None,
     encoding: Encoding,
+    form: TableForm | None,
 ) -> dict[str, Table]:
     """Return a table for each split; "" for no split. Raises DataError if their columns differ."""
     tables: dict[str, Table] = {}
+    if delimiter is not None:
+        to_character(delimiter)
+    if form:
+        header = True
     column = "-1" if label is None else label
     for split, name in _find_tables(archive).items():
         table = read_table(archive, name, column, notes, delimiter, header, encoding=encoding)
         # What the first table shows holds for the others.
         delimiter = table.delimiter
         header = table.header is not None
+        if form:
+            table.take_order(form.columns)
         tables[split] = table
     first, *others = tables.values()
     for other in others:
@@ -191,6 +236,8 @@ def _find_tables(archive: Archive) -> dict[str, str]:
 
 
 Row = tuple[int, list[str]]
+Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Features and labels by split."""
 
 
 def read_table(
@@ -215,7 +262,7 @@ def read_table(
         # The first line decides what the others are, and is read again if it is an example.
         opening = [*islice(rows, 1)]
         first = [printable(field.strip()) for _, row in opening for field in row]
-        label_place = _find_label(name, first, label)
+        label_place = find_label(name, first, label)
         columns = _list_features(first, label_place, left_out, header)
         table = Table(name=name, delimiter=delimiter, encoding=encoding or Encoding())
         has_header = header
@@ -226,18 +273,11 @@ def read_table(
             columns = table.encoding.keep(first, columns)
             columns = leave_out_index(name, first, columns, notes)
             table.set_header(first, columns, label_place)
-        table.encoding.require_names(name, table.header, _name_label(first, label_place))
+        table.encoding.require_names(name, table.header, name_label(first, label_place))
         table.read(chain(opening[has_header:], rows), columns, label_place)
     if header is None and opening and not has_header:
         _require_no_header(name, first, table.labels)
     return table
-
-
-def _name_label(header: Sequence[str], place: int | None) -> str:
-    """Return the name of the labels' column; empty without labels."""
-    if place is None:
-        return ""
-    return header[place]
 
 
 def _list_features(
@@ -254,19 +294,6 @@ def _note_header(first: list[str], has_header: bool, notes: Notes) -> None:
     if has_header:
         what = f"a header: {list_first(first, NAMED)}"
     notes.assume(f"the first line is {what}", "--header")
-
-
-def _read_label_column(name: str, block: list[Row], place: int) -> list[str]:
-    labels = []
-    for line, row in block:
-        label = row[place].strip()
-        if not label:
-            raise DataError(
-                f"{name}, line {line} has no label. Add it or remove the line; a delimiter at "
-                "the end of a line starts another column."
-            )
-        labels.append(label)
-    return labels
 
 
 def _require_no_header(name: str, first: list[str], labels: list[str]) -> None:
@@ -358,29 +385,3 @@ def read_rows(archive: Archive, name: str, delimiter: str) -> Generator[Row, Non
                     f"{columns}. A delimiter at the end of a line starts another column."
                 )
             yield reader.line_num, row
-
-
-def _find_label(name: str, first: list[str], label: str | None) -> int | None:
-    """Return the place of the column ``label``, a name or a number, in the first line; None for
-    None."""
-    if label is None:
-        return None
-    label = label.strip()
-    if len(first) < 2:
-        raise DataError(
-            f"{name}: the first line has {len(first)} column{'s' * (len(first) != 1)}; it needs "
-            "features and a label. Set --delimiter."
-        )
-    if is_whole_number(label) and -len(first) <= int(label) < len(first):
-        return int(label) % len(first)  # -1 is the last one
-    if first.count(label) > 1:
-        raise DataError(
-            f"{name}: several columns are called {label!r}; give the number of one, from 0."
-        )
-    if label in first:
-        return first.index(label)
-    if is_whole_number(label):
-        raise DataError(
-            f"{name} has {len(first)} columns, counted from 0; there is no column {label}."
-        )
-    raise DataError(f"{name} has no column {label}{did_you_mean(label, first)}")
