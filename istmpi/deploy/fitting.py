@@ -22,7 +22,7 @@ from istmpi.data.moments import list_features
 from istmpi.data.sources import RANK, open_dataset
 from istmpi.data.table_cache import is_table, open_table
 from istmpi.engine.partition import Partition
-from istmpi.errors import ConfigError, DataError
+from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.names import find_class_name, is_own
 from istmpi.network.architecture import Architecture
 from istmpi.tasks import OWN
@@ -168,13 +168,30 @@ def _find_form(checkpoint: Checkpoint, source: str) -> TableForm | None:
     """
     header = checkpoint.header
     path = Path(source)
-    if source == header.run.data.source or header.data.columns or not path.is_file():
+    if header.data.columns or not path.is_file() or not is_table(path):
         return None
-    if not is_table(path):
-        return None
-    return TableForm.from_reading(
+    form = TableForm.from_reading(
         checkpoint.reading, header.data.task, checkpoint.classes, only_tests=True
     )
+    if form is None or _is_of_the_run(checkpoint, path):
+        return None
+    return form
+
+
+def _is_of_the_run(checkpoint: Checkpoint, path: Path) -> bool:
+    """Return True if a table is the one that the network was trained on, also under another path.
+    Its training rows must not be scored."""
+    run = checkpoint.header.run
+    if path.resolve() == Path(run.data.source).resolve():
+        return True
+    try:
+        data = open_table(path).with_validation(run.data.validation, run.train.seed)
+    except IstmpiError:
+        return False
+    train = data.train
+    trained = checkpoint.header.data
+    given = (len(train), train.labels_checksum, train.features_checksum)
+    return given == (trained.train, trained.labels, trained.features)
 
 
 def _add_other_columns(data: Dataset, checkpoint: Checkpoint, rank: int) -> Dataset:

@@ -122,6 +122,9 @@ def test_another_table_is_scored_in_the_form_of_the_training_table(tmp_path, ist
     header, *rows = (line.split(",")[1:] for line in text.splitlines())
     Path("train.csv").write_text("\n".join(map(",".join, [header, *rows])))
     assert istmpi_command("train", "--data", "train.csv", "--rounds", "9", "--hidden", "8", "--out", "run")[0] == 0
+    for name in ("./train.csv", "copy.csv"):
+        Path(name).write_text(Path("train.csv").read_text())
+        assert "on 12 test examples" in istmpi_command("evaluate", "run/network.h5", "--data", name)[1]
     others = [row[::-1] for row in [header, *sorted(rows, key=lambda row: row[1])[::-1]]]
     others[3][2] = "moon"
     Path("new.csv").write_text("\n".join(map(",".join, others)))
