@@ -158,14 +158,15 @@ def describe_difference(given: Mapping[str, Any], expected: Mapping[str, Any]) -
     for key, text in _CONVENTIONS.items():
         if key in given and key in expected and given[key] != expected[key]:
             return text.format(given[key], expected[key])
-    # A category is a feature, which has the same place in both or means something else.
+    # A category is a feature, which has the same place in both or means something else. A column
+    # of categories in one alone has another number of features, or is in another rank's file.
     categories = _list_categories(given)
-    in_training = _list_categories(expected)
-    for name in {**categories, **in_training}:
-        if categories.get(name) != in_training.get(name):
+    for name, in_training in _list_categories(expected).items():
+        if categories.get(name, in_training) != in_training:
             return (
-                f"its column {_show_column(name)} has {_show_categories(categories.get(name))}, "
-                f"but {_show_categories(in_training.get(name))}"
+                f"its column {_show_column(name)} has the categories "
+                f"{list_first([*map(str, categories[name])])}, but the categories "
+                f"{list_first([*map(str, in_training)])}"
             )
     # Only tables have columns, and files of earlier versions do not state them.
     if "columns" not in given or "columns" not in expected:
@@ -186,12 +187,6 @@ def _list_categories(reading: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
     if not isinstance(categories, Mapping):
         return {}
     return categories
-
-
-def _show_categories(categories: Sequence[str] | None) -> str:
-    if categories is None:
-        return "no categories"
-    return f"the categories {list_first([*map(str, categories)])}"
 
 
 def _show_column(name: str | None) -> str:

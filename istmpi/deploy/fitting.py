@@ -143,12 +143,15 @@ def open_fitting_data(
     """
     require_data(checkpoint)
     run = checkpoint.header.run
-    form = _find_form(checkpoint, source)
+    path = Path(source)
+    if rank is not None:
+        path = Path(source.replace(RANK, str(rank)))
+    form = _find_form(checkpoint, path)
     if form:
-        data = open_table(Path(source), form)
+        data = open_table(path, form)
         require_fitting(data, checkpoint)
         _, *notes = data.assumed
-        rows = f"all {len(data.test):,} rows of {source} are read as the training table was"
+        rows = f"all {len(data.test):,} rows of {path} are read as the training table was"
         return replace(data.with_normalisation(checkpoint.normalisation), assumed=(rows, *notes))
     test = TestSplit(run.data.test, run.train.seed)
     data = open_dataset(source, rank, run.data.length, model or "", test=test)
@@ -158,16 +161,17 @@ def open_fitting_data(
     if columns and rank is not None and RANK in source:
         data = _add_other_columns(data, checkpoint, rank)
     require_fitting(data, checkpoint)
-    return replace(data.with_normalisation(checkpoint.normalisation), columns=columns)
+    data = data.with_normalisation(checkpoint.normalisation)
+    # What was assumed about the run's own data was said in training.
+    return replace(data, columns=columns, assumed=())
 
 
-def _find_form(checkpoint: Checkpoint, source: str) -> TableForm | None:
-    """Return the form of the training table if ``source`` is another table; else None.
+def _find_form(checkpoint: Checkpoint, path: Path) -> TableForm | None:
+    """Return the form of the training table if ``path`` is another table; else None.
 
     A table has a form of its own only if it is the run's, which has a split for testing, too.
     """
     header = checkpoint.header
-    path = Path(source)
     if header.data.columns or not path.is_file() or not is_table(path):
         return None
     form = TableForm.from_reading(
@@ -182,8 +186,9 @@ def _is_of_the_run(checkpoint: Checkpoint, path: Path) -> bool:
     """Return True if a table is the one that the network was trained on, also under another path.
     Its training rows must not be scored."""
     run = checkpoint.header.run
-    if path.resolve() == Path(run.data.source).resolve():
-        return True
+    for rank in range(checkpoint.header.ranks):
+        if path.resolve() == Path(run.data.source.replace(RANK, str(rank))).resolve():
+            return True
     try:
         data = open_table(path).with_validation(run.data.validation, run.train.seed)
     except IstmpiError:

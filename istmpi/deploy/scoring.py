@@ -89,7 +89,7 @@ def evaluate(
         source=source,
         split=split,
         calibrated=moments is None and bool(network.batch_norms),
-        note=_join_notes(header.run, network, evaluator.note, data),
+        note=_join_notes(network, evaluator.note, data),
     )
 
 
@@ -100,12 +100,9 @@ def _read_moments(checkpoint: Checkpoint, calibrate: bool) -> Moments | None:
     return read_moments(checkpoint)
 
 
-def _join_notes(run: Run, network: Architecture, note: str, data: Dataset) -> str:
-    """Return all notes on a score; ``run``: that of the training, ``note``: the evaluator's."""
-    notes = [note_changed_source(network), note.rstrip(".")]
-    # The notes of the run's own table were told in training.
-    if data.kind == "csv" and data.source != run.data.source:
-        notes += data.assumed
+def _join_notes(network: Architecture, note: str, data: Dataset) -> str:
+    """Return all notes on a score; ``note``: the evaluator's."""
+    notes = (note_changed_source(network), note.rstrip("."), *data.assumed)
     return "; ".join(filter(None, notes))
 
 

@@ -151,6 +151,7 @@ def test_tables_of_other_categories_do_not_go_together_unless_one_is_prepared_li
     _, differs, _ = prepared(other, **options)
     found = describe_difference(differs.reading, data.reading)
     assert found == "its column 'place' has the categories b, c, d, but the categories a, b, c"
+    assert describe_difference(data.reading, {"columns": ["place", "size"]}) == "", "as of another rank's columns"
     report, like, x = prepared(other, like=str(tmp_path / "train.h5"))
     assert like.reading["encoding"] == data.reading["encoding"] and like.shape == data.shape
     assert "place has categories that are not in training (d); they become zeros" in map(str, report.assumed)

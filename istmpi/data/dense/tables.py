@@ -111,7 +111,8 @@ def read(
     source = str(archive.path)
     encoding = Encoding.from_options(**columns)
     listed = class_list(classes)
-    form = find_form(like, {**columns, "classes": classes, "task": task, "label": label})
+    decided = {**columns, "classes": classes, "task": task, "label": label}
+    form = find_form(like, decided | {"header": (header is False) or None})
     if form:
         encoding = form.make_encoding()
         label = form.label
@@ -119,7 +120,6 @@ def read(
         listed = form.classes
     tables = _read_tables(archive, label, notes, delimiter, header, encoding, form)
     first = next(iter(tables.values()))
-    _note_form(first, label, notes)
     task, names, labels = _read_labels(tables, label, task, listed, notes, source)
     pairs = {split: (table.x, labels[split]) for split, table in tables.items()}
     splits = _split(pairs, form, task, decoder, source)
@@ -143,7 +143,11 @@ def _read_labels(
     columns = next(iter(tables.values())).names
     raw = {split: table.labels for split, table in tables.items()}
     cure = suggest_cure(columns, raw, label is None)
-    typed = choose_label_type(raw, task, notes, source)
+    if task == CLASSIFICATION and listed and {*chain(*raw.values())} <= {*listed}:
+        # Each is the name of a class, although it may look like a number.
+        typed = {split: np.array(texts) for split, texts in raw.items()}
+    else:
+        typed = choose_label_type(raw, task, notes, source)
     task, names, labels = read_labels(typed, task, source, classes=listed, cure=cure)
     if task == REGRESSION and label is None:
         require_different(labels, columns or (), source, cure)
@@ -204,11 +208,13 @@ def _read_tables(
         tables[split] = table
     first, *others = tables.values()
     for other in others:
-        if other.x.shape[1] != first.x.shape[1] or other.header != first.header:
+        same_header = other.header == first.header or form is not None
+        if other.x.shape[1] != first.x.shape[1] or not same_header:
             raise DataError(
                 f"{other.name} has other columns than {first.name}; give tables with the same "
                 "columns."
             )
+    _note_form(first, label, notes)
     return tables
 
 
