@@ -100,7 +100,7 @@ def test_a_checkpoint(comm, shared_tmp):
     training, _ = trained(comm, method__name="local-sgd")
     header, pieces = training.state()
     path = shared_tmp / "network.h5"
-    assert count_calls(comm, lambda: commit(path, header, pieces, "direct", comm)) == 4
+    assert count_calls(comm, lambda: commit(path, header, pieces, "direct", comm)) == 4 and path.exists()
     again = Training(training.run, comm, start=path)
     assert count_calls(comm, lambda: again.resume(path)) == 1
 

@@ -111,8 +111,8 @@ def read(
     source = str(archive.path)
     encoding = Encoding.from_options(**columns)
     listed = class_list(classes)
-    decided = {**columns, "classes": classes, "task": task, "label": label}
-    form = find_form(like, decided | {"header": (header is False) or None})
+    decided = {**columns, "classes": classes, "task": task, "label": label, "header": header}
+    form = find_form(like, decided)
     if form:
         encoding = form.make_encoding()
         label = form.label
