@@ -3,9 +3,11 @@
 Other texts raise ConfigError.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -249,9 +251,23 @@ def list_rows(rows: Sequence[tuple[str, str]]) -> str:
 as_json = flag("--json", "Print JSON for other programs.")
 force = flag("--force", "Replace the file if it exists.")
 own_class = text("--model", "FILE.py:Class", "The class of your network; its code is run.")
-subnet = whole(
+_subnet = whole(
     "--subnet", "RANK", "Only this rank's subnet of the last deal, as a small network.", 0
 )
+
+
+def subnet(command: Callable) -> Callable:
+    """Add --subnet to a command: its ``path`` becomes a `NetworkFile`."""
+
+    @functools.wraps(command)
+    def with_network(path: str, subnet: int | None, **values: Any) -> Any:
+        from istmpi.deploy.opening import NetworkFile
+
+        return command(path=NetworkFile(Path(path), subnet), **values)
+
+    return _subnet(with_network)
+
+
 calibrate_on = text(
     "--calibrate-on", "DATA", "Training data of CKPT, for calibration if it needs any."
 )

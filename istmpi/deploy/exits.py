@@ -5,7 +5,6 @@ to 1 (all classes alike), is at most a threshold; otherwise at the last. A devic
 has computed the exit's FLOPs. Here all exits of a batch are computed.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log
@@ -20,8 +19,8 @@ from istmpi.data.decoder import Block
 from istmpi.data.images.split import resize_images
 from istmpi.deploy.fitting import open_fitting_data, require_source
 from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.opening import NetworkFile, NetworkPath
 from istmpi.deploy.prediction import BATCH, Predictions, split_blocks
-from istmpi.deploy.subnet import choose_calibration, open_network
 from istmpi.outputs import list_outputs
 from istmpi.trees import list_tensors
 
@@ -112,21 +111,21 @@ def count_flops(network: CalibratedNetwork) -> list[int]:
 
 
 def score_exits(
-    path: str | os.PathLike,
+    path: NetworkPath,
     source: str | None = None,
     split: str = "test",
     calibrate: bool = False,
     model: str | None = None,
-    subnet: int | None = None,
 ) -> list[Leaving]:
     """Return accuracy and mean cost of a classifier for each of `THRESHOLDS`, in this process.
 
     Arguments are as for `istmpi.deploy.scoring.evaluate`. Raises ConfigError for a network without
     early exits, DataError if checkpoint or data cannot be used.
     """
-    with open_network(path, subnet, model) as checkpoint:
+    file = NetworkFile.from_argument(path)
+    with file.open(model) as checkpoint:
         source = source or require_source(checkpoint)
-        calibrate_on = choose_calibration(checkpoint, subnet, source if calibrate else None)
+        calibrate_on = file.choose_calibration(checkpoint, source if calibrate else None)
         network = CalibratedNetwork(checkpoint, calibrate_on, model)
         flops = count_flops(network)
         data = resize_images(open_fitting_data(checkpoint, source), checkpoint.header.side)

@@ -4,7 +4,6 @@ Safetensors and npz are written in pieces, torch and ONNX by PyTorch.
 """
 
 import json
-import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from istmpi.data.moments import list_features
 from istmpi.deploy.fitting import attach_code, find_last_deal, note_changed_source
 from istmpi.deploy.layers import State, Values, chain_state, collect_state
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
+from istmpi.deploy.opening import NetworkFile, NetworkPath
 from istmpi.deploy.program import (
     make_onnx,
     make_program,
@@ -29,7 +29,6 @@ from istmpi.deploy.program import (
     save,
     whole_state,
 )
-from istmpi.deploy.subnet import choose_calibration, open_network
 from istmpi.engine.axes import narrow
 from istmpi.errors import ConfigError, did_you_mean
 from istmpi.files import appearing, require_free
@@ -95,28 +94,28 @@ class Content:
 
 
 def export(
-    path: str | os.PathLike,
+    path: NetworkPath,
     form: str,
     target: Path | None = None,
     calibrate_on: str | None = None,
     force: bool = False,
     model: str | None = None,
     with_changed_source: bool = False,
-    subnet: int | None = None,
 ) -> Export:
     """Write a checkpoint's network as ``form``, by default next to the checkpoint.
 
     The torch form has no program if PyTorch cannot trace the network; the result's note then says
     why. ``calibrate_on`` and ``model`` are as for `CalibratedNetwork`. A class whose source has
-    changed since training is refused unless ``with_changed_source``. ``subnet`` is as for
-    `open_network`. Raises DataError for an unusable checkpoint or data, ConfigError if ``form``
-    does not fit, OutputError if a file cannot be written.
+    changed since training is refused unless ``with_changed_source``. Raises DataError for an
+    unusable checkpoint or data, ConfigError if ``form`` does not fit, OutputError if a file cannot
+    be written.
     """
     suffix, make_parts = _find_form(form)
-    target = target or _choose_target(Path(path), suffix, subnet)
+    file = NetworkFile.from_argument(path)
+    target = target or file.path.with_name(f"{file.stem}{suffix}")
     require_free(target, force)  # before the network is read, which may take minutes
-    with open_network(path, subnet, model) as checkpoint:
-        calibrate_on = choose_calibration(checkpoint, subnet, calibrate_on)
+    with file.open(model) as checkpoint:
+        calibrate_on = file.choose_calibration(checkpoint, calibrate_on)
         _require_exportable(checkpoint)
         network = attach_code(checkpoint, model, runs=form == "onnx")
         note = note_changed_source(network)
@@ -143,13 +142,11 @@ class Size:
     """The FLOPs of the products for one example."""
 
 
-def measure(
-    path: str | os.PathLike, form: str, model: str | None = None, subnet: int | None = None
-) -> Size:
+def measure(path: NetworkPath, form: str, model: str | None = None) -> Size:
     """Return the size of the network that `export` would write; the arguments and errors are as
     for `export`."""
     _find_form(form)
-    with open_network(path, subnet, model) as checkpoint:
+    with NetworkFile.from_argument(path).open(model) as checkpoint:
         _require_exportable(checkpoint)
         network = attach_code(checkpoint, model, runs=form == "onnx")
         parts = _list_parts(checkpoint, network)
@@ -174,13 +171,6 @@ def _list_parts(checkpoint: Checkpoint, network: Architecture) -> list[dict[str,
     deal = find_last_deal(checkpoint.header, network)
     held = [deal.held(rank) for rank in range(side_by_side)]
     return [narrow(network.lengths, network.parameters, units) for units in held]
-
-
-def _choose_target(path: Path, suffix: str, subnet: int | None) -> Path:
-    name = path.stem
-    if subnet is not None:
-        name += f"-subnet-{subnet}"
-    return path.parent / f"{name}{suffix}"
 
 
 def _require_no_change(model: str | None, note: str) -> None:

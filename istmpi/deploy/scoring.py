@@ -3,7 +3,6 @@
 The network is spread over the ranks, as in evaluations during training.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from istmpi.deploy.fitting import (
     open_fitting_data,
     require_source,
 )
-from istmpi.deploy.subnet import open_network
+from istmpi.deploy.opening import NetworkFile, NetworkPath
 from istmpi.devices import choose_device, choose_threads
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DataError, DivergedError
@@ -53,22 +52,22 @@ class Evaluation:
 
 
 def evaluate(
-    path: str | os.PathLike,
+    path: NetworkPath,
     communicator: Communicator,
     source: str | None = None,
     split: str = "test",
     calibrate: bool = False,
     model: str | None = None,
     top_k: Sequence[int] | None = None,
-    subnet: int | None = None,
 ) -> Evaluation:
     """Return loss and score of a checkpoint's network on a split, by default of the run's own data.
 
-    Collective. ``top_k`` replaces evaluate.top_k. ``subnet`` is as for `open_network`. Moments are
-    the file's, or new ones if ``calibrate`` or if it has none. Images have their last size.
-    Raises DataError on every rank for unusable files or outputs.
+    Collective. ``path`` may be a `NetworkFile`: one rank's subnet. ``top_k`` replaces
+    evaluate.top_k. Moments are the file's, or new ones if ``calibrate`` or if it has none. Images
+    have their last size. Raises DataError on every rank for unusable files or outputs.
     """
-    with communicator.agreed(), open_network(path, subnet, model) as checkpoint:
+    file = NetworkFile.from_argument(path)
+    with communicator.agreed(), file.open(model) as checkpoint:
         checkpoint.require_valid(communicator.rank, communicator.size)
         header = checkpoint.header
         source = source or require_source(checkpoint)

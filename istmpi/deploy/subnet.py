@@ -1,16 +1,13 @@
 """A rank's subnet of a checkpoint's last deal, as a small checkpoint of its own.
 
-It has the widths that the rank held, and predicts without the other subnets. It is written to a
-temporary file, so scores, predictions and exports use it as any other checkpoint. Residual blocks
-that the rank lacked have zeros, with which a block returns its input.
+It has the widths that the rank held, and predicts without the other subnets. Scores, predictions
+and exports use it as any other checkpoint. Residual blocks that the rank lacked have zeros, with
+which a block returns its input.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,12 +25,11 @@ from istmpi.checkpoint.format import (
     room_for_structure,
     select_guards,
 )
-from istmpi.checkpoint.parts import Copy
-from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
+from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.writers import Rows
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
-from istmpi.deploy.fitting import attach_code, find_last_deal, require_source
+from istmpi.deploy.fitting import attach_code, find_last_deal
 from istmpi.engine.partition import Partition
 from istmpi.errors import ConfigError
 from istmpi.hdf5 import datasets, dtype_name, new_file, read_rows
@@ -43,37 +39,13 @@ from istmpi.network.architecture import Architecture
 from istmpi.network.table import Table
 
 
-@contextmanager
-def open_network(
-    path: str | os.PathLike, subnet: int | None, model: str | None = None
-) -> Iterator[Checkpoint]:
-    """Open a checkpoint, or the checkpoint of one rank's subnet in it; None: the whole network.
+def write_subnet(checkpoint: Checkpoint, number: int, path: Path, model: str | None = None) -> None:
+    """Write the checkpoint of rank ``number``'s subnet into ``path``.
 
-    ``model``: the class of a user's own network. Raises ConfigError if there is no such subnet.
+    ``model``: the class of a user's own network. Raises ConfigError if there is no such subnet,
+    OSError if the file cannot be written.
     """
-    if subnet is None:
-        with open_checkpoint(path) as checkpoint:
-            yield checkpoint
-        return
-    with tempfile.TemporaryDirectory(prefix="istmpi-subnet-") as folder:
-        file = Path(folder, "subnet.h5")
-        with open_checkpoint(path) as checkpoint:
-            checkpoint.require_valid()
-            _Cut.from_checkpoint(checkpoint, subnet, model).write(file)
-        with open_checkpoint(Copy(Path(path), file)) as cut:
-            yield cut
-
-
-def choose_calibration(
-    checkpoint: Checkpoint, subnet: int | None, calibrate_on: str | None
-) -> str | None:
-    """Return the data for new moments; None for the file's.
-
-    The file's are those of the whole network. A subnet without its own takes the run's data.
-    """
-    if subnet is None or calibrate_on is not None or checkpoint.calibrated:
-        return calibrate_on
-    return require_source(checkpoint)
+    _Cut.from_checkpoint(checkpoint, number, model).write(path)
 
 
 @dataclass(frozen=True)

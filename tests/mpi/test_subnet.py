@@ -13,8 +13,8 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import commit
 from istmpi.deploy.export import export, measure
 from istmpi.deploy.network import CalibratedNetwork
+from istmpi.deploy.opening import NetworkFile
 from istmpi.deploy.scoring import evaluate
-from istmpi.deploy.subnet import open_network
 from istmpi.errors import ConfigError
 from istmpi.models.resnet import ResNet
 from istmpi.training.loop import Training
@@ -42,11 +42,12 @@ def saved(comm, run, path):
 
 
 def logits(path, subnet, data=None):
-    with open_network(path, subnet) as checkpoint:
+    file = NetworkFile(path, subnet)
+    with file.open() as checkpoint:
         network = CalibratedNetwork(checkpoint, data)
         with FlopCounterMode(display=False) as counter:
             network(X[:1])
-        planned = measure(path, "torch", subnet=subnet)
+        planned = measure(file, "torch")
         assert planned.flops == counter.get_total_flops()
         assert planned.bytes == sum(parameter.nbytes for parameter in network.module.parameters())
         return network(X) * checkpoint.header.temperature
@@ -73,20 +74,20 @@ def test_every_export_of_a_subnet_predicts_what_the_subnet_does(comm, shared_tmp
     runtime = pytest.importorskip("onnxruntime")
     expected = logits(path, 1, "digits")
     dtype = np.float64 if RUNS[name].model.dtype == "float64" else np.float32
-    torch_file = export(path, "torch", subnet=1)
+    subnet = NetworkFile(path, 1)
+    torch_file = export(subnet, "torch")
     program = torch.export.load(torch_file.beside).module()
     x = X.reshape(6, 1, 8, 8) if RUNS[name].model.name == "resnet" else X
     outputs = [program(torch.from_numpy(x.astype(dtype))).detach().numpy()]
-    model = runtime.InferenceSession(export(path, "onnx", subnet=1).path)
+    model = runtime.InferenceSession(export(subnet, "onnx").path)
     outputs += model.run(None, {"input": x.astype(dtype)})
     for values in outputs:
         assert values == pytest.approx(expected, rel=1e-3, abs=1e-4)
     state = torch.load(torch_file.path, weights_only=True)["state_dict"]
-    arrays = np.load(export(path, "npz", subnet=1).path)
-    for key, values in state.items():
-        if key in arrays.files:
-            assert arrays[key].tobytes() == values.numpy().tobytes()
-    export(path, "safetensors", subnet=1)
+    arrays = np.load(export(subnet, "npz").path)
+    for key in state.keys() & set(arrays.files):
+        assert arrays[key].tobytes() == state[key].numpy().tobytes()
+    export(subnet, "safetensors")
     if name.startswith("blocks"):
         settings = json.loads(torch.load(torch_file.path, weights_only=True)["metadata"]["run"])["model"]
         arguments = {key: settings[key] for key in ("blocks", "channels", "inner")}
@@ -96,12 +97,11 @@ def test_every_export_of_a_subnet_predicts_what_the_subnet_does(comm, shared_tmp
 def test_a_subnet_has_the_widths_of_its_rank_and_a_score_of_its_own(comm, shared_tmp):
     path = shared_tmp / "network.h5"
     saved(comm, small_run(), path)
-    result = evaluate(path, comm, subnet=comm.size - 1)
-    assert result.calibrated == (comm.size > 0)
-    assert 0 < result.score.score < 1
+    result = evaluate(NetworkFile(path, comm.size - 1), comm)
+    assert result.calibrated and 0 < result.score.score < 1
     if comm.size > 1:
-        assert result.score != evaluate(path, comm, subnet=0).score
-        with open_network(path, 0) as subnet, open_checkpoint(path) as whole:
+        assert result.score != evaluate(NetworkFile(path, 0), comm).score
+        with NetworkFile(path, 0).open() as subnet, open_checkpoint(path) as whole:
             assert subnet.architecture.lengths["hidden1"] == -(-13 // comm.size)
             assert subnet.nbytes < whole.nbytes
 
@@ -118,5 +118,5 @@ def test_a_subnet_has_the_widths_of_its_rank_and_a_score_of_its_own(comm, shared
 def test_a_subnet_that_does_not_predict_alone_is_refused(comm, shared_tmp, settings, number, words):
     path = shared_tmp / "network.h5"
     saved(comm, small_run(**settings), path)
-    with pytest.raises(ConfigError, match=words), open_network(path, number):
+    with pytest.raises(ConfigError, match=words), NetworkFile(path, number).open():
         pass

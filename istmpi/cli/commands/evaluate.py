@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +17,7 @@ from istmpi.errors import ConfigError
 from istmpi.units import number
 
 if TYPE_CHECKING:
+    from istmpi.deploy.opening import NetworkFile
     from istmpi.deploy.scoring import Evaluation
     from istmpi.evaluation.further import Further
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @subnet
 @as_json
 def command(
-    path: str,
+    path: NetworkFile,
     data: str | None,
     split: str,
     calibrate: bool,
@@ -48,7 +48,6 @@ def command(
     by_class: bool,
     exits: bool,
     model: str | None,
-    subnet: int | None,
     as_json: bool,
 ) -> None:
     """Score the network in CKPT on a whole split: its loss, and its score, such as the accuracy.
@@ -64,18 +63,18 @@ def command(
 
     if exits:
         _require_alone({"--top-k": top_k is not None, "--by-class": by_class})
-        _print_exits(path, data, split, calibrate, model, subnet, as_json)
+        _print_exits(path, data, split, calibrate, model, as_json)
         return
     communicator = world()
     numbers = whole_numbers("--top-k", top_k)
     # Reads from a network's file system may hang.
     watched = HangWatch(
-        communicator, Comm().patience, Path(path).parent, note, cure="Run the same command again."
+        communicator, Comm().patience, path.path.parent, note, cure="Run the same command again."
     )
     with watched, communicator.whereabouts.enter("evaluate"):
-        result = evaluate(path, communicator, data, split, calibrate, model, numbers, subnet)
+        result = evaluate(path, communicator, data, split, calibrate, model, numbers)
     if communicator.rank == 0:
-        why = _explain_calibration(path, calibrate, subnet)
+        why = _explain_calibration(path, calibrate)
         _print(result, why, by_class, as_json)
 
 
@@ -87,12 +86,11 @@ def _require_alone(given: Mapping[str, bool]) -> None:
 
 
 def _print_exits(
-    path: str,
+    path: NetworkFile,
     data: str | None,
     split: str,
     calibrate: bool,
     model: str | None,
-    subnet: int | None,
     as_json: bool,
 ) -> None:
     """Print a line for each threshold (`istmpi predict --exit-threshold`)."""
@@ -100,7 +98,7 @@ def _print_exits(
         return  # one process does it, however many were started
     from istmpi.deploy.exits import score_exits
 
-    outcomes = score_exits(path, data, split, calibrate, model, subnet)
+    outcomes = score_exits(path, data, split, calibrate, model)
     if as_json:
         print_json([asdict(outcome) for outcome in outcomes])
         return
@@ -113,12 +111,12 @@ def _print_exits(
     wide_console().print(shown)
 
 
-def _explain_calibration(path: str, calibrate: bool, subnet: int | None) -> str:
+def _explain_calibration(path: NetworkFile, calibrate: bool) -> str:
     """Return the reason of a calibration, with a colon before it."""
     # A user who asked for it needs no reason.
     if calibrate:
         return ""
-    if subnet is not None:
+    if path.subnet is not None:
         return f": {path} has no calibration of this subnet"
     return f": {path} was saved without calibration"
 

@@ -14,6 +14,7 @@ from istmpi.units import number, size
 
 if TYPE_CHECKING:
     from istmpi.deploy.export import Size
+    from istmpi.deploy.opening import NetworkFile
 
 
 @click.command("export")
@@ -29,13 +30,12 @@ if TYPE_CHECKING:
 @flag("--changed-source", "Use the class although its source has changed since training.")
 @flag("--dry-run", "Print weights, bytes and FLOPs of an example, and write nothing.")
 def command(
-    path: str,
+    path: NetworkFile,
     form: str,
     out: str | None,
     force: bool,
     calibrate_on: str | None,
     model: str | None,
-    subnet: int | None,
     changed_source: bool,
     dry_run: bool,
 ) -> None:
@@ -57,11 +57,10 @@ def command(
     from istmpi.deploy.export import export, measure
 
     if dry_run:
-        _print_size(measure(path, form, model, subnet))
+        _print_size(measure(path, form, model))
         return
-    done = export(
-        path, form, Path(out) if out else None, calibrate_on, force, model, changed_source, subnet
-    )
+    target = Path(out) if out else None
+    done = export(path, form, target, calibrate_on, force, model, changed_source)
     if done.note:
         note(done.note)
     beside = f" with {done.beside.name}" if done.beside else ""

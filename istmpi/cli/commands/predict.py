@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from istmpi.data.decoder import Block, Notes
     from istmpi.data.text.tokenizer import Tokenizer
     from istmpi.deploy.network import CalibratedNetwork
+    from istmpi.deploy.opening import NetworkFile
 
 
 @click.command(
@@ -119,7 +120,9 @@ def command(**values: Any) -> None:
 def predict_file(checkpoint: Path, source: str, out: Path, model: str | None) -> None:
     """Write what the network in a checkpoint answers for ``source`` into a file, as the command
     does without options; ``model`` is the class of a user's network."""
-    _answer(_Request(path=str(checkpoint), source=source, out=str(out), model=model))
+    from istmpi.deploy.opening import NetworkFile
+
+    _answer(_Request(path=NetworkFile(checkpoint), source=source, out=str(out), model=model))
 
 
 def _answer(request: _Request) -> None:
@@ -139,7 +142,7 @@ def _answer(request: _Request) -> None:
 class _Request:
     """The arguments and options of the command."""
 
-    path: str
+    path: NetworkFile
     source: str
     form: str = "csv"
     all_outputs: bool = False
@@ -157,7 +160,6 @@ class _Request:
     resize: bool = False
     calibrate_on: str | None = None
     model: str | None = None
-    subnet: int | None = None
     exit_threshold: float | None = None
 
 
@@ -216,10 +218,9 @@ class _Trained:
 
 def _load(request: _Request) -> _Trained:
     from istmpi.deploy.network import CalibratedNetwork
-    from istmpi.deploy.subnet import choose_calibration, open_network
 
-    with open_network(request.path, request.subnet, request.model) as checkpoint:
-        calibrate_on = choose_calibration(checkpoint, request.subnet, request.calibrate_on)
+    with request.path.open(request.model) as checkpoint:
+        calibrate_on = request.path.choose_calibration(checkpoint, request.calibrate_on)
         return _Trained(
             network=CalibratedNetwork(checkpoint, calibrate_on, request.model),
             run=checkpoint.header.run,
