@@ -113,6 +113,7 @@ def test_other_delimiters_are_read_when_given(table):
         ("a,b,c\n1,nan,x\n2,3,y\n", {}, "has nan as feature 1"),
         ("a,b,kind\n1,2,x\n", {"label": "kin"}, "in.csv has no column kin; did you mean kind"),
         ("a,b,c\n1,2,x\n", {"label": "7"}, "there is no column 7"),
+        ("a,b,1\n1,2,x\n", {"label": "1", "header": True}, "number of the column b, but column 2 is called 1"),
         ("a,b,c\n1,2,x\n3,4,y\n", {"task": "regression"}, "the label x is not a number"),
         ("", {}, "it needs features and a label"),
         ("a,b,c\n", {}, "in.csv has no train ex"),
@@ -161,8 +162,7 @@ def test_a_header_of_numbers(table, first, row, header):
     assert len(data.train) + len(data.test) == 11 - header and report.reading["header"] is header
     assert assumed(report, "--header").startswith("the first line is a" + ("n example" if not header else " header"))
     report, data, _ = prepared(path, header=True)
-    assert len(data.train) + len(data.test) == 10
-    assert all(note.option != "--header" for note in report.assumed)
+    assert len(data.train) + len(data.test) == 10 and all(note.option != "--header" for note in report.assumed)
 
 
 def test_splits_have_one_form(tmp_path, table):

@@ -148,6 +148,16 @@ def find_label(name: str, first: list[str], label: str | None) -> int | None:
     raise DataError(f"{name} has no column {label}{did_you_mean(label, first)}")
 
 
+def require_one_column(name: str, header: Sequence[str], label: str | None, place: int) -> None:
+    """Raise DataError if ``label`` is the number of the column at ``place`` and another's name."""
+    label = (label or "").strip()
+    if label in header and header[place] != label:
+        raise DataError(
+            f"{name}: --label {label} is the number of the column {header[place]}, but column "
+            f"{header.index(label)} is called {label}. Rename that column."
+        )
+
+
 def name_label(header: Sequence[str], place: int | None) -> str:
     """Return the name of the labels' column; empty without labels."""
     if place is None:

@@ -29,6 +29,7 @@ from istmpi.data.dense.table_labels import (
     read_label_column,
     require_different,
     require_exact,
+    require_one_column,
     suggest_cure,
 )
 from istmpi.data.holdout import describe_drawn, ensure_test
@@ -276,6 +277,8 @@ def read_table(
             has_header = _is_header(name, [first[column] for column in columns])
             _note_header(first, has_header, notes)
         if has_header:
+            if label_place is not None:
+                require_one_column(name, first, label, label_place)
             columns = table.encoding.keep(first, columns)
             columns = leave_out_index(name, first, columns, notes)
             table.set_header(first, columns, label_place)
