@@ -18,12 +18,13 @@ import tomli_w
 
 from istmpi.config.learner import Method, Model, OwnModel
 from istmpi.config.methods import runs_in_passes
+from istmpi.config.run_file import find_cure, find_run_file
 from istmpi.config.sections import Checkpoint, Comm, Evaluate, Optimizer, Output, Train
 from istmpi.config.trees import flatten, plain, separate_arguments
 from istmpi.data.callable.source import is_function, takes_rank
 from istmpi.data.settings import Data
-from istmpi.errors import ConfigError, DataError, did_you_mean, kind_of
-from istmpi.foreign import exists, is_file, read_toml
+from istmpi.errors import ConfigError, DataError, did_you_mean
+from istmpi.foreign import is_file, read_toml
 from istmpi.gone import drop_gone, is_gone
 from istmpi.names import find_class_name, is_module, is_own
 from istmpi.network.arguments import usable
@@ -31,9 +32,6 @@ from istmpi.optim.course import Course
 from istmpi.record import METRICS
 from istmpi.record import SETTINGS as SAVED_AS
 from istmpi.settings import MOST, Meta, also, check_value, find_types, numbers_in, shown
-
-CURES = dict.fromkeys((".json", ".yaml", ".yml"), "Run files are TOML: [train], then rounds = 30.")
-SHIPPED = Path(__file__).parents[1] / "runs"
 
 
 @dataclass(frozen=True)
@@ -65,23 +63,12 @@ class Run:
         From a folder, the run comes without output.folder, for a new training. Raises ConfigError
         if unusable.
         """
-        path = Path(name_or_path)
+        path = find_run_file(name_or_path)
         # The folder of a run: its settings without its place, for a new run beside it.
-        if is_file(path / SAVED_AS):
-            return Run.load(str(path / SAVED_AS)).override({"output.folder": ""})
-        # A read from a pipe would wait for a writer.
-        if exists(path) and not path.is_file() and not path.is_dir():
-            raise ConfigError(f"run {path} is {kind_of(path)}; it must be a TOML file.")
-        if not is_file(path):
-            path = SHIPPED / f"{name_or_path}.toml"
-        if not is_file(path):
-            raise ConfigError(
-                f"run {name_or_path} is neither a file nor a built-in run{_suggest(name_or_path)}"
-            )
+        if path.parent == Path(name_or_path):
+            return Run.load(str(path)).override({"output.folder": ""})
         try:
-            tree = read_toml(
-                path, CURES.get(path.suffix, "Correct it; istmpi runs lists readable runs.")
-            )
+            tree = read_toml(path, find_cure(path))
             train = tree.get("train")
             if isinstance(train, dict):
                 _require_one_length([f"train.{key}" for key in train], path.name)
@@ -320,10 +307,6 @@ class Run:
         return differences
 
 
-def shipped() -> list[str]:
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
-
-
 def type_of(setting: str, model: str = "mlp") -> Any:
     """Return the type of a setting, a dotted name, for the network ``model``; None if unknown."""
     section, _, key = setting.rpartition(".")
@@ -366,16 +349,6 @@ def _require_one_length(settings: Collection[str], source: str) -> None:
         raise ConfigError(
             f"{source}: train.rounds and train.epochs both say how long to train. Leave one out."
         )
-
-
-def _suggest(name_or_path: str) -> str:
-    """Return a hint for a run that does not exist: the nearest file beside it, or built-in run."""
-    path = Path(name_or_path)
-    if path.suffix == ".toml":
-        files = [file.name for file in path.parent.glob("*.toml")]
-        if files:
-            return did_you_mean(path.name, files)
-    return did_you_mean(name_or_path, shipped())
 
 
 def _model_type(network: Any) -> type[Model] | type[OwnModel]:

@@ -142,14 +142,25 @@ def test_a_value_out_of_its_range_is_refused_by_name(key, value, says):
         ("run.yaml", "Run files are TOML"),
         ("digit", r"run digit is neither a file nor a built-in run; did you mean digits\?$"),
         ("txt.toml", r"built-in run; did you mean text.toml\?$"),
+        ("speech.h5", r"run speech.h5 is data, not a run file. Give it with --data speech.h5$"),
+        ("site-{rank}.csv", r"--data site-.rank..csv$"),
+        ("words.txt", r"words.txt is not a readable TOML file: .* If it is data, give it with --data words.txt$"),
+        ("net.py:Net", r"is code, not a run file. Give a network with --model net.py:Net, .* --data net.py:Net"),
+        ("net.py", r"is a program, not a run file. Start it: mpirun -n P python net.py$"),
+        ("old/network.h5", r"is a file of a run. Name the run's folder: old$"),
+        ("photos", r"photos is a folder without run.toml, .* istmpi prepare, then --data"),
     ],
 )
 def test_a_run_that_cannot_be_read_is_refused_by_name_and_with_the_nearest(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
+    for folder in ("old", "photos"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "old" / "run.toml").write_text("")
     (tmp_path / "text.toml").write_text("[train\n")
     (tmp_path / "run.json").write_text('{"train": {"rounds": 7}}')
     (tmp_path / "run.yaml").write_text("train:\n  rounds: 7\n")
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    for name_of_bytes in ("binary.toml", "words.txt", "old/network.h5"):
+        (tmp_path / name_of_bytes).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=message):
         Run.load(name)
 
@@ -211,8 +222,7 @@ def test_every_setting_has_a_sentence_of_help_and_a_default_within_its_range():
 
 
 def test_a_methods_own_settings_are_those_of_its_spec():
-    names = {name for spec in METHODS.values() for name in spec.settings}
-    assert names == {*find_types(SpecificSettings)}
+    assert {name for spec in METHODS.values() for name in spec.settings} == {*find_types(SpecificSettings)}
 
 
 # ---- networks of one's own
