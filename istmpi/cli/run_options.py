@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from istmpi.methods import limits
 from istmpi.names import is_module
 from istmpi.optim import schedules
 from istmpi.record import SETTINGS, find_run
-from istmpi.settings import describe_range, find_help, holds_text, list_choices
+from istmpi.settings import describe_range, find_help, holds_text, holds_texts, list_choices
 from istmpi.units import counted
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ COST_NOTHING = (
 )
 """Options that change no cost, which commands of planning lack."""
 
+_NAMES = re.compile(r"\[? *\w[\w.-]*( *, *\w[\w.-]*)* *\]?")
+"""A list of names without quotes."""
 DEFAULT = "digits"
 run_argument = click.argument("run", required=False, shell_complete=complete_run)
 
@@ -245,8 +248,11 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
     Brackets and quotes are optional.
     """
     quoted = text.startswith(("'", '"'))
-    if holds_text(type_of(setting, model)) and not quoted:
+    hint = type_of(setting, model)
+    if holds_text(hint) and not quoted:
         return text
+    if holds_texts(hint):
+        return _read_texts(option, text)
     # A run file has 0 for these words.
     if (setting, text) in (("train.threads", "auto"), ("train.group_size", "host")):
         return 0
@@ -267,6 +273,19 @@ def _read(option: str, setting: str, text: str, model: str) -> Any:
                 f"{option} {listed.strip('[]')} must be numbers separated by commas."
             ) from None
         return text
+
+
+def _read_texts(option: str, text: str) -> Any:
+    # A shell takes the quotes out of ["blocks3"].
+    if _NAMES.fullmatch(text):
+        return text.strip("[] ").replace(" ", "").split(",")
+    try:
+        return toml_value(text)
+    except ValueError:
+        raise ConfigError(
+            f"{option} {text} must be a list of texts, which the shell must not change. Put it "
+            """between single quotes: '["...", "..."]'."""
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ def cli(*arguments, env=()):
 
 def resolved(run="digits", assignments=(), **given):
     """The run that a command line gives; of its options the others are left out."""
-    options = {option.lstrip("-").replace("-", "_"): None for option in OPTIONS}
-    return resolve(run, assignments, options | given)
+    return resolve(run, assignments, {option.lstrip("-").replace("-", "_"): None for option in OPTIONS} | given)
 
 
 def test_a_plan_under_a_launcher_is_of_its_ranks_and_is_printed_once():
@@ -115,6 +114,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
         ("train --set train.batch=1 --set train.batch=2", "--set train.batch=1 and --set train.batch=2 both set"),
         ("train --model nets.py --dry-run", "model.name = 'nets.py' is not known. Give your network as FILE.py:Class"),
         ("train --hidden 64,x --dry-run", "--hidden 64,x must be numbers separated by commas"),
+        ("train --dry-run --set data.transforms=[Rotation(15)]", "must be a list of texts, which the shell must not"),
         ("train --set model.norm --dry-run", "--set model.norm must be SECTION.KEY=VALUE"),
         ("train --data nowhere.h5 --dry-run", "nowhere.h5 does not exist"),
         ("train --batch 1 --dry-run", "train.batch = 1 with model.norm = 'batch': batch statistics need at least 2"),
@@ -286,6 +286,5 @@ def test_a_run_whose_standard_streams_are_closed_trains(tmp_path):
     program += "atexit.register(lambda: imported.write_text(str('torch._dynamo' in sys.modules)))\n"
     program += "from istmpi.cli.main import main; main()"
     train = shlex.join([sys.executable, "-c", program, "train", "--rounds", "1", "--out", str(tmp_path / "run")])
-    done = subprocess.run(f"{train} --hidden 8 --local-steps 2 <&- >&- 2>&-", shell=True)
-    assert done.returncode == 0
+    assert subprocess.run(f"{train} --hidden 8 --local-steps 2 <&- >&- 2>&-", shell=True).returncode == 0
     assert (tmp_path / "run" / "network.h5").exists() and (tmp_path / "imported").read_text() == "False"
