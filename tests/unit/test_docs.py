@@ -2,17 +2,24 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
 import istmpi
+from benchmarks import reproduce
 from benchmarks.scale import link_rates
-from istmpi.config import Run
+from istmpi.cli.main import COMMANDS
+from istmpi.cli.main import istmpi as command_line
+from istmpi.cli.run_options import resolve
+from istmpi.config import Run, shipped
 from istmpi.cost import cost
+from istmpi.errors import ConfigError, DataError
 from istmpi.models import mlp_network
 
 ROOT = Path(__file__).parents[2]
@@ -48,8 +55,7 @@ def test_every_link_leads_somewhere():
 def test_every_decision_that_code_names_has_a_page():
     pages = {path.name[:2] for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
     for path in (ROOT / "istmpi").rglob("*.py"):
-        named = re.findall(r"# decision (\d+):", path.read_text(encoding="utf-8"))
-        assert {*named} <= pages, path
+        assert {*re.findall(r"# decision (\d+):", path.read_text(encoding="utf-8"))} <= pages, path
 
 
 def test_every_month_of_the_log_has_a_file_and_a_line_in_its_index():
@@ -150,8 +156,7 @@ def test_the_first_table_of_readme_has_the_figures_of_the_results():
             digits = len(number.replace(".", "").rstrip("0") or "0")
             assert float(number) == float(f"{figure:.{digits}g}") and cell[len(number) :] == computed, cell
         assert float(megabytes.replace(",", "")) == pytest.approx(total, rel=0.005)
-    best_of_three = [row[0].endswith("†") for row in rows(ROOT / "README.md")[2:]]
-    assert best_of_three == [False] * 4 + [True] * 2
+    assert [row[0].endswith("†") for row in rows(ROOT / "README.md")[2:]] == [False] * 4 + [True] * 2
 
 
 def test_the_two_cases_of_readme_have_the_figures_of_the_results():
@@ -187,3 +192,55 @@ def test_the_page_has_the_lines_that_the_code_makes():
     first = page.index(link_rates.head()[0])
     wanted = [*link_rates.head(), *link_rates.lines(link_rates.DECLARED)]
     assert page[first : first + len(wanted)] == wanted
+
+
+# ---- commands
+
+
+def shown_commands():
+    """(place, words) of every istmpi command of rows.toml, and of blocks of code in pages and help texts."""
+    lines = [(row.name, text) for row in reproduce.read_rows() for text in (row.command, row.quick)]
+    for page in [*PAGES, *ROOT.glob("istmpi/cli/commands/*.py")]:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        blocks = re.findall(r"^```(?:bash|sh)?\n(.*?)^```", text, re.M | re.S)
+        indented = re.findall(r"^ {4}(?:istmpi|mpirun) .*", text, re.M)
+        lines += [(page, line) for line in [*"".join(blocks).splitlines(), *indented]]
+    names = "|".join(name.rstrip("*") for name in COMMANDS)
+    for place, line in lines:
+        begins = [match.start() for match in re.finditer(rf"(?<![^\s;])istmpi (?=({names})(?:\s|$))", line)]
+        for begin, end in zip(begins, [*begins[1:], None]):
+            words = shlex.split(re.split(r"\s*[;|&>]| #", line[begin:end])[0])[1:]
+            yield place, [re.sub(r"\$\w+", "1", word) for word in words if not re.match(r"\$[A-Z]{2}|\.\.\.$", word)]
+
+
+def parsed(words):
+    """The values of a command's arguments and options."""
+    command = command_line
+    while isinstance(command, click.Group) and words:
+        with click.Context(command) as context:
+            command = command.get_command(context, words[0])
+        words = words[1:]
+    return command.make_context("istmpi", [*words]).params
+
+
+def test_every_command_that_is_shown_parses_and_its_run_is_no_data(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    commands = [*shown_commands()]
+    assert len(commands) > 150
+    for place, words in commands:
+        try:
+            values = parsed(words)
+            run = values.pop("run", "")
+            assert not run or run in shipped() or re.match(r"RUN$|.*\.toml$|runs/", run), f"{place}: {words}"
+            if words[0] in ("train", "simulate", "costmodel"):
+                resolve(run if run in shipped() else None, values.pop("assignments"), values)
+        except (click.ClickException, ConfigError) as error:
+            pytest.fail(f"{place}: istmpi {shlex.join(words)}: {error}")
+        except DataError:  # a logger that is not installed
+            assert "--log" in words, place
+
+
+def test_a_command_that_goes_on_in_the_next_line_says_so():
+    for page in PAGES:
+        for block in re.findall(r"^```(?:bash|sh)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+            assert not re.search(r"[^\\]\n +--\w", block), f"{page}: {block}"
