@@ -160,10 +160,7 @@ REFUSED = {
     "a finish": (["--finish", "codistillation:50%"], "does not go with method codistillation"),
     "a small batch": (["--batch", "3"], "train.batch = 3 leaves a member of 2 fewer than two examples"),
     "a remainder": (["--group-size", "3"], "does not divide the 4 processes on "),
-    "no weight": (
-        ["--set", "train.class_weights=[1,0,1,1,1,1,1,1,1,1]"],
-        "a part of a batch may have no weight",
-    ),
+    "no weight": (["--set", "train.class_weights=[1,0,1,1,1,1,1,1,1,1]"], "a part of a batch may have no weight"),
     "compare": (["compare"], "train.group_size = 2 is for istmpi train under mpirun"),
 }
 

@@ -214,13 +214,7 @@ TEXT = (
 TRAPS = (
     Row("trap_nets.HeadsFromWidth", SEQUENCE, undealt={"inner": ORDER}, trains=False),
     Row("trap_nets.GroupsDivisor", IMAGE, undealt={"channels": ORDER}, trains=False),
-    *rows(
-        "trap_nets",
-        "WideBranch TrainingBranch Sorted Numbered",
-        FLAT,
-        undealt={"hidden": ORDER},
-        trains=False,
-    ),
+    *rows("trap_nets", "WideBranch TrainingBranch Sorted Numbered", FLAT, undealt={"hidden": ORDER}, trains=False),
     Row(
         "trap_nets.DrawsAlways",
         FLAT,

@@ -62,10 +62,7 @@ def test_examples_to_predict_have_the_scale_of_training(tmp_path, trained, given
 
 @pytest.mark.parametrize(
     "train, test",
-    [
-        (np.array([2**53, 2**63 + 1], np.uint64), [2**53]),
-        (np.array([0, 1, 2], np.int32), np.array([1, 2], np.uint32)),
-    ],
+    [(np.array([2**53, 2**63 + 1], np.uint64), [2**53]), (np.array([0, 1, 2], np.int32), np.array([1, 2], np.uint32))],
 )
 def test_whole_numbers_of_two_types_are_classes(train, test):
     task, names, y = read_labels({"train": train, "test": np.asarray(test)}, None, "data")

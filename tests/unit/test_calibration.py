@@ -104,8 +104,7 @@ def test_an_evaluation_takes_a_tenth_of_the_run_as_far_as_its_sample_decides(con
     assert [*counts.values()] == sorted(counts.values()) and counts[20000] == SAMPLED == 1024
     seldom = run_of(method__name=method, method__local_steps=20000, evaluate__every=10)
     assert rounds_flops(seldom, convolutional, ranks) == 10 * rounds
-    wanted = run_of(evaluate__calibration_examples=3000)
-    assert calibration_examples(wanted, convolutional, ranks) == 3000
+    assert calibration_examples(run_of(evaluate__calibration_examples=3000), convolutional, ranks) == 3000
 
 
 # ---- the temperature of a classifier: where a search over a grid finds it
@@ -147,5 +146,4 @@ def test_it_stays_within_bounds_where_all_are_right_and_where_nothing_is_known()
     odds = torch.softmax(right / sure, dim=1).max(dim=1).values.mean()
     assert float(odds) == pytest.approx(1 - 1 / 202 * 3 / 4, rel=1e-6)
     assert fit_temperature(right * np.nan, right.argmax(dim=1), lambda own: own) == 1
-    guessed = fit_temperature(drawn(2, 1)[0], drawn(3, 1)[1], lambda own: own)
-    assert guessed == pytest.approx(HOTTEST, rel=1e-6)
+    assert fit_temperature(drawn(2, 1)[0], drawn(3, 1)[1], lambda own: own) == pytest.approx(HOTTEST, rel=1e-6)

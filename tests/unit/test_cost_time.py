@@ -57,8 +57,7 @@ def test_pull_and_push_take_what_the_formulas_say(ranks):
     once = (ranks - 1) * ALPHA + BETA * mine * (1 - 1 / ranks)
     found = round_time(scenario().cost("ist-push-pull", ranks), PLAIN)
     assert found.transfer == pytest.approx(2 * once + calls(ranks))
-    elsewhere = 1 - 1 / ranks
-    moved = 4 * elsewhere * (4_800_000 / ranks + (2 - 1 / ranks) * 32_000_000 / ranks**2)
+    moved = 4 * (1 - 1 / ranks) * (4_800_000 / ranks + (2 - 1 / ranks) * 32_000_000 / ranks**2)
     expected = 3 * (ranks - 1) * ALPHA + BETA * moved + calls(ranks)
     assert round_time(scenario().cost("ist", ranks), PLAIN).transfer == pytest.approx(expected)
     step = (6 * 512 * mine / 4 - 2 * 512 * 4_000_000 / ranks) / SPEED
@@ -172,8 +171,7 @@ def test_advice_respects_memory_and_prefers_what_changes_less_where_it_costs_lit
     advice = advise(case, 4)
     assert advice.first.startswith("Run data-parallel on 4 ranks with 1 local step: ")
     assert advice.notes[0].startswith("Why: data-parallel trains most like one process of the methods")
-    small = replace(preset("100gbit"), memory=300e6 + PROCESS)
-    advice = advise(scenario(small), 8)
+    advice = advise(scenario(replace(preset("100gbit"), memory=300e6 + PROCESS)), 8)
     assert advice.first.startswith("Run ist"), advice
     assert "local-sgd" in [row[0] for row in advice.rows]
 
@@ -228,12 +226,10 @@ def test_a_cluster_whose_fit_found_only_zeros_has_all_its_tables(tmp_path, capsy
     tables.cluster(console(soft_wrap=True), zeros)
     rows = dict(line.strip().split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:])
     assert rows["transfers"] == rows["alltoallv"] == "0.0 µs" and "/s" not in rows["local"]
-
     quick = tmp_path / "quick.json"
     replace(zeros, flops=(1e29,)).save(quick)
     assert "On zeros: any rate, 0 µs" in costmodel("--cluster", str(quick))
     assert "Run data-parallel" in costmodel("--cluster", str(quick), "--advise")
-
     nothing = mlp_network(8, (8,), 2)
     nothing.operators = ()  # such as a network of look-ups alone
     rows = survey(Scenario(Run(), nothing, load(quick), 1000), ["ist", "local-sgd"], [1, 2])

@@ -76,8 +76,7 @@ def test_a_directed_graph_is_heard_one_way_and_an_edge_told_in_both_is_not_there
 
 def test_tables_of_ogb_are_the_same_graph(tmp_path):
     _, expected = prepared(tmp_path, arrays())
-    report = prepare("graph", make_graph(tmp_path / "ogb"), tmp_path / "ogb.h5")
-    data = open_prepared(report.target)
+    data = open_prepared(prepare("graph", make_graph(tmp_path / "ogb"), tmp_path / "ogb.h5").target)
     for split in expected.splits:
         one, other = (of.splits[split].batch(np.arange(1)) for of in (expected, data))
         assert all(np.array_equal(*pair) for pair in zip(one.inputs, other.inputs))
@@ -105,8 +104,7 @@ def test_matrices_as_those_of_cora(tmp_path):
 
 
 def test_several_labels_a_node_and_none_without_masks(tmp_path):
-    labels = np.array([[1, 0], [1, 1], [0, 0], [0, 1], [1, 1], [1, 0]])
-    _, data = prepared(tmp_path, arrays(y=labels))
+    _, data = prepared(tmp_path, arrays(y=np.array([[1, 0], [1, 1], [0, 0], [0, 1], [1, 1], [1, 0]])))
     assert (data.task, data.outputs, data.classes) == (NODE_LABELS, 2, None)
     assert data.train.batch(np.arange(1)).targets.tolist() == [[1, 0], [1, 1]] + [[-1, -1]] * 4
     given = {name: values for name, values in arrays().items() if name not in MASKS}
@@ -147,11 +145,9 @@ def test_planetoids_files(tmp_path):
     expected = dense.copy()
     expected[6] = 0
     assert np.array_equal(data.train.graph.x, expected)
-    labels = np.where(np.arange(8) == 6, -1, classes.argmax(axis=1))
-    assert np.array_equal(data.train.graph.labels, labels)
+    assert np.array_equal(data.train.graph.labels, np.where(np.arange(8) == 6, -1, classes.argmax(axis=1)))
     assert [data.splits[name].nodes.tolist() for name in ("train", "validation", "test")] == [[0, 1], [2, 3], [4, 5, 7]]
-    pairs = {(0, 1), (0, 7), (4, 5)}
-    assert {(int(a), int(b)) for a, b in np.argwhere(edges_of(data)) if a < b} == pairs
+    assert {(int(a), int(b)) for a, b in np.argwhere(edges_of(data)) if a < b} == {(0, 1), (0, 7), (4, 5)}
     assert report.facts["dropped edges from a node to itself"] == 1
 
 

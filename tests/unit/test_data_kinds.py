@@ -9,15 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from batches import examples_of
-from data_files import (
-    example_arrays,
-    make_cifar,
-    make_idx,
-    make_images,
-    make_speech,
-    python2_batch,
-    write_wav,
-)
+from data_files import example_arrays, make_cifar, make_idx, make_images, make_speech, python2_batch, write_wav
 from PIL import Image
 
 from istmpi.data.dense.speech import log_mel
@@ -42,8 +34,7 @@ def prepared(tmp_path, kind, source, **options):
 @pytest.mark.parametrize("rate", [8000, 11025, 44100])
 def test_any_rate_gives_the_same_features_of_the_same_sound(rate):
     """One tone of half a second: its band is loudest in the middle of the second, and silence is around it."""
-    seconds = np.arange(rate // 2) / rate
-    features = log_mel(np.sin(2 * np.pi * 440 * seconds).astype(np.float32), rate)
+    features = log_mel(np.sin(2 * np.pi * 440 * (np.arange(rate // 2) / rate)).astype(np.float32), rate)
     assert features.shape == (128, 32) and features.dtype == np.float32
     assert abs(features.mean()) < 1e-5 and abs(features.std() - 1) < 1e-5
     assert (features[:, :5] == features.min()).all() and (features[:, 26:] == features.min()).all()
@@ -59,9 +50,7 @@ def test_log_mel_agrees_with_the_formula():
     padded = np.concatenate([np.zeros(512 + 4000 - middle), clip, np.zeros(8000)])
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)
     power = np.array([np.abs(np.fft.rfft(padded[i * hop : i * hop + length] * hann)) ** 2 for i in range(32)])
-
-    top = 15 + np.log(4000 / 1000) / (np.log(6.4) / 27)
-    mels = np.linspace(0, top, 130)
+    mels = np.linspace(0, (15 + np.log(4000 / 1000) / (np.log(6.4) / 27)), 130)
     edges = np.where(mels < 15, mels * 1000 / 15, 1000 * np.exp((mels - 15) * np.log(6.4) / 27))
     bank = [np.interp(np.arange(513) * rate / length, edges[b : b + 3], [0, 1, 0]) for b in range(128)]
     bank = np.array(bank) * (2 / (edges[2:] - edges[:-2]))[:, None]
@@ -273,8 +262,7 @@ def test_a_site_that_lacks_a_class_gets_the_list_of_all(tmp_path, kind):
     """With --classes, files of several sites have the same classes in the same order, whatever they hold."""
     for site, labels, numbers in (("one", ["cat"], {0}), ("two", ["dog", "owl"], {1, 2})):
         source = make(kind, tmp_path / site, labels * 10)
-        report = prepare(kind, source, tmp_path / f"{site}.h5", classes="cat,dog,owl")
-        made = open_prepared(report.target)
+        made = open_prepared(prepare(kind, source, tmp_path / f"{site}.h5", classes="cat,dog,owl").target)
         assert made.classes == ("cat", "dog", "owl") and made.outputs == 3
         assert set(made.train.labels()) == numbers
     with pytest.raises(DataError, match="the label owl is not among the classes"):

@@ -80,9 +80,7 @@ def test_bad_files_are_skipped_and_named_up_to_a_limit(tmp_path, kind, file, kee
         assert " at 0x" not in str(refused.value) and "<" not in str(refused.value), "an address or an object"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["input", "old.h5"]
     assert (tmp_path / "old.h5").read_text() == "old"
-
-    report = prepare(kind, folder, tmp_path / "data.h5", max_bad=0.1)
-    assert report.skipped == [file]
+    assert prepare(kind, folder, tmp_path / "data.h5", max_bad=0.1).skipped == [file]
     (folder / file).unlink()
     prepare(kind, folder, tmp_path / "without.h5")
     np.testing.assert_equal(content(tmp_path / "data.h5"), content(tmp_path / "without.h5") | {"@skipped": 1})
@@ -113,8 +111,7 @@ def test_the_target_is_checked_before_the_work(tmp_path):
 @pytest.mark.parametrize("size", ["12k", "1200k"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, size):
     """Wherever it is full: when no row has room or the last. HDF5 itself may crash then."""
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=(4000, 64)).astype(np.float32), np.arange(4000) % 3
+    x, y = np.random.default_rng(0).normal(size=(4000, 64)).astype(np.float32), np.arange(4000) % 3
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
     with small_disk(tmp_path / "disk", size) as disk:
         target = disk / "data.h5"

@@ -114,8 +114,7 @@ def test_svmlight_is_counted_from_one_unless_it_has_a_zero(tmp_path, from_one):
 
 
 def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
-    train = b"5 5 4\n0,2,2 1:0.5\n 1:1\n3\n3,3 0:1\n1:2\n"
-    report = make(tmp_path, {"train.txt": train, "test.txt": TEST})
+    report = make(tmp_path, {"train.txt": b"5 5 4\n0,2,2 1:0.5\n 1:1\n3\n3,3 0:1\n1:2\n", "test.txt": TEST})
     assert rows_of(open_prepared(report.target).train) == [([0, 2], [(1, 0.5)]), ([3], [(0, 1.0)])]
     assert report.counts == {"train": 2, "test": 2}
     assert [*report.facts.values()] == [4, 3, 1, 1.5, 1, 2, 2]  # labels, in training; in a row; dropped; repeated

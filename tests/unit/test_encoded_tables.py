@@ -35,10 +35,8 @@ def mixed(count=60):
 @pytest.mark.parametrize("missing", ["mean", "most-frequent"])
 def test_gaps_are_filled_and_categories_counted_from_the_training_rows(table, missing):
     text, size, place = mixed()
-    options = {"drop": "when", "categories": "place", "missing": missing}
-    _, data, x = prepared(table(text), **options)
-    weight = x[:, -1]
-    rows = np.rint(weight * 8).astype(int)
+    _, data, x = prepared(table(text), **{"drop": "when", "categories": "place", "missing": missing})
+    rows = np.rint(x[:, -1] * 8).astype(int)
     assert data.shape == (5,) and len(rows) == 48
     known = size[rows][~np.isnan(size[rows])]
     values, counts = np.unique(known, return_counts=True)
@@ -52,8 +50,7 @@ def test_gaps_are_filled_and_categories_counted_from_the_training_rows(table, mi
 
 def test_a_table_with_gaps_and_categories_is_predicted_as_it_was_prepared(table, tmp_path):
     text, _, _ = mixed()
-    options = {"drop": "when", "categories": "place", "missing": "mean"}
-    _, data, _ = prepared(table(text), **options)
+    _, data, _ = prepared(table(text), **{"drop": "when", "categories": "place", "missing": "mean"})
     notes = Notes()
     lines = "place,weight,size\nsouth,1.5,NA\nmoon,2.5,0.5\n"  # another order, and no date
     (block,) = read_inputs(

@@ -99,8 +99,7 @@ assert not {"istmpi", "networks", "exported_networks"} & set(sys.modules)
 def test_the_program_predicts_the_same_without_the_class(checkpoints, tmp_path):
     """In a process that can import neither istmpi nor the class; one example at a time, and many."""
     np.save(tmp_path / "x.npy", raw("digits").reshape(-1, 1, 8, 8))
-    done = exported(checkpoints, "convolutional", "torch", tmp_path)
-    command = [sys.executable, "-c", PROGRAM, done.beside]
+    command = [sys.executable, "-c", PROGRAM, exported(checkpoints, "convolutional", "torch", tmp_path).beside]
     subprocess.run(command, cwd=tmp_path, env={}, check=True, timeout=patient(100))
     close(np.load(tmp_path / "outputs.npy"), predicted(checkpoints, "convolutional"))
 

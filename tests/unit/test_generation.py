@@ -100,8 +100,7 @@ def test_bytes_are_told_as_the_text_that_they_are(content):
 
 def test_pieces_of_a_tokenizer_file_are_its_text(tmp_path):
     tokenizer = open_tokenizer(str(make_tokenizer(tmp_path / "tokenizer.json")))
-    text = "the  cat sat\n on the mat, café 猫 the end"
-    tokens = tokenizer.encode(text.encode()).tolist()
+    tokens = tokenizer.encode("the  cat sat\n on the mat, café 猫 the end".encode()).tolist()
     pieces = list(filter(None, texts(tokens, tokenizer)))
     assert "".join(pieces) == tokenizer.decode(tokens).decode()
     assert len(pieces) > 3 and "\ufffd" not in "".join(pieces)

@@ -141,8 +141,7 @@ def test_a_sample_goes_out_hop_by_hop():
 def test_the_size_of_an_example_is_that_of_batches():
     data = split()
     assert data.measure_examples(1, 0) == (NODES, data.graph.edges)
-    clusters = split("clusters")
-    assert clusters.measure_examples(5, 0) == (NODES / 5, data.graph.edges / 5)
+    assert split("clusters").measure_examples(5, 0) == (NODES / 5, data.graph.edges / 5)
     nodes, edges = split("neighbours", fanout=(1,)).measure_examples(4, 0)
     assert 1 <= nodes <= 2 and edges <= 1
 
@@ -175,7 +174,6 @@ def test_products_are_what_torch_counts_and_sums_are_edges_times_widths(model):
     hidden = (12, 8)
     batch = split().batch(np.arange(1))
     network = MODELS[model](FEATURES, CLASSES, hidden)
-
     dense_products = []
 
     class Products(torch.utils._python_dispatch.TorchDispatchMode):

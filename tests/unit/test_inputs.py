@@ -24,8 +24,7 @@ def prepared(kind, source, tmp_path, **options):
     """The data set that preparing gives, and its features split by split, as they were before normalisation."""
     prepare(kind, source, tmp_path / "data.h5", **options)
     data = open_prepared(tmp_path / "data.h5").with_normalisation(None)
-    rows = {name: examples_of(split, np.arange(len(split)))[0] for name, split in data.splits.items()}
-    return data, rows
+    return data, {name: examples_of(split, np.arange(len(split)))[0] for name, split in data.splits.items()}
 
 
 def test_wavs_become_the_prepared_spectrograms(tmp_path):

@@ -35,11 +35,7 @@ EXPECTED = {
         "up.1.bias": "(2 hidden)",
         "down.1.weight": "embed hidden",
     },
-    ("Interleaved", FLAT): {
-        "up.weight": "(hidden 2) 7",
-        "inner.weight": "wide hidden",
-        "back.weight": "hidden wide",
-    },
+    ("Interleaved", FLAT): {"up.weight": "(hidden 2) 7", "inner.weight": "wide hidden", "back.weight": "hidden wide"},
 }
 SPANNED = {"Attention": {"head_dim", "embed"}}
 

@@ -37,14 +37,12 @@ def test_environment_yml_says_the_same_as_pyproject_toml():
     pip = dict(map(name_and_versions, requirements("plots", "data", "tables", "export", "ec2", "test")))
     text = (ROOT / "environment.yml").read_text()
     conda = dict(map(name_and_versions, re.findall(r"^(?:  - (?=\S+$)|      - (?=\w))(\S+)", text, re.M)))
-
     mpi = {name for name in ("mpich", "openmpi") if name in conda}
     assert len(mpi) == 1, "exactly one MPI"
     (mpi,) = mpi
     assert [mpi + conda.pop(mpi)] == PROJECT["optional-dependencies"][mpi]
     assert conda.pop("h5py") == f"=*=mpi_{mpi}_*", "parallel HDF5, built with the same MPI"
     del pip["h5py"]
-
     assert conda.pop("python") == PROJECT["requires-python"]
     assert conda.pop("conda-forge") == conda.pop("nodefaults") == "", "channels"
     del conda["pip"]
@@ -80,8 +78,7 @@ def test_recipes_of_clusters_install_this_version_on_what_pyproject_toml_allows(
         if name in installed:
             assert numbers(installed[name]) >= numbers(limits), name
     assert {"torch", "mpi4py", "h5py", "msgspec"} <= {*installed}
-    module = (ROOT / "jobs/packaging/istmpi.lua").read_text()
-    assert {*re.findall(r"\d+\.\d+\.\d+", module)} == {__version__}
+    assert {*re.findall(r"\d+\.\d+\.\d+", (ROOT / "jobs/packaging/istmpi.lua").read_text())} == {__version__}
 
 
 def numbers(version):
@@ -104,7 +101,6 @@ def test_every_import_is_declared():
 def test_an_installed_package_has_all_files(tmp_path):
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", tmp_path]
     subprocess.run(command, cwd=ROOT, check=True, timeout=patient(120))
-
     tools = {"__pycache__", ".ruff_cache", "ruff.toml"}
 
     def files(folder):

@@ -117,8 +117,7 @@ def test_jumping_to_a_round_equals_walking_there():
     for round in (11, 3, 7, 0, 11):
         partition._walked.clear()
         assert draw(round=round, redeal=0.2, seed=77).digest == walked[round]
-    backwards = [draw(round=round, redeal=0.2, seed=77).digest for round in reversed(range(12))]
-    assert backwards[::-1] == walked
+    assert [draw(round=round, redeal=0.2, seed=77).digest for round in reversed(range(12))][::-1] == walked
     assert len(set(walked)) == 12
 
 

@@ -67,8 +67,7 @@ def test_json_lines(checkpoints, istmpi_command):
     first = json.loads(out.splitlines()[0])
     assert first.keys() == {"example", "class", "probability", "true_class", "outputs"} and first["example"] == 0
     assert first["outputs"].keys() == set("0123456789")
-    numbers = checkpoints / "numbers.npz"
-    _, out, _ = istmpi_command("predict", checkpoints / "regression.h5", numbers, *words)
+    _, out, _ = istmpi_command("predict", checkpoints / "regression.h5", (checkpoints / "numbers.npz"), *words)
     assert [len(json.loads(line)["outputs"]) for line in out.splitlines()] == [2] * 20
 
 

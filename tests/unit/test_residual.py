@@ -129,8 +129,7 @@ def test_the_full_network_adds_a_share_of_what_blocks_make(name, shape):
 def test_what_ranks_hold_of_blocks(ranks):
     """Three of four blocks are dealt out: a rank holds its share of their weights, expected over deals."""
     network = ready("resnet", IMAGE, blocks=[1, 4], channels=[4, 6], inner=[3, 5])
-    run = Run().override({"model.name": "resnet", "method.partition": ["blocks2"]})
-    plan = cost(run, network, ranks)
+    plan = cost(Run().override({"model.name": "resnet", "method.partition": ["blocks2"]}), network, ranks)
     dealt = sum(one.size(network.lengths) for one in network.parameters.values() if one.pattern.names & {"blocks2"})
     everybody = plan.held.network_elements - dealt
     assert plan.held.share_of_a_rank * plan.held.network_elements == pytest.approx(everybody + dealt / ranks)

@@ -57,8 +57,7 @@ def test_a_rank_that_does_not_answer_is_silent_and_one_that_does_is_slow_or_stil
 
 
 @pytest.mark.parametrize(
-    ("why", "hurry", "last"),
-    [("silent", False, 30), ("silent", True, 0), ("still", False, 60), ("still", True, 30)],
+    ("why", "hurry", "last"), [("silent", False, 30), ("silent", True, 0), ("still", False, 60), ("still", True, 30)]
 )
 def test_nobody_is_waited_for_beyond_a_second_deadline_and_with_a_stop_beyond_the_first(why, hurry, last):
     def stuck(why, since, hurry):

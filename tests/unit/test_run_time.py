@@ -62,8 +62,7 @@ def test_groups_wait_for_their_own_network_and_compute_as_ranks_with_parts_of_th
     ranks, _, _ = predict(slow, 2, train__batch=64 // members)
     assert groups.rounds == pytest.approx(ranks.rounds)
     assert groups.evaluations == pytest.approx(ranks.evaluations / members, rel=1e-3)
-    narrow = replace(here, inside=Link(0.0, 1e-6))
-    found, planned, _ = predict(narrow, 2, train__group_size=members)
+    found, planned, _ = predict(replace(here, inside=Link(0.0, 1e-6)), 2, train__group_size=members)
     assert planned.on_one and found.evaluations == pytest.approx(3 * hops * planned.gathered_bytes * 1e-6, rel=1e-3)
 
 

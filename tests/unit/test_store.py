@@ -78,8 +78,7 @@ def test_the_initial_values_are_those_of_their_positions():
 def test_the_digest_notices_any_bit_and_an_exchange(name, position, bit, data):
     (one,) = stores(1)
     before = one.digest()
-    flat = one.tensors[name].view(-1)
-    bits = flat.view(torch.int32).numpy()
+    bits = one.tensors[name].view(-1).view(torch.int32).numpy()
     bits[position % len(bits)] ^= np.array(1 << bit, dtype=np.uint32).astype(np.int32)
     assert one.digest() != before
     bits[position % len(bits)] ^= np.array(1 << bit, dtype=np.uint32).astype(np.int32)

@@ -50,8 +50,7 @@ def test_labels_that_are_numbers(table):
     assert data.classes == ("7", "8")
     text, data = reason(["1", "2", "many"] * 5)
     assert "5 of 15 labels are not numbers (such as 'many'), so all are classes" in text
-    large = [str(2**53 + n) for n in range(120)] * 2
-    assert reason(large, task="classification")[1].outputs == 120
+    assert reason(([str(2**53 + n) for n in range(120)] * 2), task="classification")[1].outputs == 120
     assert reason([f"{2**70 + n}" for n in range(3)] * 5)[1].outputs == 3
     with pytest.raises(DataError, match="the label '1,5' has a decimal comma"):
         prepared(table("a;label\n1;1,5\n2;3\n"))

@@ -79,8 +79,7 @@ def test_push_after_pull_is_the_identity_bit_for_bit(ranks, kind, staging_bytes)
     owners, deal = layout("owners", ranks), layout(kind, ranks)
     stored = all_parts(whole, names, owners)
     subnets = move(names, owners, deal, stored, blanks(names, deal), staging_bytes)
-    back = move(names, deal, owners, subnets.tensors, stored, staging_bytes)
-    assert_same_bits(back.tensors, stored, names)
+    assert_same_bits(move(names, deal, owners, subnets.tensors, stored, staging_bytes).tensors, stored, names)
 
 
 def held_by_any(deal, parameter):
@@ -159,8 +158,7 @@ def test_weights_that_stay_with_their_holders_are_where_a_push_and_a_pull_would_
     straight = move(names, now, then, trained, nothing, staging_bytes, shared=False).tensors
     arrived = move(names, owners, then, home, straight, staging_bytes, exclude=now).tensors
     assert_same_bits(arrived, pulled, names)
-    afterwards = move(names, then, owners, arrived, home, shared=False).tensors
-    assert_same_bits(afterwards, pushed, names)
+    assert_same_bits(move(names, then, owners, arrived, home, shared=False).tensors, pushed, names)
 
 
 # ---- different copies: the mean
@@ -251,5 +249,4 @@ def test_long_rows_and_large_blocks_take_their_own_ways():
     stored = all_parts(whole, names, owners)
     subnets = move(names, owners, deal, stored, blanks(names, deal))
     assert_same_bits(subnets.tensors, all_parts(whole, names, deal), names)
-    back = move(names, deal, owners, subnets.tensors, stored)
-    assert_same_bits(back.tensors, stored, names)
+    assert_same_bits(move(names, deal, owners, subnets.tensors, stored).tensors, stored, names)

@@ -46,8 +46,7 @@ def test_when_time_is_up_the_last_rung_that_all_finished_decides(until, best):
         done.append(item)
         return next(scores)
 
-    ranked = halve([0, 1, 2], [1, 2, 4], score, higher_is_better=True)
-    assert ranked[:1] == ([] if best is None else [best])
+    assert halve([0, 1, 2], [1, 2, 4], score, higher_is_better=True)[:1] == ([] if best is None else [best])
 
 
 def test_a_trial_without_a_score_is_never_chosen():

@@ -64,8 +64,7 @@ def test_sparse_rows_are_divided(tmp_path):
     assert torch.equal(mine.targets.columns, theirs.targets.columns)
     assert not {*rest.chosen} & {*more.chosen} and {*rest.chosen, *more.chosen} == {*train.chosen}
     assert rest.labels_checksum != more.labels_checksum != train.labels_checksum
-    total = sum(part.density * len(part) for part in (train, validation))
-    assert total == pytest.approx(split.density * 40)
+    assert sum(part.density * len(part) for part in (train, validation)) == pytest.approx(split.density * 40)
 
 
 def test_of_text_the_end_is_held_out_and_no_window_of_training_reaches_it():
