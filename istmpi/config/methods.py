@@ -12,6 +12,13 @@ from istmpi.errors import ConfigError, did_you_mean
 __all__ = ["METHODS", "MethodSpec", "find_method_spec", "runs_in_passes"]
 
 
+def _joint_copies(run, ranks, slots):
+    # All of a round's start, unless a round has one step whose loss all ranks see.
+    if run.method.local_steps == 1 and run.data.labels_on is None:
+        return 0
+    return 1 + slots
+
+
 def _outer_copies(run, ranks, slots):
     lr, momentum = METHODS[run.method.name].outer(run)
     return (lr != 1 or momentum != 0) + (momentum != 0)
@@ -147,7 +154,7 @@ _ALL = (
         own_networks=True,
         always_carries=True,
         encodes=True,
-        copies=lambda run, ranks, slots: 1 + slots,  # all of a round's start
+        copies=_joint_copies,
     ),
     # Boyd et al. 2011, section 7. What is sent is the sum of weights and dual.
     MethodSpec(

@@ -341,6 +341,15 @@ class Holdings:
         return _owned_bytes(self.parameters, self.lengths, self.ranks)
 
     @cached_property
+    def owned_undealt_bytes(self) -> int:
+        """The bytes of these rows in parameters without a dealt axis."""
+        undealt = {}
+        for name, parameter in self.parameters.items():
+            if not parameter.pattern.dealt(self.groups):
+                undealt[name] = parameter
+        return _owned_bytes(undealt, self.lengths, self.ranks)
+
+    @cached_property
     def share_of_a_rank(self) -> Fraction:
         """The fraction of the network that a rank trains, as the mean over the ranks of a round."""
         return Fraction(self.held_elements) / self.members / self.network_elements

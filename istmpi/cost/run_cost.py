@@ -190,9 +190,17 @@ def _count_parts(setup: Setup, loads: Sequence[Load]) -> list[PartCost]:
         # Only such a step leaves rows of embeddings alone that its batch does not read.
         sparse=optimizer.name == "sgd" and not clips and not spec.sends_every_step,
     )
+    tensors = spec.owned_tensors + len(setup.route.stored)
+    owned = held.owned_bytes * tensors
+    buffers = max(load.buffers for load in loads)
+    if spec.sums_outputs and not setup.run.checkpoint.every:
+        # Rows of dealt parameters come into memory at the end, when it has no gradients any more.
+        # A checkpoint is written while the next round trains, so they would stay with it.
+        owned = held.owned_undealt_bytes * tensors
+        buffers += held.owned_bytes * tensors - owned
     kept = Kept(
-        owned=held.owned_bytes * (spec.owned_tensors + len(setup.route.stored)),
-        buffers=max(load.buffers for load in loads),
+        owned=owned,
+        buffers=buffers,
         copies=0,
         evaluation=whole_graph_bytes(setup.architecture, held.ranks),
     )

@@ -43,6 +43,8 @@ class ParameterStore:
         self.fitted: Mapping[str, float] = {}
         self.tensors = {name: self._zeros(parameter) for name, parameter in parameters.items()}
         self._lent: Tensors = {}
+        self._order: Sequence[str] = ()
+        """The names of all tensors while some of them are released; otherwise empty."""
         self.seed: int | None = None
         """The seed of the initial values; None if the rows have other values, such as those of a
         checkpoint."""
@@ -62,6 +64,23 @@ class ParameterStore:
             yield
         finally:
             self._lent = {}
+
+    def release(self, names: Collection[str]) -> None:
+        """Free the memory of these tensors' rows, of which others have newer values, until
+        `reclaim`. To read or fill them meanwhile is a KeyError."""
+        if self._order:
+            return
+        self._order = list(self.tensors)
+        for name in names:
+            del self.tensors[name]
+
+    def reclaim(self) -> None:
+        """Make the rows that `release` has freed anew; the caller fills them."""
+        kept = dict(self.tensors)
+        self.tensors.clear()
+        for name in self._order or kept:
+            self.tensors[name] = kept.get(name, self._zeros(self.parameters[name]))
+        self._order = ()
 
     def whole(self, name: str, communicator: Communicator) -> torch.Tensor:
         """Return a whole tensor on every rank. Collective."""
@@ -234,6 +253,8 @@ class ParameterStore:
         An entry of ``slots`` is a `Slot`, or a kind for all parameters. Existing slots stay
         unchanged.
         """
+        if self._order:
+            raise AssertionError("rows that are released would become zeros")
         weights = {name: self.parameters[name] for name in select_weights(self.parameters)}
         kinds = dict.fromkeys(slot.kind if isinstance(slot, Slot) else slot for slot in slots)
         requested = {*slots}

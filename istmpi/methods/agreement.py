@@ -59,6 +59,9 @@ class StepLosses:
         # It stays on its device: reading it would wait for the step.
         self._losses.append(loss.detach())
 
+    def is_last_finite(self) -> bool:
+        return bool(torch.isfinite(self._losses[-1]))
+
     def values(self) -> list[float]:
         """Return the losses, at full precision of float32."""
         if not self._losses:

@@ -80,7 +80,9 @@ class Joint(ReplicatedMethod):
 
     def round(self, number: int) -> Iterator[int]:
         self.begin(number)
-        self._start = {name: values.clone() for name, values in self.each_rank().items()}
+        self._start = {}
+        if self._keeps_start:
+            self._start = {name: values.clone() for name, values in self.each_rank().items()}
         self._local_step = 0
         self._sums = OutputSums(self._beside, self._local_steps, self._choose_wire(number))
         if self.reads_batches:
@@ -88,6 +90,14 @@ class Joint(ReplicatedMethod):
         yield from self.local_steps(number)
         self._finish_sums()
         self._start = {}
+
+    @property
+    def _keeps_start(self) -> bool:
+        """True if a round may have to be undone. A round of one step is never left, and a step
+        whose loss is not finite changes nothing (`before_update`). A rank that does not see the
+        loss, or whose user's loop takes the step, does not know that."""
+        sees_loss = self.reads_batches and self.job.run.data.labels_on is None
+        return self._local_steps > 1 or not sees_loss
 
     # ---- the sums of a round
 
@@ -169,6 +179,10 @@ class Joint(ReplicatedMethod):
     def before_update(self) -> None:
         """Clip the gradients by the norm over all ranks; between two exchanges, by an estimate of
         it: all ranks' parts are taken to be as long as this one's."""
+        if not self._keeps_start and not self._losses.is_last_finite():
+            # The sum, and so the loss, is the same on all ranks: none of them takes this step.
+            for parameter in self.subnet.network.parameters():
+                parameter.grad = None
         if not self._clip:
             return
         gradients = [p.grad for p in self.subnet.network.parameters() if p.grad is not None]
@@ -198,6 +212,8 @@ class Joint(ReplicatedMethod):
         super().begin(number)
         if is_first:
             self._count_once()
+        # From the first step on, the owners' rows of dealt tensors are out of date.
+        self.job.store.release([name for name in self.job.store.parameters if self._is_dealt(name)])
 
     def rollback(self) -> None:
         self._finish_sums()
@@ -212,8 +228,10 @@ class Joint(ReplicatedMethod):
 
     def fill_store(self) -> None:
         """Give the owners the dealt tensors, of which no two ranks have the same elements, and rank
-        0's tensors without a dealt axis: what the sum has once is there."""
+        0's tensors without a dealt axis: what the sum has once is there. Weights between units of
+        two ranks, which no subnet has, become zeros."""
         store = self.job.store
+        store.reclaim()
         tensors = on_host(self.each_rank())
         moved = {name: store.parameters[name] for name in tensors if self._is_dealt(name)}
         push = Transfer(moved, self.holders(0), store.owners, store.rank, shared=False)

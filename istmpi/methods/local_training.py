@@ -100,11 +100,12 @@ class LocalTraining(ABC):
             share = 1.0
         self._go_back(minimised, share)
         self._require_gradients()
-        self.complete_gradients()
-        self.subnet.end_step(step, rate)
         if share is not None:
             loss = loss * share
+        # A method may look at the loss before it changes the gradients.
         self.note_step(loss, whole.examples)
+        self.complete_gradients()
+        self.subnet.end_step(step, rate)
 
     def _take_part(self, batch: Batch) -> tuple[Batch, float | None]:
         """Return this member's part of a batch, and how much of the batch's mean it is; None for

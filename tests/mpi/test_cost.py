@@ -128,7 +128,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
         training.method.run(number)
         counted = comm.allgather(comm.traffic.bytes - before)
         assert counted == round_bytes(training.run, training.architecture, comm.size, number), f"round {number}"
-        assert list_kinds(training.store.tensors) == training.method.spec.slots(training.run)
+        assert list_kinds(training.store.parameters) == training.method.spec.slots(training.run)
         total += sum(counted)
     if settings.get("method__name") in ("local-sgd", "data-parallel"):
         assert cost(training.run, training.architecture, comm.size).sent_bytes(0, 3) == total

@@ -7,7 +7,7 @@ import torch
 from joint_oracle import OPTIMIZERS, PLAIN, Oracle
 from perceptron import Perceptron
 from resuming import resumed, save
-from small import trained, whole
+from small import small_run, trained, whole
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,6 +15,7 @@ import istmpi
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
 from istmpi.errors import ConfigError
+from istmpi.training.loop import Training
 
 
 def assert_same_subnets(comm, training, oracle, tolerance=1e-12):
@@ -179,3 +180,15 @@ def test_subnets_of_a_sum_keep_their_ranks_and_units(comm, shared_tmp):
     alone = Communicator(comm.mpi.Split(comm.rank))
     with pytest.raises(ConfigError, match="is the sum of 3 subnets.* Resume on 3"):
         resumed(alone, path, method__name="joint")
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_a_rank_keeps_no_rows_beside_its_subnet(comm, local_steps):
+    """Owners get theirs when the network is read; only a round that may be undone has a copy of its start."""
+    training = Training(small_run(method__name="joint", method__local_steps=local_steps, model__bias=True), comm)
+    for local_step in training.attempt():
+        training.method.take(0, local_step)
+        assert [*training.store.tensors] == ["labels.linear.bias"] and bool(training.method._start) == (local_steps > 1)
+    training.state()
+    assert [*training.store.tensors] == [*training.store.parameters]
