@@ -37,8 +37,8 @@ def find_run_file(name_or_path: str) -> Path:
         return built_in
     if exists(path) and path.is_dir():
         raise ConfigError(
-            f"run {path} is a folder without {SETTINGS}, so it is not a run's. If it holds data: "
-            "istmpi prepare, then --data FILE.h5."
+            f"run {path} is a folder without {SETTINGS}, so it is not a run's. Give data "
+            "with istmpi prepare, then --data FILE.h5."
         )
     raise ConfigError(
         f"run {name_or_path} is neither a file nor a built-in run{_suggest(name_or_path)}"
@@ -49,7 +49,7 @@ def find_cure(path: Path) -> str:
     """Return what to do about a run file that cannot be read."""
     if path.suffix == ".toml":
         return "Correct it; istmpi runs lists readable runs."
-    return _CURES.get(path.suffix, f"If it is data, give it with --data {path}")
+    return _CURES.get(path.suffix, f"Data are given with --data {path}")
 
 
 def _refuse_other(name: str) -> ConfigError:

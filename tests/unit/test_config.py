@@ -144,7 +144,7 @@ def test_a_value_out_of_its_range_is_refused_by_name(key, value, says):
         ("txt.toml", r"built-in run; did you mean text.toml\?$"),
         ("speech.h5", r"run speech.h5 is data, not a run file. Give it with --data speech.h5$"),
         ("site-{rank}.csv", r"--data site-.rank..csv$"),
-        ("words.txt", r"words.txt is not a readable TOML file: .* If it is data, give it with --data words.txt$"),
+        ("words.txt", r"words.txt is not a readable TOML file: .* Data are given with --data words.txt$"),
         ("net.py:Net", r"is code, not a run file. Give a network with --model net.py:Net, .* --data net.py:Net"),
         ("net.py", r"is a program, not a run file. Start it: mpirun -n P python net.py$"),
         ("old/network.h5", r"is a file of a run. Name the run's folder: old$"),

@@ -148,9 +148,13 @@ def find_label(name: str, first: list[str], label: str | None) -> int | None:
     raise DataError(f"{name} has no column {label}{did_you_mean(label, first)}")
 
 
-def require_one_column(name: str, header: Sequence[str], label: str | None, place: int) -> None:
+def require_one_column(
+    name: str, header: Sequence[str], label: str | None, place: int | None
+) -> None:
     """Raise DataError if ``label`` is the number of the column at ``place`` and another's name."""
-    label = (label or "").strip()
+    if label is None or place is None:
+        return
+    label = label.strip()
     if label in header and header[place] != label:
         raise DataError(
             f"{name}: --label {label} is the number of the column {header[place]}, but column "

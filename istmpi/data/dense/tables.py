@@ -277,8 +277,7 @@ def read_table(
             has_header = _is_header(name, [first[column] for column in columns])
             _note_header(first, has_header, notes)
         if has_header:
-            if label_place is not None:
-                require_one_column(name, first, label, label_place)
+            require_one_column(name, first, label, label_place)
             columns = table.encoding.keep(first, columns)
             columns = leave_out_index(name, first, columns, notes)
             table.set_header(first, columns, label_place)
