@@ -12,6 +12,7 @@ once, the network is scored as the full one and as its subnets side by side (`ev
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ METHODS: Mapping[str, Mapping[str, object]] = {
     "joint": {"method.name": "joint"},
     "joint, int8": {"method.name": "joint", "method.wire": "int8"},
     "joint, J = 1": {"method.name": "joint"},
+    "joint, J = 1, int8": {"method.name": "joint", "method.wire": "int8"},
     "joint, J = 60": {"method.name": "joint"},
     "whole, local SGD": {"method.name": "local-sgd"},
     "whole, SparseLoCo": {"method.name": "sparse-loco"},
@@ -134,14 +136,12 @@ class Row:
 
     @property
     def rounds(self) -> int:
-        """The rounds in which a rank makes the row's steps; one of FedAvg is a pass of half of the ranks."""
-        of_round = {
-            "whole, data parallel": 1,
-            "whole, FedAvg": self.task.examples / (2 * self.ranks * self.task.batch),
-            "joint, J = 1": 1,
-            "joint, J = 60": 60,
-        }
-        return max(round(self.steps / of_round.get(self.method, self.task.local_steps)), 1)
+        """The rounds in which a rank makes the row's steps."""
+        # FedAvg's round is a pass of half of the ranks.
+        of_round = {"whole, data parallel": 1, "whole, FedAvg": self.task.examples / (2 * self.ranks * self.task.batch)}
+        named = re.search(r"J = (\d+)", self.method)
+        local_steps = int(named[1]) if named else self.task.local_steps
+        return max(round(self.steps / of_round.get(self.method, local_steps)), 1)
 
 
 @dataclass(frozen=True)
@@ -206,12 +206,14 @@ def measured(run: Run, communicator: Communicator) -> dict:
 
 
 def memory(cell: Cell, folder: Path) -> tuple[float, float]:
-    """Return the plan's megabytes of a rank: weights, gradients and optimizer; what it holds beside them."""
+    """Return the plan's megabytes of a rank: weights, gradients and optimizer; the most that it holds beside them."""
     planned = describe_run(cell.run(folder), None, ranks=cell.row.ranks)
     network = planned.architecture
     cost, _ = phase_costs(planned.run, network, cell.row.ranks, planned.examples, planned.smaller)[0]
     held = cost.largest.memory
-    return (held.network + held.gradients + held.optimizer) / 1e6, (held.owned + held.copies) / 1e6
+    # A transfer or a save follows when memory has no gradients any more.
+    beside = held.owned + held.copies + max(held.buffers - held.gradients, 0)
+    return (held.network + held.gradients + held.optimizer) / 1e6, beside / 1e6
 
 
 def simulated(cell: Cell, folder: Path, end: float) -> str:
@@ -306,9 +308,7 @@ def prepare(task: Task, raw: Path, folder: Path) -> None:
     name = task.name.removesuffix("-alike").removesuffix("-by-label")
     if task.data.endswith(".npz"):
         if not (folder / task.data).exists():
-            sys.exit(
-                f"{folder / task.data} is missing: python -m benchmarks.controls.mlbench --help says how to get it."
-            )
+            sys.exit(f"{folder / task.data} is missing; see python -m benchmarks.controls.mlbench --help.")
     elif "identifiers" in name:
         prepare_identifiers(folder / task.data, int(Path(task.data).stem.rpartition("-")[2]))
     else:
@@ -351,8 +351,8 @@ def main() -> None:
                 "Rates: the best of neighbours 3 times apart on a tenth of the training examples, with a worse one on "
                 "both sides, unless the rate is on the edge. +-: half of the 95% interval of the mean over seeds. MB "
                 "sent: by all ranks, evaluations left out. MB trained: a rank's weights, gradients and optimizer, as "
-                "planned; beside: averages, copies and fed-back errors. Never redealt, side by side, is an ensemble of "
-                "P narrow networks. One rank has all data, and makes as many steps as each of several."
+                "planned; beside: averages, copies, fed-back errors and rows to save. Never redealt, side by side, is "
+                "an ensemble of P narrow networks. One rank has all data, and makes as many steps as each of several."
             )
             store_cells(f"plateau-{name}", files, options.results)
             reporting.report(f"plateau-{name}", f"Long runs: {title}", found, notes, folder=options.results)
