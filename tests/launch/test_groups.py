@@ -229,8 +229,7 @@ def test_a_killed_member_ends_the_job_a_stopped_one_is_named_and_the_run_goes_on
     before = lines(folder)
     job = start(4, "istmpi", *LONG, "--out", folder)
     wait_for_rounds(folder, len(before) + 2, job, unlike=before)
-    stopped = job.ranks[1]
-    os.kill(stopped, signal.SIGSTOP)
+    os.kill(job.ranks[1], signal.SIGSTOP)
     result = job.end(90)
     assert result.returncode == 76, result
     assert re.search(r"aborting, a rank does not respond: rank 1 on .*its process is stopped", result.errors[-1]), (

@@ -167,8 +167,7 @@ def relaunched(tmp_path, then, *words, command=("bash", "-c", "work")):
     """What istmpi-run does on three hosts: the outcome, and the hosts of each launch of the command."""
     (tmp_path / "hosts").write_text("a # the first\nb\nc\n")
     (tmp_path / "next").write_text(then)
-    istmpi = 'case $* in "job folder"*) echo run ;; esac'
-    path = stand_ins(tmp_path, mpirun=HOSTS_MPIRUN, istmpi=istmpi)
+    path = stand_ins(tmp_path, mpirun=HOSTS_MPIRUN, istmpi='case $* in "job folder"*) echo run ;; esac')
     done = istmpi_run(tmp_path, "--hosts", "hosts", *words, *command, PATH=path)
     launched = tmp_path / "launched"
     return done, launched.read_text().splitlines() if launched.exists() else []

@@ -9,8 +9,7 @@ SEEN = r"[/m]\x1b[31m"
 def test_every_command_shows_names_as_they_are(series, tmp_path):
     """Commands are given as (words of the command, words that it prints)."""
     commands = commands_on_a_table(tmp_path) + commands_on_own_code(tmp_path)
-    steps = {str(number): words for number, (words, _) in enumerate(commands)}
-    said = series(1, tmp_path, steps).end(300)
+    said = series(1, tmp_path, {str(number): words for number, (words, _) in enumerate(commands)}).end(300)
     for result, (words, expected) in zip(said.values(), commands, strict=True):
         assert result.returncode == 0 and "Traceback" not in result.stderr, (words, result)
         assert "\x1b" not in result.stdout + result.stderr, (words, result)

@@ -155,8 +155,7 @@ def test_what_cannot_be_is_refused_before_the_first_round(mpirun, disks):
 
 def test_data_are_at_one_path_on_all_hosts_and_must_be_the_same(mpirun, disks):
     """A missing and a different file are named with their rank."""
-    generator = np.random.default_rng(0)
-    features, labels = generator.random((80, 6), dtype=np.float32), np.arange(80) % 3
+    features, labels = np.random.default_rng(0).random((80, 6), dtype=np.float32), np.arange(80) % 3
     for host in "012":
         disks.host(host, "").mkdir()
     for host, more in (("0", 0), ("2", 1)):

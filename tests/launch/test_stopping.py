@@ -95,8 +95,7 @@ def test_a_signal_to_all_ranks_stops_them_once(said):
 
 
 def test_a_file_stops_the_run_and_the_same_command_goes_on(said, folder):
-    used = f"--out file is used by another run, process {said['job']} on host"
-    assert used in said["beside"].refusal()
+    assert f"--out file is used by another run, process {said['job']} on host" in said["beside"].refusal()
     result = said["file"]
     assert result.returncode == 75 and "stopped by the file file/STOP" in result.stderr, result
     assert "Remove file/STOP and run the same command" in result.stderr

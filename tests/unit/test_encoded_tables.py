@@ -1,6 +1,7 @@
 """Tables with columns that are left out, filled, or categories."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,8 @@ def mixed(count=60):
 @pytest.mark.parametrize("missing", ["mean", "most-frequent"])
 def test_gaps_are_filled_and_categories_counted_from_the_training_rows(table, missing):
     text, size, place = mixed()
-    _, data, x = prepared(table(text), **{"drop": "when", "categories": "place", "missing": missing})
+    report, data, x = prepared(table(text), **{"drop": "when", "categories": "place", "missing": missing})
+    assert re.search(r"filled: place: 6 with \w+, size: 9 with [-.\d]+ \(NA\)$", str(report.assumed[-1]))
     rows = np.rint(x[:, -1] * 8).astype(int)
     assert data.shape == (5,) and len(rows) == 48
     known = size[rows][~np.isnan(size[rows])]
@@ -59,7 +61,12 @@ def test_a_table_with_gaps_and_categories_is_predicted_as_it_was_prepared(table,
     encoding = data.reading["encoding"]
     south = [float(name == "south") for name in encoding["categories"]["place"]]
     np.testing.assert_allclose(block.x, [[encoding["fill"]["size"], *south, 1.5], [0.5, 0, 0, 0, 2.5]], rtol=1e-6)
-    assert "place has categories that are not in training (moon)" in notes.assumed[-1].text
+    filled, unknown = (note.text for note in notes.assumed[-2:])
+    assert "size: 1 with" in filled and "place has categories that are not in training (moon)" in unknown
+    _, data, _ = prepared(table(text.replace("NA", "1").replace(",,", ",west,")), drop="when", categories="place")
+    gap = str(table("place,weight,size\n,1,2\n", "gap.csv"))
+    with pytest.raises(DataError, match="gap.csv, line 2: place is missing, as in no row of training"):
+        [*read_inputs(gap, "csv", data.shape, reading=data.reading, notes=notes, label=None)]
 
 
 @pytest.mark.parametrize(
@@ -67,10 +74,7 @@ def test_a_table_with_gaps_and_categories_is_predicted_as_it_was_prepared(table,
     [
         ({"drop": "wehn"}, "no column wehn; did you mean when"),
         ({"drop": "kind", "label": "kind"}, "--drop names kind, which has the labels"),
-        (
-            {"drop": "when,size", "categories": "place"},
-            "line 2: place is missing. Give --missing mean or most-frequent",
-        ),
+        ({"drop": "when,size", "categories": "place"}, "in.csv, line 2: place is missing. Give --missing mean or"),
         ({"drop": "when,place"}, "line 2: 'NA' is not a number"),
         ({"missing": "zero"}, "missing 'zero' must be one of refuse, mean, most-frequent"),
     ],
@@ -126,7 +130,7 @@ def test_another_table_is_scored_in_the_form_of_the_training_table(tmp_path, ist
     others[3][2] = "moon"
     Path("new.csv").write_text("\n".join(map(",".join, others)))
     code, out, err = istmpi_command("evaluate", "run/network.h5", "--data", "new.csv", "--json")
-    assert code == 0 and "all 60 rows of new.csv are read as the training table was; place has categories that" in err
+    assert code == 0 and "all 60 rows of new.csv are read as the training table was; missing values are filled" in err
     assert istmpi_command("predict", "run/network.h5", "new.csv", "--label", "kind", "--out", "answers.csv")[0] == 0
     answers = [line.split(",")[1] for line in Path("answers.csv").read_text().splitlines()[1:]]
     right = [answer == row[0] for answer, row in zip(answers, others[1:], strict=True)]

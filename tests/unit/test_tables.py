@@ -48,6 +48,8 @@ def test_labels_that_are_numbers(table):
     assert "25 labels have 25 different whole numbers, at most 100, so they are classes" in text
     text, data = reason(["7", "07", "8"] * 5)
     assert data.classes == ("7", "8")
+    text, data = reason(["No", "yes", "no"] * 5)
+    assert "the labels No, no differ only in case or in how letters are coded" in text and data.outputs == 3
     text, data = reason(["1", "2", "many"] * 5)
     assert "5 of 15 labels are not numbers (such as 'many'), so all are classes" in text
     assert reason(([str(2**53 + n) for n in range(120)] * 2), task="classification")[1].outputs == 120
@@ -107,6 +109,8 @@ def test_other_delimiters_are_read_when_given(table):
         ("5.1,?,setosa\n" + "5,3,setosa\n" * 10, {}, r"line 1: '\?' is not a number, but others are.*--header yes"),
         ('a,b,label\n"0,5",2,x\n1,2,y\n3,4,y\n', {}, "'0,5' is not a number.*decimal point"),
         ("a,a,b\n1,2,x\n", {"label": "a"}, "several columns are called 'a'"),
+        ("a,a,b\n1,2,x\n", {"missing": "mean"}, "in.csv has several columns of a name, a. Rename"),
+        ("b,a,b\n1,2,x\n", {}, "in.csv has several columns of a name, b. Rename"),
         ('a,b,label\n1,2,"x\n3,4,y\n', {}, "in.csv is not a table: unexpected end of data"),
         ("a,b,c\n1,,x\n2,3,x\n", {}, "in.csv, line 2: '' is not a number"),
         ("a,b,c\n1,nan,x\n2,3,y\n", {}, "has nan as feature 1"),
@@ -218,6 +222,7 @@ def test_columns_have_the_order_of_training(table, text, options):
         ("id,a,b\n1,1,2\n", {}, "has id, but the training data do not"),
         ("1,2\n", {}, "has no a, b, but.*--header no reads a table without a header"),
         ("a,b,b\n1,2,3\n", {}, "has several columns of a name"),
+        ("A,B\nx,2\n", {}, "has no a, b, but the training data do"),
         ("c,d\n1,2\n", {"reading": BARE}, "'c' is not a number.*--header yes"),
         ("1,2,3\n", {"reading": BARE}, "a row has 3 numbers.*takes 2.*--label"),
         ("a,b\n1,2\n", {"reading": {**READING, "columns": 7}}, "columns is 7; it must be a list of texts"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +30,13 @@ ReadNumbers = Callable[[Sequence[Row], Sequence[int]], np.ndarray]
 Splits = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
+class Named(Protocol):
+    """A table's file, and the names of its features; None without a header."""
+
+    name: str
+    names: list[str] | None
+
+
 @dataclass
 class Encoding:
     """The treatment of columns, by their names in the header."""
@@ -44,6 +52,8 @@ class Encoding:
     """True if categories and values to fill in are those of a training table."""
     unknown: dict[str, dict[str, None]] = field(default_factory=dict)
     """The categories of each column that training did not have."""
+    gaps: dict[str, Counter[str]] = field(default_factory=dict)
+    """The fields of each column that stood for a missing value, with their numbers."""
 
     @staticmethod
     def from_options(
@@ -105,12 +115,14 @@ class Encoding:
 
     def read(
         self,
+        table: Named,
         block: Sequence[Row],
         columns: Sequence[int],
-        names: Sequence[str] | None,
         read_numbers: ReadNumbers,
     ) -> np.ndarray:
-        """Return the numbers and codes in a block [b, columns]; NaN where a value is missing."""
+        """Return the numbers and codes in a block [b, columns] of a table; NaN where a value is
+        missing."""
+        names = table.names
         if names is None or (not self.categories and self.missing == REFUSE):
             return read_numbers(block, columns)
         values = np.zeros((len(block), len(columns)))
@@ -121,15 +133,15 @@ class Encoding:
             else:
                 numbers.append(place)
         places = [columns[place] for place in numbers]
-        filled, lacks = self._replace_missing(block, places)
+        filled, lacks = self._replace_missing(block, places, [names[place] for place in numbers])
         read = read_numbers(filled, places)
         read[lacks] = np.nan
         values[:, numbers] = read
-        self._require_none_missing(block, names, values)
+        self._require_none_missing(table.name, block, names, values)
         return values
 
     def _replace_missing(
-        self, block: Sequence[Row], columns: Sequence[int]
+        self, block: Sequence[Row], columns: Sequence[int], names: Sequence[str]
     ) -> tuple[list[Row], np.ndarray]:
         """Return rows with 0 for each missing number, and where these are, [rows, columns]."""
         lacks = np.zeros((len(block), len(columns)), dtype=bool)
@@ -140,14 +152,19 @@ class Encoding:
             fields = [*row]
             for place, column in enumerate(columns):
                 if is_missing(row[column]):
+                    self._count_gap(names[place], row[column])
                     fields[column] = "0"
                     lacks[number, place] = True
             rows.append((line, fields))
         return rows, lacks
 
+    def _count_gap(self, name: str, text: str) -> None:
+        self.gaps.setdefault(name, Counter())[text.strip()] += 1
+
     def _find_code(self, name: str, text: str) -> float:
         text = text.strip()
         if is_missing(text):
+            self._count_gap(name, text)
             return np.nan
         codes = self.codes.setdefault(name, [])
         if text in codes:
@@ -161,15 +178,15 @@ class Encoding:
         return float(len(codes) - 1)
 
     def _require_none_missing(
-        self, block: Sequence[Row], names: Sequence[str], values: np.ndarray
+        self, table: str, block: Sequence[Row], names: Sequence[str], values: np.ndarray
     ) -> None:
         if self.missing != REFUSE:
             return
+        cure = ". Give --missing mean or most-frequent, or fill it."
+        if self.trained:
+            cure = ", as in no row of training, so no value fills it. Fill it."
         for row, place in np.argwhere(np.isnan(values)):
-            raise DataError(
-                f"line {block[row][0]}: {names[place]} is missing. Give --missing mean or "
-                "most-frequent, or fill it."
-            )
+            raise DataError(f"{table}, line {block[row][0]}: {names[place]} is missing{cure}")
 
     def learn(self, train: np.ndarray, names: Sequence[str]) -> None:
         """Take categories and values to fill in from the rows of training, [n, columns]."""
@@ -252,11 +269,37 @@ class Encoding:
         """Note the encoding for prediction, and the categories that training did not have."""
         if self.tree():
             notes.reading["encoding"] = self.tree()
+        if self.gaps:
+            shown = list_first([self._describe_gap(name) for name in self.gaps])
+            notes.assume(f"missing values are filled: {shown}")
         for name, texts in self.unknown.items():
             shown = list_first([one_line(text) for text in texts])
             notes.assume(
                 f"{name} has categories that are not in training ({shown}); they become zeros"
             )
+
+    def _describe_gap(self, name: str) -> str:
+        """Return the number of a column's missing values, what fills them, and their words."""
+        value = f"{self.fill[name]:.6g}"
+        if name in self.categories:
+            value = one_line(self.codes[name][int(self.fill[name])])
+        # Such a word may be meant as a category: "none" for a house without a garage.
+        words = [one_line(text) for text in self.gaps[name] if text]
+        shown = ""
+        if words:
+            shown = f" ({', '.join(words)})"
+        return f"{name}: {self.gaps[name].total()} with {value}{shown}"
+
+
+def require_unique_names(table: str, features: Sequence[str], label: str | None) -> None:
+    """Raise DataError if two columns have one name."""
+    counts = Counter([*features, label])
+    several = [name for name in features if counts[name] > 1]
+    if several:
+        raise DataError(
+            f"{table} has several columns of a name, {several[0]}. Rename or remove them: "
+            "a network finds columns by their names."
+        )
 
 
 def leave_out_index(name: str, first: list[str], columns: list[int], notes: Notes) -> list[int]:

@@ -15,7 +15,6 @@ from istmpi.data.decoder import Block, Request
 from istmpi.data.dense import tables
 from istmpi.data.dense.arrays import array_names, draw_missing_test, find_convention, load_arrays
 from istmpi.data.dense.encoding import Encoding
-from istmpi.data.dense.like import order_columns
 from istmpi.data.dense.split import rows_per_block
 from istmpi.data.dense.tables import read_table
 from istmpi.data.hdf5 import open_prepared
@@ -169,6 +168,7 @@ def _read_table(path: Path, request: Request) -> Iterator[Block]:
     encoding = Encoding()
     if "encoding" in trained:
         encoding = Encoding.from_tree(trained.inner("encoding"))
+    columns = _read_columns(trained)
     table = read_table(
         Archive(path),
         path.name,
@@ -178,13 +178,13 @@ def _read_table(path: Path, request: Request) -> Iterator[Block]:
         header=header,
         left_out=reading.get("label"),
         encoding=encoding,
+        expected=columns,
     )
     x = table.x
-    if table.names is not None and reading.get("columns") is not None:
-        columns = trained.texts("columns")
+    if table.names is not None and columns is not None:
         # A table to predict may have its columns in another order.
-        x = x[:, order_columns(path, table.names, columns)]
-        x = encoding.encode(x, columns)
+        table.take_order(columns)
+        x = encoding.encode(table.x, columns)
         encoding.note(request.notes)
     width = prod(request.shape)
     if x.shape[1] != width:
@@ -193,6 +193,13 @@ def _read_table(path: Path, request: Request) -> Iterator[Block]:
             "of labels with --label; --delimiter sets the delimiter."
         )
     return _cut_blocks(x, width)
+
+
+def _read_columns(trained: Fields) -> list[str] | None:
+    """Return the names of the columns of training; None if its table had no header."""
+    if trained.tree.get("columns") is None:
+        return None
+    return trained.texts("columns")
 
 
 def _cut_blocks(x: np.ndarray, width: int, classes: Sequence[str] | None = None) -> Iterator[Block]:

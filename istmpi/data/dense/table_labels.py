@@ -1,5 +1,6 @@
 """Finds out what the labels of a table are: names, whole numbers or numbers to predict."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -66,6 +67,7 @@ def choose_label_type(
                 f"{source}: the label {one_line(names[0])!r} has a decimal comma. Use a decimal "
                 "point, or give --task classification."
             )
+        _note_alike(names, notes)
         count = sum(texts[name] for name in names)
         reason = f"{count:,} of {total:,} labels are not numbers (such as "
         reason += f"{one_line(names[0])!r}), so all are classes"
@@ -82,6 +84,20 @@ def choose_label_type(
     if task is None and len(names) < len(texts):
         notes.assume(reason, "--task")
     return {split: np.array(labels).astype(dtype) for split, labels in raw.items()}
+
+
+def _note_alike(names: Sequence[str], notes: Notes) -> None:
+    """Note names of classes that a reader may take for one: "no" and "No"."""
+    spellings: dict[str, list[str]] = {}
+    for name in names:
+        spellings.setdefault(unicodedata.normalize("NFKC", name).casefold(), []).append(name)
+    several = [alike for alike in spellings.values() if len(alike) > 1]
+    if several:
+        shown = list_first(sorted(map(one_line, several[0])), NAMED)
+        notes.assume(
+            f"the labels {shown} differ only in case or in how letters are coded, and are "
+            "different classes"
+        )
 
 
 def _choose_type_of_whole_numbers(

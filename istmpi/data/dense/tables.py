@@ -17,7 +17,7 @@ from istmpi.data.decoder import Decoder, Notes, list_first, recognise_split
 from istmpi.data.dense.columnar import ENDINGS as COLUMNAR
 from istmpi.data.dense.columnar import is_columnar, read_columnar
 from istmpi.data.dense.delimiters import guess_delimiter, to_character
-from istmpi.data.dense.encoding import Encoding, leave_out_index
+from istmpi.data.dense.encoding import Encoding, leave_out_index, require_unique_names
 from istmpi.data.dense.like import TableForm, find_form, order_columns
 from istmpi.data.dense.split import build_material, rows_per_block
 from istmpi.data.dense.table_labels import (
@@ -36,13 +36,7 @@ from istmpi.data.holdout import describe_drawn, ensure_test
 from istmpi.data.labels import read_labels
 from istmpi.data.writer import Material
 from istmpi.errors import DataError
-from istmpi.foreign import (
-    in_ascii_digits,
-    is_number,
-    one_line,
-    printable,
-    reading,
-)
+from istmpi.foreign import in_ascii_digits, is_number, one_line, printable, reading
 from istmpi.tasks import CLASSIFICATION, REGRESSION
 
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", *COLUMNAR)
@@ -66,17 +60,24 @@ class Table:
     labels: list[str] = field(default_factory=list)
     """Empty if no column holds labels."""
 
-    def set_header(self, header: list[str], columns: list[int], label_place: int | None) -> None:
+    def name_columns(
+        self, header: list[str], columns: list[int], label_place: int | None, notes: Notes
+    ) -> list[int]:
+        """Return the columns that stay features, and keep their names. Raises DataError."""
+        columns = self.encoding.keep(header, columns)
+        columns = leave_out_index(self.name, header, columns, notes)
         self.header = header
         self.names = [header[column] for column in columns]
         if label_place is not None:
             self.label_name = header[label_place] or None
+        require_unique_names(self.name, self.names, self.label_name)
+        return columns
 
     def read(self, rows: Iterator[Row], columns: list[int], label_place: int | None) -> None:
         """Read ``x`` from ``columns``, and ``labels`` from one more. Raises DataError."""
         blocks = [np.zeros((0, len(columns)))]
         while block := list(islice(rows, rows_per_block(max(len(columns), 1)))):
-            blocks.append(self.encoding.read(block, columns, self.names, self._read_numbers))
+            blocks.append(self.encoding.read(self, block, columns, self._read_numbers))
             if label_place is not None:
                 self.labels += read_label_column(self.name, block, label_place)
         self.x = np.concatenate(blocks)
@@ -161,13 +162,9 @@ def _split(pairs: Pairs, form: TableForm | None, task: str, decoder: Decoder, so
         decoder.split = "all rows"
         return {"train": pairs[""], "test": pairs[""]}
     if "" in pairs:
-        decoder.split = _describe_split(task)
+        drawn = describe_drawn(by_class=task == CLASSIFICATION)
+        decoder.split = f"{drawn} (give train.csv and test.csv for another split)"
     return ensure_test(pairs, source, by_class=task == CLASSIFICATION)
-
-
-def _describe_split(task: str) -> str:
-    drawn = describe_drawn(by_class=task == CLASSIFICATION)
-    return f"{drawn} (give train.csv and test.csv for another split)"
 
 
 def _note_form(table: Table, label: str | None, notes: Notes) -> None:
@@ -256,11 +253,13 @@ def read_table(
     header: bool | None = None,
     left_out: str | None = None,
     encoding: Encoding | None = None,
+    expected: Sequence[str] | None = None,
 ) -> Table:
     """Return the table in a file; ``label`` is the name or number of the labels' column, if any.
 
     ``delimiter`` is a character or ``tab``. The first line decides what is None of ``delimiter``
-    and ``header``. The column ``left_out`` of a header is left out. Raises DataError.
+    and ``header``. The column ``left_out`` of a header is left out. ``expected``: the names that
+    the columns of a header must have, in any order. Raises DataError.
     """
     if is_columnar(name):
         header = True
@@ -272,15 +271,12 @@ def read_table(
         label_place = find_label(name, first, label)
         columns = _list_features(first, label_place, left_out, header)
         table = Table(name=name, delimiter=delimiter, encoding=encoding or Encoding())
-        has_header = header
-        if has_header is None:
-            has_header = _is_header(name, [first[column] for column in columns])
-            _note_header(first, has_header, notes)
+        has_header = _find_header(name, first, columns, header, notes)
         if has_header:
             require_one_column(name, first, label, label_place)
-            columns = table.encoding.keep(first, columns)
-            columns = leave_out_index(name, first, columns, notes)
-            table.set_header(first, columns, label_place)
+            columns = table.name_columns(first, columns, label_place, notes)
+            if expected is not None:
+                order_columns(name, table.names or (), expected)
         table.encoding.require_names(name, table.header, name_label(first, label_place))
         table.read(chain(opening[has_header:], rows), columns, label_place)
     if header is None and opening and not has_header:
@@ -297,11 +293,18 @@ def _list_features(
     return [column for column in range(len(first)) if column not in ignored]
 
 
-def _note_header(first: list[str], has_header: bool, notes: Notes) -> None:
+def _find_header(
+    name: str, first: list[str], columns: list[int], header: bool | None, notes: Notes
+) -> bool:
+    """Return True if the first line is a header; note it if ``header`` does not say so."""
+    if header is not None:
+        return header
+    has_header = _is_header(name, [first[column] for column in columns])
     what = "an example, not a header"
     if has_header:
         what = f"a header: {list_first(first, NAMED)}"
     notes.assume(f"the first line is {what}", "--header")
+    return has_header
 
 
 def _require_no_header(name: str, first: list[str], labels: list[str]) -> None:
