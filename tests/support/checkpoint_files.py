@@ -50,8 +50,7 @@ def make_checkpoints(folder: Path, launcher: Sequence[str] = ()) -> Path:
     with data of their own.
     ``launcher``: ``mpirun -n 3`` for three ranks.
     """
-    generator = np.random.default_rng(0)
-    x = generator.normal(3, 2, size=(60, 6)).astype(np.float32)
+    x = np.random.default_rng(0).normal(3, 2, size=(60, 6)).astype(np.float32)
     y = np.stack([x.sum(axis=1), x[:, 0]], axis=1)
     np.savez(folder / "numbers.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
     command = [*launcher, sys.executable, __file__, str(folder)]
@@ -92,8 +91,7 @@ def _main(folder: Path) -> None:
         list(training.rounds())
         save(name, training, calibrated=True)
     for name, settings in OWN.items():
-        run = small_run(model__dtype="float32", train__rounds=2).override(settings)
-        training = Training(run, communicator)
+        training = Training(small_run(model__dtype="float32", train__rounds=2).override(settings), communicator)
         training.store.scale = {group: OWN_SCALE[group] for group in training.architecture.groups}
         list(training.rounds())
         save(name, training, calibrated=True)

@@ -85,8 +85,7 @@ def write_idx(path: Path, array: np.ndarray, zipped: bool = False) -> None:
 
 
 def example_arrays() -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(3)
-    x = generator.normal(3, 2, (25, 4)).astype(np.float32)
+    x = np.random.default_rng(3).normal(3, 2, (25, 4)).astype(np.float32)
     y = np.arange(25) % 3
     return {"x_train": x[:20], "y_train": y[:20], "x_test": x[20:], "y_test": y[20:]}
 

@@ -34,5 +34,4 @@ def prepare_tokens(path: Path, end: str) -> None:
     documents.mkdir()
     for number in range(10):
         (documents / f"{number}.txt").write_text("units of a layer\n" * (number + 3), encoding="utf-8")
-    tokenizer = make_tokenizer(path.with_suffix(".json"), end)
-    prepare("text", documents, path, tokenizer=str(tokenizer))
+    prepare("text", documents, path, tokenizer=str(make_tokenizer(path.with_suffix(".json"), end)))

@@ -159,8 +159,7 @@ class PooledToo(TwoLayers):
         self.hidden, self.other = hidden, nn.Linear(hidden, outputs)
 
     def forward(self, x):
-        pooled = functional.adaptive_avg_pool1d(x[:, None], self.hidden)[:, 0]
-        return super().forward(x) + self.other(pooled)
+        return super().forward(x) + self.other(functional.adaptive_avg_pool1d(x[:, None], self.hidden)[:, 0])
 
 
 class Steps(TwoLayers):
