@@ -17,7 +17,7 @@ from torch import nn
 
 from istmpi.cluster import timing, transfers
 from istmpi.cluster.figures import Cluster, Link, fit
-from istmpi.comm import Communicator, find_members, library, on_this_host
+from istmpi.comm import Communicator, find_members, library, on_this_host, ring
 from istmpi.comm.allreduce import MeanOverRanks
 from istmpi.config import Run
 from istmpi.cost import Cost, cost
@@ -148,9 +148,8 @@ def _alltoallv(communicator: Communicator) -> Iterator[Point]:
 
 
 def _allreduce(communicator: Communicator) -> Iterator[Point]:
-    # A ring all-reduce sends P-1 messages to add up and P-1 to spread, each 1/P of the values.
-    messages = 2 * (communicator.size - 1)
-    if not messages:
+    ranks = communicator.size
+    if ranks == 1:
         return
     for size in MESSAGE_BYTES:
         values = torch.zeros(size // 4)  # float32
@@ -161,7 +160,9 @@ def _allreduce(communicator: Communicator) -> Iterator[Point]:
             mean.finish()
 
         seconds = timing.time_slowest(communicator, work)
-        yield Point(messages=messages, nbytes=messages / communicator.size * size, seconds=seconds)
+        # P-1 messages to add up and P-1 to spread, each 1/P of the values.
+        nbytes = 2 * (ranks - 1) / ranks * size
+        yield Point(messages=ring.count_waits(size, ranks), nbytes=nbytes, seconds=seconds)
 
 
 def _products(

@@ -4,12 +4,11 @@ The bytes move while the caller computes, if threads may call MPI. Exact values 
 (`istmpi.comm.ring`). Chunk c is always summed in the order of ranks c+1, c+2, ..., c, so all ranks,
 and two runs, get the same bits. Encoded chunks go straight to rank c, which sums them in the order
 c, c-1, ..., c+1; rank c's own copy passes through the codec, too. Rank c encodes the mean once, and
-all ranks decode the same bytes.
+all ranks decode the same bytes. Short chunks go straight, too, and are added in the same orders.
 """
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,7 @@ from istmpi.comm.backoff import Backoff
 from istmpi.comm.codec import CODECS, EXACT, Codec
 from istmpi.comm.communicator import FIRST_OWN_TAG, Communicator
 from istmpi.comm.host_copies import copy_from_host, to_host
-
-Array = np.ndarray | torch.Tensor
+from istmpi.comm.segment import Segment
 
 _TAGS = FIRST_OWN_TAG
 """The number of different tags."""
@@ -99,7 +97,7 @@ class MeanOverRanks:
             self._unpack(names, flat)
         self._reset()
 
-    def _segments_in_order(self) -> Iterator["_Segment | None"]:
+    def _segments_in_order(self) -> Iterator["Segment | None"]:
         """Yield the segments in the order in which they travel.
 
         Yield None while the next segment is incomplete.
@@ -116,7 +114,7 @@ class MeanOverRanks:
                 while self._count_ready(names) < part.stop:
                     yield None
                 key = rng.key(self.key, names[0], part.start)
-                yield _Segment(flat[part], codec, key, count % _TAGS, self._communicator)
+                yield Segment(flat[part], codec, key, count % _TAGS, self._communicator)
                 count += 1
 
     def _can_begin(self, names: Sequence[str]) -> bool:
@@ -166,7 +164,7 @@ class EncodedMean:
     def __init__(self, flat: torch.Tensor, codec: Codec, communicator: Communicator):
         self._flat = flat
         self._moving = _Moving(communicator)
-        self._moving.put(_Segment(flat, codec, 0, 0, communicator))
+        self._moving.put(Segment(flat, codec, 0, 0, communicator))
         self._moving.begin()
 
     def finish(self) -> torch.Tensor:
@@ -183,15 +181,15 @@ class _Moving:
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
-        self._waiting: list[_Segment] = []
-        self._under_way: list[_Segment] = []
+        self._waiting: list[Segment] = []
+        self._under_way: list[Segment] = []
         self._requests: list = []
         self._runner = BackgroundRunner("all-reduce")
         self._in_background = False
         self._called_back = threading.Event()
         self._bytes_sent = 0
 
-    def put(self, segment: "_Segment") -> None:
+    def put(self, segment: "Segment") -> None:
         self._waiting.append(segment)
 
     @property
@@ -232,125 +230,6 @@ class _Moving:
         self._under_way = [segment for segment in self._under_way if not segment.done]
         self._requests = [request for segment in self._under_way for request in segment.requests]
         return any(moved)
-
-
-class _Segment:
-    """A flat tensor on its way between P ranks.
-
-    P-1 steps sum its chunks, and P-1 steps spread the means.
-    """
-
-    def __init__(
-        self,
-        values: torch.Tensor,
-        codec: Codec | None,
-        key: int,
-        tag: int,
-        communicator: Communicator,
-    ):
-        self._communicator = communicator
-        self._tag = tag
-        flat = values.detach()
-        parts = ring.chunks(len(flat), communicator.size)
-        self._steps: Iterator[list]
-        if codec:
-            self._steps = self._encoded_exchanges(
-                [flat.numpy()[part] for part in parts], codec, key
-            )
-        elif flat.dtype == torch.bfloat16:  # NumPy has no such numbers
-            self._steps = self._exchanges([flat[part] for part in parts])
-        else:
-            self._steps = self._exchanges([flat.numpy()[part] for part in parts])
-        self.requests: list = []
-        self.done = False
-        self.bytes_sent = 0
-
-    def advance(self) -> bool:
-        """Begin the next step if this one's messages are done; return True if they are."""
-        if not self._communicator.all_done(self.requests):
-            return False
-        self.requests = next(self._steps, [])
-        # Each step has requests, so none are left only after the last step.
-        self.done = not self.requests
-        return True
-
-    def _exchanges(self, chunks: list[Any]) -> Iterator[list]:
-        """Yield the requests of each step: the chunks go round the ring twice.
-
-        They are arrays or tensors, whose operators are the same.
-        """
-        rank = self._communicator.rank
-        ranks = self._communicator.size
-        arriving = _empty_like(max(chunks, key=len))
-        for step in range(1, ranks):
-            chunk = chunks[(rank - step - 1) % ranks]
-            yield self._pass_on(chunks[(rank - step) % ranks], arriving[: len(chunk)])
-            chunk += arriving[: len(chunk)]
-        # Every chunk was added in the order of the ring, alike in each run (decision 15).
-        chunks[rank] /= ranks
-        for step in range(ranks - 1):
-            yield self._pass_on(chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks])
-
-    def _encoded_exchanges(
-        self, chunks: list[np.ndarray], codec: Codec, key: int
-    ) -> Iterator[list]:
-        """Yield the requests of each step.
-
-        Encoded chunks go straight to their ranks, then means go round the ring.
-        """
-        rank = self._communicator.rank
-        ranks = self._communicator.size
-        lengths = [*map(len, chunks)]
-
-        def encode(number: int, sender: int) -> np.ndarray:
-            """Encode a chunk. ``sender`` seeds the rounding: this rank, or for a mean ``ranks``."""
-            return codec.encode(chunks[number], rng.key(key, number, sender))
-
-        # This rank's own values are rounded, too: else its share of the mean would be exact.
-        total = codec.decode(encode(rank, rank), lengths[rank])
-        arriving = np.empty(codec.nbytes(lengths[rank]), np.uint8)
-        for step in range(1, ranks):
-            receiver = (rank + step) % ranks
-            sender = (rank - step) % ranks
-            sent = encode(receiver, rank)
-            yield self._exchange(sent, receiver, arriving, sender)
-            total += codec.decode(arriving, lengths[rank])
-        chunks[rank][:] = total / ranks
-        # Encoded once, and passed on as it is: all ranks decode the same bytes.
-        passed = encode(rank, ranks)
-        chunks[rank][:] = codec.decode(passed, lengths[rank])
-        for step in range(ranks - 1):
-            number = (rank - step - 1) % ranks
-            arriving = np.empty(codec.nbytes(lengths[number]), np.uint8)
-            yield self._pass_on(passed, arriving)
-            chunks[number][:] = codec.decode(arriving, lengths[number])
-            passed = arriving
-
-    def _pass_on(self, sent: Array, received: Array) -> list:
-        """Return the requests of a send to the next rank and a receive from the previous one."""
-        rank = self._communicator.rank
-        ranks = self._communicator.size
-        return self._exchange(sent, (rank + 1) % ranks, received, (rank - 1) % ranks)
-
-    def _exchange(self, sent: Array, receiver: int, received: Array, sender: int) -> list:
-        self.bytes_sent += sent.nbytes
-        return [
-            self._communicator.start_receive(_bytes(received), sender, self._tag),
-            self._communicator.start_send(_bytes(sent), receiver, self._tag),
-        ]
-
-
-def _empty_like(values: Array) -> Array:
-    if isinstance(values, np.ndarray):
-        return np.empty_like(values)
-    return torch.empty_like(values)
-
-
-def _bytes(values: Array) -> np.ndarray:
-    if isinstance(values, np.ndarray):
-        return values.view(np.uint8)
-    # NumPy has no bfloat16, but it has its bytes.
-    return values.view(torch.uint8).numpy()
 
 
 def add_up_together(communicator: Communicator, values: Sequence[np.ndarray]) -> list[np.ndarray]:

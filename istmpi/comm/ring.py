@@ -4,9 +4,14 @@ Tensors are grouped into buckets. A bucket is cut into segments, and a segment i
 each rank. Every chunk goes round the ring once to be summed and once to be spread, so each rank
 sends 2(P-1)/P of the bytes to the next rank. Encoded chunks (`istmpi.comm.codec`) go straight to
 the rank that sums them: on the ring they would be rounded P-1 times.
+
+The chunks of a short segment all go straight: to the rank that sums them, and from it to all
+ranks. A rank then waits for other ranks twice instead of 2(P-1) times, sums in the same order, and
+sends as many bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
 
@@ -17,6 +22,8 @@ BUCKET_BYTES = 2**20
 copy."""
 CHUNK_BYTES = 2**20
 """The most bytes of a message."""
+SHORT_BYTES = 2**14
+"""The most bytes of a chunk that goes straight. P-1 of them arrive at once, so they are short."""
 SEGMENTS_AT_ONCE = 4
 """Segments under way at once. While one segment waits for the next rank, the others keep the line
 busy."""
@@ -62,6 +69,18 @@ def chunks(elements: int, ranks: int) -> list[slice]:
     ]
 
 
+def is_short(nbytes: int) -> bool:
+    """Return True if the chunks of a segment, of at most ``nbytes``, go straight."""
+    return nbytes <= SHORT_BYTES
+
+
+def count_waits(nbytes: float | Fraction, ranks: int) -> int:
+    """Return how many times a rank waits for others in a mean of ``nbytes`` in all."""
+    if nbytes <= SHORT_BYTES * ranks:
+        return 2 * (ranks > 1)
+    return 2 * (ranks - 1)
+
+
 def count_sent_bytes(
     elements: Mapping[str, int], itemsize: int, ranks: int, forms: Forms = ALL_EXACT
 ) -> list[int]:
@@ -84,6 +103,9 @@ def count_sent(elements: int, ranks: int, nbytes: Callable[[int], int]) -> list[
     A number n of values takes ``nbytes(n)`` bytes.
     """
     sizes = [nbytes(chunk.stop - chunk.start) for chunk in chunks(elements, ranks)]
+    if is_short(max(sizes)):
+        # All chunks but its own, and its own to all others.
+        return [sum(sizes) + (ranks - 2) * size for size in sizes]
     # Once without its own chunk, once without its successor's.
     return [
         2 * sum(sizes) - size - after

@@ -212,7 +212,7 @@ def _mean(held: Holdings) -> Load:
     return Load(
         ALLREDUCE,
         sent=sent,
-        messages=2 * (held.ranks - 1),
+        messages=ring.count_waits(held.ring_bytes, held.ranks),
         busiest=Fraction(sent, held.ranks),
         buffers=_limit(
             Fraction(held.network_bytes, held.ranks), ring.SEGMENTS_AT_ONCE * ring.CHUNK_BYTES
@@ -221,15 +221,12 @@ def _mean(held: Holdings) -> Load:
 
 
 def _fragment(held: Holdings) -> Load:
-    sent = (
-        2
-        * (held.ranks - 1)
-        * ring.count_once_round(held.network_elements, held.ranks, float4_bytes)
-    )
+    once_round = ring.count_once_round(held.network_elements, held.ranks, float4_bytes)
+    sent = 2 * (held.ranks - 1) * once_round
     return Load(
         ALLREDUCE,
         sent=sent,
-        messages=2 * (held.ranks - 1),
+        messages=ring.count_waits(once_round, held.ranks),
         busiest=Fraction(sent, held.ranks),
         handled=PACKING * held.network_bytes,
     )

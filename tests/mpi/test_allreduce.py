@@ -44,11 +44,12 @@ def wait_for(comm, values, expected):
 
 @pytest.mark.ranks(also=5)
 @pytest.mark.parametrize("background", [pytest.param(True, marks=pytest.mark.real), False])
+@pytest.mark.parametrize("short", [0, 80, 2**14])
 @pytest.mark.parametrize("sizes, dtype, tolerance", CASES.values(), ids=CASES)
-def test_it_is_the_mean_and_the_same_bits_on_every_rank(comm, sizes, dtype, tolerance, background, monkeypatch):
+def test_it_is_the_mean_and_the_same_bits_on_every_rank(comm, sizes, dtype, tolerance, short, background, monkeypatch):
     """Messages of 160 bytes and buckets of 320, so that all is cut."""
-    monkeypatch.setattr(ring, "CHUNK_BYTES", 160)
-    monkeypatch.setattr(ring, "BUCKET_BYTES", 320)
+    for name, nbytes in {"CHUNK_BYTES": 160, "BUCKET_BYTES": 320, "SHORT_BYTES": short}.items():
+        monkeypatch.setattr(ring, name, nbytes)
     monkeypatch.setattr(mpi, "threads_may_call", lambda: background)
     mine, sent = values(comm, sizes, dtype)[comm.rank], comm.traffic.bytes
     mean_over_ranks(comm, mine)
