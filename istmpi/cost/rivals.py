@@ -43,6 +43,7 @@ _ALL = (
             "rank 0 collects all gradients and sends all weights, as the paper counts data parallel"
         ),
         sends_every_step=True,
+        changes_gradients=True,
         owned_tensors=0,
     ),
     MethodSpec(

@@ -188,7 +188,7 @@ def _count_parts(setup: Setup, loads: Sequence[Load]) -> list[PartCost]:
         optimizer=optimizer,
         others=_count_other_passes(setup),
         # Only such a step leaves rows of embeddings alone that its batch does not read.
-        sparse=optimizer.name == "sgd" and not clips and not spec.sends_every_step,
+        sparse=optimizer.name == "sgd" and not clips and not spec.changes_gradients,
     )
     tensors = spec.owned_tensors + len(setup.route.stored)
     owned = held.owned_bytes * tensors

@@ -49,7 +49,7 @@ class LocalTraining(ABC):
         self.spec = METHODS[job.run.method.name]
         self.subnet = Subnet(
             job,
-            averages_gradients=self.spec.sends_every_step,
+            changes_gradients=self.spec.changes_gradients,
             sums_outputs=self.spec.sums_outputs,
         )
         self.task = job.task

@@ -28,7 +28,8 @@ class Subnet:
     """A network and its optimizer. ``tensors`` has the weights and the optimizer's state by their
     names in the store.
 
-    ``averages_gradients``: True if gradients are sent to other ranks; then all gradients are dense.
+    ``changes_gradients``: True if the method changes gradients before the update; then all
+    gradients are dense.
     ``sums_outputs``: True if outputs of all subnets are added up. Sums over units then have no
     factor, and label layers return their outputs.
     """
@@ -44,13 +45,13 @@ class Subnet:
     steps_of_new_state: int | None = None
     """The steps of the optimizer's state, if the other members do not have the optimizer yet."""
 
-    def __init__(self, job: LocalJob, averages_gradients: bool, sums_outputs: bool):
+    def __init__(self, job: LocalJob, changes_gradients: bool, sums_outputs: bool):
         self._job = job
         self._sums_outputs = sums_outputs
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = choose_optimizer(job.run.optimizer)
         self.clip = _clip(job)
-        self._sparse = self.spec.name == "sgd" and not self.clip and not averages_gradients
+        self._sparse = self.spec.name == "sgd" and not self.clip and not changes_gradients
         self._sparse_rows: SparseRows | None = None
         # An optimizer that only a program can make is refused here, and not in the first round.
         if not job.optimizer:

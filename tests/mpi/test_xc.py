@@ -55,7 +55,7 @@ def test_it_trains_as_the_dense_oracle_does(comm, rows, case):
     assert_trained(training, progress, expected, losses)
 
 
-@pytest.mark.parametrize("method", ["local-sgd", "data-parallel", "ist"])
+@pytest.mark.parametrize("method", ["local-sgd", "data-parallel", "ist", "admm"])
 def test_touching_few_rows_changes_no_method(comm, rows, method):
     """With all rows touched, and all logits at once, the same weights but for rounding."""
     found = []
