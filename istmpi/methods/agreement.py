@@ -63,14 +63,20 @@ class StepLosses:
         return bool(torch.isfinite(self._losses[-1]))
 
     def values(self) -> list[float]:
-        """Return the losses, at full precision of float32."""
+        """Return the losses, at full precision of float32, and then, for a user's loss, 1 for each
+        step with finite outputs and 0 for others."""
         if not self._losses:
             return []
-        return torch.stack(self._losses).float().cpu().tolist()
+        losses: list[float] = torch.stack(self._losses).float().cpu().tolist()
+        return losses + [float(finite) for finite in self._finite_outputs]
 
     def replace(self, parts: Sequence[Sequence[float]]) -> None:
-        """Replace the losses by those of a group: each is the sum of its members' ``parts``."""
-        self._losses = [torch.tensor(sum(of_step)) for of_step in zip(*parts, strict=True)]
+        """Replace the losses by those of a group: each is the sum of its members' ``parts``, the
+        `values` of each. Outputs are finite if those of all members are."""
+        steps = len(self._losses)
+        columns = list(zip(*parts, strict=True))
+        self._losses = [torch.tensor(sum(of_step)) for of_step in columns[:steps]]
+        self._finite_outputs = [torch.tensor(all(of_step)) for of_step in columns[steps:]]
 
     def add_weight(self, weight: float) -> None:
         """Note how much the last loss counts among those of all ranks."""

@@ -51,7 +51,7 @@ def weigh_classes(train: Train, batches: Batches) -> Callable[[Batch], float]:
     def weigh(batch: Batch) -> float:
         # A rank's data may lack the last classes, which then have the weight 1.
         weighed = batch.targets[batch.targets < len(weights)]
-        return float(weights[weighed].sum()) + batch.examples - len(weighed)
+        return float(weights[weighed].double().sum()) + batch.examples - len(weighed)
 
     return weigh
 
