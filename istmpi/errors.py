@@ -27,6 +27,8 @@ class IstmpiError(Exception):
     exit_code = 1
     everywhere = False
     """True if every rank raises the error: one rank reports it, and the job ends by itself."""
+    heard = False
+    """True on a member of a replica group that heard the error from its leader, who reports it."""
 
 
 class UserError(IstmpiError, ValueError):

@@ -228,6 +228,7 @@ class Membership:
                 "not. Every process must make the same job calls in the same order."
             )
         if heard.error:
+            heard.error.heard = True
             raise heard.error
         return heard.result
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakMethod
 
-from istmpi.comm import mpi
+from istmpi.comm import backoff, mpi
 from istmpi.comm.arrival import LauncherWatch, watched
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.leaving import before_finalize
@@ -151,6 +151,10 @@ class HangWatch:
         self._launcher.look(self._me, self._neighbours, self._job.cure)
         if self._roll_call:
             self._roll_call.look(now)
+            answer = backoff.in_waits
+            # A member of a replica group waits in torch, which polls no MPI.
+            if answer and self._where.waiting:
+                answer()
 
 
 def _may_call_rolls(communicator: Communicator, patience: float) -> bool:

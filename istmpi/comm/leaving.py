@@ -35,6 +35,8 @@ line once."""
 _worlds: list[Whereabouts] = []
 _failed = False
 """True if an exception ends this rank."""
+_grace = GRACE
+"""`GRACE`, or ten times as long if the leader of a replica group reports the error of this rank."""
 at_the_end: list[WeakMethod] = []
 """Methods to call when this rank's script ends without an exception, also by sys.exit."""
 before_finalize: list[WeakMethod] = []
@@ -80,9 +82,11 @@ def end_with_this_script(communicator: Communicator) -> None:
     def failed(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        global _failed
+        global _failed, _grace
         _failed = True
         if isinstance(error, IstmpiError):
+            if error.heard:
+                _grace = 10 * GRACE
             _note(error.exit_code, f"istmpi: {one_line(error)}")
             return
         _note(_INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
@@ -155,12 +159,12 @@ def _call_all(references: Sequence[WeakMethod]) -> None:
 def _wait_for_others(everyone: Communicator, questions: list[Any]) -> bool:
     """Return True once all ranks have ended their scripts; False if this rank must end them.
 
-    After `GRACE` seconds, a rank that failed ends the others. Any other rank asks whether they wait
+    After `_grace` seconds, a rank that failed ends the others. Any other rank asks whether they wait
     for it; ``questions`` gets the requests of these messages.
     """
     all_here = everyone.mpi.Ibarrier()
     pause = backoff.Backoff()
-    deadline = time.monotonic() + GRACE
+    deadline = time.monotonic() + _grace
     while not all_here.Test():
         if time.monotonic() > deadline:
             if _exit_code:

@@ -11,10 +11,13 @@ import h5py
 import numpy as np
 import pytest
 import replay_cases
+import torch
 from following import lines, wait_for_rounds
 from masked_data import FILE
 
+from istmpi.amounts import amounts_in
 from istmpi.config.methods import METHODS
+from istmpi.methods.agreement import StepLosses
 
 RUN = ["train", "--rounds", "3", "-q"]
 MLP = ["--hidden", "32,24", "--set", "model.norm=layer"]
@@ -245,7 +248,8 @@ def test_a_killed_member_ends_the_job_a_stopped_one_is_named_and_the_run_goes_on
         assert result.returncode == 75, result
 
 
-LIFE = """
+HEAD = """
+import os, sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 import istmpi
@@ -265,6 +269,8 @@ x = torch.randn(91, 8, generator=torch.Generator().manual_seed(1)).double()
 data = TensorDataset(x, (x[:, 0] > x[:, 1]).long())
 job = istmpi.Distributed(Net, {{}}, example=x[:9], method="local-sgd", local_steps=2, dtype="float64",
                          checkpoint_every=1, group_size={size}, optimizer=lambda p: torch.optim.SGD(p, lr=0.3))
+"""
+LIFE = """
 for round in job.epochs({epochs}, DataLoader(data, batch_size=9, shuffle=True), folder="{folder}", resume="auto"):
     for a, b in round.take():
         round.step(torch.nn.functional.cross_entropy(round.module(a), b))
@@ -272,13 +278,42 @@ for round in job.epochs({epochs}, DataLoader(data, batch_size=9, shuffle=True), 
     job.evaluate(accuracy, DataLoader(data, batch_size=7), best="best.h5", patience=99)
 print(job.kept["seen"], job.best.round, job.best.score)
 """
+FAULTY = """
+is_last = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3"
+for round in job.rounds(3, folder="{folder}"):
+    for a, b in round.take(DataLoader(data, batch_size=9)):
+        round.number < 2 or not is_last or {fault}
+        round.step(torch.nn.functional.cross_entropy(round.module(a), b))
+    job.evaluate(lambda module, batch: 1.0 / (round.number < 2 or not is_last), DataLoader(data, batch_size=7))
+"""
+
+
+@pytest.mark.parametrize(
+    "fault, line",
+    {
+        "sys.exit()": "rank 3 ended its program while rank 2 waits for it in all-reduce",
+        "None": "the score fails: ZeroDivisionError",
+    }.items(),
+)
+def test_a_fault_of_a_member_of_a_program_is_said_once(start, tmp_path, fault, line):
+    result = start(4, "python", "-c", (HEAD + FAULTY).format(size=2, folder=tmp_path, fault=fault)).end(60)
+    assert result.returncode in (1, 2) and result.stderr.count(f"istmpi: {line}") == 1, result
+
+
+def test_a_loss_that_is_not_finite_names_no_loss_function_if_a_member_has_such_outputs():
+    leader, member = StepLosses(), StepLosses()
+    for losses, value in ((leader, 1.0), (member, float("nan"))):
+        losses.add_facts(torch.tensor(value), amounts_in(torch.tensor(value), 1, "loss"))
+        losses.add(torch.tensor(value))
+    leader.replace([leader.values(), member.values()])
+    assert leader.summarise((), is_first_round=False).cause == ""
 
 
 def test_a_program_in_epochs_keeps_values_and_its_best_network_in_groups(series, tmp_path):
     said = {}
     for size, processes in ((1, 2), (2, 4)):
         folder = tmp_path / f"in groups of {size}"
-        commands = {epochs: LIFE.format(size=size, epochs=epochs, folder=folder) for epochs in (1, 3)}
+        commands = {epochs: (HEAD + LIFE).format(size=size, epochs=epochs, folder=folder) for epochs in (1, 3)}
         for outcome in series(processes, tmp_path, commands).end(120).values():
             assert outcome.returncode == 0, outcome
         said[size] = [line for line in outcome.stdout.splitlines() if line[0].isdigit()]
