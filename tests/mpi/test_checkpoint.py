@@ -60,8 +60,7 @@ def test_every_type_arrives_bit_for_bit_and_reads_as_a_number(comm, shared_tmp, 
     mine = values[first:last].clone().view(torch.uint8).numpy()
     piece = Piece("model/values", (len(values),), dtype, mine, first, "some", comm.size, comm.rank)
     path = shared_tmp / "values.h5"
-    header = Training(small_run(), comm).state()[0]
-    commit(path, header, [piece], writer, comm)
+    commit(path, Training(small_run(), comm).state()[0], [piece], writer, comm)
     with h5py.File(path, locking=LOCKING) as file:
         stored = file["model/values"]
         assert stored.dtype == {"bfloat16": np.float32}.get(dtype, np.dtype(dtype if dtype != "bfloat16" else "f4"))

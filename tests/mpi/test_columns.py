@@ -112,8 +112,7 @@ def test_an_exported_program_takes_the_whole_table(comm, shared_tmp, table):
     onnxruntime = pytest.importorskip("onnxruntime")
     path = save(trained(comm, **EVEN, data__source=table, model__dtype="float32")[0], shared_tmp / "network.h5")
     if comm.rank == 0:
-        file = export(path, "onnx").path
-        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(export(path, "onnx").path), providers=["CPUExecutionProvider"])
         (outputs,) = session.run(None, {"input": raw(table)})
         np.testing.assert_allclose(outputs, predicted(path, raw(table)), atol=1e-4)
 
@@ -232,8 +231,7 @@ def test_other_rows_are_refused(comm, shared_tmp, own, message):
 
 @pytest.mark.ranks(only=[3])
 def test_a_loop_of_ones_own_does_not_divide_columns(comm, shared_tmp):
-    job = loops.make_job(comm, method="joint")
-    round = next(loops.begin_rounds(job, 1, shared_tmp / "run"))
+    round = next(loops.begin_rounds(loops.make_job(comm, method="joint"), 1, shared_tmp / "run"))
     examples = TensorDataset(torch.full((24, 1, 8, 8), float(comm.rank)))
     with pytest.raises(DataError, match="Give all ranks the same data set: they add up outputs"):
         next(round.take(DataLoader(examples, batch_size=8, shuffle=True)))

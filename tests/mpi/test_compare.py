@@ -157,8 +157,7 @@ def test_minutes_end_a_run_that_reaches_nothing(compared, rounds_take, comm):
     """They are the slowest rank's; the phases on the clock add up to the training time."""
     rounds_take(30.0 + comm.rank)
     slowest = 30.0 + comm.size - 1
-    limited = {"train__rounds": 1000, "train__max_minutes": 1.9}
-    comparison = compared(["ist"], **limited)
+    comparison = compared(["ist"], **{"train__rounds": 1000, "train__max_minutes": 1.9})
     assert comparison.run_training() == {}
     (curve,) = read_curves([comparison.folder])
     assert (curve.points[-1].round, curve.points[-1].seconds, curve.problem) == (4, 4 * slowest, "")

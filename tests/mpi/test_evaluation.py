@@ -69,8 +69,7 @@ def test_the_score_is_that_of_the_whole_network(comm, shared_tmp, case):
         settings = {"data__source": str(shared_tmp / "two.npz")}
     training, progress = trained(comm, **settings, evaluate__every=1)
     score = progress[-1].score
-    forward = plain(training, calibration_sample(training, 1024))
-    loss, accuracy = scored(forward, *read_all(training.dataset.test))
+    loss, accuracy = scored(plain(training, calibration_sample(training, 1024)), *read_all(training.dataset.test))
     assert score.examples == len(training.dataset.test)
     assert score.loss == pytest.approx(loss, abs=1e-10)
     assert score.score == pytest.approx(accuracy)

@@ -114,8 +114,7 @@ def naive(comm, own, network, store, sample, batches):
 
 
 def examples(shape, count, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def assert_moments(found, expected):

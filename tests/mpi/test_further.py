@@ -68,8 +68,7 @@ def test_scores_of_classes_are_counted_over_all_examples(table, comm, shared_tmp
     summary = trained(comm, path, folder, evaluate__top_k=[k for k in (2, 4) if k < classes])
     score = evaluate(folder / "network.h5", comm).score
     outputs = outputs_of(folder / "network.h5", x)
-    taken = outputs.argmax(1)
-    counted = confusion_of(y, taken, classes)
+    counted = confusion_of(y, outputs.argmax(1), classes)
     assert np.array_equal(score.further.confusion, counted)
     present = counted.sum(1) > 0
     recall = np.diag(counted)[present] / counted.sum(1)[present]
@@ -96,8 +95,7 @@ def test_scores_of_classes_are_counted_over_all_examples(table, comm, shared_tmp
 def test_their_bytes_are_planned(table, comm):
     """Also those of the last evaluation, whose confusion and outputs of all examples are details."""
     for classes in (2, 7):
-        run = small_run(data__source=str(table(classes)[0]), train__rounds=4, evaluate__every=2)
-        training = Training(run, comm)
+        training = Training(small_run(data__source=str(table(classes)[0]), train__rounds=4, evaluate__every=2), comm)
         before = comm.ledger.sent[EVALUATION].bytes
         list(training.rounds())
         planned = plan_evaluations(training.run, training.architecture, training.dataset, comm.size)

@@ -46,8 +46,7 @@ def assert_trains(training):
     """All rounds give the weights and losses of the oracle; the progress, and the oracle's weights."""
     initial = initial_weights(training)
     progress = list(training.rounds())
-    ranks = training.communicator.size
-    expected, losses = train(training.run, WIDTHS, training.dataset.train, initial, ranks)
+    expected, losses = train(training.run, WIDTHS, training.dataset.train, initial, training.communicator.size)
     assert whole(training).keys() == expected.keys()
     assert_trained(training, progress, expected, losses, TOLERANCE)
     return progress, expected

@@ -58,8 +58,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
 @pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize("case", [*CASES][4:])
 def test_a_run_that_is_saved_and_stopped_goes_on_bit_for_bit(comm, shared_tmp, case):
-    run = read(comm, shared_tmp, case).override({"train.rounds": 4})
-    assert_goes_on(comm, run, shared_tmp / "stopped.h5")
+    assert_goes_on(comm, read(comm, shared_tmp, case).override({"train.rounds": 4}), shared_tmp / "stopped.h5")
 
 
 @pytest.mark.ranks(only=[4])

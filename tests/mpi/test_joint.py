@@ -129,8 +129,7 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_use_in_a_loop_is_refused(comm, shared_tmp, message):
     loader = DataLoader(TensorDataset(torch.randn(24, 1, 8, 8), torch.arange(24) % 10), batch_size=8)
-    job = loops.make_job(comm, method="joint")
-    round = next(loops.begin_rounds(job, 1, shared_tmp / "run"))
+    round = next(loops.begin_rounds(loops.make_job(comm, method="joint"), 1, shared_tmp / "run"))
     with pytest.raises(ConfigError, match=message):
         WRONG[message](round, loader)
 

@@ -142,8 +142,7 @@ def test_local_sgd_with_one_local_step_is_data_parallel(comm, norm):
 def test_data_parallel_is_sgd_on_a_batch_p_times_as_large(comm, norm, momentum):
     settings = {"model__norm": norm, "model__bias": True, "optimizer__momentum": momentum, "optimizer__lr": 0.03}
     training, _ = trained(comm, method__name="data-parallel", **settings)
-    expected = bare_loop(training.run, comm.size, 12, torch.float64)
-    assert_near(whole(training), expected)
+    assert_near(whole(training), bare_loop(training.run, comm.size, 12, torch.float64))
 
 
 @pytest.mark.ranks(only=[2])

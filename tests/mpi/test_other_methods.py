@@ -75,8 +75,7 @@ def test_dynamic_averaging_at_the_least_drift_is_local_sgd(comm, state):
 
 def test_without_a_violator_nothing_is_ever_sent(comm):
     """Each rank trains by itself; what is evaluated is the mean of all."""
-    settings = {"method__name": "dynamic-averaging", "method__threshold": 1e300}
-    training, progress = trained(comm, **settings)
+    training, progress = trained(comm, **{"method__name": "dynamic-averaging", "method__threshold": 1e300})
     assert [one.bytes for one in progress] == [0] * 4
     everyone = replicas(training.run, comm.size)
     for one in everyone:

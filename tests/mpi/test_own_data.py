@@ -59,8 +59,7 @@ def test_two_inputs_a_loss_and_a_score_of_the_users(comm, shared_tmp):
     method = "ist" if comm.size > 1 else "local-sgd"
     training, progress = of_own(comm, **TWO, method__name=method, train__rounds=12, train__batch=32, optimizer__lr=0.3)
     assert training.score_name == "hits" and progress[-1].score.score > 0.5
-    network = save(training, shared_tmp / "network.h5")
-    result = evaluate(network, comm, f"{FILE}:pairs", model=f"{FILE}:Two")
+    result = evaluate(save(training, shared_tmp / "network.h5"), comm, f"{FILE}:pairs", model=f"{FILE}:Two")
     assert result.score_name == "hits" and result.score.score == pytest.approx(progress[-1].score.score, abs=1e-6)
     # The same network, with the loss and the score by the targets, learns the same.
     by_targets = {**TWO, "model__name": f"{FILE}:Logits", "data__source": f"{FILE}:two_inputs"}

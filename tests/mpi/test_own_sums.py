@@ -36,8 +36,7 @@ def plain_scores(training, blank=False):
 @pytest.mark.parametrize("network, source", [("Net", "splits"), ("Pairs", "blank"), ("Named", "splits")])
 def test_sums_and_counts_give_the_score_of_all_targets(comm, network, source, batch):
     """The score does not depend on evaluate.batch or the ranks; a target of -100 does not count."""
-    run = masked_run(network, source, method__name="local-sgd", evaluate__batch=batch)
-    training = Training(run, comm)
+    training = Training(masked_run(network, source, method__name="local-sgd", evaluate__batch=batch), comm)
     score = [*training.rounds()][-1].score
     assert (score.loss, score.score) == pytest.approx(plain_scores(training, source == "blank"), abs=1e-9)
     assert score.examples == 50 and training.score_name == "accuracy"
@@ -49,8 +48,7 @@ def test_sums_and_counts_give_the_score_of_all_targets(comm, network, source, ba
 def test_data_parallel_weighs_ranks_by_their_targets(comm, network):
     """A step's gradient is that of the joined batches of all ranks, although their counts differ."""
     settings = {"method__name": "data-parallel", "data__placement": "sharded", "method__local_steps": 1}
-    run = masked_run(network, "blank", train__batch=3, **settings).override({"train.rounds": 1})
-    training = Training(run, comm)
+    training = Training(masked_run(network, "blank", train__batch=3, **settings).override({"train.rounds": 1}), comm)
     before = {name: torch.from_numpy(values.copy()) for name, values in whole(training).items()}
     parts = comm.allgather([tensor.numpy() for tensor in training.batches.at(0).targets])
     [*training.rounds()]
@@ -61,8 +59,7 @@ def test_data_parallel_weighs_ranks_by_their_targets(comm, network):
     (loss / count).backward()
     trained = whole(training)
     for name, parameter in plain.named_parameters():
-        expected = (parameter - 0.05 * parameter.grad).detach().numpy()
-        np.testing.assert_allclose(trained[name], expected, atol=1e-12)
+        np.testing.assert_allclose(trained[name], (parameter - 0.05 * parameter.grad).detach().numpy(), atol=1e-12)
 
 
 @pytest.mark.parametrize(

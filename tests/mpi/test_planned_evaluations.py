@@ -79,8 +79,7 @@ def test_a_run_that_depends_on_its_evaluations_keeps_ten(comm):
     run = small_run(train__rounds=40, evaluate__every=0)
     for settings, every in (({"data.validation": 0.2, "train.patience": 3}, 4), ({"evaluate.every": 7}, 7)):
         training = Training(run.override(settings), comm)
-        network = training.architecture
-        assert choose_interval(run.override(settings), network, training.dataset, comm.size) == every
+        assert choose_interval(run.override(settings), training.architecture, training.dataset, comm.size) == every
 
 
 @pytest.mark.parametrize("settings", KNOWN, ids=name_case)

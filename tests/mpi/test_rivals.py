@@ -68,8 +68,7 @@ def largest_of_chunks(values, top):
 @pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("state", [{}, {"optimizer__momentum": 0.5, "optimizer__lr": 0.05}], ids=["plain", "momentum"])
 def test_streaming_diloco_is_what_its_authors_wrote(comm, state):
-    settings = {**PLAIN, **STREAM, **state, "data__placement": "sharded", "method__mix": 0.25}
-    training, _ = trained(comm, **settings)
+    training, _ = trained(comm, **{**PLAIN, **STREAM, **state, "data__placement": "sharded", "method__mix": 0.25})
     everyone, ranks = replicas(training.run, comm.size), comm.size
     common = {name: values.copy() for name, values in everyone[0].named().items()}
     velocity = {name: np.zeros_like(values) for name, values in common.items()}
@@ -149,8 +148,7 @@ def test_sparse_loco_is_what_its_authors_wrote(comm, outer):
             common[name] = start + lr * (change + momentum * velocity[name])
             for one in everyone:
                 one.named()[name][...] = common[name]
-    found = whole(training)
-    assert_near(found, common)
+    assert_near(whole(training), common)
     assert_alike(comm, {name: training.method.subnet.tensors[name] for name in common})
     own = training.method.of_this_rank()
     for name, each in errors[comm.rank].items():

@@ -84,8 +84,7 @@ def test_targets_that_are_standardised_beforehand_give_the_same_network(comm, sh
 def test_ranks_with_examples_of_their_own_agree_on_the_units(comm, shared_tmp):
     path = like_diabetes(shared_tmp, comm.rank, rows=50 + 20 * comm.rank)
     training = Training(small_run(data__source=path.replace(f"-{comm.rank}.", "-{rank}.")), comm)
-    per_rank = comm.allgather(open_dataset(path).train.labels())
-    everything = np.concatenate(per_rank).astype(np.float64)
+    everything = np.concatenate(comm.allgather(open_dataset(path).train.labels())).astype(np.float64)
     mean, std = training.dataset.targets
     np.testing.assert_allclose(mean, everything.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(std, everything.std(axis=0), rtol=1e-6)

@@ -70,8 +70,7 @@ def test_the_chosen_value_is_that_of_a_loop_which_trains_each_alone(tuned, comm)
 
 
 def test_an_edge_is_extended_once(tuned, comm):
-    grid = {"optimizer.lr": (0.005, 0.01)}
-    comparison = tuned(grid=grid)
+    comparison = tuned(grid={"optimizer.lr": (0.005, 0.01)})
     comparison.run_training()
     found = outcome(comparison)
     assert [trial["values"]["optimizer.lr"] for trial in found["trials"]] == [0.005, 0.01, 0.02]

@@ -178,8 +178,7 @@ def test_a_reader_that_leaves_or_a_closed_output_ends_no_command(tmp_path):
             done = subprocess.run([*PROGRAM, *words], stdout=unread, stderr=subprocess.PIPE, text=True)
         assert (done.returncode, done.stderr) == (0, ""), words
     assert (tmp_path / "run" / "network.h5").exists()
-    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "runs"]
-    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "runs"], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -213,8 +212,7 @@ def test_a_command_that_needs_no_mpi_tells_its_own_error_whatever_started_it(wor
     ],
 )
 def test_a_shell_gets_words_and_nothing_else_at_tab(words, offered):
-    asked = {"_ISTMPI_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    done = cli(env=asked)
+    done = cli(env={"_ISTMPI_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))})
     assert done.stderr == "" and [line.partition(",")[2] for line in done.stdout.splitlines()] == offered
 
 

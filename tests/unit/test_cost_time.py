@@ -167,8 +167,7 @@ def test_advice_follows_its_rules():
 def test_advice_respects_memory_and_prefers_what_changes_less_where_it_costs_little():
     """Infinitely fast network, nothing to deal: nothing to win."""
     quick = Cluster("quick", "by hand", network(0.0, 1e15), (1e12,))
-    case = Scenario(Run().override({"method.partition": []}), mlp_network(64, (64,), 10), quick, 1000)
-    advice = advise(case, 4)
+    advice = advise(Scenario(Run().override({"method.partition": []}), mlp_network(64, (64,), 10), quick, 1000), 4)
     assert advice.first.startswith("Run data-parallel on 4 ranks with 1 local step: ")
     assert advice.notes[0].startswith("Why: data-parallel trains most like one process of the methods")
     advice = advise(scenario(replace(preset("100gbit"), memory=300e6 + PROCESS)), 8)

@@ -86,8 +86,7 @@ def test_recordings_may_be_in_folders_of_splits(tmp_path):
     ],
 )
 def test_splits_of_documents_are_named_in_any_way(tmp_path, names, splits, said):
-    source = write_files(tmp_path / "in", dict.fromkeys(names, b"some words"))
-    report = prepare("text", source, tmp_path / "data.h5")
+    report = prepare("text", write_files(tmp_path / "in", dict.fromkeys(names, b"some words")), tmp_path / "data.h5")
     assert said in read_notes(report) and report.split.startswith("documents: ") == (not splits)
     assert list(report.counts) == ["train", "test", "validation"][: splits or 2]
 

@@ -197,8 +197,7 @@ def test_images_have_one_extent(tmp_path):
 
 
 def test_what_differs_in_the_last_digits_alone_is_constant(tmp_path):
-    x = np.stack([np.array([0.1 + 0.2, 0.3])[LABELS], STEPS], 1)
-    train = open_prepared(saved(tmp_path, x).target).train
+    train = open_prepared(saved(tmp_path, np.stack([np.array([0.1 + 0.2, 0.3])[LABELS], STEPS], 1)).target).train
     assert (examples_of(train, np.arange(len(train)))[0][:, 0] == 0).all()
     with pytest.raises(DataError, match="1 feature .number 1. are too close"):
         saved(tmp_path, np.stack([STEPS, LABELS * 1e-50], 1))

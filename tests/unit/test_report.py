@@ -120,8 +120,7 @@ def test_everything_on_the_page_and_on_the_console_is_escaped(istmpi_command, tm
 
 
 def test_numbers_keep_their_units_and_the_best_is_marked_by_more_than_a_colour():
-    found = compare([curve("ist", FAST, step=2.5), curve("local-sgd", FAST, step=5.0)], [0.9])
-    made = page(found, None, "x", MADE)
+    made = page(compare([curve("ist", FAST, step=2.5), curve("local-sgd", FAST, step=5.0)], [0.9]), None, "x", MADE)
     assert '<td class="best" title="the best of its row"><span class="value">10 s</span>' in made
     assert '<td><span class="value">20 s</span> <span class="value">2.00x</span></td>' in made
     assert re.search(r"td\.best[^}]*font-weight: 700", made)

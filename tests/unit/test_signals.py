@@ -50,8 +50,7 @@ main(program)
 
 def outcome(program, name):
     """What a process of its own ends with that runs this program for a signal: exit code, output and errors."""
-    command = [sys.executable, "-c", program, name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60))
+    done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True, timeout=patient(60))
     return done.returncode, done.stdout, done.stderr
 
 

@@ -211,8 +211,7 @@ def test_the_mean_of_equal_values_is_that_value():
 def test_the_mean_is_the_same_for_every_receiver():
     """All ranks add in the same order, or copies would drift apart."""
     names, whole = parameters(["labels features"], ["float32"]), layout("none", 4)
-    values = normal(names, whole, torch.Generator().manual_seed(0))
-    moved = move(names, whole, whole, values, blanks(names, whole))
+    moved = move(names, whole, whole, normal(names, whole, torch.Generator().manual_seed(0)), blanks(names, whole))
     assert_same_bits(moved.tensors[1:], moved.tensors[:1] * 3, names)
 
 
@@ -234,8 +233,7 @@ def test_the_staging_limit_is_kept(kinds, limit):
     assert in_rounds.bytes == at_once.bytes
     plans = [Transfer(names, source, target, rank) for rank in range(3)]
     blocks = [block for plan in plans for message in plan.sends for block in message]
-    largest_slab = max(block.nbytes // max(block.shape) for block in blocks)
-    assert in_rounds.largest_message <= max(limit // 3, largest_slab)
+    assert in_rounds.largest_message <= max(limit // 3, max(block.nbytes // max(block.shape) for block in blocks))
     assert in_rounds.calls[0] > 1
     assert_same_bits(in_rounds.tensors, at_once.tensors, names)
 
