@@ -22,6 +22,7 @@ from istmpi.methods.class_loss import class_loss, weigh_classes
 from istmpi.methods.job import LocalJob
 from istmpi.methods.logit_adjustment import LogitAdjustment
 from istmpi.methods.subnet import Subnet
+from istmpi.models.moe import weighing_inner_losses
 from istmpi.names import is_own
 from istmpi.outputs import LossOfOutputs
 from istmpi.tasks import OwnTask
@@ -60,6 +61,8 @@ class LocalTraining(ABC):
         self._losses = StepLosses()
         self._amounts: Mapping[str, Amount] = {}
         """The amounts of a user's loss in the last local step; empty for other losses."""
+        self._share_of_examples = 1.0
+        """The part of the examples of the current batch that this process has taken."""
         self._has_gradients = False
         self._weigh = weigh_classes(job.run.train, job.batches)
 
@@ -115,6 +118,7 @@ class LocalTraining(ABC):
             return batch, None
         rows = group.take_part(batch.examples)
         is_idle = rows.start == rows.stop
+        self._share_of_examples = (rows.stop - rows.start) / batch.examples
         if is_idle:
             # A member without an example takes part in the mean of gradients, with zeros.
             rows = slice(0, 1)
@@ -166,7 +170,12 @@ class LocalTraining(ABC):
             with self._calling("the backward pass"):
                 minimised.backward()
             return
-        with self._calling("the backward pass"), group.averaging():
+        inner_weight = self._share_of_examples * group.size
+        with (
+            self._calling("the backward pass"),
+            group.averaging(),
+            weighing_inner_losses(inner_weight),
+        ):
             # The mean over members divides by their number, which is undone here.
             (minimised * (share * group.size)).backward()
 

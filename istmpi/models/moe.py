@@ -1,6 +1,8 @@
 """A decoder for text whose feed-forward units are experts. Each token uses its best experts (arXiv
 2101.03961)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from istmpi.models.transformer import Transformer, of_layer
 
 ALIGNED = 16
 """The bytes of a row for `torch.nn.functional.grouped_mm` must be a multiple of this number."""
+_weight = 1.0
+"""The weight of losses inside networks in a backward pass, as `weighing_inner_losses` sets it."""
 
 
 class MoE(Transformer):
@@ -165,4 +169,16 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         shape, dtype = context.loss
-        return gradient, gradient.new_ones(shape, dtype=dtype)
+        return gradient, gradient.new_full(shape, _weight, dtype=dtype)
+
+
+@contextmanager
+def weighing_inner_losses(weight: float) -> Iterator[None]:
+    """Open a context for the backward pass of a loss that was multiplied by ``weight``: losses
+    inside the network count as much."""
+    global _weight
+    _weight = weight
+    try:
+        yield
+    finally:
+        _weight = 1.0

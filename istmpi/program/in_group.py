@@ -16,6 +16,7 @@ from istmpi.data.batch import Batch
 from istmpi.data.callable.halves import take_part
 from istmpi.engine.replica_group import ReplicaGroup
 from istmpi.errors import ConfigError
+from istmpi.models.moe import weighing_inner_losses
 from istmpi.program.loaders import count_examples
 from istmpi.training.best import Best
 
@@ -130,11 +131,14 @@ class Part:
             )
         return part.targets
 
-    def go_back(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of a loss; in a group, their mean over members."""
+    def go_back(self, loss: torch.Tensor, weight: float) -> None:
+        """Compute the gradients of a loss that was multiplied by ``weight``; in a group, their mean
+        over members."""
         if self._group is None:
-            loss.backward()
+            with weighing_inner_losses(weight):
+                loss.backward()
             return
-        with self._group.averaging():
-            # The mean over members divides by their number, which is undone here.
-            (loss * (self.share * self._group.size)).backward()
+        # The mean over members divides by their number, which is undone here.
+        factor = self.share * self._group.size
+        with self._group.averaging(), weighing_inner_losses(weight * factor):
+            (loss * factor).backward()

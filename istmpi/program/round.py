@@ -218,7 +218,11 @@ class Round:
         is_last = len(self._losses) % self._parts == 0
         # The method sends gradients during the backward pass once they are complete.
         self._method.hands_over = is_last
-        self._part.go_back(scaler.scale(loss) if scaler else loss)
+        weight = 1 / self._parts
+        if scaler:
+            loss = scaler.scale(loss)
+            weight *= scaler.get_scale()
+        self._part.go_back(loss, weight)
         self._method.hands_over = False
         if not is_last:
             return

@@ -29,8 +29,7 @@ def test_it_trains_as_the_full_network_with_masks_does(comm, shared_tmp, case):
     numbered = [length for name, length in case.lengths.items() if name[-1] in "12"]
     settings |= {"model__hidden": numbered} if numbered else {}
     partition = {"method__partition": list(case.lengths), "train__rounds": 2, "train__batch": 4}
-    source = {"model__name": place(row), "data__source": str(data(row, shared_tmp))}
-    run = own_run(**settings, **partition, **source)
+    run = own_run(**settings, **partition, **{"model__name": place(row), "data__source": str(data(row, shared_tmp))})
     training = Training(run, comm)
     initial = initial_weights(training)
     progress = list(training.rounds())

@@ -80,8 +80,7 @@ def test_every_message_arrives_as_alltoallv_brings_it_and_nothing_else_is_touche
 @pytest.mark.ranks(min=2)
 def test_no_two_ranks_clean_the_same_root(comm, tmp_path_factory):
     """The root whose old folders pytest removes holds those of one rank."""
-    roots = comm.allgather(str(tmp_path_factory.getbasetemp().parent))
-    assert len(set(roots)) == comm.size
+    assert len(set(comm.allgather(str(tmp_path_factory.getbasetemp().parent)))) == comm.size
 
 
 # ---- messages that nobody waits for
@@ -127,8 +126,7 @@ def test_a_message_that_has_come_is_seen_at_the_first_look(comm, post):
             for rank in range(1, comm.size):
                 post.send(rank, "a word", number)
         time.sleep(0.3)
-        seen = post.receive()
-        assert comm.gather_to_root(seen) in (None, [[], *[[(0, ("a word", number))]] * (comm.size - 1)])
+        assert comm.gather_to_root(post.receive()) in (None, [[], *[[(0, ("a word", number))]] * (comm.size - 1)])
 
 
 @pytest.mark.real

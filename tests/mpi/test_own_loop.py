@@ -16,6 +16,7 @@ from small import Listening, assert_same_bits, on_root, whole
 from istmpi.comm import stopping
 from istmpi.errors import ConfigError, StoppedError
 from istmpi.methods.base import Method
+from istmpi.models.moe import with_loss
 
 METHODS = [
     {"method": "ist"},
@@ -260,8 +261,8 @@ def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp):
 
 @pytest.mark.parametrize("method, by_hand", [("ist", False), ("data-parallel", True)])
 def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
-    """Two halves of a batch make the step of the whole one; by hand, too, with a backward pass for each."""
-    trained = []
+    """Two halves of a batch make the step of the whole one, scaled or not; by hand, too, with a pass back for each."""
+    trained, scaler = [], torch.amp.GradScaler("cpu")
     for parts in (1, 2):
         job = loops.make_towers(comm, hidden=8, method=method)
         for round in loops.begin_rounds(job, 2, shared_tmp / f"{parts}"):
@@ -274,7 +275,8 @@ def test_gradients_of_several_batches_add_up(comm, shared_tmp, method, by_hand):
                     round.optimizer.step()
             else:
                 for x in round.take(halves, accumulate=parts):
-                    round.step(round.module(x, x).diagonal().square().mean())
+                    y = round.module(x, x).diagonal()
+                    round.step(with_loss(y, y.square().mean()).square().mean(), scaler if parts == 2 else None)
         trained.append(whole(job.training))
     for name, values in trained[0].items():
         np.testing.assert_allclose(trained[1][name], values, rtol=1e-10)

@@ -36,8 +36,7 @@ def test_a_loader_that_shuffles_repeats_itself_when_resumed(comm):
 
 def test_a_loader_in_its_own_order_begins_again_at_its_end_and_says_so(comm):
     notes = []
-    loader = list(DataLoader(Digits(), batch_size=1000))
-    stream = open_stream(loader, 5, comm.rank, comm.size, notes.append)
+    stream = open_stream(list(DataLoader(Digits(), batch_size=1000)), 5, comm.rank, comm.size, notes.append)
     first, *_ = (stream.at(step)[1] for step in range(2))
     assert torch.equal(stream.at(2)[1], first)
     assert notes == [

@@ -134,8 +134,7 @@ def test_other_features_under_the_same_labels_are_refused(comm, shared_tmp, own)
     write()
     resumed(comm, saved, **settings)
     if comm.size > 1 and own:  # nobody's own data are those of another number of ranks
-        alone = Communicator(comm.mpi.Split(comm.rank))
-        assert resumed(alone, saved, **settings)[0].done
+        assert resumed(Communicator(comm.mpi.Split(comm.rank)), saved, **settings)[0].done
     if comm.rank == comm.size - 1 or not own:
         arrays["x_train"][7, 2] += 1
     write()
@@ -186,8 +185,7 @@ def test_a_run_begins_where_another_ended(comm, shared_tmp):
 
 
 def test_a_file_that_fits_nothing_ends_the_run_before_it_begins(comm, shared_tmp):
-    wide = small_run(output__folder=str(shared_tmp / "wide"), train__rounds=1)
-    run_training(wide, comm)
+    run_training(small_run(output__folder=str(shared_tmp / "wide"), train__rounds=1), comm)
     run = small_run(
         model__hidden=[3, 5], train__init=str(shared_tmp / "wide/network.h5"), output__folder=str(shared_tmp / "narrow")
     )

@@ -85,12 +85,10 @@ def test_every_use_of_a_network_agrees_on_the_scale(comm, shared_tmp, partition,
 
 def test_on_other_ranks_it_goes_on_with_the_same_function(comm, shared_tmp):
     """Resumed on one rank, whose subnet is the full network, the loss goes on where it was; and the scale stays."""
-    settings = numbers(comm, shared_tmp)
-    training, progress = trained(comm, **settings)
+    training, progress = trained(comm, **numbers(comm, shared_tmp))
     path = shared_tmp / "network.h5"
     commit(path, *training.state(), "direct", comm)
-    alone = Communicator(comm.mpi.Split(comm.rank))
-    resumed = Training(training.run.override({"train.rounds": 22}), alone)
+    resumed = Training(training.run.override({"train.rounds": 22}), Communicator(comm.mpi.Split(comm.rank)))
     resumed.resume(path)
     assert resumed.evaluate().loss == pytest.approx(progress[-1].score.loss, rel=1e-9)
     first = next(iter(resumed.rounds()))

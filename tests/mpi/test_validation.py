@@ -60,8 +60,7 @@ def test_ranks_with_examples_of_their_own_hold_out_their_own(comm, shared_tmp):
 def ran(comm, folder, resume="", **settings):
     """A run in a folder: its summary, and what was said."""
     watch = Listening()
-    run = small_run(output__folder=str(folder), **HELD_OUT | settings)
-    summary = run_training(run, comm, watch, resume)
+    summary = run_training(small_run(output__folder=str(folder), **HELD_OUT | settings), comm, watch, resume)
     comm.barrier()
     return summary, watch.said
 
