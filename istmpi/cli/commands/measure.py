@@ -42,8 +42,10 @@ def command(
     communicator = comm.world()
     with communicator.agreed():
         from istmpi.cli.networks import describe_on_all_ranks
+        from istmpi.methods.group_limits import require_no_groups
 
         resolved = resolve(run, assignments, parameters)
+        require_no_groups(resolved)
     planned = describe_on_all_ranks(resolved, layers, communicator)
     with communicator.agreed():
         _require_subnet(planned.run, planned.architecture, communicator)

@@ -62,12 +62,22 @@ def command(
         _require_findings_alone(resume, shown)
         first = faults or 0
         seeds = range(first, first + schedules)
-        _try(resolve(run, assignments, parameters), ranks, seeds, shown.quiet)
+        _try(_resolve(run, assignments, parameters), ranks, seeds, shown.quiet)
         return
     run, resume, own_folder = run_and_folder(run, resume)
     if not parameters["out"]:
         parameters["out"] = own_folder
-    _train(resolve(run, assignments, parameters), ranks, faults, resume, shown)
+    _train(_resolve(run, assignments, parameters), ranks, faults, resume, shown)
+
+
+def _resolve(
+    run: str | None, assignments: tuple[str, ...], parameters: dict[str, str | None]
+) -> Run:
+    from istmpi.methods.group_limits import require_no_groups
+
+    resolved = resolve(run, assignments, parameters)
+    require_no_groups(resolved)
+    return resolved
 
 
 def _require_findings_alone(resume: str, shown: Showing) -> None:
