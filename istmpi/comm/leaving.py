@@ -159,8 +159,8 @@ def _call_all(references: Sequence[WeakMethod]) -> None:
 def _wait_for_others(everyone: Communicator, questions: list[Any]) -> bool:
     """Return True once all ranks have ended their scripts; False if this rank must end them.
 
-    After `_grace` seconds, a rank that failed ends the others. Any other rank asks whether they wait
-    for it; ``questions`` gets the requests of these messages.
+    After `_grace` seconds, a rank that failed ends the others. Any other rank asks whether they
+    wait for it; ``questions`` gets the requests of these messages.
     """
     all_here = everyone.mpi.Ibarrier()
     pause = backoff.Backoff()

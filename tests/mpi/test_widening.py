@@ -30,8 +30,7 @@ def test_a_wider_network_begins_as_the_narrow_one_and_trains_on(comm, shared_tmp
     path = save(own_trained(comm, **narrow)[0], shared_tmp / "narrow.h5")
     settings = wide | {"train__init": str(path), "train__widen": True}
     training = Training(own_run(**settings), comm)
-    lines = load_initial_weights(training)
-    assert "narrower in the file, in the first places here" in "\n".join(lines)
+    assert "narrower in the file, in the first places here" in "\n".join(load_initial_weights(training))
     before = whole(training)
     begun = save(training, shared_tmp / "wide.h5")
     losses = [evaluate(file, comm).score.loss for file in (path, begun)]

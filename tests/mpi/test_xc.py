@@ -60,8 +60,7 @@ def test_touching_few_rows_changes_no_method(comm, rows, method):
     """With all rows touched, and all logits at once, the same weights but for rounding."""
     found = []
     for few in (True, False):
-        block = {"model__label_block": 5 if few else 0}
-        run = own_run(**settings(rows, method__name=method, **MOMENTUM, **block))
+        run = own_run(**settings(rows, method__name=method, **MOMENTUM, **{"model__label_block": 5 if few else 0}))
         training = Training(run, comm)
         training.method.subnet._sparse &= few
         list(training.rounds())

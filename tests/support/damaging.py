@@ -171,8 +171,7 @@ def a_dataset_less_with_its_checksums(file, generator):
 
 
 def a_group_less(file, generator):
-    groups = sorted({path.rpartition("/")[0] for path in datasets(file)} - {""})
-    group = generator.choice(groups)
+    group = generator.choice(sorted({path.rpartition("/")[0] for path in datasets(file)} - {""}))
     del file[group]
     if generator.random() < 0.7:
         del file[CHECKSUMS + group]

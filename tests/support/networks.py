@@ -170,8 +170,7 @@ class Plain(nn.Module):
             layers = {"linear": nn.Linear(before, width, bias=bias)}
             if norm != "none":
                 layers["norm"] = nn.BatchNorm1d(width) if norm == "batch" else nn.LayerNorm(width)
-            stage = nn.Sequential(OrderedDict(layers, activation=nn.ReLU()))
-            self.add_module(f"hidden{number}", stage)
+            self.add_module(f"hidden{number}", nn.Sequential(OrderedDict(layers, activation=nn.ReLU())))
             before = width
         layers = {"linear": nn.Linear(before, outputs, bias=bias)}
         if output_norm:
