@@ -65,6 +65,12 @@ def holds_text(hint: Any) -> bool:
     return kind is str or get_origin(kind) is Literal
 
 
+def holds_list(hint: Any) -> bool:
+    """Return True for a list of any length."""
+    kind = _bare(hint)[0]
+    return get_origin(kind) is tuple and get_args(kind)[1:] == (...,)
+
+
 def holds_texts(hint: Any) -> bool:
     """Return True for a list of texts."""
     kind = _bare(hint)[0]

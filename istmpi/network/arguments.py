@@ -22,7 +22,7 @@ from istmpi.errors import ConfigError, did_you_mean
 from istmpi.names import SHIPPED, find_place, has_table
 from istmpi.network.source import Source, find_source, load, load_class
 from istmpi.network.user import UserNetwork
-from istmpi.settings import Field, Meta, check_value
+from istmpi.settings import Field, Meta, check_value, holds_list
 from istmpi.tasks import CLASSIFICATION, GRAPH, OWN, SPARSE_ROWS, TASKS, TEXT
 
 if TYPE_CHECKING:
@@ -86,19 +86,20 @@ def usable(network: str, given: Mapping[str, Any], source: str) -> dict[str, Any
     """Check a network's arguments without its constructor, and return them.
 
     Only a network whose table is written by hand is checked: others refuse arguments themselves.
-    Unknown names are not checked. An integer for hidden counts as a list. Raises ConfigError, which
-    names ``source``, for a wrong type or range.
+    Unknown names are not checked. An integer counts as a list where a built-in network takes one.
+    Raises ConfigError, which names ``source``, for a wrong type or range.
     """
-    if not has_table(network):
-        return dict(given)
-    hints = {name: hint for name, hint, _ in read_arguments(network)}
     arguments = dict(given)
-    for name, value in given.items():
-        # As --set model.hidden=64 gives it.
-        if name == "hidden" and type(value) is int:
-            value = [value]
-        if name in hints:
-            arguments[name] = check_value(value, hints[name], f"model.{name}", source)
+    if network not in SHIPPED:
+        return arguments
+    for name, hint, _ in read_arguments(network):
+        if name not in arguments:
+            continue
+        # As --hidden 64 gives it.
+        if holds_list(hint) and type(arguments[name]) is int:
+            arguments[name] = [arguments[name]]
+        if has_table(network):
+            arguments[name] = check_value(arguments[name], hint, f"model.{name}", source)
     return arguments
 
 
