@@ -261,7 +261,7 @@ def test_the_command_line_gives_arguments_of_an_user_network():
         changed = changes(("model.activation=relu",), {"model": "nets.py:Net", "hidden": text})
         assert Run().override(changed).model.arguments == {"hidden": hidden, "activation": "relu"}
     built_in = changes(("model.heads=4",), {"model": "transformer", "hidden": "32"})
-    assert Run().override(built_in).model.arguments == {"hidden": [32], "heads": [4]}, "one number for all layers"
+    assert Run().override(built_in).model.arguments == {"hidden": [32], "heads": [4]}
 
 
 # ---- settings that no longer exist

@@ -34,8 +34,7 @@ def planned(ranks, optimizer="sgd", method="ist", momentum=0.0, **settings):
 @pytest.mark.parametrize("block", [0, 70])
 def test_products_are_what_torch_counts(block):
     settings = {"hidden": (12, 8), "label_block": block}
-    data = SparseSplit(*made(BATCH, 0, FEATURES, LABELS))
-    batch = data.batch(np.arange(BATCH))
+    batch = SparseSplit(*made(BATCH, 0, FEATURES, LABELS)).batch(np.arange(BATCH))
     module = XC(FEATURES, LABELS, **settings)
     defer(module)
 
@@ -56,8 +55,7 @@ def test_rows_that_are_not_read_cost_neither_memory_nor_traffic():
     read, labels = BATCH * IN_A_ROW * width, LABELS * width
     rest = width + LABELS
     assert few.memory.gradients == itemsize * (read + rest)  # the last layer's step is taken block by block
-    with_momentum = planned(1, hidden=(width,), momentum=0.9).memory
-    assert with_momentum.gradients == itemsize * (read + labels + rest)
+    assert planned(1, hidden=(width,), momentum=0.9).memory.gradients == itemsize * (read + labels + rest)
     assert all_rows.memory.gradients == itemsize * (FEATURES * width + labels + rest) == all_rows.memory.network
     assert planned(1, method="data-parallel", hidden=(width,)).memory.gradients == all_rows.memory.gradients
     assert few.touched < all_rows.touched / 2
