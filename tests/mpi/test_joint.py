@@ -128,7 +128,7 @@ WRONG = {
 @pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_use_in_a_loop_is_refused(comm, shared_tmp, message):
-    loader = DataLoader(TensorDataset(torch.randn(24, 1, 8, 8), torch.arange(24) % 10), batch_size=8)
+    loader = DataLoader(TensorDataset(torch.ones(24, 1, 8, 8), torch.arange(24) % 10), batch_size=8)
     round = next(loops.begin_rounds(loops.make_job(comm, method="joint"), 1, shared_tmp / "run"))
     with pytest.raises(ConfigError, match=message):
         WRONG[message](round, loader)
