@@ -38,6 +38,7 @@ from istmpi.comm.background import BackgroundRunner
 from istmpi.comm.host_copies import on_host
 from istmpi.comm.ledger import ROUNDS
 from istmpi.data.batch import Batch
+from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.output_sums import NAME, split_steps
 from istmpi.engine.store import Tensors
 from istmpi.engine.transfer import Transfer
@@ -74,6 +75,7 @@ class Joint(ReplicatedMethod):
         self._sums: OutputSums | None = None
         self._batches: list[Batch] = []
         self._local_step = 0
+        self._deal: TrainingLayout | None = None
         # The norm is that of all ranks' gradients, so this method clips in place of the subnet.
         self._clip = self.subnet.clip
         self.subnet.clip = 0.0
@@ -206,6 +208,15 @@ class Joint(ReplicatedMethod):
         self._batches = []
 
     # ---- what a rank keeps
+
+    def holders(self, number: int) -> TrainingLayout:
+        """Return the deal of all rounds. Errors are as for `Method.holders`. Collective once."""
+        if self._deal is None:
+            self._deal = super().holders(number)
+        return self._deal
+
+    def _draw_ahead(self, number: int) -> None:
+        """Draw nothing: the deal of all rounds is known."""
 
     def begin(self, number: int) -> None:
         is_first = not self.subnet.tensors
