@@ -69,14 +69,14 @@ def chunks(elements: int, ranks: int) -> list[slice]:
     ]
 
 
-def is_short(nbytes: int) -> bool:
+def is_short(nbytes: float | Fraction) -> bool:
     """Return True if the chunks of a segment, of at most ``nbytes``, go straight."""
     return nbytes <= SHORT_BYTES
 
 
 def count_waits(nbytes: float | Fraction, ranks: int) -> int:
     """Return how many times a rank waits for others in a mean of ``nbytes`` in all."""
-    if nbytes <= SHORT_BYTES * ranks:
+    if is_short(nbytes / ranks):
         return 2 * (ranks > 1)
     return 2 * (ranks - 1)
 

@@ -117,16 +117,16 @@ class Segment:
         """Yield the requests of both steps; the sums are those of `_exchanges`."""
         rank = self._communicator.rank
         ranks = self._communicator.size
-        arriving = {peer: _empty_like(chunks[rank]) for peer in self._others()}
-        yield self._exchange_all({peer: chunks[peer] for peer in self._others()}, arriving)
-        first, *others = self._others()
-        total = arriving[first]
-        for peer in others:
+        others = self._others()
+        chunks_of_others = {peer: chunks[peer] for peer in others}
+        arriving = {peer: _empty_like(chunks[rank]) for peer in others}
+        yield self._exchange_all(chunks_of_others, arriving)
+        total = arriving[others[0]]
+        for peer in others[1:]:
             total += arriving[peer]
         chunks[rank] += total
         chunks[rank] /= ranks
-        sent = dict.fromkeys(self._others(), chunks[rank])
-        yield self._exchange_all(sent, {peer: chunks[peer] for peer in self._others()})
+        yield self._exchange_all(dict.fromkeys(others, chunks[rank]), chunks_of_others)
 
     def _short_encoded_exchanges(
         self, chunks: list[np.ndarray], codec: Codec, key: int
