@@ -68,8 +68,6 @@ class ParameterStore:
     def release(self, names: Collection[str]) -> None:
         """Free the memory of these tensors' rows, of which others have newer values, until
         `reclaim`. To read or fill them meanwhile is a KeyError."""
-        if self._order:
-            return
         self._order = list(self.tensors)
         for name in names:
             del self.tensors[name]
@@ -78,8 +76,11 @@ class ParameterStore:
         """Make the rows that `release` has freed anew; the caller fills them."""
         kept = dict(self.tensors)
         self.tensors.clear()
-        for name in self._order or kept:
-            self.tensors[name] = kept.get(name, self._zeros(self.parameters[name]))
+        for name in self._order:
+            if name in kept:
+                self.tensors[name] = kept[name]
+            else:
+                self.tensors[name] = self._zeros(self.parameters[name])
         self._order = ()
 
     def whole(self, name: str, communicator: Communicator) -> torch.Tensor:

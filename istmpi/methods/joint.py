@@ -98,8 +98,9 @@ class Joint(ReplicatedMethod):
         """True if a round may have to be undone. A round of one step is never left, and a step
         whose loss is not finite changes nothing (`before_update`). A rank that does not see the
         loss, or whose user's loop takes the step, does not know that."""
-        sees_loss = self.reads_batches and self.job.run.data.labels_on is None
-        return self._local_steps > 1 or not sees_loss
+        # The plan counts the copy for a run that reads batches.
+        is_planned = self.spec.copies(self.job.run, self.job.communicator.size, 0) > 0
+        return is_planned or not self.reads_batches
 
     # ---- the sums of a round
 
@@ -220,11 +221,14 @@ class Joint(ReplicatedMethod):
 
     def begin(self, number: int) -> None:
         is_first = not self.subnet.tensors
+        is_store_filled = self._published
         super().begin(number)
         if is_first:
             self._count_once()
-        # From the first step on, the owners' rows of dealt tensors are out of date.
-        self.job.store.release([name for name in self.job.store.parameters if self._is_dealt(name)])
+        if is_store_filled:
+            # From the first step on, the owners' rows of dealt tensors are out of date.
+            store = self.job.store
+            store.release([name for name in store.parameters if self._is_dealt(name)])
 
     def rollback(self) -> None:
         self._finish_sums()
