@@ -1,6 +1,6 @@
 """Opens a checkpoint for a command: its network, or one rank's subnet of it.
 
-Only this file and the options of the commands know that a network may be a subnet.
+The functions that use the checkpoint need not know which of them it is.
 """
 
 from __future__ import annotations
