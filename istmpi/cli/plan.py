@@ -9,6 +9,7 @@ from istmpi.cli.networks import describe_run
 from istmpi.cli.output import print_json, wide_console
 from istmpi.config import Run
 from istmpi.cost import Cost, cost, run_bytes
+from istmpi.cost.counts import Amount
 from istmpi.cost.holdings import Part
 from istmpi.cost.members import GroupCost, count_group
 from istmpi.data.callable.source import is_function
@@ -47,12 +48,20 @@ def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False
 def _count_group(run: Run, network: Architecture, data: Dataset | None, first: Cost) -> GroupCost:
     """Return what replica groups add to a run; ``first``: the cost of its first phase."""
     evaluating = None
+    passed: Amount = 0
     if data is not None:
-        from istmpi.evaluation.planning import count_evaluating_groups
+        from istmpi.evaluation.planning import count_evaluating_groups, count_pass_bytes
 
         evaluating = count_evaluating_groups(run, network, data, first.ranks)
+        passed = count_pass_bytes(run, network, data, first.ranks)
     return count_group(
-        run, network, first.ranks, run.train.group_size, first.local_steps, evaluating
+        run,
+        network,
+        first.ranks,
+        run.train.group_size,
+        first.local_steps,
+        evaluating=evaluating,
+        passed=passed,
     )
 
 

@@ -51,7 +51,7 @@ class Memory:
     activations: Number
     copies: Amount
     """Copies of parameters in addition to the trained network."""
-    evaluation: Number = 0
+    evaluation: Amount = 0
     """Values in the evaluation of a whole graph, when memory has no gradients and activations."""
     process: Number = PROCESS
 

@@ -28,6 +28,7 @@ from istmpi.engine.layout import Owners
 from istmpi.engine.lengths import Number
 from istmpi.multilabel import TOP, Ranking
 from istmpi.network.architecture import Architecture
+from istmpi.network.table import Operator
 
 FLOPS_A_BYTE = 100
 """The FLOPs of a rank while it sends a byte: 10 GFLOP/s, 100 MB/s."""
@@ -96,15 +97,19 @@ def windows_together(batch: int, logits: int) -> int:
     return max(min(batch, MOST_LOGITS // logits), 1)
 
 
-def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Amount:
-    """Return the least bytes of a pass: examples or graph, and the widest outputs before and after
-    a normalisation."""
+def pass_bytes(run: Run, architecture: Architecture, ranks: int, gathers: bool = False) -> Amount:
+    """Return the least bytes of a pass: examples or graph, and what its widest product needs.
+
+    ``gathers``: True if the outputs of layers are gathered, because each rank has some of their
+    rows.
+    """
     if architecture.nodes[1]:
         return whole_graph_bytes(architecture, ranks)
-    widest = max(
-        operator.outputs(architecture.lengths) // operator.calls
-        for operator in architecture.operators
-    )
+    # The outputs of a product, before and after a normalisation.
+    widest = 2 * max(_count_outputs(architecture, product) for product in architecture.operators)
+    if gathers:
+        gathering = (_count_gathering(architecture, one) for one in architecture.operators)
+        widest = max(widest, *gathering)
     batch = run.evaluate.batch
     code = architecture.code
     if code.tokens or code.sparse:
@@ -115,8 +120,26 @@ def pass_bytes(run: Run, architecture: Architecture, ranks: int) -> Amount:
     examples = max(batch, -(-sampled // ranks))
     # An example whose rows are looked up has their numbers, in place of its shape's values.
     inputs = sum(operator.lookups for operator in architecture.operators)
-    numbers = (inputs or prod(architecture.example_shape)) + 2 * widest
+    numbers = (inputs or prod(architecture.example_shape)) + widest
     return examples * numbers * architecture.itemsize
+
+
+def _count_outputs(architecture: Architecture, product: Operator) -> Number:
+    """Return the outputs of a call of a product, for an example."""
+    return product.outputs(architecture.lengths) // product.calls
+
+
+def _count_gathering(architecture: Architecture, product: Operator) -> Number:
+    """Return the numbers of a product for an example, if ranks compute its rows and gather them.
+
+    These are its outputs as they arrive and in the layer's order, and the input of a linear layer,
+    also times the factors of sums.
+    """
+    outputs = 2 * _count_outputs(architecture, product)
+    if product.kind != "Linear" or product.of_input:
+        return outputs
+    rows, inner, _ = product.shape.shape(architecture.lengths)
+    return outputs + 2 * rows * inner
 
 
 def evaluation_plan(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from istmpi.cost.counts import PROCESS, Memory
+from istmpi.cost.counts import PROCESS, Amount, Memory
 from istmpi.cost.run_cost import cost
 from istmpi.engine.axes import count_bytes
 from istmpi.engine.lengths import Number
@@ -63,12 +64,13 @@ def count_group(
     members: int,
     local_steps: int,
     evaluating: int | None = None,
+    passed: Amount = 0,
 ) -> GroupCost:
     """Return the cost of ``ranks`` groups of several members, which take ``local_steps`` in a
     round.
 
     ``evaluating``: the groups whose members get the full network in an evaluation; None if that is
-    not known.
+    not known. ``passed``: bytes of a pass of an evaluation.
     """
     counted = cost(divide_batch(run, members), architecture, ranks)
     subnets = sum(len(part.part.ranks) * part.memory.network for part in counted.parts)
@@ -79,28 +81,44 @@ def count_group(
     full = count_bytes(architecture.parameters, architecture.lengths)
     if evaluating is not None:
         evaluation_bytes = evaluating * (members - 1) * full
-    # Where it is not known, members may get the full network.
+    # Where it is not known, members may get the full network, and pass examples.
     loaded = full
+    passed_by_member = passed
     if evaluating == 0:
         loaded = 0
+        passed_by_member = 0
     memory = counted.largest.memory
-    leader = _keep_buckets(memory, loaded)
+    gradient = _count_largest(architecture, counted.largest.part.lengths)
+    leader = _keep_buckets(memory, loaded + passed, gradient)
+    member = _keep_buckets(memory, loaded + passed_by_member, gradient)
     return GroupCost(
         members=members,
         round_bytes=(members - 1) * sent,
         evaluation_bytes=evaluation_bytes,
         leader=leader,
-        member=replace(leader, owned=0, copies=memory.gradients, buffers=0),
+        member=replace(member, owned=0, copies=memory.gradients, buffers=0),
     )
 
 
-def _keep_buckets(memory: Memory, loaded: Number) -> Memory:
-    """Return the memory of a leader, whose evaluations load so many bytes."""
+def _count_largest(architecture: Architecture, lengths: Mapping[str, Number]) -> Number:
+    """Return the bytes of the largest parameter of a subnet."""
+    return max(
+        parameter.size(lengths) * parameter.itemsize
+        for parameter in architecture.parameters.values()
+    )
+
+
+def _keep_buckets(memory: Memory, evaluated: Amount, gradient: Number) -> Memory:
+    """Return the memory of a leader, whose evaluations take so many bytes.
+
+    ``gradient``: bytes of the largest gradient.
+    """
     return replace(
         memory,
-        # Buckets keep the gradients' memory from step to step.
-        gradients=0,
+        # Buckets keep the gradients' memory from step to step, and a gradient is whole before it is
+        # copied there.
+        gradients=gradient,
         copies=memory.copies + memory.gradients,
-        evaluation=max(memory.evaluation, loaded),
+        evaluation=max(memory.evaluation, evaluated),
         process=PROCESS + COMPILER,
     )

@@ -12,11 +12,13 @@ import numpy as np
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.cost.calibration import forward_flops
+from istmpi.cost.counts import Amount
 from istmpi.cost.evaluation import (
     FLOPS_A_BYTE,
     EvaluationPlan,
     evaluation_memory,
     evaluation_plan,
+    pass_bytes,
     windows_together,
 )
 from istmpi.cost.one_round import flushed_bytes
@@ -154,6 +156,13 @@ def count_evaluating_groups(
     if form != "merged" or plan.sharded or plan.by_units:
         return 0
     return 1 if plan.on_one else ranks
+
+
+def count_pass_bytes(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Amount:
+    """Return the least bytes of a pass of an evaluation on a rank."""
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    gathers = bool(plan.sharded) and run.data.placement != "local"
+    return pass_bytes(run, architecture, ranks, gathers)
 
 
 @dataclass(frozen=True)
