@@ -17,10 +17,8 @@ the examples. So it is chosen if its products take little time (`FLOPS_OF_ONE`).
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import prod
 
 from istmpi.config import Run
-from istmpi.cost.calibration import calibration_examples
 from istmpi.cost.counts import Amount
 from istmpi.cost.run_cost import phase_costs
 from istmpi.cost.whole_graph import unitwise, whole_graph_bytes
@@ -28,7 +26,6 @@ from istmpi.engine.layout import Owners
 from istmpi.engine.lengths import Number
 from istmpi.multilabel import TOP, Ranking
 from istmpi.network.architecture import Architecture
-from istmpi.network.table import Operator
 
 FLOPS_A_BYTE = 100
 """The FLOPs of a rank while it sends a byte: 10 GFLOP/s, 100 MB/s."""
@@ -87,59 +84,6 @@ def evaluation_memory(run: Run, architecture: Architecture, ranks: int) -> Amoun
             activations = 0 if local_graph else part.memory.activations
             sizes.append(part.memory.gradients + activations)
     return max(min(sizes), ALWAYS_FREE)
-
-
-MOST_LOGITS = 2**26
-"""The largest number of logits of a pass over several windows or sparse rows."""
-
-
-def windows_together(batch: int, logits: int) -> int:
-    return max(min(batch, MOST_LOGITS // logits), 1)
-
-
-def pass_bytes(run: Run, architecture: Architecture, ranks: int, gathers: bool = False) -> Amount:
-    """Return the least bytes of a pass: examples or graph, and what its widest product needs.
-
-    ``gathers``: True if the outputs of layers are gathered, because each rank has some of their
-    rows.
-    """
-    if architecture.nodes[1]:
-        return whole_graph_bytes(architecture, ranks)
-    # The outputs of a product, before and after a normalisation.
-    widest = 2 * max(_count_outputs(architecture, product) for product in architecture.operators)
-    if gathers:
-        gathering = (_count_gathering(architecture, one) for one in architecture.operators)
-        widest = max(widest, *gathering)
-    batch = run.evaluate.batch
-    code = architecture.code
-    if code.tokens or code.sparse:
-        batch = windows_together(batch, code.numbers)
-    sampled = 0
-    if architecture.batch_norms:
-        sampled = calibration_examples(run, architecture, ranks)
-    examples = max(batch, -(-sampled // ranks))
-    # An example whose rows are looked up has their numbers, in place of its shape's values.
-    inputs = sum(operator.lookups for operator in architecture.operators)
-    numbers = (inputs or prod(architecture.example_shape)) + widest
-    return examples * numbers * architecture.itemsize
-
-
-def _count_outputs(architecture: Architecture, product: Operator) -> Number:
-    """Return the outputs of a call of a product, for an example."""
-    return product.outputs(architecture.lengths) // product.calls
-
-
-def _count_gathering(architecture: Architecture, product: Operator) -> Number:
-    """Return the numbers of a product for an example, if ranks compute its rows and gather them.
-
-    These are its outputs as they arrive and in the layer's order, and the input of a linear layer,
-    also times the factors of sums.
-    """
-    outputs = 2 * _count_outputs(architecture, product)
-    if product.kind != "Linear" or product.of_input:
-        return outputs
-    rows, inner, _ = product.shape.shape(architecture.lengths)
-    return outputs + 2 * rows * inner
 
 
 def evaluation_plan(

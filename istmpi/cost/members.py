@@ -81,21 +81,16 @@ def count_group(
     full = count_bytes(architecture.parameters, architecture.lengths)
     if evaluating is not None:
         evaluation_bytes = evaluating * (members - 1) * full
-    # Where it is not known, members may get the full network, and pass examples.
-    loaded = full
-    passed_by_member = passed
-    if evaluating == 0:
-        loaded = 0
-        passed_by_member = 0
-    memory = counted.largest.memory
     gradient = _count_largest(architecture, counted.largest.part.lengths)
-    leader = _keep_buckets(memory, loaded + passed, gradient)
-    member = _keep_buckets(memory, loaded + passed_by_member, gradient)
+    memory = counted.largest.memory
+    # Where it is not known, members may get the full network, and pass examples.
+    loads = evaluating != 0
+    member = _keep_buckets(memory, loads * (full + passed), gradient)
     return GroupCost(
         members=members,
         round_bytes=(members - 1) * sent,
         evaluation_bytes=evaluation_bytes,
-        leader=leader,
+        leader=_keep_buckets(memory, loads * full + passed, gradient),
         member=replace(member, owned=0, copies=memory.gradients, buffers=0),
     )
 

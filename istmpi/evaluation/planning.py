@@ -18,10 +18,9 @@ from istmpi.cost.evaluation import (
     EvaluationPlan,
     evaluation_memory,
     evaluation_plan,
-    pass_bytes,
-    windows_together,
 )
 from istmpi.cost.one_round import flushed_bytes
+from istmpi.cost.passing import pass_bytes, windows_together
 from istmpi.cost.run_cost import phase_costs
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit

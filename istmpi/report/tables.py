@@ -11,8 +11,8 @@ from istmpi.cluster.figures import Cluster
 from istmpi.cluster.survey import Row
 from istmpi.config import Run
 from istmpi.cost.counts import Memory
-from istmpi.cost.evaluation import pass_bytes
 from istmpi.cost.holdings import Holdings
+from istmpi.cost.passing import pass_bytes
 from istmpi.foreign import printable
 from istmpi.network.architecture import Architecture
 from istmpi.optim import schedules

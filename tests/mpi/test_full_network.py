@@ -9,7 +9,8 @@ from small import own_run
 from torch import nn
 
 from istmpi.cost import cost
-from istmpi.cost.evaluation import evaluation_plan, pass_bytes
+from istmpi.cost.evaluation import evaluation_plan
+from istmpi.cost.passing import pass_bytes
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
 from istmpi.inspection.examine import inspect
