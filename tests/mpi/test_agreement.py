@@ -25,7 +25,6 @@ DECODER = {
 
 @pytest.mark.both
 def test_want_of_memory_is_agreed_on(comm):
-    """On any rank: one message, for all know of it."""
     with pytest.raises(UserError, match="can't allocate memory|out of memory") as refused:
         Training(small_run(model__hidden=[2**46]), comm)
     assert refused.value.everywhere
@@ -41,6 +40,7 @@ def fail(comm, kind, ranks):
 
 
 @pytest.mark.both
+@pytest.mark.ranks(also=1)
 @pytest.mark.parametrize("failing", [[0], [-1], [0, -1]])
 def test_the_error_of_one_rank_is_raised_on_all(comm, failing):
     ranks = {rank % comm.size for rank in failing}
@@ -79,9 +79,6 @@ def test_different_settings_are_refused_with_setting_and_values(comm, key, first
         Training(small_run().override({key: second if comm.rank == last else first}), comm)
 
 
-# ---- files
-
-
 def write(path, features=5):
     random = np.random.default_rng(0)
     x, y = random.normal(size=(40, features)).astype(np.float32), random.integers(0, 3, 40)
@@ -89,7 +86,6 @@ def write(path, features=5):
 
 
 def write_table(path, first):
-    """Two columns, of which rank 1 has the second one first."""
     names = "a,b" if first else "b,a"
     table = path.with_suffix(".csv")
     table.write_text("\n".join([f"{names},kind", *(f"{n},{n * n % 7},{n % 2}" for n in range(60))]))

@@ -18,7 +18,6 @@ CASES = {
 
 
 def values(comm, sizes, dtype=torch.float64, scale=1.0):
-    """Each rank's tensors, known to all."""
     per_rank = [np.random.default_rng(rank).normal(size=sum(sizes)) * scale for rank in range(comm.size)]
     parts = [torch.from_numpy(one).to(dtype).split(sizes) for one in per_rank]
     return [{str(number): part.clone() for number, part in enumerate(one)} for one in parts]

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from batches import examples_of
+from exported import open_network, run_onnx
+from resuming import save
 from small import trained
 
 from istmpi import errors
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 from istmpi.engine.layout import part_shape
@@ -46,7 +47,7 @@ def plain_logits(values, ranks, x):
 def test_its_logits_are_the_mean_of_those_of_subnets_that_are_cut_out_by_hand(comm, shared_tmp, norm):
     settings = ALL_ROWS if norm == "batch" else {"model__bias": True, "model__output_norm": False, "model__norm": norm}
     training, progress = trained(comm, **ONCE, **settings, evaluate__form="blocks")
-    commit(shared_tmp / "network.h5", *training.state(calibrated=True), "direct", comm)
+    save(training, shared_tmp / "network.h5", calibrated=True)
     with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
         whole = {str(name): tensor.rows() for name, tensor in checkpoint.tensors.items()}
         network, temperature = CalibratedNetwork(checkpoint), checkpoint.header.temperature
@@ -73,18 +74,14 @@ def test_its_logits_are_the_mean_of_those_of_subnets_that_are_cut_out_by_hand(co
 
 @pytest.mark.ranks(only=[3])
 def test_its_program_has_the_outputs_of_the_network(comm, shared_tmp):
-    runtime = pytest.importorskip("onnxruntime")
     training, _ = trained(comm, **ONCE, evaluate__form="blocks", model__dtype="float32")
-    path = shared_tmp / "network.h5"
-    commit(path, *training.state(calibrated=True), "direct", comm)
+    path = save(training, shared_tmp / "network.h5", calibrated=True)
     comm.barrier()
     if comm.rank:
         return
     x = np.random.default_rng(0).random((5, 64), dtype=np.float32)
-    with open_checkpoint(path) as checkpoint:
-        expected = CalibratedNetwork(checkpoint)(x)
-    export(path, "onnx")
-    (outputs,) = runtime.InferenceSession(path.with_suffix(".onnx")).run(None, {"input": x})
+    expected = open_network(path)(x)
+    (outputs,) = run_onnx(export(path, "onnx").path, x)
     assert outputs == pytest.approx(expected, rel=1e-4, abs=1e-5)
     program = export(path, "torch").path
     assert program == path.with_suffix(".pt2")

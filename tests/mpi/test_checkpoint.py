@@ -107,6 +107,7 @@ def test_ranks_that_make_communicators_and_save_meanwhile_do_not_wait_for_each_o
     assert summary.last.round == 15
 
 
+@pytest.mark.ranks(also=1)
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_what_some_ranks_saved_others_can_load_and_save_again(comm, shared_tmp, ranks):
     """Saved by ``ranks`` simulated ranks, loaded by all of these, saved again: the same tensors."""

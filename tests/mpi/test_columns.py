@@ -4,7 +4,7 @@ import loops
 import numpy as np
 import pytest
 import torch
-from exported import predicted, raw
+from exported import predicted, raw, run_onnx
 from joint_oracle import OPTIMIZERS, PLAIN, Mlp, Oracle
 from resuming import resumed, save
 from small import assert_same_bits, on_root, small_run, trained, whole
@@ -19,6 +19,8 @@ from istmpi.deploy.export import export
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.training.loop import Training
+
+pytestmark = pytest.mark.ranks(only=[3])
 
 FEATURES = 11
 EVEN = PLAIN | {"data__columns": "even", "method__local_steps": 1}
@@ -73,7 +75,6 @@ class Masked(Mlp):
 
 
 def make_oracle(comm, training):
-    """The whole network on the whole table, in one piece."""
     mask = torch.zeros(13, FEATURES, dtype=torch.float64)
     for units, columns in zip(Oracle(training, comm.size).deal.units["hidden1"], parts(comm), strict=True):
         mask[units, columns] = 1
@@ -85,7 +86,6 @@ def make_oracle(comm, training):
 
 
 @pytest.mark.both
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_ranks_train_the_whole_network_whose_first_layer_is_masked(comm, shared_tmp, table, optimizer):
     """Its score is that of every later evaluation and prediction from the whole table."""
@@ -106,21 +106,17 @@ def test_ranks_train_the_whole_network_whose_first_layer_is_masked(comm, shared_
     assert float(functional.cross_entropy(outputs, y)) == pytest.approx(loss, abs=1e-9)
 
 
-@pytest.mark.ranks(only=[3])
 def test_an_exported_program_takes_the_whole_table(comm, shared_tmp, table):
     pytest.importorskip("onnxscript")
-    onnxruntime = pytest.importorskip("onnxruntime")
     path = save(trained(comm, **EVEN, data__source=table, model__dtype="float32")[0], shared_tmp / "network.h5")
     if comm.rank == 0:
-        session = onnxruntime.InferenceSession(str(export(path, "onnx").path), providers=["CPUExecutionProvider"])
-        (outputs,) = session.run(None, {"input": raw(table)})
+        (outputs,) = run_onnx(export(path, "onnx").path, raw(table))
         np.testing.assert_allclose(outputs, predicted(path, raw(table)), atol=1e-4)
 
 
 SEVERAL = {"method__name": "joint", "method__local_steps": 3, "optimizer__momentum": 0.9, "train__rounds": 4}
 
 
-@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("steps, labels_on", [(1, 2), (3, None)])
 def test_own_files_give_the_bits_of_one_table(comm, shared_tmp, table, own, steps, labels_on):
     """Also after a stop, and from an evaluation of these files; the cost model counts the bytes."""
@@ -145,7 +141,6 @@ def test_own_files_give_the_bits_of_one_table(comm, shared_tmp, table, own, step
         exchanged.resume(path)
 
 
-@pytest.mark.ranks(only=[3])
 def test_no_rank_reads_a_column_or_a_label_of_another(comm, table):
     """Values that are not numbers in place of these columns, and wrong labels, change nothing."""
     settings = EVEN | {"data__source": table, "data__labels_on": 1}
@@ -163,7 +158,6 @@ def test_no_rank_reads_a_column_or_a_label_of_another(comm, table):
 
 
 @pytest.mark.both
-@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_labels_on_one_rank_give_the_bits_of_labels_on_all(comm, shared_tmp, kind):
     """The gradient of the sum's outputs is counted, and the scores are those of the rank with labels."""
@@ -200,14 +194,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_does_not_go_with_columns_is_refused(comm, table, message):
     with pytest.raises((ConfigError, DataError), match=message):
         trained(comm, **{"data__source": table, **REFUSED[message]})
 
 
-@pytest.mark.ranks(only=[3])
 def test_each_rank_needs_a_column(comm, shared_tmp):
     on_root(comm, lambda: write(shared_tmp / "narrow.h5", columns=slice(2)))
     with pytest.raises(ConfigError, match="has 2 columns for 3 ranks"):
@@ -220,7 +212,6 @@ OTHER_ROWS = {
 }
 
 
-@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("message", OTHER_ROWS)
 def test_other_rows_are_refused(comm, shared_tmp, own, message):
     if comm.rank == 2:
@@ -229,7 +220,6 @@ def test_other_rows_are_refused(comm, shared_tmp, own, message):
         trained(comm, **SEVERAL, **own)
 
 
-@pytest.mark.ranks(only=[3])
 def test_a_loop_of_ones_own_does_not_divide_columns(comm, shared_tmp):
     round = next(loops.begin_rounds(loops.make_job(comm, method="joint"), 1, shared_tmp / "run"))
     examples = TensorDataset(torch.full((24, 1, 8, 8), float(comm.rank)))

@@ -21,8 +21,7 @@ from istmpi.training import run as whole_run
 from istmpi.training import run_record
 from istmpi.training.comparison import Comparison, ComparisonWatch
 
-pytestmark = pytest.mark.ranks(only=[1, 2])
-"""Nothing here depends on how many ranks there are, but for one and several."""
+pytestmark = pytest.mark.ranks(only=[2])
 NAMES = ("ist", "local-sgd", "data-parallel")
 
 
@@ -64,7 +63,6 @@ def _slower(monkeypatch, kind, name, now, seconds):
 
 @pytest.fixture
 def ran(comm, monkeypatch):
-    """The runs that this rank trained, in turn."""
     runs = []
     run_training = whole_run.run_training
 
@@ -76,7 +74,6 @@ def ran(comm, monkeypatch):
     return runs
 
 
-@pytest.mark.ranks(only=[2])
 def test_runs_differ_in_their_method_and_seed_alone(compared, ran):
     """The initial weights and the batches are functions of the seed: tests/unit/test_store.py, test_data_batches.py."""
     assert compared(repeats=2).run_training() == {}
@@ -86,7 +83,6 @@ def test_runs_differ_in_their_method_and_seed_alone(compared, ran):
         assert replace(run.override(same), method=ran[0].method) == ran[0].override(same)
 
 
-@pytest.mark.ranks(only=[2])
 def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
     compared().run_training()
     rehearsed = compared(output__folder=str(shared_tmp / "rehearsed"))
@@ -136,7 +132,6 @@ def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(com
     comm.barrier()
 
 
-@pytest.mark.ranks(only=[2])
 def test_evaluations_are_not_on_the_clock_and_not_in_the_bytes(compared, rounds_take, shared_tmp):
     rounds_take(2.0)
     compared(evaluate__every=1).run_training()
@@ -169,7 +164,6 @@ def test_minutes_end_a_run_that_reaches_nothing(compared, rounds_take, comm):
     assert more.done and list(more.rounds()) == []
 
 
-@pytest.mark.ranks(only=[2])
 def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, comm):
     attempt = Method.attempt
 
@@ -197,7 +191,6 @@ def test_one_method_that_fails_does_not_end_the_others(compared, monkeypatch, co
     assert not [curve.problem for curve in read_curves([comparison.folder]) if curve.problem]
 
 
-@pytest.mark.ranks(min=2)
 def test_a_method_that_cannot_train_the_run_is_refused_before_any_does(compared, comm):
     comparison = compared(["local-sgd", "ist"], model__hidden=[comm.size - 1])
     with pytest.raises(ConfigError, match=f"^ist: hidden1 has {comm.size - 1} units?, but the run has {comm.size}"):
@@ -205,7 +198,6 @@ def test_a_method_that_cannot_train_the_run_is_refused_before_any_does(compared,
     assert not comparison.folder.exists()
 
 
-@pytest.mark.ranks(only=[2])
 def test_narrow_is_local_sgd_of_a_network_as_wide_as_a_subnet(compared, ran):
     """Bit for bit, whatever method the run names, and a report calls it by its word."""
     comparison = compared(["ist", "narrow"], method__name="fedavg", model__hidden=[13, 11])

@@ -14,8 +14,6 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.models import architecture
 
-pytestmark = pytest.mark.ranks(only=[1, 2, 3])
-
 PLAIN = {"model__norm": "none", "model__bias": True, "method__local_steps": 4, "train__rounds": 4}
 LAYERS = ("hidden1", "hidden2", "labels")
 MOMENTUM = {"optimizer__momentum": 0.6, "method__optimizer_state": "carry"}
@@ -39,7 +37,6 @@ def naive(run, ranks, delay):
     lengths, groups = network.lengths, ("hidden1", "hidden2")
 
     def masks(round, rank):
-        """One where a rank has a weight in a round."""
         deal = Partition.draw(lengths, groups, ranks, seed, round, run.method.shares, run.method.redeal)
         mine, before, found = {}, "features", {}
         for stage in ("features", *LAYERS):
@@ -85,7 +82,6 @@ def naive(run, ranks, delay):
     return {name: values.numpy() for name, values in weights.items()}
 
 
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("delay, redeal", [(0, 0.3), (1, 1.0), (1, 0.0), (3, 0.3), (3, 1.0)])
 def test_what_leaves_does_so_early_and_what_stays_keeps_all_its_steps(comm, delay, redeal):
     settings = PLAIN | MOMENTUM | {"method__delay": delay, "method__redeal": redeal}
@@ -102,7 +98,6 @@ def test_what_leaves_does_so_early_and_what_stays_keeps_all_its_steps(comm, dela
 STREAMING = {"method__name": "streaming-diloco", "method__fragments": 2, "method__local_steps": 8}
 
 
-@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("settings", [MOMENTUM | {"method__redeal": 0.4}, {"method__wire": "int8"}, STREAMING], ids=str)
 def test_without_threads_every_bit_is_the_same(comm, monkeypatch, settings):
     """Where no thread may call MPI, all that leaves early travels at the end of the round."""
@@ -114,7 +109,7 @@ def test_without_threads_every_bit_is_the_same(comm, monkeypatch, settings):
     assert [(one.loss, one.bytes) for one in its] == [(one.loss, one.bytes) for one in progress]
 
 
-@pytest.mark.ranks(only=[1, 3])
+@pytest.mark.ranks(also=1)
 @pytest.mark.parametrize("wire", ["float32", "int8"])
 @pytest.mark.parametrize("changed", [{}, {"model__bias": True, **MOMENTUM}], ids=["", "bias, momentum carried"])
 def test_what_is_sent_is_what_is_sent_without_a_delay_and_known_to_the_byte(comm, wire, changed):

@@ -1,11 +1,10 @@
 """Scores of the full network against the whole one in plain torch: its calibration sample, its data, its moments."""
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
 from batches import examples_of
+from images_oracle import bits, key_of
 from small import on_root, trained, whole
 
 from istmpi.config.methods import METHODS
@@ -45,16 +44,10 @@ def read_all(split):
 
 
 def calibration_sample(training, count):
-    """So many rows, or all of them, drawn by hand as the seed says: SplitMix64 from a key that BLAKE2 makes."""
-    key = hashlib.blake2b(f"int:{training.run.train.seed}\x1fstr:calibration\x1fint:0".encode(), digest_size=8)
-    drawn = []
-    for row in range(len(training.dataset.train)):
-        z = (row * 0x9E3779B97F4A7C15 + int.from_bytes(key.digest(), "little")) % 2**64
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
-        drawn.append((z ^ z >> 31, row))
-    rows = np.sort([row for _, row in sorted(drawn)[:count]])
-    return torch.from_numpy(examples_of(training.dataset.train, rows)[0]).double()
+    """So many rows, or all of them, drawn by hand as the seed says."""
+    key = key_of(training.run.train.seed, "calibration", 0)
+    drawn = sorted(range(len(training.dataset.train)), key=lambda row: bits(key, row))
+    return torch.from_numpy(examples_of(training.dataset.train, np.sort(drawn[:count]))[0]).double()
 
 
 @pytest.mark.parametrize("case", ["often", "dropout", "fewer labels than ranks"])
@@ -96,6 +89,7 @@ def test_values_that_every_rank_has_are_the_owners_and_an_evaluation_does_not_se
     assert sent < 10_000 and (gathered.loss, gathered.score) == (score.loss, score.score)
 
 
+@pytest.mark.ranks(also=1)
 def test_regression(comm, shared_tmp):
     write(comm, shared_tmp / "numbers.npz", labels=None)
     training, progress = trained(comm, data__source=str(shared_tmp / "numbers.npz"), optimizer__lr=0.01)
@@ -142,7 +136,6 @@ def random_data(seed, rows, labels):
 
 
 def write(comm, path, labels):
-    """One file for all ranks."""
     on_root(comm, lambda: np.savez(path, **random_data(0, 50, labels)))
 
 

@@ -90,7 +90,6 @@ def test_frozen_weights_that_a_constructor_makes_otherwise_are_refused_when_resu
 
 
 def weights():
-    """Yield weights as a class reads its own, one by one."""
     yield "trunk.weight", torch.arange(20.0).view(4, 5) / 10
     yield "steps", torch.zeros(1).long()
     yield "first.weight", torch.arange(32.0).view(8, 4) / 40

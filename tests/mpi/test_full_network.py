@@ -41,9 +41,6 @@ NETWORKS = {
 SHARE = 0.4
 OUTPUTS = 5
 
-pytestmark = pytest.mark.ranks(only=[1, 3, 4])
-"""Uneven and even parts; two ranks have nothing that four have not."""
-
 
 @pytest.fixture(scope="module")
 def looked_at():
@@ -156,7 +153,6 @@ def test_gathered_and_sharded_agree_with_the_plain_module(comm, looked_at, case)
 @pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize("case", [case for case in NETWORKS if case != "branching"])
 def test_weights_come_to_examples_that_stay_on_their_rank(comm, looked_at, case):
-    """Other numbers of batches on each rank, and other batches."""
     own, network, store = prepared(comm, looked_at(case))
     shape = NETWORKS[case][1]
     samples = [examples(shape, 7 + rank, rank) for rank in range(comm.size)]
@@ -174,7 +170,7 @@ def test_weights_come_to_examples_that_stay_on_their_rank(comm, looked_at, case)
             torch.testing.assert_close(one, outputs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.ranks(min=2, also=4)
+@pytest.mark.ranks(min=2)
 def test_ranks_whose_examples_take_other_branches_wait_for_nobody(comm, looked_at):
     """Every other rank calls a layer that the others leave out, and each calls another one more often."""
     own, network, store = prepared(comm, looked_at("branching"))

@@ -18,10 +18,6 @@ from istmpi.evaluation.planning import plan_evaluations
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
-pytestmark = pytest.mark.ranks(only=[1, 3])
-SOURCES = {2: 0.3, 7: 0.5, 30: 0.6}
-"""Numbers of classes, and the noise of their examples."""
-
 
 @pytest.fixture
 def table(comm, shared_tmp):

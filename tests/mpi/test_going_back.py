@@ -18,8 +18,7 @@ from istmpi.record import RunFolder
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
-pytestmark = pytest.mark.ranks(only=[1, 2])
-"""Nothing here depends on how many ranks there are, but for one and several."""
+pytestmark = pytest.mark.ranks(only=[2])
 ROUNDS = Training.rounds
 
 

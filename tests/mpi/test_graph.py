@@ -52,11 +52,9 @@ def assert_trains(training):
     return progress, expected
 
 
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_as_the_dense_oracle_does(comm, graph, model, case):
-    """And the score is that of the whole graph."""
     training = Training(own_run(**settings(graph, model__name=model, **CASES[case])), comm)
     progress, expected = assert_trains(training)
     outputs, targets = full_outputs(training, expected)

@@ -10,10 +10,10 @@ import pytest
 from batches import examples_of
 from images_oracle import downscaled
 from own_runs import CONVOLUTIONAL, RESNET, own_trained
+from resuming import save
 from small import own_run, small_run, whole
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
 from istmpi.cost import phase_costs
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
@@ -74,7 +74,7 @@ def test_a_network_of_small_images_is_of_use(comm, shared_tmp):
     path = shared_tmp / "small.h5"
     training = Training(own_run(**CONVOLUTIONAL | GROWING | {"evaluate__every": 1}), comm)
     progress = next(training.rounds())
-    commit(path, *training.state(calibrated=True), "direct", comm)
+    save(training, path, calibrated=True)
     name = CONVOLUTIONAL["model__name"]
     result = evaluate(path, comm, model=name)
     assert result.score.loss == pytest.approx(progress.score.loss, rel=1e-9)
@@ -95,7 +95,6 @@ def test_a_network_of_small_images_is_of_use(comm, shared_tmp):
 
 
 def test_a_plan_knows_the_sizes(comm):
-    """Bytes as they are counted, and FLOPs at each size."""
     settings = RESNET | GROWING | {"method__name": "local-sgd"}
     training, progress = own_trained(comm, **settings)
     smaller = {4: training.sizes[4].architecture}

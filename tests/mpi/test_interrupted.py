@@ -72,7 +72,6 @@ NETWORKS = {
 
 
 def cases():
-    """Yield a name and the settings of each run."""
     for case, settings in ROUNDS.items():
         yield case, BASE | SPECIAL.get(settings.get("method__name"), {}) | settings
     for case, settings in NETWORKS.items():
@@ -83,6 +82,13 @@ CASES = dict(cases())
 TWO_HALVES = {"method__finish", "train__resolution"}
 STOPS = ((1, 1), (2, 2), (3, 1))
 """Rounds and local steps. The last one is of runs of two halves, where the second half has been saved once."""
+
+
+def choose_stops(case, number):
+    """Every method is stopped in two rounds, a run of two halves in all, others in one or the other round."""
+    if CASES[case].keys() & TWO_HALVES:
+        return STOPS
+    return STOPS[:2] if case.endswith(", adam carried") else STOPS[number // 2 % 2 :][:1]
 
 
 def allow_rounds(settings):
@@ -110,7 +116,7 @@ def test_a_run_that_is_saved_and_stopped_again_and_again_goes_on_bit_for_bit(com
     seen = [next(rounds)]
     save(training, path)
     rounds.close()
-    for round, step in STOPS if settings.keys() & TWO_HALVES else STOPS[:2]:
+    for round, step in choose_stops(case, number):
         stopped = training
         training = Training(run, comm)
         training.resume(path)
@@ -128,9 +134,10 @@ def test_a_run_that_is_saved_and_stopped_again_and_again_goes_on_bit_for_bit(com
         assert training.stop.reason == "a test"
         assert training.rounds_done - round in allow_rounds(settings)
         path = save(training, shared_tmp / f"{round}.h5")
-        with open_checkpoint(path) as checkpoint:
-            assert comm.rank or list(checkpoint.errors()) == []
-            assert checkpoint.header.position == (training.rounds_done, 0)
+        if comm.rank == 0:
+            with open_checkpoint(path) as checkpoint:
+                assert list(checkpoint.errors()) == []
+                assert checkpoint.header.position == (training.rounds_done, 0)
     training = Training(run, comm)
     training.resume(path)
     seen += list(training.rounds())

@@ -24,7 +24,6 @@ def assert_same_subnets(comm, training, oracle, tolerance=1e-12):
         np.testing.assert_allclose(found[name.replace("/", ".")], values.detach(), rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_round_of_one_step_trains_the_sum_itself(comm, optimizer):
     """Gradients, clipping and decay are those of one network whose output is the sum, whatever sigma is."""

@@ -27,25 +27,6 @@ def test_a_deal_that_differs_is_noticed_before_weights_are_scrambled(comm, monke
     assert_same_bits(whole(training), before)
 
 
-@pytest.mark.parametrize("carry", [False, True])
-@pytest.mark.parametrize(
-    "method, times", [("data-parallel", 3), ("local-sgd", 1), ("diloco", 1), ("codistillation", 1)]
-)
-def test_whole_networks_send_what_their_algorithm_says(comm, method, times, carry):
-    """Every rank computes its initial values; then a ring of 2(P-1)/P of it, or all of it to each other rank, at 3
-    local steps a round."""
-    settings = {"optimizer__momentum": 0.9, "method__optimizer_state": "carry" if carry else "reset"}
-    training, progress = trained(comm, method__name=method, method__burn_in=2, **settings)
-    architecture, ranks = training.architecture, comm.size
-    network = sum(8 * parameter.size(architecture.lengths) for parameter in architecture.parameters.values())
-    averaged = network * (2 if carry and method in ("local-sgd", "diloco") else 1)
-    each = 2 * (ranks - 1) * averaged * times
-    expected = [done * each for done in range(1, 5)]
-    if method == "codistillation":
-        expected = [max(done - 2, 0) * ranks * (ranks - 1) * network for done in range(1, 5)]
-    assert [one.bytes for one in progress] == expected
-
-
 @pytest.mark.both
 @pytest.mark.parametrize(
     "settings", [{}, {"method__redeal": 0.3}, {"method__delay": 2, "method__redeal": 0.5}], ids=str
@@ -117,6 +98,7 @@ def test_the_round_and_the_rank_are_those_that_went_wrong(comm, settings, poison
     assert_same_bits(whole(training), whole(spared))
 
 
+@pytest.mark.ranks(also=1)
 def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
     """Every loss is finite, as it is computed before the step that breaks the weights."""
     training = Training(small_run(model__norm="none", optimizer__lr=1e308, method__local_steps=1), comm)
@@ -142,9 +124,6 @@ def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
     assert_same_bits(whole(training), before)
 
 
-# ---- what is told of a run
-
-
 @pytest.mark.ranks(only=[2, 3])
 @pytest.mark.parametrize("method", ["ist", "fedavg"])
 def test_each_ranks_compute_and_wait_are_those_of_its_clock(comm, method):
@@ -160,21 +139,6 @@ def test_each_ranks_compute_and_wait_are_those_of_its_clock(comm, method):
         before = now
 
 
-@pytest.mark.ranks(only=[2])
-def test_they_come_with_the_gather_that_a_round_has_anyway(comm, monkeypatch):
-    """One for the losses, one for what the round took."""
-    calls = []
-    allgather = comm.allgather
-    monkeypatch.setattr(comm, "allgather", lambda value, **slot: calls.append(value) or allgather(value, **slot))
-    training = Training(small_run(method__name="local-sgd"), comm)
-    counted = []
-    for _ in training.rounds():
-        counted.append(len(calls))
-        calls.clear()
-    assert counted[1:-1] == [2, 2], "behind the last an evaluation follows"
-
-
-@pytest.mark.ranks(only=[1, 3])
 def test_what_a_round_took_adds_up(comm):
     _, progress = trained(comm)
     assert sum(one.last_round.bytes for one in progress) == progress[-1].bytes

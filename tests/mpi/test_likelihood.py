@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from exported import open_network, run_onnx
 from replay_cases import DECODER
+from resuming import save
 from small import own_run, trained
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
 from istmpi.data.prepare import prepare
 from istmpi.deploy.export import export
 from istmpi.deploy.generation import make_predictor
@@ -58,7 +59,7 @@ def train(comm, folder, source="text.h5", **settings):
     run = own_run(**{**EXPERTS, "data__source": str(folder / source), "train__threads": 1, **settings})
     training = Training(run.override({"train.device": "cpu", "evaluate.every": 1000, "train.seed": 5}), comm)
     *_, last = training.rounds()
-    commit(folder / "network.h5", *training.state(calibrated=True), "direct", comm)
+    save(training, folder / "network.h5", calibrated=True)
     comm.barrier()
     return training, last.score, folder / "network.h5"
 
@@ -90,8 +91,7 @@ def test_ranks_and_one_process_answer_as_plain_loops_do(comm, shared_tmp):
     write_texts(comm, shared_tmp)
     training, score, path = train(comm, shared_tmp)
     assert score.form == "likelihood"
-    with open_checkpoint(path) as checkpoint:
-        network = CalibratedNetwork(checkpoint)
+    network = open_network(path)
     module, tokens = network.module, windows(training.dataset.test)[0]
     subnets = [*module.subnets.values()]
     assert len(subnets) == comm.size
@@ -140,8 +140,6 @@ def test_an_evaluator_scores_the_same_deal_in_one_form_after_another(comm, share
 
 
 def fixed(logits):
-    """A subnet with the same logits at every place."""
-
     class Fixed(torch.nn.Module):
         def forward(self, tokens):
             return logits.expand(*tokens.shape, -1)
@@ -203,7 +201,6 @@ def test_only_text_has_a_likelihood(comm):
 
 @pytest.mark.ranks(only=[3])
 def test_its_program_has_the_answer_of_the_mixture(comm, shared_tmp):
-    runtime = pytest.importorskip("onnxruntime")
     write_texts(comm, shared_tmp)
     training, _, path = train(comm, shared_tmp, model__dtype="float32")
     tokens = windows(training.dataset.test)[0]
@@ -211,7 +208,6 @@ def test_its_program_has_the_answer_of_the_mixture(comm, shared_tmp):
         return
     with open_checkpoint(path) as checkpoint:
         module = CalibratedNetwork(checkpoint).module
-    export(path, "onnx")
-    (outputs,) = runtime.InferenceSession(path.with_suffix(".onnx")).run(None, {"input": tokens.numpy()})
+    (outputs,) = run_onnx(export(path, "onnx").path, tokens.numpy())
     with torch.no_grad():
         np.testing.assert_allclose(outputs, module(tokens), rtol=1e-4, atol=1e-4)

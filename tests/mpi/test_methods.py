@@ -27,6 +27,7 @@ CASES = {
     "one layer": {"model__hidden": [7]},
     "three layers, one as wide as there are ranks": {"model__hidden": [9, 3, 7], "model__norm": "layer"},
     "shares": {"method__shares": [3.0, 1.0, 2.0]},
+    "shares, no norm": {"method__shares": [3.0, 1.0, 2.0], "model__norm": "none", "model__bias": True},
     "a part redealt": {"method__redeal": 0.3, "train__rounds": 6},
     "never redealt": {"method__redeal": 0.0},
     "one group dealt": {"method__partition": ["hidden1"], "model__norm": "layer"},
@@ -112,7 +113,6 @@ SELDOM = {"method__share_every": 2}
 LONG = {"method__local_steps": 6, "train__rounds": 2}
 
 
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("state", ["reset", "carry"])
 @pytest.mark.parametrize("dealt, local", [({}, {}), (SELDOM, LONG)], ids=["", "a mean every second round"])
 def test_ist_with_nothing_dealt_is_local_sgd_bit_for_bit(comm, state, dealt, local):
@@ -127,7 +127,6 @@ def test_ist_with_nothing_dealt_is_local_sgd_bit_for_bit(comm, state, dealt, loc
     assert dealt or [one.loss for one in mine] == [one.loss for one in expected]
 
 
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 def test_local_sgd_with_one_local_step_is_data_parallel(comm, norm):
     settings = {"method__local_steps": 1, "train__rounds": 12, "model__norm": norm, "model__bias": True}
@@ -136,7 +135,6 @@ def test_local_sgd_with_one_local_step_is_data_parallel(comm, norm):
     assert_near(whole(local), whole(parallel), 1e-12)
 
 
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("norm", ["layer", "none"])
 def test_data_parallel_is_sgd_on_a_batch_p_times_as_large(comm, norm, momentum):
@@ -161,7 +159,6 @@ def test_every_rank_trains_its_own_narrow_network(comm):
 
 
 def test_training_in_bfloat16_stays_near(comm):
-    """Autocast: the weights stay float32, the products are rounded."""
     exact, _ = trained(comm, model__dtype="float32", train__rounds=1, method__local_steps=1)
     rounded, _ = trained(comm, model__dtype="float32", train__rounds=1, method__local_steps=1, train__autocast=True)
     mine, expected = whole(rounded)["labels.linear.weight"], whole(exact)["labels.linear.weight"]

@@ -16,9 +16,6 @@ from istmpi.training.loop import Training
 NO_NORM = {"model__norm": "none", "model__bias": True}
 
 
-# ---- federated averaging
-
-
 @pytest.mark.parametrize("fraction", [0.0001, 0.7, 1.0])
 def test_fedavg_is_what_its_authors_wrote(comm, fraction):
     settings = {"data__placement": "by-label", "train__batch": 100, "optimizer__momentum": 0.5, **NO_NORM}
@@ -60,9 +57,6 @@ def test_ranks_that_were_not_drawn_neither_train_nor_send_for_themselves(comm):
         # others theirs back.
         handed_out = owned if number else 0
         assert comm.traffic.bytes - before == (per_rank - owned if comm.rank == drawn else handed_out)
-
-
-# ---- dynamic averaging
 
 
 @pytest.mark.parametrize("state", ["reset", "carry"])
@@ -120,9 +114,6 @@ def test_dynamic_averaging_is_what_its_authors_wrote(comm):
     assert comm.size < 5 or 2 in seen, "rounds in which some took their mean"
 
 
-# ---- DiLoCo
-
-
 @pytest.mark.parametrize("rate, momentum", [(0.7, 0.9), (1.0, 0.0)])
 def test_diloco_is_what_its_authors_wrote(comm, rate, momentum):
     """Workers are AdamW whose state no round touches; the outer optimizer is PyTorch's SGD with Nesterov's momentum."""
@@ -150,9 +141,6 @@ def test_diloco_is_what_its_authors_wrote(comm, rate, momentum):
         assert [one.bytes for one in its] == [one.bytes for one in progress]
 
 
-# ---- codistillation
-
-
 @pytest.mark.parametrize("norm", ["batch", "none"])
 def test_codistillation_is_what_its_authors_wrote(comm, norm):
     settings = {"optimizer__momentum": 0.5, "optimizer__lr": 0.03, "method__burn_in": 1, "model__norm": norm}
@@ -167,9 +155,6 @@ def test_codistillation_is_what_its_authors_wrote(comm, norm):
             for local_step in range(3):
                 one.step(one.batches.at(3 * round + local_step), teachers)
     assert_near(whole(training), everyone[0].named())
-
-
-# ---- a finish by another method
 
 
 def go_on(training, source, rounds):

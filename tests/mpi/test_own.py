@@ -9,12 +9,11 @@ import torch
 from batches import examples_of
 from networks_oracle import ORACLES, train
 from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET, own_trained
+from resuming import save
 from small import assert_trained, initial_weights, own_run, trained, whole
 from uses import check_uses, read_all
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
-from istmpi.config.methods import METHODS
 from istmpi.data.prepare import prepare
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
@@ -44,9 +43,6 @@ def scale_sums(case, network, share):
         else:
             network.second[:, 64:] *= share
             network.last *= share
-
-
-# ---- training
 
 
 ATTENTION = {
@@ -81,7 +77,7 @@ def test_it_trains_as_the_oracle_does(comm, name, settings, lengths):
 
 
 @pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["ist", "data-parallel", "fedavg", "joint"])
 def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
     """The names of its layers are the built-in one's, so are its initial values."""
     settings = {"method__name": method, "train__rounds": 2, "optimizer__momentum": 0.5}
@@ -96,7 +92,6 @@ def test_an_mlp_written_by_hand_trains_to_the_same_numbers(comm, method):
     assert mine[-1].score.score == theirs[-1].score.score
 
 
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("method", ["ist", "data-parallel", "fedavg", "codistillation"])
 def test_every_method_trains_every_exit(comm, method):
     settings = {"model__name": f"{FILE}:Early", "train__rounds": 2, "train__exit_weights": [0.5, 1.0]}
@@ -108,15 +103,11 @@ def test_every_method_trains_every_exit(comm, method):
     assert all(np.abs(after[name] - before[name]).max() > 1e-4 for name in ("exit.weight", "last.weight"))
 
 
-# ---- the full network
-
-
 @pytest.mark.ranks(only=[1])
 def test_an_export_has_the_outputs_of_every_exit(comm, shared_tmp):
-    """As torch.export's program, and as ONNX where that is there."""
     path = shared_tmp / "network.h5"
     training, _ = own_trained(comm, **RESNET | {"model__exits": [1], "model__dtype": "float32"})
-    commit(path, *training.state(calibrated=True), "direct", comm)
+    save(training, path, calibrated=True)
     x = np.random.default_rng(0).normal(8, 4, (5, 64)).astype(np.float32)
     images = x.reshape(-1, 1, 8, 8)
     with open_checkpoint(path) as checkpoint:
@@ -135,7 +126,6 @@ def test_an_export_has_the_outputs_of_every_exit(comm, shared_tmp):
             np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("case", PLAIN)
 def test_every_use_of_a_network_agrees_with_the_plain_module(comm, shared_tmp, case):
     """With the full network's weights, by 1/P where it sums, and the moments of the calibration sample."""

@@ -5,15 +5,13 @@ import random
 import numpy as np
 import pytest
 from own_runs import FILE, SHAKEN, own_trained
+from resuming import save
 from small import assert_same_bits, own_run, whole
 
-from istmpi.checkpoint.saver import commit
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError
 from istmpi.inspection import large
 from istmpi.training.loop import Training
-
-# ---- resuming
 
 
 def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
@@ -28,7 +26,7 @@ def test_a_changed_source_is_told_and_another_network_refused(comm, shared_tmp):
 
     training = again(source)
     list(training.rounds())
-    commit(path, *training.state(calibrated=True), "direct", comm)
+    save(training, path, calibrated=True)
     assert evaluate(path, comm, model=f"{file}:Net").note == ""
     assert again(source + remark).resume(path) == [f"the source of {file}:Net, with unchanged parameters"]
     assert "has changed since training" in evaluate(path, comm, model=f"{file}:Net").note
@@ -62,9 +60,6 @@ def write(comm, file, text):
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     comm.barrier()
-
-
-# ---- bad input
 
 
 @pytest.mark.real

@@ -59,6 +59,7 @@ def collate(items):
     return torch.stack([torch.zeros(number) for number in range(len(items))])
 
 
+@pytest.mark.ranks(only=[1])
 @pytest.mark.parametrize(
     "loader, message",
     [
@@ -182,9 +183,6 @@ def test_a_loader_that_is_made_anew_in_each_round_goes_on(comm, shared_tmp):
     assert len(set(seen)) == min(6, 12 // comm.size)
 
 
-# ---- evaluation
-
-
 class Shuffled(IterableDataset):
     def __iter__(self):
         yield from torch.arange(23.0)[torch.randperm(23)].double()[:, None, None]
@@ -274,6 +272,7 @@ def test_a_network_is_calibrated_as_it_was_before_where_the_last_round_is_not_ev
     assert all(np.array_equal(saved[0], other) for other in saved)
 
 
+@pytest.mark.ranks(only=[1])
 @pytest.mark.parametrize(
     "score, what",
     [

@@ -61,15 +61,12 @@ def test_an_object_that_fails_in_a_program_is_named(comm, shared_tmp, case):
 
 
 def run(comm, folder, body, **settings):
-    """Take two rounds whose loop is ``body(round, batches, job)``."""
     job, batches = make_job(comm, **settings), loops.make_batches(comm, method="local-sgd")
     for round in begin_rounds(job, 2, folder):
         body(round, loops.yield_steps(batches, 0), job)
 
 
 def in_a_step(act):
-    """A loop that does something in each local step."""
-
     def body(round, batches, job):
         for batch in round.take(batches):
             act(round, batch, job)
@@ -194,6 +191,7 @@ def test_errors_name_arguments_of_python(comm, shared_tmp):
         istmpi.Distributed(torch.nn.Linear, {"in_features": 5, "out_features": 3}, comm, example=loops.pair(6)[0])
 
 
+@pytest.mark.ranks(only=[1])
 @pytest.mark.parametrize(
     "settings, message",
     [

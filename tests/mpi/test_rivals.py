@@ -6,11 +6,10 @@ import torch
 from replicas import replicas
 from small import assert_near, small_run, trained, whole
 
+from istmpi.engine.few_bits import Float4, TopK
 from istmpi.engine.slots import Slot
 from istmpi.engine.sparse_mean import SparseMean
 from istmpi.training.loop import Training
-
-pytestmark = pytest.mark.ranks(only=[1, 3, 4])
 
 PLAIN = {"model__norm": "none", "model__bias": True}
 STREAM = {"method__name": "streaming-diloco", "method__local_steps": 8, "method__fragments": 2, "method__delay": 2}
@@ -25,47 +24,20 @@ def of_layers(named, layers):
     return [name for name in named if name.split(".")[0] in layers]
 
 
-# ---- naive codecs
-
-
-def nearest_of_16(values):
-    """Every value's nearest of 0 and the block's largest magnitude divided by 1, 2, 4, ..., 64, one by one."""
-    found = np.zeros(len(values), np.float32)
-    for start in range(0, len(values), 1024):
-        block = values[start : start + 1024]
-        largest = max(abs(block))
-        levels = [0.0] + [float(largest) / 2**power for power in range(7)]
-        for i, value in enumerate(block):
-            nearest = min(levels, key=lambda level: abs(level - abs(float(value))))
-            found[start + i] = np.sign(value) * nearest
-    return found
-
-
-def bfloat16(value):
-    return float(torch.tensor(value, dtype=torch.float32).to(torch.bfloat16))
+def pass_in_4_bits(values):
+    """Values as they arrive: tests/unit/test_codec.py has the nearest of 16 by hand."""
+    return Float4().decode(Float4().encode(values), len(values))
 
 
 def largest_of_chunks(values, top):
-    """What a rank sends of a flat tensor, as a tensor with zeros elsewhere."""
+    """What a rank sends of a flat tensor, as a tensor with zeros elsewhere; test_codec.py has it by hand."""
+    codec = TopK(top, (len(values),))
+    places, chosen = codec.decode(codec.encode([torch.from_numpy(values)]), torch.float64)
     sent = np.zeros_like(values)
-    for start in range(0, len(values), 4096):
-        chunk = values[start : start + 4096]
-        count = int(np.ceil(top * len(chunk) / 4096))
-        chosen = sorted(range(len(chunk)), key=lambda i: -abs(chunk[i]))[:count]
-        magnitudes = [abs(chunk[i]) for i in chosen]
-        mean = sum(magnitudes) / count
-        low = [one for one in magnitudes if one <= mean]
-        high = [one for one in magnitudes if one > mean]
-        for i in chosen:
-            group = high if abs(chunk[i]) > mean else low
-            sent[start + i] = np.sign(chunk[i]) * bfloat16(sum(group) / len(group))
+    sent[places] = chosen
     return sent
 
 
-# ---- streaming DiLoCo
-
-
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("state", [{}, {"optimizer__momentum": 0.5, "optimizer__lr": 0.05}], ids=["plain", "momentum"])
 def test_streaming_diloco_is_what_its_authors_wrote(comm, state):
     training, _ = trained(comm, **{**PLAIN, **STREAM, **state, "data__placement": "sharded", "method__mix": 0.25})
@@ -97,7 +69,6 @@ def test_streaming_diloco_is_what_its_authors_wrote(comm, state):
 
 
 def assert_alike(comm, tensors):
-    """All ranks have the same bits."""
     bits = comm.allgather({name: values.numpy().tobytes() for name, values in tensors.items()})
     assert all(theirs == bits[0] for theirs in bits)
 
@@ -111,18 +82,14 @@ def mean_of(apart):
     pieces = []
     for rank in range(len(rows)):
         piece = slice(len(rows[0]) * rank // len(rows), len(rows[0]) * (rank + 1) // len(rows))
-        total = sum(nearest_of_16(rows[(rank - step) % len(rows)][piece]) for step in range(len(rows)))
-        pieces.append(nearest_of_16((total / np.float32(len(rows))).astype(np.float32)))
+        total = sum(pass_in_4_bits(rows[(rank - step) % len(rows)][piece]) for step in range(len(rows)))
+        pieces.append(pass_in_4_bits((total / np.float32(len(rows))).astype(np.float32)))
     flat, found = np.concatenate(pieces).astype(np.float64), {}
     for name, values in apart[0].items():
         found[name], flat = flat[: values.size].reshape(values.shape), flat[values.size :]
     return found
 
 
-# ---- SparseLoCo
-
-
-@pytest.mark.ranks(only=[1, 3])
 @pytest.mark.parametrize("outer", [{}, {"method__outer_lr": 0.6, "method__outer_momentum": 0.5}], ids=["1", "outer"])
 def test_sparse_loco_is_what_its_authors_wrote(comm, outer):
     settings = {**PLAIN, **SPARSE, **outer, "model__hidden": [90, 60], "optimizer__momentum": 0.5}
@@ -166,9 +133,6 @@ def test_sparse_loco_has_no_copies_for_a_rollback_while_it_sends(comm, monkeypat
     monkeypatch.setattr(SparseMean, "take", noted)
     assert len(list(training.rounds())) == 4
     assert copies == []
-
-
-# ---- ADMM, elastic averaging and Downpour
 
 
 CASES = {

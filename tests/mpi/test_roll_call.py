@@ -54,7 +54,7 @@ def test_a_rank_that_gets_on_is_named_as_slow_and_waited_for(comm, tmp_path):
     assert some.traffic.bytes == before
     told = comm.allgather(said)
     assert len(told[0]) == 1 and not any(told[1:]), told
-    assert re.match(r"waiting for rank 1 .* been busy for \d s, in compute, round 2, local step 7\.", told[0][0]), told
+    assert re.match(r"waiting for rank 1 .* been busy for \d+ s, in compute, round 2, local step 7\.", told[0][0]), told
 
 
 @pytest.mark.ranks(min=2)

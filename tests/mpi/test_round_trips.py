@@ -39,6 +39,7 @@ def test_a_host_of_one_rank_is_known_without_a_call(comm, monkeypatch):
     assert comm.ledger.sent[START].calls == before + 1
 
 
+@pytest.mark.ranks(also=1)
 @pytest.mark.parametrize("method, calls", [("local-sgd", 1), ("ist", 2), ("easgd", 2)])
 def test_an_evaluation_on_one_rank(comm, method, calls):
     """Weights that rank 0 lacks go to rank 0, and the sums of the score to all. Before that, newest values go to

@@ -13,7 +13,7 @@ from istmpi.engine.shares import balance_shares
 from istmpi.training.loop import Training
 from istmpi.training.progress import LastRound
 
-pytestmark = pytest.mark.ranks(only=[2, 3])
+pytestmark = pytest.mark.ranks(only=[3])
 
 MOMENTUM = {"optimizer__momentum": 0.9, "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
 CASES = {
@@ -44,13 +44,11 @@ def measured(monkeypatch):
 
 
 def log_of(done, folder, rank):
-    """The metrics of some rounds in a folder, written on rank 0."""
     if rank == 0:
         (folder / "metrics.jsonl").write_text("".join(json.dumps(one.record()) + "\n" for one in done))
     return str(folder)
 
 
-@pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_weights_and_the_same_run_once_more(comm, shared_tmp, measured, monkeypatch, case):
     measured([4.0, 1.0, 1.2])
@@ -83,7 +81,6 @@ def test_bytes_weights_and_the_same_run_once_more(comm, shared_tmp, measured, mo
     assert_same_bits(whole(again), mine)
 
 
-@pytest.mark.ranks(only=[3])
 def test_a_log_goes_on_from_a_checkpoint(comm, shared_tmp):
     """From one behind a dropped round, and of a run that made its shares itself."""
     log = log_of_changes(comm, shared_tmp)

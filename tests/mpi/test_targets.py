@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 from batches import examples_of
+from exported import open_network
 from offset_files import write as write_less_an_offset
+from resuming import save
 from small import assert_same_bits, on_root, small_run, trained, whole
 
-from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
 from istmpi.config import Run
 from istmpi.data.dense.predict import read_inputs
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
-from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.training.loop import Training
@@ -42,12 +41,10 @@ def test_the_defaults_learn_targets_far_from_zero(comm, shared_tmp):
     data = open_dataset(run["data__source"])
     nothing_learnt = np.abs(data.test.labels() - data.train.labels().mean()).mean()
     assert score.score < 0.85 * nothing_learnt and nothing_learnt > 50
-    path = shared_tmp / "network.h5"
-    commit(path, *training.state(calibrated=True), "direct", comm)
+    path = save(training, shared_tmp / "network.h5", calibrated=True)
     again = evaluate(path, comm)
     assert again.score.score == pytest.approx(score.score, rel=1e-6)
-    with open_checkpoint(path) as checkpoint:
-        network = CalibratedNetwork(checkpoint)
+    network = open_network(path)
     x, y = examples_of(data.test, np.arange(len(data.test)))
     assert np.abs(network(x) - y).mean() == pytest.approx(score.score, rel=1e-5)
     with pytest.raises(ConfigError, match="data.standardise"):
@@ -106,10 +103,9 @@ def prepared(comm, folder, name, x, y):
 
 
 def network_of(comm, folder, source, **settings):
-    """A network that was trained for some rounds, in a file."""
     run = {"data__source": source, "train__rounds": 8, "train__batch": 16, "optimizer__lr": 0.05}
     training, progress = trained(comm, **run, method__name="local-sgd", model__dtype="float32", **settings)
-    commit(folder / "network.h5", *training.state(calibrated=True), "direct", comm)
+    save(training, folder / "network.h5", calibrated=True)
     return folder / "network.h5", progress[-1].score
 
 
@@ -119,8 +115,7 @@ def test_the_answers_for_examples_as_they_are_in_the_data(comm, shared_tmp):
     assert score.score > 0.9
     assert evaluate(path, comm).score.score == pytest.approx(score.score)
     other = prepared(comm, shared_tmp, "other", TIMES[: N // 2], LATE[: N // 2])
-    with open_checkpoint(path) as checkpoint:
-        network = CalibratedNetwork(checkpoint)
+    network = open_network(path)
     right = network(TIMES).argmax(1) == LATE
     assert right.mean() > 0.9
     scores = [evaluate(path, comm, source, split=split).score for split in ("train", "test")]
@@ -145,8 +140,7 @@ def test_predicted_numbers_are_those_of_the_data(comm, shared_tmp, standardise):
     path, score = network_of(comm, shared_tmp, source, data__standardise=standardise)
     assert evaluate(path, comm).score.score == pytest.approx(score.score, rel=1e-5)
     other = prepared(comm, shared_tmp, "other", x[:150], y[:150])
-    with open_checkpoint(path) as checkpoint:
-        network = CalibratedNetwork(checkpoint)
+    network = open_network(path)
     errors = np.abs(network(x)[:, 0] - y)
     assert network(x).dtype == np.float64 and errors.mean() < 50
     scores = [evaluate(path, comm, other, split=split).score for split in ("train", "test")]

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from replay_cases import DECODER, TEXT, TRANSFORMER, files
+from resuming import save
 from small import assert_trained, initial_weights, on_root, own_run, whole
 from text_oracle import train
 from tokenizing import prepare_tokens
 from torch.nn import functional
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import DataError
 from istmpi.training.loop import Training
@@ -77,8 +77,7 @@ def test_a_network_has_the_tokenizer_of_its_text_and_takes_no_other(comm, shared
         on_root(comm, lambda: prepare_tokens(shared_tmp / f"{name}.h5", end))  # noqa: B023
     training = Training(own_run(**settings(str(shared_tmp / "mine.h5"), train__rounds=1, data__length=10)), comm)
     *_, last = training.rounds()
-    path = shared_tmp / "network.h5"
-    commit(path, *training.state(True), "direct", comm)
+    path = save(training, shared_tmp / "network.h5", calibrated=True)
     with open_checkpoint(path) as checkpoint:
         tokenizer = checkpoint.tokenizer
         text = "units of another layer, Ünits".encode()

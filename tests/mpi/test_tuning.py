@@ -29,7 +29,6 @@ def tuned(comm, shared_tmp):
 
 
 def outcome(comparison, method="ist"):
-    """What tuning.json says of a method."""
     return json.loads((comparison.folder / "tuning.json").read_text())["methods"][method]
 
 
@@ -41,7 +40,6 @@ def scores_alone(comm, lr):
 
 
 def choose_alone(scores):
-    """Halve twice, and never below two."""
     left = list(scores)
     for rung in range(3):
         left = sorted(left, key=lambda lr: -scores[lr][rung])

@@ -58,7 +58,6 @@ def test_ranks_with_examples_of_their_own_hold_out_their_own(comm, shared_tmp):
 
 
 def ran(comm, folder, resume="", **settings):
-    """A run in a folder: its summary, and what was said."""
     watch = Listening()
     summary = run_training(small_run(output__folder=str(folder), **HELD_OUT | settings), comm, watch, resume)
     comm.barrier()
@@ -163,7 +162,6 @@ def test_a_run_that_stops_again_and_again_has_the_scores_of_the_whole_one(comm, 
 
 
 def saved(path):
-    """The round and every array of a network's file."""
     with open_checkpoint(path) as checkpoint:
         return {"round": checkpoint.header.round, **{n: tensor.rows() for n, tensor in checkpoint.tensors.items()}}
 
@@ -200,7 +198,6 @@ class Damages(Listening):
 
 
 def poison(path):
-    """A NaN among the weights, under right checksums."""
     with h5py.File(path, "r+", **CREATION) as file:
         file["model/hidden1.linear.weight"][0, 0] = np.nan
         reseal(file)

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 import xc_oracle
+from exported import open_network
 from replay_cases import XC
+from resuming import save
 from small import assert_near, assert_trained, initial_weights, on_root, own_run, whole
 from sparse_rows import FEATURES, LABELS, dense, write
 
-from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
 from istmpi.cost.evaluation import evaluation_plan
 from istmpi.data.sparse.predict import read_rows
-from istmpi.deploy.network import CalibratedNetwork
 from istmpi.deploy.prediction import write_ranked_lines
 from istmpi.evaluation import evaluator
 from istmpi.evaluation.full import FullNetwork
@@ -68,11 +67,7 @@ def test_touching_few_rows_changes_no_method(comm, rows, method):
     assert_near(*found, 1e-12)
 
 
-# ---- the full network
-
-
 def naive_scores(training, weights):
-    """From all logits of the test rows, dense."""
     split, share = training.dataset.test, 1 / training.communicator.size
     x, y = dense(split, np.arange(len(split)))
     weights = {name: torch.from_numpy(values) for name, values in weights.items() if "/" not in name}
@@ -128,16 +123,11 @@ def test_no_logits_travel(comm, rows):
         assert sum(comm.allgather(comm.traffic.bytes - before)) == plan.sent
 
 
-# ---- predictions
-
-
 def test_it_predicts_what_it_ranks_first(comm, rows, shared_tmp):
-    """From its file; test_interrupted.py stops and resumes it."""
     training = Training(own_run(**settings(rows)), comm)
     list(training.rounds())
-    commit(shared_tmp / "network.h5", *training.state(calibrated=True), "direct", comm)
-    with open_checkpoint(shared_tmp / "network.h5") as checkpoint:
-        network = CalibratedNetwork(checkpoint)
+    save(training, shared_tmp / "network.h5", calibrated=True)
+    network = open_network(shared_tmp / "network.h5")
     lines = "".join(write_ranked_lines(network, read_rows(rows, FEATURES), LABELS, 3, "softmax", "jsonl")).splitlines()
     split = training.dataset.test
     weights = {name: torch.from_numpy(values) for name, values in whole(training).items() if "/" not in name}

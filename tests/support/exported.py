@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 import numpy as np
+import pytest
 from batches import examples_of
 from torch import nn
 
@@ -17,9 +18,20 @@ def raw(source, split="test"):
     return examples_of(rows, np.arange(len(rows)))[0]
 
 
-def predicted(path, x, calibrate_on=None):
+def open_network(path, calibrate_on=None, model=None):
+    """The network of a checkpoint, with its stored moments or with those of data."""
     with open_checkpoint(path) as checkpoint:
-        return CalibratedNetwork(checkpoint, calibrate_on)(x.copy())
+        return CalibratedNetwork(checkpoint, calibrate_on, model)
+
+
+def predicted(path, x, calibrate_on=None):
+    return open_network(path, calibrate_on)(x.copy())
+
+
+def run_onnx(path, x):
+    """The outputs of an ONNX file, each an array."""
+    runtime = pytest.importorskip("onnxruntime")
+    return runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"input": x})
 
 
 def sequential(layers, state):

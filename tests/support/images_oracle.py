@@ -11,12 +11,16 @@ def key_of(*purpose):
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def drawn(key, what, place, below):
-    """A number below a limit: SplitMix64 of a position in the stream of a purpose."""
-    z = (place * 0x9E3779B97F4A7C15 + key_of(key, what)) % 2**64
+def bits(key, place):
+    """SplitMix64 of a position in the stream of a key."""
+    z = (place * 0x9E3779B97F4A7C15 + key) % 2**64
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
-    return (z ^ z >> 31) % below
+    return z ^ z >> 31
+
+
+def drawn(key, what, place, below):
+    return bits(key_of(key, what), place) % below
 
 
 def augmented(images, key, crop=0, flip=False, cutout=0):

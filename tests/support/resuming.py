@@ -6,8 +6,8 @@ from istmpi.checkpoint.saver import commit
 from istmpi.training.loop import Training
 
 
-def save(training, path):
-    commit(path, *training.state(), "direct", training.communicator)
+def save(training, path, calibrated=False):
+    commit(path, *training.state(calibrated), "direct", training.communicator)
     return path
 
 

@@ -2,8 +2,8 @@
 
     python -m pytest tests/mpi                  or, with all other tests of one process,          bin/test unit
 
-* Each test runs at the numbers of ranks of `RANKS` and of its mark ``ranks``, of which a mark of one of its parameters
-  may leave some out; its name ends with the number, as in ``test_x[P3]``.
+* Each test runs at the number of ranks of `RANKS` and those of its mark ``ranks``, of which a mark of one of its
+  parameters may leave some out; its name ends with the number, as in ``test_x[P3]``.
 * The test's function is called once for each rank, with that rank's ``comm``. Fixtures that need ``comm`` are set up on
   each rank, too; all others once. ``tmp_path`` is a folder of the rank's own, ``shared_tmp`` one of all.
 * A function that a rank's ``monkeypatch`` puts in the place of another is called on that rank alone.
@@ -21,8 +21,8 @@ import pytest
 from istmpi.comm.mpi import stand_in
 from istmpi.simulated import simulate
 
-RANKS = tuple(map(int, os.environ.get("ISTMPI_SIMULATED_RANKS", "1,3").split(",")))
-"""One, and uneven parts; a test that says ``only`` or ``also`` has others."""
+RANKS = tuple(map(int, os.environ.get("ISTMPI_SIMULATED_RANKS", "3").split(",")))
+"""Uneven parts; a test for which one rank is a case of its own says ``also=1``."""
 COUNT = "simulated_ranks"
 
 
