@@ -139,3 +139,34 @@ class ChosenFeatures(nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.first(x[:, self.chosen])))
+
+
+class Distances(nn.Module):
+    """Norms, distances and angles of units."""
+
+    def __init__(self, features, outputs, units=8):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, units), nn.Linear(units, outputs)
+        self.places = nn.Parameter(torch.randn(outputs, units))
+
+    def forward(self, x):
+        made = self.first(x)
+        angle = functional.cosine_similarity(made.unsqueeze(1), self.places, dim=-1)
+        far = torch.cdist(made, self.places) + made.norm(dim=-1, keepdim=True)
+        near = (made.unsqueeze(1) * self.places).logsumexp(-1)
+        first = functional.pairwise_distance(made, self.places[0])[:, None]
+        return angle + far + near + first + self.last(functional.normalize(made, dim=-1))
+
+
+class Averaged(nn.Module):
+    """Means over units, which are as large in a subnet."""
+
+    def __init__(self, features, outputs, units=8):
+        super().__init__()
+        self.first, self.gain = nn.Linear(features, units * outputs), nn.Parameter(torch.ones(units))
+        self.outputs = outputs
+
+    def forward(self, x):
+        made = torch.tanh(self.first(x)).view(len(x), self.outputs, -1)
+        attention = (made * self.gain).softmax(-1)
+        return made.mean(-1) + (attention * made).sum(-1) + made.amax(-1)

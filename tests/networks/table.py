@@ -234,6 +234,8 @@ FACTORS = (
     Row("factor_nets.IndexAdded", FLAT, "units: +index_add", trains=False, refused=HALVES),
     Row("factor_nets.SumOfLogarithms", FLAT, "units: +prod", trains=False, refused=HALVES),
     Row("factor_nets.TwoGates", FLAT, "units: +sum"),
+    Row("factor_nets.Distances", FLAT, "units: +norms"),
+    Row("factor_nets.Averaged", FLAT, "units"),
     Row("factor_nets.RenormalisedExperts", FLAT, "experts, hidden: second", means="experts"),
     Row("factor_nets.RareHead", FLAT, "hidden: usual.weight rare.weight"),
     *rows("factor_nets", "ShuffledFlow ChosenFeatures", FLAT, trains=False, refused="draws random values"),

@@ -33,8 +33,8 @@ OWN = {
     "sharing": {"model.name": f"{_HERE}/exported_networks.py:Sharing", "model.dtype": "float64"},
     "unrecorded": {"model.name": f"{_HERE}/exported_networks.py:Unrecorded"},
     "deciding": {"model.name": f"{_HERE}/exported_networks.py:Deciding"},
-    "tied": {"model.name": f"{_HERE}/using_networks.py:Tied"},
-    "two": {"model.name": f"{_HERE}/using_networks.py:TwoFactors"},
+    "tied": {"model.name": f"{_HERE}/exported_networks.py:Tied"},
+    "two": {"model.name": f"{_HERE}/exported_networks.py:TwoFactors"},
     "counting": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "number"},
     "measuring": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "length"},
 }

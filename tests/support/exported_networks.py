@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 
 class Sharing(nn.Module):
@@ -52,3 +53,24 @@ class Deciding(nn.Module):
         if x.amax() > 1e9 if self.on == "values" else x.shape[0] == 1:
             x = -x
         return self.last(torch.relu(x))
+
+
+class Tied(nn.Module):
+    """An autoencoder with tied weights, and a classifier behind it."""
+
+    def __init__(self, features, outputs, hidden=12):
+        super().__init__()
+        self.encode, self.last = nn.Linear(features, hidden), nn.Linear(features, outputs)
+
+    def forward(self, x):
+        return self.last(functional.linear(torch.relu(self.encode(x)), self.encode.weight.t()))
+
+
+class TwoFactors(nn.Module):
+    def __init__(self, features, outputs, one=4, other=6):
+        super().__init__()
+        self.one, self.other = nn.Linear(features, one), nn.Linear(features, other)
+        self.both = nn.Bilinear(one, other, outputs)
+
+    def forward(self, x):
+        return self.both(torch.relu(self.one(x)), torch.tanh(self.other(x)))

@@ -1,6 +1,8 @@
 """The prepared file: what is written is read, complete or not at all; damage is named."""
 
 import random
+import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -9,6 +11,7 @@ from batches import examples_of
 from damage import damaged, data_as_version_1, data_contents
 from damaging import a_huge_dataset, a_link, another_layout, values_elsewhere
 
+from istmpi.data import hdf5
 from istmpi.data.dense.split import build_material
 from istmpi.data.hdf5 import open_prepared
 from istmpi.data.writer import write as write_file
@@ -129,7 +132,6 @@ def test_a_file_of_version_1_is_read_and_said_to_have_no_checksums(file, istmpi_
 
 @pytest.fixture
 def wide(tmp_path):
-    """The path of a file whose 50 training rows are 5 blocks."""
     x, y = np.random.default_rng(1).normal(size=(60, 1600)).astype(np.float32), np.zeros(60, int)
     return write(tmp_path / "wide.h5", groups=1, splits={"train": (x[:50], y[:50]), "test": (x[50:], y[50:])})
 
@@ -149,3 +151,63 @@ def test_a_damaged_block_is_noticed_when_a_row_of_it_is_read(wide, istmpi_comman
             examples_of(split.with_normalisation(None), np.array(rows))
     code, out, err = istmpi_command("data", "verify", wide)
     assert (code, out, err) == (2, f"{message}\n", "istmpi: 1 of 1 file cannot be used.\n")
+
+
+# ---- what a process has of a mapped file in its own memory
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is mapped")
+COUNT, FEATURES = 400, 2**15
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return np.random.default_rng(0).integers(0, 256, (COUNT, FEATURES), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory, pixels):
+    """13 MB of images."""
+    path = tmp_path_factory.mktemp("images") / "data.h5"
+    x = pixels.reshape(-1, 2, 128, 128)
+    splits = {"train": (x, np.arange(COUNT) % 2), "test": (x[:2], np.arange(2))}
+    write_file("images", build_material("x", "classification", splits, ("a", "b"), np.dtype("u1"), 2), path)
+    return path
+
+
+def resident(path):
+    """Bytes of a file that this process has mapped into its memory at present."""
+    total, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            here = line.endswith(str(path))
+        elif here and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+@ON_LINUX
+@pytest.mark.parametrize("kept", [0, 2**30], ids=["large", "small"])
+def test_of_a_large_file_a_process_keeps_the_last_rows_alone(images, pixels, monkeypatch, kept):
+    """The system maps up to 2 MB around each byte that is read."""
+    monkeypatch.setattr(hdf5, "KEPT", kept)
+    train = open_prepared(images).train.with_normalisation(None)
+    generator, found = np.random.default_rng(1), []
+    for number, rows in enumerate(generator.permutation(2 * COUNT).reshape(-1, 1) % COUNT):
+        np.testing.assert_array_equal(train.features(rows), pixels[rows])
+        if number % 40 == 39:
+            found.append(resident(images))
+    assert found[-1] >= COUNT * FEATURES if kept else max(found) < COUNT * FEATURES / 3
+
+
+@ON_LINUX
+def test_damage_is_found_all_the_same(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(hdf5, "KEPT", 0)
+    path = tmp_path / "damaged.h5"
+    content = bytearray(images.read_bytes())
+    at = content.find(open_prepared(images).train.x[300].tobytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    train = open_prepared(path).train
+    train.features(np.arange(200))
+    with pytest.raises(DataError, match="damaged"):
+        train.features(np.arange(280, 320))

@@ -10,7 +10,6 @@ import networks
 import numpy as np
 import pytest
 import torch
-import using_networks
 from checkpoint_files import OWN
 from exported import raw
 from patience import patient
@@ -19,8 +18,8 @@ from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
 
-CLASSES = {**vars(networks), **vars(exported_networks), **vars(using_networks)}
-TRACED = ["convolutional", "shaken", "sharing", "unrecorded", "tied"]
+CLASSES = {**vars(networks), **vars(exported_networks)}
+TRACED = ["convolutional", "sharing", "unrecorded", "tied"]
 LOADED = ["convolutional", "sharing", "two"]
 """The networks that torch.export can trace, and those of them whose class can load their state."""
 
@@ -39,7 +38,6 @@ def exported(checkpoints, name, form, folder):
 
 
 def read(path, form):
-    """Metadata and state."""
     if form == "torch":
         saved = torch.load(path, weights_only=True)
         return saved["metadata"], saved["state_dict"]
@@ -76,8 +74,9 @@ def close(outputs, expected):
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["torch", "safetensors", "npz"])
-@pytest.mark.parametrize("name", LOADED)
+@pytest.mark.parametrize(
+    "name, form", [*((name, "torch") for name in LOADED), ("sharing", "safetensors"), ("sharing", "npz")]
+)
 def test_the_class_with_the_exported_state_predicts_the_same(checkpoints, tmp_path, name, form):
     done = exported(checkpoints, name, form, tmp_path)
     assert done.note == ""
@@ -130,9 +129,6 @@ def test_what_the_class_cannot_load_is_refused(checkpoints, tmp_path, istmpi_com
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- ONNX
-
-
 @pytest.mark.parametrize("name", TRACED)
 def test_onnx_predicts_the_same(checkpoints, tmp_path, name):
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
@@ -149,9 +145,6 @@ def test_onnx_predicts_the_same(checkpoints, tmp_path, name):
     one, many = (session.run(["output"], {"input": part})[0] for part in (x[:1], x[1:]))
     close(np.concatenate([one, many]), predicted(checkpoints, name))
     assert "input" not in {entry.key for entry in onnx.load(done.path).metadata_props}
-
-
-# ---- what cannot be
 
 
 @pytest.mark.parametrize("form", ["torch", "onnx"])

@@ -1,5 +1,7 @@
 """Very many labels: losses by blocks, ranks from parts, steps that touch few rows, each against its naive version."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +9,19 @@ from sparse_rows import FEATURES, LABELS, dense, made, write
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from istmpi.config import Run
+from istmpi.cost import cost
 from istmpi.data.sources import open_dataset
 from istmpi.data.sparse.split import Ragged, SparseSplit
 from istmpi.engine.store import ParameterStore
 from istmpi.inspection.examine import inspect
 from istmpi.models.tables import Facts, find_table
+from istmpi.models.xc import XC
 from istmpi.multilabel import AT, Labels, Ranking, compute_losses, compute_parts
 from istmpi.network import linear
+from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.linear import LabelBlocks, Linear, defer, release_gradients
 from istmpi.tasks import MULTI_LABEL, TASKS, choose_task
@@ -62,11 +68,7 @@ def test_logits_of_a_block_alone_are_in_memory(loss):
     assert examples * block in made
 
 
-# ---- ranks
-
-
 def naive_scores(logits, y, counts, rows, a=0.55, b=1.5):
-    """P@k and PSP@k, example by example."""
     c = (np.log(rows) - 1) * (b + 1) ** a
     inverse = 1 + c * (counts + b) ** -a
     found = {}
@@ -99,9 +101,6 @@ def test_ranks_are_the_same_from_any_parts_of_the_labels(parts, ties, loss):
     if parts == 1:
         points = choose_task(TASKS[MULTI_LABEL], loss).points(logits, batch.targets)
         assert points / 40 == pytest.approx(Ranking.scores(sums)["P@1"])
-
-
-# ---- the network
 
 
 @pytest.mark.parametrize("norm, hidden", [("none", (8,)), ("batch", (8, 7, 5)), ("layer", (8, 7))])
@@ -142,7 +141,6 @@ INPUTS, OUTPUTS = 30, 20
 
 @pytest.fixture
 def layers(monkeypatch):
-    """Ours and torch's, with the same values."""
     monkeypatch.setattr(linear, "SMALL", 0)
     ours, theirs = Linear(INPUTS, OUTPUTS), nn.Linear(INPUTS, OUTPUTS)
     theirs.load_state_dict(ours.state_dict())
@@ -220,3 +218,65 @@ def test_without_gradients_or_under_autocast_it_is_torchs(layers):
     with torch.autocast("cpu", torch.bfloat16):
         backward(ours, x), backward(theirs, x)
     assert torch.equal(ours.weight.grad, theirs.weight.grad)
+
+
+# ---- what a network of very many labels costs
+
+MANY_FEATURES, MANY_LABELS, BATCH, IN_A_ROW = 400, 300, 6, 5
+
+
+def network(**settings):
+    code = user_network("xc", (MANY_FEATURES,), MANY_LABELS, settings, MULTI_LABEL)
+    return Architecture(
+        "xc", find_table("xc", Facts((MANY_FEATURES,), MANY_LABELS, IN_A_ROW), code.settings), "float32"
+    )
+
+
+def planned(ranks, optimizer="sgd", method="ist", momentum=0.0, **settings):
+    given = {"model.name": "xc", "train.batch": BATCH, "optimizer.name": optimizer, "optimizer.momentum": momentum}
+    return cost(Run().override(given), network(**settings), ranks, method).largest
+
+
+@pytest.mark.parametrize("block", [0, 70])
+def test_products_are_what_torch_counts(block):
+    settings = {"hidden": (12, 8), "label_block": block}
+    batch = SparseSplit(*made(BATCH, 0, MANY_FEATURES, MANY_LABELS)).batch(np.arange(BATCH))
+    module = XC(MANY_FEATURES, MANY_LABELS, **settings)
+    defer(module)
+
+    def product(_, x, y, **__):
+        return 2 * x[0] * x[1] * y[1]
+
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: product})
+    with counter:
+        choose_task(TASKS[MULTI_LABEL], "softmax").loss(module(*batch.inputs), batch.targets).backward()
+    flops = planned(1, **settings).flops
+    assert counter.get_total_flops() == flops.products
+    assert flops.lookups == 2 * 2 * BATCH * IN_A_ROW * 12
+
+
+def test_rows_that_are_not_read_cost_neither_memory_nor_traffic():
+    itemsize, width = 4, 16
+    few, all_rows = (planned(1, hidden=(width,), optimizer=name) for name in ("sgd", "adam"))
+    read, labels = BATCH * IN_A_ROW * width, MANY_LABELS * width
+    rest = width + MANY_LABELS
+    assert few.memory.gradients == itemsize * (read + rest)  # the last layer's step is taken block by block
+    assert planned(1, hidden=(width,), momentum=0.9).memory.gradients == itemsize * (read + labels + rest)
+    assert all_rows.memory.gradients == itemsize * (MANY_FEATURES * width + labels + rest) == all_rows.memory.network
+    assert planned(1, method="data-parallel", hidden=(width,)).memory.gradients == all_rows.memory.gradients
+    assert few.touched < all_rows.touched / 2
+
+
+def test_activations_are_those_of_a_block():
+    whole, blocks = (planned(1, hidden=(16,), label_block=block).memory for block in (0, 30))
+    assert whole.activations - blocks.activations == 2 * 4 * BATCH * (MANY_LABELS - 30)
+
+
+def test_its_weights_are_reckoned_of_a_published_size(istmpi_command):
+    words = ["costmodel", "xc", "--layers", "135909-2560-670091", "--ranks", "8", "--optimizer", "sgd"]
+    code, out, err = istmpi_command(*words, "--json")
+    assert (code, err) == (0, "")
+    rows = {row["method"]: row for row in json.loads(out)["rows"]}
+    weights = 4 * ((135_909 + 670_091) * 2560)
+    assert rows["ist"]["memory_network_bytes"] == pytest.approx(weights / 8, rel=0.01)
+    assert rows["data-parallel"]["memory_network_bytes"] == pytest.approx(weights, rel=0.01)

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import networks
 import pytest
+import torch
+from torch import nn
 
 from istmpi.engine.axes import Pattern
 from istmpi.errors import ConfigError
+from istmpi.inspection.examine import inspect
 from istmpi.inspection.inference import infer
 from istmpi.inspection.orders import Growth, Run
 from istmpi.inspection.proof import Trial
@@ -46,7 +49,6 @@ def network(name, shape):
 
 @cache
 def inferred(name, shape):
-    """What is found out about a network, of which several tests ask."""
     return infer(network(name, shape))
 
 
@@ -195,11 +197,7 @@ def test_a_network_of_which_nothing_can_be_dealt_out_is_explained(istmpi_command
         assert code == 2 and problem in err and err.count("\n") == 1 and problem in out
 
 
-# ---- declared axes
-
-
 def with_axes(axes, kind=networks.Attention, **arguments):
-    """A network whose class declares these axes."""
     own = user_network(f"{FILE}:{kind.__name__}", SEQUENCE, 10, arguments)
     declared = type("Declared", (kind,), {"AXES": axes}), own.source
     return replace(own, load=lambda: declared)
@@ -262,3 +260,49 @@ def test_a_constructor_may_read_weights_that_it_freezes():
     axes = {name: str(pattern) for name, pattern in found.parameters.items()}
     assert axes == {"down.weight": "rank 7", "up.weight": "10 rank"}
     assert [finding.proved for finding in found.findings] == [True]
+
+
+# ---- the law of two halves
+
+
+class TwoLayers(nn.Module):
+    BIAS = True
+
+    def __init__(self, features, outputs, units=16):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, units), nn.Linear(units, outputs, bias=self.BIAS)
+
+
+class OthersAlone(TwoLayers):
+    """Each unit adds up the other units: its own place is masked."""
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        scores = h[:, :, None] * h[:, None, :]
+        scores = scores.masked_fill(torch.eye(h.shape[1], dtype=torch.bool), -torch.inf)
+        return self.last((scores.softmax(-1) @ h[..., None])[..., 0])
+
+
+class Deviation(TwoLayers):
+    def forward(self, x):
+        h = self.first(x).tanh()
+        return self.last(h / h.std(-1, keepdim=True))
+
+
+class SquareOfWidth(TwoLayers):
+    """A sum times the square of the width: the right power of the share is 3, which is not tried."""
+
+    BIAS = False
+
+    def forward(self, x):
+        return self.last(self.first(x).tanh()) * self.last.in_features**2
+
+
+def test_a_deviation_that_fades_with_the_width_is_no_fault_and_a_power_that_is_not_tried_is_refused():
+    names = ("OthersAlone", "Deviation", "SquareOfWidth")
+    others, deviation, square = (inspect(user_network(f"{__file__}:{name}", (6,), 3, {})) for name in names)
+    for table in (others, deviation):
+        assert not table.unscaled and table.dealt == ("units",)
+        assert 0 < table.fading["units"] < 0.2
+    (place,) = square.unscaled
+    assert place.startswith("last: two equal halves change the outputs by") and square.dealt == ()

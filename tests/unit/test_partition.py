@@ -1,4 +1,4 @@
-"""The deal: covering, disjoint, the same everywhere, and independent of what it should not depend on."""
+"""The deal and its layouts: covering, disjoint, the same everywhere, independent of what they should not depend on."""
 
 from math import ceil, prod
 
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from istmpi.engine import partition
-from istmpi.engine.axes import Pattern
+from istmpi.engine.axes import Parameter, Pattern
+from istmpi.engine.layout import Owners, part_shape
 from istmpi.engine.partition import Partition, blocks
 from istmpi.errors import ConfigError
 
@@ -75,9 +76,6 @@ def test_another_group_reshuffles_no_other(redeal):
     assert same(few.units["hidden2"], many.units["hidden2"])
 
 
-# ---- shares
-
-
 @given(length=st.integers(5, 500), shares=st.lists(st.floats(0.5, 2), min_size=1, max_size=5))
 def test_blocks_follow_their_shares(length, shares):
     """Where nobody's fair share is below one unit, every block is near its share."""
@@ -93,9 +91,6 @@ def test_shares_in_plain_numbers():
     assert blocks(10, 4, [1000, 1, 1, 1]) == [7, 1, 1, 1]
     assert blocks(4, 4, [9, 1, 1, 1]) == [1, 1, 1, 1]
     assert blocks(7, 3, [1, 1, 1]) == blocks(7, 3) == [3, 2, 2]
-
-
-# ---- a part redealt
 
 
 @pytest.mark.parametrize("redeal", [0.05, 0.5])
@@ -121,9 +116,6 @@ def test_jumping_to_a_round_equals_walking_there():
     assert len(set(walked)) == 12
 
 
-# ---- facts
-
-
 def test_the_deal_is_fixed_for_ever():
     """Ranks with other versions must draw this very deal, or weights would be scrambled."""
     golden = draw(ranks=3, seed=11, round=2, lengths={"hidden1": 10}, groups=["hidden1"])
@@ -143,3 +135,51 @@ def test_a_parameter_with_k_dealt_axes_is_held_p_to_the_1_minus_k_times(ranks, t
     size = prod(pattern.shape(lengths))
     assert held * ranks ** (pattern.dealt(deal.units) - 1) == size
     assert deal.copies(pattern.names) == (1 if pattern.dealt(deal.units) else ranks)
+
+
+# ---- layouts: who has which positions of a parameter
+
+SIZES = {"a": 7, "b": 9, "blocks": 6}
+PATTERNS = ["a b", "b", "(2 a) b", "(blocks[4] a) b", "3 a", "1 b", "3 a + 2", "a + 2 b + 1", "(2 a) + b + 3"]
+
+
+def layouts(ranks, shares=None):
+    return [
+        Owners(SIZES, ranks),
+        Partition.draw(SIZES, ["a", "b", "blocks"], ranks, 0, 0, shares),
+        Partition.draw(SIZES, ["b"], ranks, 0, 1),
+        Partition.draw(SIZES, [], ranks, 0, 0),
+    ]
+
+
+@given(length=st.integers(0, 50), ranks=st.integers(1, 8))
+def test_the_owners_have_every_row_once_in_blocks_that_differ_by_one(length, ranks):
+    owners = Owners({"a": length}, ranks)
+    rows = [owners.rows(length, rank) for rank in range(ranks)]
+    assert [row for block in rows for row in block] == list(range(length))
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+
+
+@pytest.mark.parametrize("text", PATTERNS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_every_element_that_anybody_has_is_there_in_as_many_copies_as_said(text, ranks):
+    """No rank has more than the largest, and the owners have everything once."""
+    for layout in layouts(ranks):
+        for pattern in Pattern.parse(text).pieces(layout.units):
+            require_copies(layout, pattern, ranks)
+    for layout in layouts(ranks, [3.0, 1.0, 2.0, 1.0, 1.0][:ranks]):
+        for place, axis in enumerate(Pattern.parse(text).axes):
+            counts = [len(layout.positions(axis, place, rank)) for rank in range(ranks)]
+            assert max(counts) <= layout.largest(axis, place)
+    parameter = Parameter(Pattern.parse(text))
+    parts = [prod(part_shape(Owners(SIZES, ranks), parameter, rank)) for rank in range(ranks)]
+    assert sum(parts) == parameter.size(SIZES)
+
+
+def require_copies(layout, pattern, ranks):
+    copies = np.zeros(pattern.shape(SIZES), dtype=int)
+    for rank in range(ranks):
+        part = [layout.positions(axis, place, rank) for place, axis in enumerate(pattern.axes)]
+        copies[np.ix_(*part)] += 1
+        assert part_shape(layout, Parameter(pattern), rank) == tuple(map(len, part))
+    assert set(np.unique(copies)) - {0} == {layout.copies(pattern.names)}
