@@ -144,11 +144,7 @@ def test_channels_last(tmp_path):
             prepared(tmp_path, x=features, y=Y, channels=order)
 
 
-# ---- damaged files
-
-
 def forge(shape, descr="<f4"):
-    """A member with a header that no array of 60 examples has."""
     header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(720)
 
@@ -185,9 +181,6 @@ def test_a_member_that_is_not_what_its_headers_say_is_refused(tmp_path, compress
     assert "\n" not in str(refused.value)
 
 
-# ---- what a run may name as its data
-
-
 def test_digits():
     data = open_dataset("digits")
     assert (len(data.train), len(data.test)) == (1437, 360)
@@ -200,7 +193,6 @@ def test_digits():
 
 @pytest.mark.parametrize("save, rename", [(np.savez, "{0}_{1}"), (np.savez_compressed, "{1}_{0}")])
 def test_npz(tmp_path, save, rename):
-    """Splits of any types, in any order of axes and bytes."""
     arrays = example_arrays()
     types = {"x_train": ">f8", "x_test": np.float16, "y_train": np.uint16, "y_test": np.int32}
     stored = {name: np.asfortranarray(array.astype(types[name])) for name, array in arrays.items()}

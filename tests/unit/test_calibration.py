@@ -30,9 +30,6 @@ def run_of(**settings):
     return Run().override(small | {key.replace("__", "."): value for key, value in settings.items()})
 
 
-# ---- moments
-
-
 NORMS = Path(__file__).parents[1] / "networks/norm_nets.py"
 TRACKED = {"model__name": f"{NORMS}:InstanceTracked", "model__scale": "none", "train__batch": 64}
 
@@ -79,9 +76,6 @@ def test_a_network_without_batch_normalisation_passes_nothing():
     assert simulate(program, 2).require() == [{}, {}]
 
 
-# ---- how many
-
-
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("method", ["ist", "local-sgd"])
 def test_an_evaluation_takes_a_tenth_of_the_run_as_far_as_its_sample_decides(convolutional, ranks, method):
@@ -120,7 +114,6 @@ def drawn(seed, hotter, count=400, classes=5):
 
 
 def naive(logits, labels):
-    """By the definition, tried on a grid."""
     smoothing, (count, classes) = 1 / (len(labels) + 2), logits.shape
     totals = {}
     for temperature in np.exp(np.linspace(np.log(COLDEST), np.log(HOTTEST), 801)):

@@ -68,8 +68,6 @@ def set_root(name, value):
 
 
 def set_in(name, key, value):
-    """Another value in an attribute that is JSON."""
-
     def change(file):
         file.attrs[name] = json.dumps({**json.loads(file.attrs[name]), key: value})
 
@@ -113,7 +111,6 @@ def test_a_file_of_version_1_is_read(edited, checkpoints, istmpi_command):
 
 
 def replace(file, path, values):
-    """Another dataset in the place of one, or a group."""
     del file[path]
     if values is None:
         file.create_group(path)

@@ -19,7 +19,6 @@ PROGRAM = [sys.executable, "-c", "from istmpi.cli.main import main; main()"]
 
 
 def cli(*arguments, env=()):
-    """Run the console script in a process of its own."""
     environment = {**os.environ, "COLUMNS": "200", **dict(env)}
     return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, env=environment)
 
@@ -200,22 +199,35 @@ def test_a_command_that_needs_no_mpi_tells_its_own_error_whatever_started_it(wor
     assert result.stderr.startswith("istmpi: rank 3: " if rank else "istmpi: ")
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("istmpi checkpoint sh", ["show"]),
-        ("istmpi train --outer", ["--outer-momentum"]),
-        ("istmpi train --method str", ["streaming-diloco"]),
-        ("istmpi train --model res", ["", "resnet"]),  # or a file
-        ("istmpi train --set optimizer.mil", ["optimizer.milestones="]),
-        ("istmpi train spe", ["", "speech"]),
-        ("istmpi compare --methods ist,na", ["ist,narrow"]),
-        ("istmpi nothing --a", []),
-    ],
-)
-def test_a_shell_gets_words_and_nothing_else_at_tab(words, offered):
-    done = cli(env={"_ISTMPI_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))})
-    assert done.stderr == "" and [line.partition(",")[2] for line in done.stdout.splitlines()] == offered
+TAB = """
+import os, sys
+from istmpi.cli.main import main
+for words in sys.argv[1:]:
+    if not os.fork():
+        os.environ |= {"_ISTMPI_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        main()
+    os.wait()
+    print("then", flush=True)
+"""
+"""Asks for the words after each of some command lines, in a process of its own."""
+
+
+def test_a_shell_gets_words_and_nothing_else_at_tab():
+    offered = {
+        "istmpi checkpoint sh": ["show"],
+        "istmpi train --outer": ["--outer-momentum"],
+        "istmpi train --method str": ["streaming-diloco"],
+        "istmpi train --model res": ["", "resnet"],  # or a file
+        "istmpi train --set optimizer.mil": ["optimizer.milestones="],
+        "istmpi train spe": ["", "speech"],
+        "istmpi compare --methods ist,na": ["ist,narrow"],
+        "istmpi nothing --a": [],
+    }
+    done = subprocess.run([sys.executable, "-c", TAB, *offered], capture_output=True, text=True)
+    answers = done.stdout.split("then\n")[:-1]
+    assert done.stderr == ""
+    for answer, (words, expected) in zip(answers, offered.items(), strict=True):
+        assert [line.partition(",")[2] for line in answer.splitlines()] == expected, words
 
 
 OUTER = ("data-parallel", "dynamic-averaging", "codistillation", "admm", "easgd", "downpour", "joint")

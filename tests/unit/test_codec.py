@@ -30,7 +30,6 @@ def decode(coded, form, count=None):
 
 
 def pass_on(given, form, key=0, start=0):
-    """Values as they arrive."""
     return decode(encode(given, form, key, start), form, len(given))
 
 

@@ -23,9 +23,6 @@ FAST = [0.5, 0.7, 0.8, 0.9]
 SLOW = [0.2, 0.4, 0.6, 0.8]
 
 
-# ---- when a score is reached
-
-
 def test_one_lucky_evaluation_reaches_nothing():
     """A score is smoothed with its two neighbours."""
     for count in (0, 1, 2, 50):
@@ -58,9 +55,6 @@ def test_which_scores_are_errors_is_told_by_the_tasks(name):
     assert higher_is_better("of another program")
 
 
-# ---- targets
-
-
 def test_without_targets_the_best_that_all_reach_and_a_little_less():
     assert default_targets([curve("ist", FAST), curve("local-sgd", SLOW)]) == [0.7, 0.75, 0.8]
     lucky = curve("local-sgd", [0.2, 0.8, 0.4, 0.4567])
@@ -76,9 +70,6 @@ def test_without_targets_the_best_that_all_reach_and_a_little_less():
     for target in (0, 1.01, math.nan):
         with pytest.raises(ConfigError, match="must be above 0 and at most 1"):
             compare([curve("ist", FAST)], [0.5, target])
-
-
-# ---- repeats
 
 
 def test_median_and_range_over_repeats():
@@ -117,8 +108,6 @@ def test_where_nothing_is_sent_or_no_run_arrives_the_ratio_is_one_or_none():
 
 
 def test_runs_of_one_method_with_other_settings_are_not_repeats():
-    """Their labels are short, and the rest is in a table."""
-
     def run(method, seed=0, rounds=4, steps=20):
         settings = {"train.seed": seed, "train.rounds": rounds, "method.local_steps": steps}
         return curve(method, FAST, seed, settings=settings)
@@ -151,9 +140,6 @@ def test_runs_with_different_scores_or_on_different_data_are_not_compared():
     told = [replace(one, data=contents) for one, contents in zip([*runs[:2], runs[0]], ("1f", "1f", "2e"))]
     with pytest.raises(DataError, match="a.h5 1f, a.h5 2e"):
         compare(told)
-
-
-# ---- the table
 
 
 def golden():
@@ -195,9 +181,6 @@ def test_the_table_in_full():
     phases = {"pull": "1 s  25%", "compute": "3 s  75%", "evaluate (not counted)": "2 s"}
     assert made["Time by phase"].rows == tuple((phase, (figure, "", "")) for phase, figure in phases.items())
     assert notes(golden())[-1] == "local-sgd, seed 1: failed: the loss is no longer finite"
-
-
-# ---- where runs come from
 
 
 def leave_run(folder, method="ist", scores=FAST, rounds=4, finished=True):

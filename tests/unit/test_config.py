@@ -22,9 +22,6 @@ def load(tmp_path, text):
     return Run.load(str(path))
 
 
-# ---- precedence
-
-
 def test_defaults_then_the_file_then_the_command_line(tmp_path):
     run = load(tmp_path, "[train]\nrounds = 7\nbatch = 9\n")
     assert (run.train.rounds, run.train.batch, run.train.seed) == (7, 9, Train().seed)
@@ -40,8 +37,6 @@ def test_a_run_has_the_name_of_its_file_and_a_file_goes_before_a_run_that_ships(
     (tmp_path / "digits").write_text("[train]\nrounds = 3\n")
     assert Run.load("digits").train.rounds == 3
 
-
-# ---- there and back
 
 TEXT = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=8)
 NAME = TEXT.map(lambda text: text.replace("/", "")).filter(lambda text: text.strip("."))
@@ -82,9 +77,6 @@ def test_differences_name_the_setting_and_both_values(run, other):
     assert run.differences(run) == {} and bool(run.differences(other)) == (run != other)
     changed = Run().override({"model.hidden": [256], "method.shares": [1, 2]})
     assert Run().differences(changed) == {"method.shares": (None, [1.0, 2.0]), "model.hidden": ([512], [256])}
-
-
-# ---- refused
 
 
 @pytest.mark.parametrize(
@@ -165,9 +157,6 @@ def test_a_run_that_cannot_be_read_is_refused_by_name_and_with_the_nearest(tmp_p
         Run.load(name)
 
 
-# ---- one method after the other
-
-
 IMAGES = {"model.name": "resnet"}
 
 
@@ -185,7 +174,6 @@ IMAGES = {"model.name": "resnet"}
     ],
 )
 def test_sizes_of_images_and_a_finish_take_their_shares_of_the_rounds(plan, finish, rounds, stretches):
-    """A finish never takes all."""
     settings = {**IMAGES, "train.rounds": rounds, "train.resolution": plan, "method.finish": finish}
     run = Run().override(settings).with_implied()
     assert run.stretches() == stretches
@@ -210,9 +198,6 @@ def test_a_plan_of_sizes_that_is_none_is_refused(plan, said):
         Run().override({**IMAGES, "train.rounds": 10, "train.resolution": plan}).with_implied()
 
 
-# ---- what a setting's type says of it
-
-
 def test_every_setting_has_a_sentence_of_help_and_a_default_within_its_range():
     assert len([*every_setting()]) > 80
     for one in every_setting():
@@ -224,8 +209,6 @@ def test_every_setting_has_a_sentence_of_help_and_a_default_within_its_range():
 def test_a_methods_own_settings_are_those_of_its_spec():
     assert {name for spec in METHODS.values() for name in spec.settings} == {*find_types(SpecificSettings)}
 
-
-# ---- networks of one's own
 
 OWN = {"model.name": "nets.py:Net", "model.channels": [8, 16], "model.hidden": 32, "model.kind": "wide"}
 
@@ -262,9 +245,6 @@ def test_the_command_line_gives_arguments_of_an_user_network():
         assert Run().override(changed).model.arguments == {"hidden": hidden, "activation": "relu"}
     built_in = changes(("model.heads=4",), {"model": "transformer", "hidden": "32"})
     assert Run().override(built_in).model.arguments == {"hidden": [32], "heads": [4]}
-
-
-# ---- settings that no longer exist
 
 
 @pytest.mark.parametrize("name, default", gone.GONE.items())

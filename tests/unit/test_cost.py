@@ -50,7 +50,6 @@ def within_noise(values, expected):
 
 
 def sent_bytes(pairs):
-    """Of a matrix of bytes from rank to rank, what leaves its rank."""
     return pairs.sum() - np.trace(pairs)
 
 
@@ -59,20 +58,17 @@ def sent_bytes(pairs):
 
 @pytest.mark.parametrize("ranks, gigaflops", list(zip(RANKS, (113.05, 63.90, 39.32, 27.03, 20.89, 17.82))))
 def test_figure_2_as_the_paper_counts(ranks, gigaflops):
-    """Traffic; FLOPs with the first input gradient."""
     ist, parallel = figure_2("ist", ranks), figure_2("data-parallel-broadcast", ranks)
     assert parallel.received_elements == 10 * ranks * W
     assert figure_2("local-sgd", ranks).received_elements == ranks * W
     assert ist.received_elements == IO + MID // ranks
     assert figure_2("data-parallel", ranks).received_elements == 10 * 2 * (ranks - 1) * W
+    assert figure_2("codistillation", ranks).received_elements == ranks * (ranks - 1) * W
     flops = ist.flops("products", "first_input_gradient")
     assert flops == 6 * BATCH * (IO + MID // ranks)
     assert float(flops) / 1e9 == pytest.approx(gigaflops, abs=0.005)
     assert parallel.flops("products", "first_input_gradient") == 6 * BATCH * W
     assert (parallel.examples_per_step, ist.examples_per_step) == (BATCH, ranks * BATCH)
-
-
-# ---- plans and counters, to the byte
 
 
 @given(
@@ -171,9 +167,6 @@ def test_fedavg_takes_passes_of_some_ranks():
     assert plan.round_bytes == 2 * 3 * Fraction(7, 8) * plan.held.network_bytes
 
 
-# ---- closed forms against sums over ranks
-
-
 @pytest.mark.parametrize("ranks, shares", [(1, None), (7, None), (3, (2.0, 1.0, 1.0))])
 @pytest.mark.parametrize("groups", [("hidden1", "hidden2"), ("hidden2",), ()])
 def test_what_ranks_hold_is_what_their_layouts_say(ranks, shares, groups):
@@ -227,9 +220,6 @@ def test_where_an_axis_is_a_sum_bytes_are_the_mean_over_deals(redeal, wire):
         assert within_noise(hopped, sum(len(part.ranks) * held.hop_bytes(part) for part in held.parts))
 
 
-# ---- FLOPs and memory
-
-
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("norm", ["batch", "layer", "none"])
 def test_flops_are_those_that_pytorch_counts(ranks, norm):
@@ -257,9 +247,6 @@ def test_memory_has_a_tensor_for_everything_that_is_kept(method, optimizer, mome
     assert memory.network == memory.gradients == 4 * plan.largest.elements
     assert memory.optimizer == slots * memory.network
     assert plan.largest.flops.optimizer == choose_optimizer(wanted.optimizer).flops * plan.largest.elements
-
-
-# ---- bytes of whole runs: those that ranks handed to MPI
 
 
 CASES = [

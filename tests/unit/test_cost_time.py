@@ -98,9 +98,6 @@ def test_the_slowest_rank_counts_and_shares_can_make_up_for_it():
         survey(scenario(uneven), ["ist"], [8])
 
 
-# ---- clusters and their files
-
-
 FIGURES = {"latency": 0, "seconds_per_byte": 1}
 
 
@@ -121,7 +118,6 @@ FIGURES = {"latency": 0, "seconds_per_byte": 1}
     ids=str,
 )
 def test_a_cluster_file_that_cannot_be_used(tmp_path, content, message):
-    """Text, or other figures in a file that was saved."""
     path = tmp_path / "c.json"
     PRESETS["home"].save(path)
     path.write_text(content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content))
@@ -133,9 +129,6 @@ def test_a_cluster_reads_back_as_it_was_saved(tmp_path):
     measured = replace(preset("m5.2xlarge"), measured={"alltoallv": {"points": [{"bytes": 8, "seconds": 1e-6}]}})
     measured.save(tmp_path / "c.json")
     assert load(tmp_path / "c.json") == measured
-
-
-# ---- advice
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -193,9 +186,6 @@ def test_no_coefficient_is_negative():
     assert each == 0 and 1 <= latency <= 3
 
 
-# ---- the command: its table and picture hold the paper's Figure 2
-
-
 RANKS = [1, 2, 4, 8, 16, 32]
 IST_MEGAFLOATS = [3.68, 2.08, 1.28, 0.88, 0.68, 0.58]
 IST_GIGAFLOPS = [113.05, 63.90, 39.32, 27.03, 20.89, 17.82]
@@ -236,7 +226,6 @@ def test_a_cluster_whose_fit_found_only_zeros_has_all_its_tables(tmp_path, capsy
 
 
 def test_the_picture_shows_figure_2(tmp_path):
-    """The plotted series, read back."""
     pytest.importorskip("matplotlib")
     from istmpi.report.cost_plots import list_coinciding, make_cost_figure
 

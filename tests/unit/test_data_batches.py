@@ -14,7 +14,6 @@ from istmpi.errors import ConfigError, DataError
 
 
 def make(count: int, batch: int, seed: int = 0, stream: int = 0, rows: np.ndarray | None = None) -> Batches:
-    """Batches of a split whose only feature is its row number."""
     x = np.arange(count, dtype=np.float32)[:, None]
     return Batches(DenseSplit(x, np.arange(count)), np.arange(count) if rows is None else rows, batch, seed, stream)
 
@@ -66,9 +65,6 @@ def test_the_fingerprint_of_many_rows_reads_a_sample_of_them(monkeypatch):
     untouched = x.copy()
     untouched[np.setdiff1d(np.arange(2000), seen)] += 1
     assert DenseSplit(untouched, np.arange(2000)).features_checksum == checksum
-
-
-# ---- placement
 
 
 def all_rows(placement, labels, streams, seed=0, alpha=1.0):

@@ -84,7 +84,6 @@ def test_tables_of_ogb_are_the_same_graph(tmp_path):
 
 
 def csr(dense):
-    """Offsets, columns and values of a dense matrix."""
     rows, columns = dense.nonzero()
     return np.searchsorted(rows, np.arange(len(dense) + 1)), columns, dense[rows, columns]
 
@@ -111,9 +110,6 @@ def test_several_labels_a_node_and_none_without_masks(tmp_path):
     report, data = prepared(tmp_path, {**given, "y": np.array([0.0, 1, np.nan, 1, 0, 1])})
     assert report.counts == {"train": 4, "test": 1}
     assert 2 not in {*data.train.nodes, *data.test.nodes}
-
-
-# ---- Planetoid
 
 
 def python2(value):
@@ -175,9 +171,6 @@ def test_another_file_of_planetoid_is_refused_and_runs_nothing(tmp_path, name, c
     assert "\n" not in str(error.value) and capsys.readouterr().out == ""
 
 
-# ---- clusters
-
-
 def test_clusters_are_cut_once(tmp_path):
     pytest.importorskip("pymetis")
     inside = np.random.default_rng(0).integers(0, 20, (3, 2, 80)) + 20 * np.arange(3)[:, None, None]
@@ -198,9 +191,6 @@ def test_clusters_need_metis_and_a_graph_that_was_cut(tmp_path, monkeypatch):
         open_for_training(Data(source=str(report.target), graph="clusters"))
     with pytest.raises(ConfigError, match="data.graph = 'clusters' is for graphs"):
         open_for_training(Data(graph="clusters"))
-
-
-# ---- what cannot be
 
 
 FAR = np.array([[0, 1], [1, 9]])

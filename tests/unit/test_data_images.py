@@ -24,7 +24,6 @@ ALL = Augmentation(crop=2, flip=True, cutout=3)
 
 
 def split(count=6, shape=(3, 5, 4), how=ALL, seed=0):
-    """Random bytes as images, normalised channel by channel."""
     x = np.random.default_rng(seed).integers(0, 256, (count, int(np.prod(shape))), dtype=np.uint8)
     mean, std = (np.repeat(np.float32(values), np.prod(shape[1:])) for values in ([100, 120, 140], [50, 60, 70]))
     return ImageSplit(x, np.arange(count), mean, std, shape=shape, augmentation=how)
@@ -33,9 +32,6 @@ def split(count=6, shape=(3, 5, 4), how=ALL, seed=0):
 def given_to_the_network(batch):
     (x,) = batch.inputs
     return x.numpy()
-
-
-# ---- what a version is
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,9 +59,6 @@ def test_without_a_key_nothing_is_random_and_what_is_stored_stays(how):
     for seen in (images.batch(rows), split(how=Augmentation()).batch(rows, 5)):
         np.testing.assert_array_equal(given_to_the_network(seen), given_to_the_network(plain.batch(rows)))
     assert images.features_checksum == plain.features_checksum
-
-
-# ---- chance
 
 
 def chi_square(seen, cells):
@@ -122,9 +115,6 @@ def test_never_twice_the_same_key_and_for_ever_the_same(monkeypatch):
     assert len(set(noted[3600:])) == len(noted[3600:]) == 150
 
 
-# ---- what a run may ask for
-
-
 def test_what_would_leave_nothing_of_an_image_is_refused():
     for how, says in (
         (Augmentation(crop=8), r"data.crop = 8 must be below the 8 pixels of digits's images \(1 x 8 x 8\)."),
@@ -133,9 +123,6 @@ def test_what_would_leave_nothing_of_an_image_is_refused():
         with pytest.raises(ConfigError, match=says):
             augment(open_digits(), how)
     assert augment(open_digits(), Augmentation(crop=7, cutout=7)).train.augmentation
-
-
-# ---- smaller images
 
 
 @settings(max_examples=25, deadline=None)
@@ -176,9 +163,6 @@ def test_sides_must_be_those_of_the_images(tmp_path):
             require_sides(open_dataset(str(tmp_path / "a.npz")), [4])
 
 
-# ---- folders of images as ImageNet's: any size, any mode
-
-
 MODES = {"L": "JPEG", "RGB": "JPEG", "CMYK": "JPEG", "RGBA": "PNG", "P": "PNG", "LA": "PNG", "1": "PNG"}
 
 
@@ -201,9 +185,6 @@ def pixels(source, target, split="train", **options):
     listed = {"classes": "a,n01440764"}  # some folders here have images of one of them alone
     data = open_prepared(prepare("images", source, target, force=True, **listed, **options).target)
     return data.splits[split].x.reshape(-1, *data.shape)
-
-
-# ---- channels
 
 
 @pytest.mark.parametrize("first", ["L", "RGBA", "P"])
@@ -230,9 +211,6 @@ def test_a_coloured_image_for_a_network_of_grey_ones_is_named(tmp_path):
     assert x.shape == (1, 3 * 7 * 9)
 
 
-# ---- size
-
-
 @pytest.mark.parametrize("width, height", [(40, 20), (20, 41), (3, 9), (1, 300)])
 def test_a_size_is_that_of_the_largest_square_in_the_middle(tmp_path, width, height):
     """As torchvision's Resize(N) and CenterCrop(N), whose formulas these are, but for a fraction of a pixel."""
@@ -247,9 +225,6 @@ def test_a_size_is_that_of_the_largest_square_in_the_middle(tmp_path, width, hei
     expected = np.asarray(resize_images.crop((left, top, left + 10, top + 10)), int)
     step = max(1, np.abs(np.diff(expected, axis=0)).max(), np.abs(np.diff(expected, axis=1)).max())
     assert np.abs(stored.transpose(1, 2, 0) - expected).max() <= step
-
-
-# ---- memory
 
 
 def peak(folder, target):

@@ -20,15 +20,11 @@ from istmpi.errors import ConfigError, DataError
 
 
 def prepared(tmp_path, kind, source, **options):
-    """The data set, and its raw x per split."""
     data = open_prepared(prepare(kind, source, tmp_path / "data.h5", force=True, **options).target)
     raw = {
         name: examples_of(split, np.arange(len(split)))[0] * data.std + data.mean for name, split in data.splits.items()
     }
     return data, raw
-
-
-# --- speech
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 44100])
@@ -82,9 +78,6 @@ def test_stereo_is_averaged_and_another_rate_refused(tmp_path):
         prepared(tmp_path, "speech", folder)
 
 
-# --- images
-
-
 @pytest.mark.parametrize("mode, channels", [("RGB", 3), ("L", 1)])
 def test_images_are_stored_channels_first(tmp_path, mode, channels):
     folder = make_images(tmp_path / "input", mode=mode)
@@ -116,9 +109,6 @@ def test_cifar_binary_and_python_are_the_same(tmp_path, classes):
     assert found[0] == found[1]
 
 
-# --- idx
-
-
 @pytest.mark.parametrize("zipped", [False, True])
 def test_idx(tmp_path, zipped):
     data, raw = prepared(tmp_path, "idx", make_idx(tmp_path / "input", zipped))
@@ -126,9 +116,6 @@ def test_idx(tmp_path, zipped):
     expected = np.random.default_rng(2).integers(0, 256, (20, 5, 4), dtype=np.uint8).reshape(20, 20)
     np.testing.assert_allclose(raw["train"], expected, atol=1e-3)
     assert data.test.labels().tolist() == [0, 1, 2, 0, 1, 2]
-
-
-# --- arrays
 
 
 def test_arrays_from_npy_files(tmp_path):
@@ -145,12 +132,8 @@ def test_arrays_from_npy_files(tmp_path):
     assert data.shape == (3, 3) and len(np.unique(data.mean)) == 1
 
 
-# --- csv
-
-
 @pytest.mark.parametrize("label", ["parity", "0", "-3"])
 def test_csv_label_by_name_and_number(tmp_path, label):
-    """In a file that is packed."""
     rows = [f"{'even' if i % 2 == 0 else 'odd'};{i};{i * i}" for i in range(20)]
     (tmp_path / "in.csv.gz").write_bytes(gzip.compress("\n".join(["parity;i;square", *rows]).encode()))
     data, raw = prepared(tmp_path, "csv", tmp_path / "in.csv.gz", label=label)
@@ -159,15 +142,11 @@ def test_csv_label_by_name_and_number(tmp_path, label):
     np.testing.assert_array_equal(data.train.labels(), np.rint(raw["train"][:, 0]) % 2)
 
 
-# ---- CIFAR's pickles
-
-
 def read(content):
     return read_pickle(content, object)
 
 
 def array(shape, dtype, content):
-    """The opcodes of an array, whatever its parts are."""
     return (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR(K\x01" + shape + dtype
         + b"\x89T" + struct.pack("<I", len(content)) + content + b"tb"
@@ -219,9 +198,6 @@ def test_a_pickle_cannot_take_all_memory():
     assert read(b"K\x07r\xff\xff\xff\x7f.") == 7
 
 
-# ---- files as programs and people write them
-
-
 @pytest.mark.parametrize("name", ["", "Unnamed: 0"])
 def test_the_index_that_pandas_writes_is_no_feature(tmp_path, name):
     """A column without a name is left out and told; values and classes of the others stay."""
@@ -234,7 +210,6 @@ def test_the_index_that_pandas_writes_is_no_feature(tmp_path, name):
 
 
 def test_codes_that_are_one_number_are_told(tmp_path):
-    """The labels 01 and 1 are one class, and a line says so."""
     (tmp_path / "in.csv").write_text("a,b\n" + "1,01\n2,1\n3,2\n4,02\n" * 3)
     report = prepare("csv", tmp_path / "in.csv", tmp_path / "data.h5")
     assert report.classes == ("1", "2") and "the labels 01, 1 are one number" in map(str, report.assumed)
@@ -245,7 +220,6 @@ def test_codes_that_are_one_number_are_told(tmp_path):
 
 
 def make(kind, folder, labels):
-    """A small source of a kind whose examples have these labels."""
     folder.mkdir()
     if kind == "images":
         for number, label in enumerate(labels):

@@ -28,9 +28,6 @@ def images(folder, *names):
     return folder
 
 
-# ---- class folders
-
-
 DOG = "train/dog/0.png"
 
 
@@ -91,9 +88,6 @@ def test_splits_of_documents_are_named_in_any_way(tmp_path, names, splits, said)
     assert list(report.counts) == ["train", "test", "validation"][: splits or 2]
 
 
-# ---- links, and what is not read
-
-
 def test_links_are_followed_but_not_to_what_is_read_anyway(tmp_path):
     folder = images(tmp_path / "in", "cat/#.png*5", "dog/#.png*5")
     images(tmp_path / "other", "bird/#.png*5")
@@ -117,9 +111,6 @@ def test_files_that_are_not_read_are_counted_by_ending(tmp_path, kind):
     assert "1 name skipped" in said and "such as .hidden" in said
 
 
-# ---- images
-
-
 def test_what_pillow_reads_is_read(tmp_path):
     folder = images(tmp_path / "in", "cat/#.png*3", "dog/#.png*2")
     for ending in ("JPE", "jfif"):
@@ -139,9 +130,6 @@ def test_one_image_of_16_bits_stops_nothing(tmp_path):
     wide.save(folder / "cat" / "1.png")
     with pytest.raises(DataError, match=r"2 of 30 files cannot be read, .*cat/0.png.*\(pixels of mode I;16"):
         prepare("images", folder, tmp_path / "data.h5", force=True, max_bad=0.05)
-
-
-# ---- recordings
 
 
 LISTED = "no/eve_nohash_0.wav\nturn on/eve_nohash_1.wav\n"

@@ -154,9 +154,6 @@ def test_a_reader_library_that_is_absent_is_named_with_the_cure(tmp_path, monkey
         prepare("speech", make_speech(tmp_path / "input"), tmp_path / "data.h5")
 
 
-# ---- the command, and what it says of its decisions
-
-
 def invoke(*words):
     return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
 

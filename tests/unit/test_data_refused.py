@@ -29,25 +29,21 @@ def swapped(old, new):
 
 
 def pictures(*names):
-    """One small picture in each of these files."""
     file = io.BytesIO()
     Image.fromarray(np.zeros((4, 5), np.uint8)).save(file, "PNG")
     return dict.fromkeys(names, file.getvalue())
 
 
 def tables(**labels):
-    """Tables by their splits, with these labels."""
     rows = {split: [f"{n},{label}" for n, label in enumerate(text.split() * 3)] for split, text in labels.items()}
     return {f"{split}.csv": "\n".join(["a,b", *lines]).encode() for split, lines in rows.items()}
 
 
 def with_lists(train, table=b"3 5 4\n0 1:1\n0 2:1\n0 3:1\n"):
-    """A table with lists of its rows; the second is for testing."""
     return {"a_data.txt": table, "a_trSplit.txt": train, "a_tstSplit.txt": b"2\n"}
 
 
 def with_batch(**changes):
-    """The pickle of a CIFAR batch with other values."""
     changes = {name.encode(): value for name, value in changes.items()}
     return {"data_batch_3": lambda content: pickle.dumps(read_pickle(content, object) | changes, protocol=2)}
 

@@ -65,9 +65,6 @@ def naive(text, from_one=False):
     return found
 
 
-# ---- what is read
-
-
 def test_rows_are_those_of_the_source(tmp_path):
     data = prepared(tmp_path, {"train.txt": TRAIN, "test.txt": TEST})
     assert (rows_of(data.train), rows_of(data.test)) == (naive(TRAIN), naive(TEST))
@@ -90,7 +87,6 @@ def test_packing_and_white_space_change_nothing(tmp_path, form):
 
 
 def numbered(count):
-    """So many rows, each another one."""
     return b"%d 5 4\n" % count + b"".join(b"%d %d:%d.5\n" % (n % 4, n % 5, n) for n in range(count))
 
 
@@ -120,9 +116,6 @@ def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
     assert [*report.facts.values()] == [4, 3, 1, 1.5, 1, 2, 2]  # labels, in training; in a row; dropped; repeated
 
 
-# ---- what is wrong
-
-
 @pytest.mark.parametrize("name", ["train/data", "train/indptr", "train/label_indices"])
 def test_damage_is_found_when_it_is_read(tmp_path, name):
     target = make(tmp_path, {"train.txt": TRAIN, "test.txt": TEST}).target
@@ -133,9 +126,6 @@ def test_damage_is_found_when_it_is_read(tmp_path, name):
     target.write_bytes(content)
     with pytest.raises(DataError, match="damaged|prepare it again"):
         rows_of(open_dataset(str(target)).train)
-
-
-# ---- what the files do not say
 
 
 SVM = b"# from somewhere\n\n0 1:1 2:1\n1 3:1 # x\n\n# y\n0 1:2 2:1\n1 3:2\n0 1:3\n1 3:3\n"
@@ -197,7 +187,6 @@ def test_rows_in_no_list_and_columns_beside_the_first_are_said(tmp_path):
 
 
 def predicted(tmp_path, text, reading, features=5):
-    """Every row as a list of features, and what was told."""
     told = []
     path = tmp_path / "new.txt"
     path.write_bytes(text)
@@ -244,11 +233,7 @@ def test_prepared_rows_to_predict_are_counted_as_those_of_training(tmp_path):
         list(read_rows(str(target), 4, reading={"counted_from": 1}))
 
 
-# ---- files as programs write them
-
-
 def svm(columns, comment="", label="{}", query=""):
-    """Twenty rows of svmlight with two features each."""
     rows = [f"{label.format(n % 2)}{query} {columns[0] + n % 3}:1 {columns[1]}:0.5\n" for n in range(20)]
     return comment + "".join(rows)
 

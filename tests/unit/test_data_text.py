@@ -46,9 +46,6 @@ def with_ends(documents, end=0):
     return [token for document in documents for token in [*document, end]]
 
 
-# ---- from documents to streams
-
-
 @pytest.mark.parametrize("block", [1, 7, 2**20])
 def test_a_stream_is_the_documents_in_the_order_of_names_each_with_its_end(tmp_path, monkeypatch, block):
     """No block of a preparation shows."""
@@ -103,9 +100,6 @@ def test_any_bytes_come_back(text, size):
     tokens = np.concatenate([np.zeros(0, np.uint8), *Bytes().read_tokens(pieces)])
     assert tokens.tolist() == list(text) and Bytes().decode([*tokens, 0]) == text
     np.testing.assert_array_equal(Bytes().encode(text), tokens)
-
-
-# ---- tokenizers of files
 
 
 @pytest.mark.parametrize("end", ["<|endoftext|>", "</s>", None])
@@ -165,9 +159,6 @@ def test_training_reads_the_data_without_the_library(tmp_path, monkeypatch):
         data.tokenizer.encode(b"text")
 
 
-# ---- damage
-
-
 def test_a_damaged_block_is_noticed_when_a_window_reaches_into_it(tmp_path, istmpi_command):
     generator = np.random.default_rng(0)
     train, test = (generator.integers(1, 256, size, np.uint8).tobytes() for size in (200_000, 2000))
@@ -202,9 +193,6 @@ def test_whatever_is_done_to_a_file_is_refused_or_leaves_it_what_it_was(tmp_path
         return *data_contents(path), data.bytes_per_token, data.tokenizer.json, data.tokenizer.end
 
     damaged(tmp_path / "data.h5", tmp_path, contents, 7, 100)
-
-
-# ---- bad input
 
 
 def test_a_bad_document_leaves_no_trace_in_the_stream(tmp_path):
@@ -252,7 +240,6 @@ def test_settings_of_other_data_are_refused(tmp_path, istmpi_command, source, se
 
 
 def cut_windows(tokens, length, indices, key):
-    """A batch by slices of a list, one window after the other."""
     inputs, targets = [], []
     for place_in_batch, index in enumerate(indices):
         start = index * length

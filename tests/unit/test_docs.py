@@ -108,7 +108,6 @@ REACHED = {DIGITS: "0.92", CIFAR: "0.455"}
 
 
 def rows(page):
-    """The cells of every row of a page's tables."""
     lines = page.read_text(encoding="utf-8").splitlines()
     return [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines if line.startswith("|")]
 
@@ -184,17 +183,11 @@ def test_what_readme_says_of_time_and_room_was_measured(said, page, sources):
     assert said in README and all(source in text for source in sources)
 
 
-# ---- the table of docs/costs.md
-
-
 def test_the_page_has_the_lines_that_the_code_makes():
     page = link_rates.PAGE.read_text(encoding="utf-8").splitlines()
     first = page.index(link_rates.head()[0])
     wanted = [*link_rates.head(), *link_rates.lines(link_rates.DECLARED)]
     assert page[first : first + len(wanted)] == wanted
-
-
-# ---- commands
 
 
 def shown_commands():
@@ -214,7 +207,6 @@ def shown_commands():
 
 
 def parsed(words):
-    """The values of a command's arguments and options."""
     command = command_line
     while isinstance(command, click.Group) and words:
         with click.Context(command) as context:

@@ -21,7 +21,6 @@ def table(tmp_path):
 
 
 def mixed(count=60):
-    """A table with a date, gaps and categories, and its columns."""
     draw = np.random.default_rng(1)
     size, place = draw.normal(size=count).round(3), draw.choice(["north", "south", "west"], count)
     lines = ["when,size,place,weight,kind"]

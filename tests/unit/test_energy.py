@@ -28,8 +28,6 @@ def cpus(tmp_path, monkeypatch):
 
 @pytest.fixture
 def sacct(tmp_path, monkeypatch):
-    """A job of Slurm, whose sacct answers with these lines."""
-
     def answer(text):
         (tmp_path / "bin").mkdir()
         program = tmp_path / "bin" / "sacct"

@@ -41,9 +41,6 @@ def convolutional():
     return ready("Convolutional", (1, 8, 8), channels=[6, 4], hidden=9)
 
 
-# ---- the table
-
-
 def test_a_product_is_scaled_whose_output_an_activation_changes_in_place():
     """Unless a batch normalisation is behind it; layers may be called by position and by name."""
     network = ready("InPlace")
@@ -110,9 +107,6 @@ def test_sums_outside_of_layers_single_numbers_and_computed_values_are_found():
     torch.testing.assert_close(computed.plain(3).scale.detach(), torch.linspace(1, 2, 7))
 
 
-# ---- building
-
-
 def test_what_the_constructor_computed_and_tied_is_kept(shaken):
     with torch.device("meta"):
         built = shaken.build({"hidden": 5})
@@ -136,9 +130,9 @@ def test_without_its_code_a_network_can_be_described_but_not_built(convolutional
 
 
 NETWORKS = {
-    "convolutions": (networks.Convolutional, (1, 8, 8), {"channels": [96, 71], "hidden": 250}),
-    "attention": (networks.Rows, (1, 8, 8), {"heads": 8, "head_dim": 16, "embed": 128, "hidden": 192}),
-    "recurrent": (recurrent_nets.Lstm, (5, 6), {"hidden": 160}),
+    "convolutions": (networks.Convolutional, (1, 8, 8), {"channels": [40, 33], "hidden": 70}),
+    "attention": (networks.Rows, (1, 8, 8), {"heads": 8, "head_dim": 16, "embed": 128, "hidden": 72}),
+    "recurrent": (recurrent_nets.Lstm, (5, 6), {"hidden": 72}),
     "blocks": (dense_nets.ResidualMlp, (6,), {"stream": 33, "hidden": 24, "depth": 18}),
 }
 

@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from exported import open_network
 from own_runs import RESNET
+from resuming import save
 from small import own_run
 
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
 from istmpi.comm import world
 from istmpi.deploy.exits import choose_exits, count_flops, measure_entropy
 from istmpi.deploy.network import CalibratedNetwork
@@ -20,13 +21,12 @@ from istmpi.training.loop import Training
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A ResNet of two sections with an exit after the first."""
     training = Training(
         own_run(**RESNET | {"model__exits": [1], "model__dtype": "float32", "train__rounds": 6}), world()
     )
     list(training.rounds())
     file = tmp_path_factory.mktemp("exits") / "network.h5"
-    commit(file, *training.state(calibrated=True), "direct", world())
+    save(training, file, calibrated=True)
     return file
 
 
@@ -44,8 +44,7 @@ def entropy_of(row):
 def test_an_example_leaves_at_the_first_exit_whose_entropy_is_below_the_threshold(path, istmpi_command):
     threshold = np.median([entropy_of(row) for row in predicted(istmpi_command, path, 1)])
     rows = predicted(istmpi_command, path, threshold)
-    with open_checkpoint(path) as checkpoint:
-        network = CalibratedNetwork(checkpoint)
+    network = open_network(path)
     code, out, _ = istmpi_command("predict", path, "digits", "--outputs")
     last = list(csv.DictReader(io.StringIO(out)))
     assert {row["exit"] for row in rows} == {"1", "2"}

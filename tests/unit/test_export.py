@@ -10,10 +10,10 @@ import pytest
 import torch
 from exported import predicted, raw, sequential
 from patience import patient
+from resuming import save
 from small import small_run
 from torch import nn
 
-from istmpi.checkpoint.saver import commit
 from istmpi.comm import world
 from istmpi.deploy.export import FORMS, export
 from istmpi.training.loop import Training
@@ -54,7 +54,6 @@ def run_onnx(path, x):
 
 
 def run_npz(path, x):
-    """In NumPy alone."""
     with np.load(path, allow_pickle=False) as file:
         for name, kind, settings in json.loads(json.loads(file["metadata"].item())["layers"]):
             state = {key.removeprefix(f"{name}."): file[key] for key in file.files if key.startswith(f"{name}.")}
@@ -82,9 +81,9 @@ def test_the_exported_network_predicts_the_same_and_is_the_same_file_again(check
     """The one in double precision has dropout."""
     if form == "onnx":
         pytest.importorskip("onnxscript")
-    path, again = (export(checkpoints / f"{name}.h5", form, tmp_path / one).path for one in ("one", "other"))
-    # PyTorch's archives have their file's name in them.
-    assert form == "torch" or path.read_bytes() == again.read_bytes()
+    path = export(checkpoints / f"{name}.h5", form, tmp_path / "one").path
+    if name == "batch" and form != "torch":  # PyTorch's archives have their file's name in them
+        assert export(checkpoints / f"{name}.h5", form, tmp_path / "other").path.read_bytes() == path.read_bytes()
     x = raw(str(checkpoints / "numbers.npz") if name == "regression" else "digits")
     outputs = RUN[form](path, x.astype(np.float64) if name == "double" else x)
     assert name == "double" or outputs.dtype == np.float32
@@ -128,9 +127,6 @@ def test_a_missing_library_is_named(checkpoints, tmp_path, monkeypatch, istmpi_c
         assert len(err.splitlines()) == 1 and list(tmp_path.iterdir()) == []
 
 
-# ---- large networks: bounded memory, and what ONNX cannot take
-
-
 def test_onnx_beyond_its_limit_is_refused_with_the_cure(checkpoints, tmp_path, monkeypatch, istmpi_command):
     pytest.importorskip("onnxscript")
     monkeypatch.setattr("istmpi.deploy.export.ONNX_LIMIT", 1000)
@@ -170,7 +166,7 @@ def test_a_network_larger_than_memory_is_exported(checkpoints, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     large = tmp_path / "large.h5"
     training = Training(small_run(model__dtype="float32", model__hidden=[2048, 8192]), world())
-    commit(large, *training.state(calibrated=True), "direct", world())
+    save(training, large, calibrated=True)
     words = [sys.executable, "-c", EXPORT, checkpoints / "none.h5", large, *forms]
     subprocess.run(words, check=True, env=environment, timeout=patient(100))
     assert all((tmp_path / f"large.{form}").stat().st_size > 67e6 for form in forms)

@@ -65,7 +65,6 @@ def test_a_record_writes_through_no_link(tmp_path):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """Nobody waits long."""
     monkeypatch.setattr(lock, "SECONDS_TO_END", 0.3)
     monkeypatch.setattr(lock, "SECONDS_UNTIL_LEFT", 1.0)
     monkeypatch.setattr(lock, "SECONDS_BETWEEN_TOUCHES", 0.1)
@@ -140,7 +139,10 @@ def test_a_job_that_slurm_queued_again_takes_its_own_lock(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("text", ["", "[]", '{"host": 1, "restarts": 2}', "\0\xff" * 9])
 def test_a_damaged_lock_is_left_over_once_nobody_touches_it(tmp_path, text):
-    (tmp_path / lock.FILE).write_text(text, encoding="latin-1")
+    """Nor the file of a process that was killed while it removed another one's."""
+    for name in (lock.FILE, f".{lock.FILE}.turn"):
+        (tmp_path / name).write_text(text, encoding="latin-1")
+        os.utime(tmp_path / name, (1e9, 1e9))
     FolderLock(tmp_path).release()
 
 

@@ -55,8 +55,6 @@ def test_the_lines_of_an_earlier_istmpi_are_read_as_those_of_today(tmp_path):
 
 
 class Listener(Watch):
-    """Notes what it is told, until its disk is full."""
-
     def __init__(self, full=False):
         self.rounds, self.said, self.full = [], [], full
 

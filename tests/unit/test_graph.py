@@ -31,7 +31,6 @@ def split(how="full", several=False, fanout=(2, 2)):
 
 
 def whole():
-    """Features, offsets and columns of the whole graph, float64."""
     x, offsets, columns = split().batch(np.arange(1)).inputs
     return x.double(), offsets, columns
 
@@ -87,9 +86,6 @@ def test_dropout_of_a_bag_of_words():
         assert drop(dense, none) is dense
 
 
-# ---- batches
-
-
 def test_a_union_of_clusters_keeps_the_edges_between_them():
     data = split("clusters")
     graph, dense = data.graph, matrix(*whole()[1:])
@@ -104,7 +100,6 @@ def test_a_union_of_clusters_keeps_the_edges_between_them():
 
 
 def star(leaves):
-    """Node 0 and its leaves, each with two leaves of its own."""
     lists = [list(range(1, leaves + 1))]
     for leaf in range(leaves):
         lists.append([0, 1 + leaves + 2 * leaf, 2 + leaves + 2 * leaf])
@@ -144,9 +139,6 @@ def test_the_size_of_an_example_is_that_of_batches():
     assert split("clusters").measure_examples(5, 0) == (NODES / 5, data.graph.edges / 5)
     nodes, edges = split("neighbours", fanout=(1,)).measure_examples(4, 0)
     assert 1 <= nodes <= 2 and edges <= 1
-
-
-# ---- tables and costs
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -193,7 +185,6 @@ def test_products_are_what_torch_counts_and_sums_are_edges_times_widths(model):
 
 
 def naive_attention(x, weights, offsets, columns, heads, units):
-    """One layer, a node and a head at a time."""
     values = x @ weights["layers.0.product.weight"].T
     made = torch.zeros(len(x), heads * units, dtype=torch.float64)
     for head in range(heads):

@@ -43,7 +43,6 @@ def state_of(module, prefix=""):
 
 
 def begun(path, ranks=1, scale=None, of=None):
-    """The stores of all ranks after they have begun with a file."""
     of = of or network()
     stores = []
     for rank in range(ranks):
@@ -56,7 +55,6 @@ def begun(path, ranks=1, scale=None, of=None):
 
 
 def outputs(stores, x, of=None):
-    """Of the full network, put together from all ranks' rows."""
     of = of or network()
     whole = ParameterStore(of.parameters, of.lengths, 1, 0)
     whole.scale = stores[0].scale

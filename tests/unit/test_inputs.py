@@ -15,7 +15,6 @@ from istmpi.errors import DataError
 
 
 def read(source, kind, shape, **options):
-    """All names and all features."""
     blocks = list(read_inputs(str(source), kind, shape, **options))
     return [name for names, _, _ in blocks for name in names], np.concatenate([x for _, x, _ in blocks])
 

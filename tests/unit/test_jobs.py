@@ -17,7 +17,6 @@ CONVNET = f"{ROOT}/examples/convnet.py:ConvNet"
 
 
 def job(*arguments):
-    """What istmpi job prints; the error that ends it is raised."""
     result = CliRunner().invoke(istmpi, ["job", *map(str, arguments)], standalone_mode=False, catch_exceptions=False)
     if result.exception:
         raise result.exception

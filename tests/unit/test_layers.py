@@ -69,7 +69,6 @@ def room(module):
 
 
 def row(name):
-    """The number of a room's row, from below."""
     found = [number for number, names in enumerate(ROWS) if name in names]
     assert found, f"{name} is in no row; say in docs/design.md where it belongs"
     return found[0]
@@ -117,7 +116,6 @@ def test_every_library_has_its_place():
 
 
 def test_networks_and_data_never_see_a_rank():
-    """They get no communicator and read no environment variable."""
     for file in FILES:
         if file.parts[0] in ("models", "network", "data"):
             assert "istmpi.comm" not in set(imports(file)), file
@@ -126,7 +124,6 @@ def test_networks_and_data_never_see_a_rank():
 
 
 def test_the_rules_can_fail(tmp_path, monkeypatch):
-    """The rules are tried on files that break them all."""
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine/axes.py").write_text(

@@ -142,9 +142,6 @@ def test_leaves_are_layers_that_alone_read_their_weights(name):
     assert list(prove_leaves(network, infer(network).lengths)) == expected.split()
 
 
-# ---- what stays where it is
-
-
 def architecture(name, shape, outputs=3, **settings):
     own = user_network(f"{FILE}:{name}", shape, outputs, settings)
     return Architecture(own.name, inspect(own), "float32", own)

@@ -69,22 +69,17 @@ def examined_once():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder for data, the same for all networks of one shape."""
     return tmp_path_factory.mktemp("data")
 
 
 @cache
 def find_table(row):
-    """What istmpi finds out about a network."""
     return inspect(network(row))
 
 
 @cache
 def trained(row, folder):
     return train(row, folder)
-
-
-# ---- what is found
 
 
 @pytest.mark.parametrize("row", rows("found", examinable))
@@ -194,9 +189,6 @@ def test_calibrated_moments_are_those_that_pytorch_keeps(row):
         torch.testing.assert_close(layer.moments, (kept.running_mean, variance))
 
 
-# ---- training
-
-
 @pytest.mark.parametrize("row", rows("trained"))
 def test_it_is_trained_or_refused_for_a_true_reason(row, folder):
     run = trained(row, folder)
@@ -242,9 +234,6 @@ def facts(row, folder):
     return ["--shape", "x".join(map(str, row.shape)), "--outputs", row.outputs, *tokens]
 
 
-# ---- initial values
-
-
 @pytest.mark.parametrize("row", rows("initial", lambda row: row.fan))
 def test_initial_values_follow_the_inputs_of_their_use(row):
     bounds = {name: find_table(row).parameters[name].bound for name in row.fan}
@@ -258,8 +247,6 @@ def test_initial_values_of_the_constructor_are_kept_where_they_are_asked_for(row
     for name in row.kept:
         np.testing.assert_allclose(initial[name], module.get_parameter(name).detach().numpy(), atol=1e-7)
 
-
-# ---- the sum of outputs
 
 FIRST_OF_EACH_FILE = {row.network.partition(".")[0]: row for row in reversed(ROWS) if row.dealt and row.trains}
 

@@ -6,10 +6,10 @@ import networks
 import numpy as np
 import pytest
 import torch
+from resuming import save
 from small import own_run, small_run
 
 from istmpi.checkpoint.initial import begin_with
-from istmpi.checkpoint.saver import commit
 from istmpi.comm import world
 from istmpi.deploy.scoring import evaluate
 from istmpi.engine.store import ParameterStore
@@ -46,7 +46,7 @@ def spoilt(tmp_path, monkeypatch):
     training.store.tensors["hidden1.linear.weight"][0, 0] = np.nan
     monkeypatch.setattr(training, "not_finite", lambda may_save: "")
     monkeypatch.setattr(training.evaluator, "fit_temperature", lambda split: 1.0)
-    commit(tmp_path / "network.h5", *training.state(calibrated=True), "direct", world())
+    save(training, tmp_path / "network.h5", calibrated=True)
     return tmp_path / "network.h5"
 
 

@@ -54,13 +54,11 @@ def traced(name, shape, **arguments):
 
 @cache
 def known(name):
-    """The same of a network of these tests, found once."""
     path = next(path for path in NETWORKS if path.endswith(f":{name}"))
     return traced(path, NETWORKS[path])
 
 
 def predicted(operators, lengths, batch=BATCH):
-    """FLOPs of a forward and of a backward pass."""
     of_each = [(2 * operator.multiply_adds(lengths, batch), operator.gradients) for operator in operators]
     return sum(flops for flops, _ in of_each), sum(flops * gradients for flops, gradients in of_each)
 

@@ -74,9 +74,6 @@ def test_all_that_a_plan_needs_is_in_the_table(example, tmp_path):
     assert done.stdout == f"{plan.round_bytes} {plan.flops('products')} {plan.largest.memory.total} []\n"
 
 
-# ---- the commands
-
-
 def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, example):
     wanted, network = example
     words = "costmodel", "digits", "--model", f"{EXAMPLE}:ConvNet", "--ranks", "1,4"

@@ -25,7 +25,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def requirements(*extras):
-    """What istmpi asks for, with these extras."""
     return [*PROJECT["dependencies"], *(one for name in extras for one in PROJECT["optional-dependencies"][name])]
 
 
@@ -130,6 +129,6 @@ def test_an_installation_says_what_it_is_at_and_what_failed(tmp_path):
     environment = {**os.environ, "ISTMPI_VENV": str(tmp_path)}
     done = subprocess.run(["bash", "-euc", script, SETUP], env=environment, capture_output=True)
     assert done.returncode == 3
-    shown = r"(\r\x1b\[K  \d s, \d+ MB, (looking for packages|Collecting torch))+\r\x1b\[K"
+    shown = r"(\r\x1b\[K  \d+ s, \d+ MB, (looking for packages|Collecting torch))+\r\x1b\[K"
     assert re.fullmatch(rf"setup.sh: packages\n{shown}", done.stdout.decode())
     assert b"no such package" in done.stderr and not list(tmp_path.glob("pip.tmp*"))

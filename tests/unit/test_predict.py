@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from batches import examples_of
+from exported import open_network
 from plain_mlp import plain
 from small import small_run
 
@@ -55,8 +56,7 @@ def test_the_outputs_are_those_of_the_formula(checkpoints, istmpi_command, monke
 
 
 def test_examples_of_another_shape_are_refused(checkpoints):
-    with open_checkpoint(checkpoints / "batch.h5") as checkpoint:
-        network = CalibratedNetwork(checkpoint)
+    network = open_network(checkpoints / "batch.h5")
     with pytest.raises(DataError, match=r"do not fit this network; give \[examples, 64\]"):
         network(np.zeros((3, 63), dtype=np.float32))
 

@@ -23,7 +23,6 @@ HOSTS = ["a", "b", "c", "node-17"]
 
 
 def after(rounds, seconds=1.0, compute=(1.0,), score=None):
-    """What is known after so many rounds."""
     last = LastRound(seconds, 3_000_000, 12_000, {"compute": seconds}, compute, tuple(0.0 for _ in compute))
     ranks = len(compute)
     pace = Pace()
@@ -89,7 +88,6 @@ def test_a_rank_is_named_only_where_it_holds_up_the_others():
 
 
 def ended(tmp_path, capsys, showing):
-    """What a small run prints: its standard output and error."""
     settings = {"train__rounds": 3, "evaluate__every": 3, "output__folder": str(tmp_path / "run")}
     display = TrainingDisplay(showing)
     run_training(small_run(**settings), world(), display)

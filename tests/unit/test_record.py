@@ -157,9 +157,6 @@ def test_what_is_no_file_in_a_run_s_folder_is_named_before_anybody_opens_it(tmp_
         (tmp_path / "metrics.jsonl").touch()
 
 
-# ---- `istmpi runs` and environment variables
-
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -18,25 +18,16 @@ from istmpi.training.loop import Training
 SAVED_BY, RESUMED_BY = 3, 2
 
 RESUMED = (
-    "ist",
     "ist, adam carried",
-    "ist, never redealt",
     "ist, a finish",
     "ist, delay of 1",
     "ist, int8 on the wire",
-    "local-sgd, momentum carried",
-    "data-parallel",
     "diloco",
     "streaming-diloco",
-    "sparse-loco",
-    "fedavg",
-    "dynamic-averaging",
     "codistillation",
-    "a convolutional network",
     "resnet by blocks",
     "a transformer",
     "xc, momentum, in blocks",
-    "gcn on neighbours",
 )
 
 

@@ -28,7 +28,6 @@ EVIL = "<script>alert('x')</script> & \"$\\frac{1}{0}$\" --> [bold]"
 
 @pytest.fixture
 def runs(tmp_path):
-    """A folder of four runs of two methods."""
     for method, scores, step in (("ist", FAST, 1.0), ("torch-ddp", SLOW, 3.0)):
         for seed in range(2):
             folder = tmp_path / "runs" / f"{method}-{seed}"
@@ -38,8 +37,6 @@ def runs(tmp_path):
 
 
 class Tags(HTMLParser):
-    """Every tag of a page with its attributes, and its text."""
-
     def __init__(self, text):
         super().__init__()
         self.tags, self.text = [], ""
@@ -162,9 +159,6 @@ def test_without_matplotlib_or_a_folder_the_page_says_so(istmpi_command, runs, t
 def test_bad_input_is_one_line_and_exit_code_2(istmpi_command, runs, arguments, message):
     code, _, err = istmpi_command("report", *([runs] if arguments[0].startswith("--") else []), *arguments)
     assert code == 2 and message in err and len(err.splitlines()) == 1
-
-
-# ---- the palette
 
 
 def test_every_method_has_a_style_of_its_own():

@@ -17,7 +17,6 @@ FIGURE_2 = next(claim for claim in CLAIMS if claim.name == "figure-2")
 
 
 def program(command):
-    """The file of a program of ours: a module behind -m, or a path."""
     first, *rest = shlex.split(command)[1:]
     return ROOT.joinpath(*rest[0].split(".")).with_suffix(".py") if first == "-m" else ROOT / first
 

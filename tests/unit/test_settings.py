@@ -21,9 +21,6 @@ def said(capsys, *arguments):
     return capsys.readouterr().out
 
 
-# ---- described
-
-
 def test_the_page_and_the_schema_in_docs_are_what_the_code_makes(capsys):
     cure = "istmpi settings --markdown > docs/settings.md; istmpi settings --schema > docs/run.schema.json"
     assert (DOCS / "settings.md").read_text(encoding="utf-8") == said(capsys, "--markdown"), cure
@@ -54,8 +51,6 @@ def test_a_name_that_is_none_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="no setting locl_steps.*local_steps"):
         command.main(["locl_steps"], standalone_mode=False)
 
-
-# ---- for editors
 
 SOUND = """
 name = "mine"

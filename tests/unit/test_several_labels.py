@@ -21,9 +21,6 @@ ONE_HOT = np.eye(3, dtype=int)[[2, 0, 1, 2]]
 TASK = TASKS[DENSE_LABELS]
 
 
-# ---- the loss and the scores
-
-
 @pytest.mark.parametrize("labels, logits", [(2, "any"), (4, "equal"), (5, "few values"), (9, "any")])
 def test_loss_and_scores_are_those_of_the_naive_oracle(labels, logits):
     random = np.random.default_rng(labels)
@@ -40,9 +37,6 @@ def test_loss_and_scores_are_those_of_the_naive_oracle(labels, logits):
     }
     assert found == pytest.approx(naive_scores(outputs, y), abs=1e-12)
     assert float(TASK.loss(outputs, targets, "sum")) == pytest.approx(40 * found["loss"])
-
-
-# ---- what a matrix of labels is
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "float32"])
@@ -100,9 +94,6 @@ def test_one_column_is_a_class_an_example_and_no_column_is_refused(tmp_path):
         open_dataset(str(tmp_path / "a.npz"))
 
 
-# ---- files
-
-
 def test_prepared_and_as_it_stands_are_the_same(tmp_path):
     path = write(tmp_path / "a.npz")
     report = prepare("arrays", path, tmp_path / "a.h5")
@@ -124,12 +115,8 @@ def test_labels_that_no_training_example_has_are_told(tmp_path):
     assert report.left_out[0].text in open_dataset(str(tmp_path / "a.npz")).assumed
 
 
-# ---- commands
-
-
 @pytest.fixture
 def trained(tmp_path, istmpi_command):
-    """The data, the trained network, and what training said."""
     path = write(tmp_path / "a.npz")
     settings = "--hidden", 16, "--rounds", 8, "--lr", 0.5, "--set", "model.norm=none", "--progress", "lines"
     code, out, err = istmpi_command("train", "--data", path, "--out", tmp_path / "run", *settings)

@@ -14,7 +14,6 @@ BYTE = "BYTE"
 
 
 def under_all(program, ranks=3):
-    """The results of all ranks under each of some seeds."""
     return [simulate(program, ranks, Faults(seed)).require() for seed in SEEDS]
 
 
@@ -72,9 +71,6 @@ def test_every_rank_has_a_random_generator_of_its_own():
     drawn = [torch.rand(1, generator=torch.Generator().manual_seed(rank)).item() for rank in range(3)]
     assert simulate(program, 3, Faults(1)).require() == drawn
     assert torch.equal(before, torch.get_rng_state())
-
-
-# ---- schedules
 
 
 def racing(comm):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import networks
 import pytest
 import torch
+from patience import patient
 from replay_cases import MLP
 from replaying import RECORD, arithmetic, replayed, run_of
 from small import Listening, small_run
@@ -28,7 +29,7 @@ SHORT = {"train__rounds": 2, "method__local_steps": 2}
 RECORDED = json.loads(RECORD.read_text())
 
 
-@pytest.mark.parametrize("case", MLP)
+@pytest.mark.parametrize("case", list(MLP)[::3])
 def test_the_recorded_bits_and_messages_come_out_when_ranks_stop_and_are_slow(case, tmp_path):
     number = list(MLP).index(case)
     run = run_of(MLP[case], 3, tmp_path)
@@ -102,15 +103,12 @@ def test_parallel_hdf5_and_shares_that_follow_the_clock_are_refused_in_one_line(
         Schedules(small_run(method__shares="auto"), 2, KINDS)
 
 
-# ---- the command
-
-
 def test_the_command_trains_without_mpi_and_says_that_it_is_simulated(tmp_path):
     run = tmp_path / "small.toml"
     run.write_text(small_run(**SHORT).toml())
     program = "import sys; sys.modules['mpi4py'] = None; from istmpi.cli.main import main; main()"
     command = [sys.executable, "-c", program, "simulate", run, "--ranks", "5", "--out", tmp_path / "out"]
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=patient(300))
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("simulated: 5 ranks that take turns in this process\n")
     assert "MPI        simulated" in result.stdout and "ranks      5 on 1 host" in result.stdout

@@ -23,12 +23,8 @@ def table(tmp_path):
 
 
 def assumed(report, option):
-    """The only note with an option."""
     (note,) = [note.text for note in report.assumed if note.option == option]
     return note
-
-
-# --- numbers
 
 
 @pytest.mark.parametrize("field", ["1_5", "١٥"])
@@ -62,9 +58,6 @@ def test_labels_that_are_numbers(table):
     text, data = reason([n % 150 for n in range(600)])
     said = "600 labels have 150 different whole numbers, more than 100, so they are numbers to predict"
     assert said in text and data.task == "regression"
-
-
-# --- delimiters
 
 
 @pytest.mark.parametrize(
@@ -140,9 +133,6 @@ def test_blank_lines_and_white_space_around_labels_do_not_count(table):
     assert data.classes == ("x", "y") and len(data.train) + len(data.test) == 3
 
 
-# --- headers
-
-
 @pytest.mark.parametrize(
     "first, row, header",
     [
@@ -182,9 +172,6 @@ def test_splits_have_one_form(tmp_path, table):
     table("1,2,3\n", "data/Test.tsv")
     with pytest.raises(DataError, match="Test.tsv and test.csv are both for test"):
         prepare("csv", tmp_path / "data", tmp_path / "more.h5")
-
-
-# --- prediction
 
 
 BARE = {"delimiter": ",", "header": False, "columns": None, "label": None}

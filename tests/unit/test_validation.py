@@ -104,9 +104,6 @@ def test_own_validation_examples_are_taken_and_not_made_twice(tmp_path):
         data.with_validation(0.1, 1)
 
 
-# ---- the best score
-
-
 def test_the_first_of_equal_scores_is_the_best_and_patience_counts_evaluations():
     best = Best(True, 3)
     seen = []

@@ -33,7 +33,6 @@ def alone():
 
 @pytest.fixture(scope="module")
 def network():
-    """A small one by its name, examined once."""
     known = {}
 
     def of(name):
