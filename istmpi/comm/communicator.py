@@ -333,6 +333,16 @@ class Communicator:
         name = f"{self._name}.{self._duplicates}"
         return self._with(handle, self.ranks, name, purpose)
 
+    def create(self, ranks: Sequence[int]) -> Any:
+        """Make an mpi4py communicator of ``ranks``; they alone call this, and spin until all do."""
+        everyone = self.mpi.Get_group()
+        group = everyone.Incl(ranks)
+        # Split is collective over all ranks, and takes several times as long.
+        created = self.mpi.Create_group(group)
+        group.Free()
+        everyone.Free()
+        return created
+
     @contextmanager
     def among(self, ranks: Sequence[int]) -> Iterator["Communicator | None"]:
         """Open a communicator of ``ranks``, in their order; None on other ranks.
@@ -342,16 +352,12 @@ class Communicator:
         if self.rank not in ranks:
             yield None
             return
-        everyone = self.mpi.Get_group()
-        group = everyone.Incl(ranks)
-        # Create_group is collective over ``ranks`` alone, unlike Create and Split.
-        some = self._with(self.mpi.Create_group(group), [self.ranks[rank] for rank in ranks])
+        some = self._with(self.create(ranks), [self.ranks[rank] for rank in ranks])
         try:
             yield some
         finally:
             self.traffic.add(some.traffic.bytes)
-            for handle in (some.mpi, group, everyone):
-                handle.Free()
+            some.mpi.Free()
 
     def _with(
         self, mpi_communicator: Any, ranks: Sequence[int], name: str = "", purpose: str = ""

@@ -147,7 +147,7 @@ class Membership:
         self.groups = len(groups)
         self.number = next(number for number, group in enumerate(groups) if world.rank in group)
         members = groups[self.number]
-        handle = world.mpi.Split(self.number, world.rank)
+        handle = world.create(members)
         # A ledger of its own: messages inside a group are not those of the run.
         self.inside = Communicator(handle, f"group {self.number}", members, world.whereabouts)
         self._communicator = self._join_leaders([group[0] for group in groups])
@@ -155,10 +155,9 @@ class Membership:
 
     def _join_leaders(self, leaders: Sequence[int]) -> Communicator:
         world = self.world
-        handle = world.mpi.Split(int(not self.leads), world.rank)
         if not self.leads:
-            handle.Free()
             return Listener(self.inside, self.number, self.groups)
+        handle = world.create(leaders)
         communicator = Leaders(handle, "leaders", leaders, world.whereabouts, world.ledger)
         communicator.inside = self.inside
         communicator.ledger.sent[GROUP] = Sent()

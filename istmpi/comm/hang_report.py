@@ -43,6 +43,7 @@ class Member:
     """The process's start time in clock ticks: numbers of processes are reused."""
     threads_may_call: bool = False
     """True if threads of the rank may call MPI."""
+    boot: str = ""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (process {self.process})"

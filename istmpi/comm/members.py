@@ -3,12 +3,16 @@
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.hang_report import Member
 from istmpi.comm.launcher import process_facts
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""A file that tells two systems apart whose hosts have one name."""
 
 
 def find_members(communicator: Communicator) -> list[Member]:
@@ -28,18 +32,15 @@ def on_this_host(communicator: Communicator) -> Iterator[Communicator]:
 
 
 def _list_neighbours(communicator: Communicator) -> list[int]:
-    """Return the ranks on this host. Collective."""
-    hosts = [member.host for member in find_members(communicator)]
-    # On a link with a long delay, a split takes as long as several other calls.
-    if len(set(hosts)) == len(hosts):
-        return [communicator.rank]
-    split = communicator.mpi.Split_type(mpi.library_here().COMM_TYPE_SHARED)
-    neighbours = split.Get_group()
-    everyone = communicator.mpi.Get_group()
-    ranks = neighbours.Translate_ranks(list(range(split.Get_size())), everyone)
-    for handle in (split, neighbours, everyone):
-        handle.Free()
-    return ranks
+    """Return the ranks on this host. Collective as `find_members`."""
+    # MPI's split by host would spin until the last rank is there, on a core that it may need.
+    members = find_members(communicator)
+    here = members[communicator.rank]
+    return [
+        rank
+        for rank, member in enumerate(members)
+        if member.host == here.host and member.boot == here.boot
+    ]
 
 
 @contextmanager
@@ -62,7 +63,15 @@ def _describe(communicator: Communicator) -> Member:
         process=process,
         started=started,
         threads_may_call=mpi.threads_may_call(),
+        boot=_read_boot(),
     )
+
+
+def _read_boot() -> str:
+    """Return a name of this system since its start; empty if unknown."""
+    with suppress(OSError):
+        return BOOT.read_text(encoding="ascii")[:8]
+    return ""
 
 
 def threads_may_call_everywhere(communicator: Communicator) -> bool:

@@ -235,9 +235,6 @@ class SimulatedCommunicator:
         context = self._job.duplicate(self._context, self._me)
         return SimulatedCommunicator(self._job, context, self._me), request
 
-    def Split_type(self, split_type: object) -> SimulatedCommunicator:
-        return self._divide("Split_type")
-
     def Split(self, color: int = 0) -> SimulatedCommunicator:
         return self._divide("Split", color)
 
@@ -289,7 +286,6 @@ class SimulatedMPI:
     """A stand-in for mpi4py's module ``MPI`` on one rank."""
 
     BYTE = "BYTE"
-    COMM_TYPE_SHARED = "COMM_TYPE_SHARED"
     IN_PLACE = IN_PLACE
     MAX = np.maximum
     THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)

@@ -263,8 +263,5 @@ class Group:
     def Incl(self, ranks: Sequence[int]) -> Group:
         return Group([self.members[rank] for rank in ranks])
 
-    def Translate_ranks(self, ranks: Sequence[int], group: Group) -> list[int]:
-        return [group.members.index(self.members[rank]) for rank in ranks]
-
     def Free(self) -> None:
         """Do nothing: a group has no memory to free."""
