@@ -41,10 +41,22 @@ STEPS = 10
 STEP_ROUNDS = 4
 
 
-def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
+def measure(
+    run: Run,
+    architecture: Architecture,
+    communicator: Communicator,
+    everyone: Communicator | None = None,
+) -> Cluster:
     """Measure this job's ranks with the shapes of the run's subnets; return the same result on
-    every rank."""
-    device, threads = _choose_device_and_threads(run, communicator)
+    every rank.
+
+    ``everyone``: all processes that compute at once, if they are more than the ranks. The others
+    call `compute_beside`.
+    """
+    if everyone is None:
+        everyone = communicator
+    device, threads = _choose_device_and_threads(run, everyone)
+    run = run.override({"train.threads": threads})
     links, measured = _measure_links(communicator)
     call_seconds = _time_small_call(communicator)
     hosts = len({member.host for member in find_members(communicator)})
@@ -53,10 +65,10 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     )
     # Each measurement subtracts the known ones: products come before steps, steps before rounds.
     flops_per_second, product_seconds, measured["products"] = _products(
-        run, architecture, communicator, device
+        run, architecture, communicator.size, everyone, device
     )
     touch_seconds, measured["steps"] = _touch(
-        run, architecture, communicator, device, flops_per_second, product_seconds
+        run, architecture, communicator.size, everyone, device, flops_per_second, product_seconds
     )
     flops_per_second, step_seconds, transfer_seconds, deal_seconds = _overheads(
         run, communicator, flops_per_second, product_seconds, touch_seconds
@@ -81,6 +93,15 @@ def measure(run: Run, architecture: Architecture, communicator: Communicator) ->
     )
 
 
+def compute_beside(
+    run: Run, architecture: Architecture, ranks: int, everyone: Communicator
+) -> None:
+    """Compute what ``ranks`` other processes measure at the same time with `measure`."""
+    device, _ = _choose_device_and_threads(run, everyone)
+    flops_per_second, product_seconds, _ = _products(run, architecture, ranks, everyone, device)
+    _touch(run, architecture, ranks, everyone, device, flops_per_second, product_seconds)
+
+
 def _choose_device_and_threads(run: Run, communicator: Communicator) -> tuple[torch.device, int]:
     with on_this_host(communicator) as local:
         with communicator.agreed():
@@ -93,7 +114,7 @@ def _measure_links(communicator: Communicator) -> tuple[dict[str, Link], dict[st
     links: dict[str, Link] = {}
     measured: dict[str, Any] = {}
     for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
-        links[name], measured[name] = _link(list(points(communicator)))
+        links[name], measured[name] = fit_link(list(points(communicator)))
     return links, measured
 
 
@@ -121,7 +142,7 @@ class Point:
     seconds: float
 
 
-def _link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
+def fit_link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
     if not points:  # a single rank sends nothing
         return Link(0.0, 0.0), {}
     (latency, seconds_per_byte), error = fit(
@@ -166,14 +187,18 @@ def _allreduce(communicator: Communicator) -> Iterator[Point]:
 
 
 def _products(
-    run: Run, architecture: Architecture, communicator: Communicator, device: torch.device
+    run: Run,
+    architecture: Architecture,
+    ranks: int,
+    everyone: Communicator,
+    device: torch.device,
 ) -> tuple[float, float, dict[str, Any]]:
     """Measure products forward and backward; return FLOP/s, and the seconds of each product beyond
     its FLOPs."""
     rows: list[dict[str, Any]] = []
     flops: list[float] = []
     seconds: list[float] = []
-    for batch, inputs, outputs in _shapes(run, architecture, communicator.size):
+    for batch, inputs, outputs in _shapes(run, architecture, ranks):
         x = torch.ones((batch, inputs), device=device)
         gradient = torch.ones((batch, outputs), device=device)
         weight = torch.ones((outputs, inputs), device=device)
@@ -187,7 +212,7 @@ def _products(
             _finish(device)
 
         flops.append(6.0 * batch * inputs * outputs)  # three products; a multiply-add is 2
-        seconds.append(timing.time_slowest(communicator, work))
+        seconds.append(timing.time_slowest(everyone, work))
         rows.append({"batch": batch, "inputs": inputs, "outputs": outputs, "seconds": seconds[-1]})
     (seconds_per_flop, product_seconds), error = fit([flops, [3.0] * len(rows)], seconds)
     # Noise: products so small that their calls seem to take all the time.
@@ -246,7 +271,8 @@ def _finish(device: torch.device) -> None:
 def _touch(
     run: Run,
     architecture: Architecture,
-    communicator: Communicator,
+    ranks: int,
+    everyone: Communicator,
     device: torch.device,
     flops_per_second: float,
     product_seconds: float,
@@ -262,9 +288,9 @@ def _touch(
     shape = architecture.example_shape
     touched: list[float] = []
     seconds_left: list[float] = []
-    for part in _subnets(run, architecture, communicator.size):
+    for part in _subnets(run, architecture, ranks):
         network = architecture.build(_whole_lengths(part)).to(device)
-        seconds = timing.time_slowest(communicator, _step(run, network, shape, device))
+        seconds = timing.time_slowest(everyone, _step(run, network, shape, device))
         touched.append(float(part.touched))
         seconds_of_products = float(part.flops.products) / flops_per_second
         seconds_of_products += part.flops.product_count * product_seconds

@@ -245,6 +245,11 @@ class ReplicaGroup:
         # Each of N members sends 2 (N-1) / N of all gradients.
         self.membership.count(2 * (self.size - 1) * self._gradient_bytes)
 
+    def add_up(self, values: torch.Tensor) -> None:
+        """Add up the members' values in place. Collective."""
+        with self.exchanging("all-reduce"):
+            torch.distributed.all_reduce(values)
+
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite tensors with the leader's values. Collective."""
         small: list[torch.Tensor] = []

@@ -323,6 +323,11 @@ def cluster(console: Console, cluster: Cluster) -> None:
     rows = []
     for name, link in cluster.links.items():
         rows.append((name, latency(link.latency), rate(link.seconds_per_byte), error(name)))
+    # An assumed link is not a result.
+    if "inside" in cluster.measured:
+        inside = cluster.inside
+        times = (latency(inside.latency), rate(inside.seconds_per_byte))
+        rows.append(("inside a group", *times, error("inside")))
     handled = rate(cluster.handle_seconds_per_byte)
     touched = rate(cluster.touch_seconds_per_byte)
     flops = f"{number(cluster.flops[0])}FLOP/s"

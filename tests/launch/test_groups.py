@@ -180,6 +180,18 @@ def test_what_groups_cannot_do_is_refused_in_one_line(series, tmp_path):
         assert message in said[name].refusal(), name
 
 
+def test_groups_are_measured_and_their_time_is_predicted(series, tmp_path):
+    group = ["digits", "--set", "train.group_size=2", "--hidden", "64,64"]
+    plan = ["train", *group, "--cluster", tmp_path / "here.json", "--dry-run"]
+    commands = {"measure": ["measure", *group, "--out", tmp_path / "here.json"], "plan": plan}
+    outcomes = series(4, tmp_path, commands).end(200)
+    assert outcomes["measure"].returncode == 0, outcomes
+    figures = json.loads((tmp_path / "here.json").read_text())
+    assert figures["name"] == "2 replica groups of 2 on 1 host"
+    assert len(figures["measured"]["inside"]["points"]) == 5 and figures["inside"]["seconds_per_byte"] > 0
+    assert "on 2 replica groups of 2 on 1 host: " in outcomes["plan"].stdout
+
+
 KINDS = {
     "rows": {"model__norm": "layer"},
     "images": replay_cases.RESNET,

@@ -42,17 +42,10 @@ def command(
     communicator = comm.world()
     with communicator.agreed():
         from istmpi.cli.networks import describe_on_all_ranks
-        from istmpi.methods.group_limits import require_no_groups
 
         resolved = resolve(run, assignments, parameters)
-        require_no_groups(resolved)
     planned = describe_on_all_ranks(resolved, layers, communicator)
-    with communicator.agreed():
-        _require_subnet(planned.run, planned.architecture, communicator)
-
-    from istmpi.cluster.measure import measure
-
-    cluster = measure(planned.run, planned.architecture, communicator)
+    cluster = _measure(planned.run, planned.architecture, communicator)
     with communicator.agreed():
         if communicator.rank == 0:
             cluster.save(Path(out))
@@ -60,15 +53,34 @@ def command(
         _print(cluster, out, as_json)
 
 
-def _require_subnet(run: Run, network: Architecture, communicator: Communicator) -> None:
-    """Raise ConfigError if the first deal leaves this rank without units."""
+def _measure(run: Run, network: Architecture, communicator: Communicator) -> Cluster:
+    """Return the figures of the job's ranks, or of its replica groups if the run has any."""
+    if run.train.group_size == 1:
+        from istmpi.cluster.measure import measure
+
+        with communicator.agreed():
+            _require_subnet(run, network, communicator.rank, communicator.size)
+        return measure(run, network, communicator)
+    from istmpi.comm.groups import Membership
+
+    membership = Membership(communicator, run.train.group_size)
+    with communicator.agreed():
+        _require_subnet(run, network, membership.number, membership.groups)
+
+    from istmpi.cluster.measure_groups import measure_groups
+
+    return measure_groups(run, network, membership)
+
+
+def _require_subnet(run: Run, network: Architecture, rank: int, ranks: int) -> None:
+    """Raise ConfigError if the first deal leaves a rank without units."""
     from istmpi.config.methods import find_method_spec
     from istmpi.methods import limits
 
     spec = find_method_spec(run.method.name)
     limits.require_dealable(spec, run, network)
-    deal = spec.deal(run, network, communicator.size, 0)
-    limits.require_subnets(network, deal, [communicator.rank])
+    deal = spec.deal(run, network, ranks, 0)
+    limits.require_subnets(network, deal, [rank])
 
 
 def _print(cluster: Cluster, out: str, as_json: bool) -> None:

@@ -1,0 +1,69 @@
+"""Measures the speed of a cluster whose ranks are replica groups. Collective in the job.
+
+All processes compute at once, each a part of its group's batches. Leaders alone measure the links
+between groups. Members measure the link inside a group by all-reduces, as in their local steps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from istmpi.cluster import timing
+from istmpi.cluster.figures import Cluster
+from istmpi.cluster.measure import MESSAGE_BYTES, Point, compute_beside, fit_link, measure
+from istmpi.comm import find_members, on_this_host
+from istmpi.comm.groups import Membership
+from istmpi.config import Run
+from istmpi.cost.members import divide_batch
+from istmpi.devices import choose_device
+from istmpi.engine.replica_group import ReplicaGroup, join_group
+from istmpi.errors import IstmpiError
+from istmpi.network.architecture import Architecture
+from istmpi.units import counted
+
+
+def measure_groups(run: Run, architecture: Architecture, membership: Membership) -> Cluster:
+    """Measure this job's groups with the shapes of the run's subnets; return the same result on
+    every process."""
+    world = membership.world
+    members = membership.inside.size
+    with on_this_host(world) as local, world.agreed():
+        device = choose_device(run.train.device, local)
+    group = join_group(membership, device)
+    of_member = divide_batch(run, members).override({"train.group_size": 1})
+    cluster: Cluster | None = None
+    if membership.leads:
+        try:
+            cluster = measure(of_member, architecture, membership.communicator, world)
+        except IstmpiError as error:
+            # Other members do not know of it, so this process must end the job.
+            error.everywhere = False
+            raise
+    else:
+        compute_beside(of_member, architecture, membership.groups, world)
+    cluster = membership.inside.broadcast_from_root(cluster)
+    assert cluster is not None, "a leader has measured"
+    if group is None:
+        return cluster
+    inside, points = fit_link(list(_all_reduces(group, device)))
+    hosts = len({process.host for process in find_members(world)})
+    groups = counted(membership.groups, "replica group")
+    return replace(
+        cluster,
+        name=f"{groups} of {members} on {counted(hosts, 'host')}",
+        inside=inside,
+        measured={**cluster.measured, "inside": points},
+    )
+
+
+def _all_reduces(group: ReplicaGroup, device: torch.device) -> Iterator[Point]:
+    members = group.size
+    for size in MESSAGE_BYTES:
+        values = torch.zeros(size // 4, device=device)  # float32
+        work = partial(group.add_up, values)
+        seconds = timing.time_slowest(group.membership.world, work)
+        # A ring: N-1 messages to add up and N-1 to spread, each 1/N of the values.
+        messages = 2 * (members - 1)
+        yield Point(messages=messages, nbytes=messages / members * size, seconds=seconds)
