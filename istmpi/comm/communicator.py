@@ -289,8 +289,13 @@ class Communicator:
     # ---- waits
 
     def _finish(self, request: Any, call: str) -> None:
-        self.ledger.add(0, 1, self._purpose)
+        self._count_call(self.size)
         self._complete(request, call)
+
+    def _count_call(self, ranks: int) -> None:
+        # A rank alone waits for nobody.
+        if ranks > 1:
+            self.ledger.add(0, 1, self._purpose)
 
     def _complete(self, request: Any, call: str) -> None:
         self.whereabouts.arrive(self._name)
@@ -363,7 +368,7 @@ class Communicator:
         self, mpi_communicator: Any, ranks: Sequence[int], name: str = "", purpose: str = ""
     ) -> "Communicator":
         # Its creation was a collective call.
-        self.ledger.add(0, 1, self._purpose)
+        self._count_call(len(ranks))
         group = Communicator(
             mpi_communicator,
             name or f"{self._name}:{list(ranks)}",

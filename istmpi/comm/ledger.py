@@ -39,7 +39,7 @@ class Sent:
 
     bytes: int = 0
     calls: int = 0
-    """Collective calls that this rank has waited for, one after the other."""
+    """Collective calls in which this rank has waited for others, one after the other."""
 
 
 class Ledger:
