@@ -100,6 +100,7 @@ ALONE = [
     ("csv", tables(train="<=50K >50K", test="<=50K. >50K."), "no training example has the test label <=50K."),
     ("csv", tables(train="0 1", test="no yes"), "has the test label no; training has 0, 1."),
     ("csv", tables(train="0 1", test="-1 -1"), "no training example has the test label -1"),
+    ("csv", {"train.csv": b"1,\x002,a\n"}, "train.csv is not a table: line contains NUL, .*plain UTF-8"),
     (
         "csv",
         tables(train="0 1", test="0.0 1.0"),

@@ -390,6 +390,8 @@ def read_rows(archive: Archive, name: str, delimiter: str) -> Generator[Row, Non
             if not any(map(str.strip, row)):
                 continue
             columns = columns or len(row)  # as many as in the first line
+            if any("\0" in field for field in row):
+                raise csv.Error("line contains NUL, as text in UTF-16 does")
             if len(row) != columns:
                 raise DataError(
                     f"{name}, line {reader.line_num}: {len(row)} columns, but line 1 has "
