@@ -25,17 +25,13 @@ def list_first(words: Sequence[object]) -> str:
     return shown
 
 
-def size(nbytes: float) -> str:
-    """Write bytes with a decimal prefix: ``1.21 MB``."""
-    return f"{_scaled(nbytes)}B"
+def size(value: float, unit: str = "B") -> str:
+    """Write bytes, or a figure in another unit, with a decimal prefix: ``1.21 MB``."""
+    return f"{_scaled(value)}{unit}"
 
 
 def number(value: float) -> str:
     return _scaled(value).rstrip()
-
-
-def energy(joules: float) -> str:
-    return f"{_scaled(joules)}J"
 
 
 def duration(seconds: float) -> str:

@@ -17,7 +17,7 @@ from istmpi.report import tables
 from istmpi.training.loop import Training
 from istmpi.training.progress import Progress
 from istmpi.training.watch import Summary
-from istmpi.units import counted, duration, energy, list_first, number, size
+from istmpi.units import counted, duration, list_first, number, size
 
 
 def banner(training: Training, folder: RunFolder, saver: Saver) -> dict[str, str]:
@@ -194,7 +194,7 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
             f"loading took {duration(loading)}"
         ),
         "sent": f"{size(last.bytes)} by all ranks{_describe_sent(summary)}",
-        "energy": _describe_energy(summary),
+        "energy": summary.energy.describe() if summary.energy else "",
         "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),
     }
@@ -209,12 +209,6 @@ def _describe_sent(summary: Summary) -> str:
         if nbytes:
             text += f"; {name} {size(nbytes)}"
     return text
-
-
-def _describe_energy(summary: Summary) -> str:
-    if not summary.energy:
-        return ""
-    return f"{energy(summary.energy.joules)} of this job ({summary.energy.source})"
 
 
 def _describe_best(summary: Summary) -> str:

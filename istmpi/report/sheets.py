@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from istmpi.record import has_direction
 from istmpi.report.comparison import (
@@ -15,7 +16,7 @@ from istmpi.report.comparison import (
 )
 from istmpi.report.comparison import best as best_of
 from istmpi.report.labels import facts, find_differences, text
-from istmpi.units import energy, in_seconds, number, size
+from istmpi.units import in_seconds, number, size
 
 Rows = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -262,7 +263,7 @@ def _add_energy(rows: _Ends) -> None:
         for group in rows.comparison.groups:
             joules = [curve.joules[source] for curve in group.curves if source in curve.joules]
             spreads.append(Spread(tuple(joules)))
-        rows.add(f"energy ({source})", spreads, energy)
+        rows.add(f"energy ({source})", spreads, partial(size, unit="J"))
 
 
 def _add_further(rows: _Ends) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from istmpi.environment import read
+from istmpi.units import size
 
 RAPL = "RAPL"
 SACCT = "sacct"
@@ -24,6 +25,9 @@ class Energy:
     """The joules of all hosts in this job."""
     source: str
     """RAPL, sacct or train.watts."""
+
+    def describe(self) -> str:
+        return f"{size(self.joules, 'J')} of this job ({self.source})"
 
 
 @dataclass(frozen=True)
