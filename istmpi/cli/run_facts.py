@@ -9,7 +9,7 @@ from istmpi.comm.ledger import EVALUATION, SAVING, START
 from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.data.graph.split import GraphSplit
-from istmpi.evaluation.planning import choose_interval
+from istmpi.evaluation.planning import choose_interval, find_share
 from istmpi.evaluation.sample import count_scored_in_training
 from istmpi.optim import schedules
 from istmpi.record import RunFolder
@@ -125,7 +125,7 @@ def _describe_checkpoints(training: Training, saver: Saver) -> str:
 def _describe_evaluations(training: Training) -> str:
     run = training.run
     data = training.dataset
-    evaluator = training.evaluator
+    ranks = training.communicator.size
     every = run.evaluate.rounds_between(run.train.rounds)
     words = "every round"
     if every >= run.train.rounds:
@@ -136,13 +136,13 @@ def _describe_evaluations(training: Training) -> str:
         return words
     words += f" on {count_scored_in_training(run, data):,} examples"
     if training.architecture.batch_norms:
-        words += f", calibrated on {evaluator.sampled:,}"
-    words += f": {evaluator.share:.0%} of the FLOPs"
+        words += f", calibrated on {training.evaluator.sampled:,}"
+    share = find_share(run, training.architecture, data, ranks)
+    words += f": {share:.0%} of the FLOPs"
     by_default = run.override({"evaluate.every": 0})
-    ranks = training.communicator.size
     chosen = choose_interval(by_default, training.architecture, data, ranks)
     # The default is as rare as bytes and FLOPs together ask for.
-    if evaluator.share > SHARE and every < chosen:
+    if share > SHARE and every < chosen:
         words += ", more than a tenth (reduce it with evaluate.every, evaluate.examples)"
     return words
 

@@ -1,5 +1,4 @@
-"""Counts the examples to calibrate the full network on, and evaluations' share of a run's FLOPs,
-without torch."""
+"""Counts the examples to calibrate the full network on, without torch."""
 
 from collections.abc import Collection
 from fractions import Fraction
@@ -69,23 +68,3 @@ def calibration_examples(
     budget: Number = max(allowed - scored * example_flops, Fraction(FREE))
     affordable = int(budget // max(example_flops, Fraction(1)))
     return min(max(affordable, run.train.batch * ranks, LEAST_SAMPLED), SAMPLED)
-
-
-def evaluation_share(
-    run: Run,
-    architecture: Architecture,
-    ranks: int,
-    trained: int,
-    passed: int,
-    sharded: Collection[str],
-    on_one: bool = False,
-) -> float:
-    """Return evaluations' share of the FLOPs of a run's busiest rank.
-
-    ``passed``: the examples of an evaluation. ``on_one``: rank 0 passes all of them.
-    """
-    dividing = ranks
-    if on_one:
-        dividing = 1
-    evaluation = passed * forward_flops(architecture, dividing, sharded)
-    return float(evaluation / (evaluation + rounds_flops(run, architecture, ranks, trained)))

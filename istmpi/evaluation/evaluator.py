@@ -11,7 +11,6 @@ import torch
 
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.cost.calibration import evaluation_share
 from istmpi.data.batch import Batch
 from istmpi.data.dataset import Dataset, Split
 from istmpi.data.graph.split import GraphSplit
@@ -32,7 +31,6 @@ from istmpi.evaluation.planning import plan_evaluation
 from istmpi.evaluation.sample import (
     choose_fitted_rows,
     count_sampled,
-    count_scored_in_training,
     draw_calibration_rows,
 )
 from istmpi.evaluation.score import RankingTotals, Score, Totals
@@ -100,28 +98,6 @@ class Evaluator:
             by_units=self.plan.by_units,
             device=with_room(device, nbytes),
             on_one=self.plan.on_one,
-        )
-
-    @property
-    def share(self) -> float:
-        """The share of a run's FLOPs that its evaluations take; 0 for a whole graph, whose FLOPs
-        are not counted."""
-        if self._graph:
-            return 0.0
-        ranks = self._communicator.size
-        passed = count_scored_in_training(self._run, self._dataset)
-        if self._local:
-            passed *= ranks  # each rank scores all examples of its own
-        if self._calibrates:
-            passed += self.sampled
-        return evaluation_share(
-            self._run,
-            self._architecture,
-            ranks,
-            len(self._dataset.train),
-            passed,
-            self.plan.sharded,
-            self.plan.on_one,
         )
 
     def score(self, split: str = "test", details: bool = False) -> Score:

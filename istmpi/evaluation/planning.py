@@ -11,7 +11,7 @@ import numpy as np
 
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
-from istmpi.cost.calibration import forward_flops
+from istmpi.cost.calibration import forward_flops, rounds_flops
 from istmpi.cost.counts import Amount
 from istmpi.cost.evaluation import (
     FLOPS_A_BYTE,
@@ -102,6 +102,15 @@ def divide(run: Run, data: Dataset, length: int, ranks: int = 1) -> Iterator[np.
         batch = windows_together(batch, outputs)
     for first in range(0, length, max(batch, 1)):
         yield np.arange(first, min(first + batch, length))
+
+
+def find_share(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> float:
+    """Return evaluations' share of the FLOPs of a run's busiest rank."""
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    evaluation = count_evaluation_flops(run, architecture, data, ranks, plan)
+    return float(
+        evaluation / (evaluation + rounds_flops(run, architecture, ranks, len(data.train)))
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from own_runs import CONVOLUTIONAL, FILE
 from small import own_run
 
 from istmpi.config import Run
-from istmpi.cost.calibration import SAMPLED, calibration_examples, evaluation_share, forward_flops, rounds_flops
+from istmpi.cost.calibration import SAMPLED, calibration_examples, forward_flops, rounds_flops
 from istmpi.evaluation.fitting import COLDEST, HOTTEST, fit_temperature
 from istmpi.inspection.examine import inspect
 from istmpi.network.architecture import Architecture
@@ -83,7 +83,8 @@ def test_an_evaluation_takes_a_tenth_of_the_run_as_far_as_its_sample_decides(con
     for steps in (1, 20, 200, 20000):
         run = run_of(method__name=method, method__local_steps=steps)
         counts[steps] = count = calibration_examples(run, convolutional, ranks, 50_000, scored=100)
-        share = evaluation_share(run, convolutional, ranks, 50_000, count + 100, ())
+        evaluation = (count + 100) * forward_flops(convolutional, ranks)
+        share = float(evaluation / (evaluation + rounds_flops(run, convolutional, ranks, 50_000)))
         at_least = max(64, 16 * ranks)
         assert at_least <= count <= SAMPLED
         if at_least < count < SAMPLED:
