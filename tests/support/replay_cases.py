@@ -58,6 +58,11 @@ MLP = {
     "sparse-loco": {"method__name": "sparse-loco"},
     "diloco, adam reset": {"method__name": "diloco", **ADAM, "method__optimizer_state": "reset"},
     "local-sgd, adam kept": {"method__name": "local-sgd", **ADAM, "method__optimizer_state": "keep"},
+    "downpour": {"method__name": "downpour", "method__staleness": 2},
+    "joint": {"method__name": "joint", **MOMENTUM},
+    "easgd": {"method__name": "easgd", **MOMENTUM},
+    "joint, int8": {"method__name": "joint", "method__local_steps": 1, "method__wire": "int8", "model__dtype": "float32"},
+    "admm": {"method__name": "admm"},
 }
 """Of the mlp."""
 
