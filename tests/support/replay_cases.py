@@ -13,6 +13,7 @@ from small import SETTINGS
 from istmpi.data.prepare import prepare
 
 MOMENTUM = {"optimizer__momentum": 0.9, "optimizer__lr": 0.03}
+SINGLE = {"model__dtype": "float32"}
 ADAM = {"optimizer__name": "adamw", "optimizer__lr": 0.01, "model__bias": True}
 FILES = TEXT, ROWS, GRAPH, SHARES = "the text", "the sparse rows", "the graph", "the shares"
 ROUNDS = SETTINGS["train.rounds"]
@@ -61,7 +62,7 @@ MLP = {
     "downpour": {"method__name": "downpour", "method__staleness": 2},
     "joint": {"method__name": "joint", **MOMENTUM},
     "easgd": {"method__name": "easgd", **MOMENTUM},
-    "joint, int8": {"method__name": "joint", "method__local_steps": 1, "method__wire": "int8", "model__dtype": "float32"},
+    "joint, int8": {"method__name": "joint", "method__local_steps": 1, "method__wire": "int8", **SINGLE},
     "admm": {"method__name": "admm"},
 }
 """Of the mlp."""
