@@ -194,7 +194,7 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
             f"loading took {duration(loading)}"
         ),
         "sent": f"{size(last.bytes)} by all ranks{_describe_sent(summary)}",
-        "energy": summary.energy.describe() if summary.energy else "",
+        "energy": _describe_energy(summary),
         "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),
     }
@@ -209,6 +209,12 @@ def _describe_sent(summary: Summary) -> str:
         if nbytes:
             text += f"; {name} {size(nbytes)}"
     return text
+
+
+def _describe_energy(summary: Summary) -> str:
+    if summary.energy is None:
+        return ""
+    return summary.energy.describe()
 
 
 def _describe_best(summary: Summary) -> str:

@@ -6,7 +6,7 @@ Times are the slowest rank's, usually medians, while all ranks work at once as i
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from istmpi.cluster import timing, transfers
-from istmpi.cluster.figures import Cluster, Link, fit
-from istmpi.comm import Communicator, find_members, library, on_this_host, ring
-from istmpi.comm.allreduce import MeanOverRanks
+from istmpi.cluster.figures import Cluster, fit
+from istmpi.cluster.links import measure_links
+from istmpi.comm import Communicator, find_members, library, on_this_host
 from istmpi.config import Run
 from istmpi.cost import Cost, cost
 from istmpi.cost.counts import PartCost
@@ -30,7 +30,6 @@ from istmpi.training.loop import Training
 from istmpi.training.progress import MEASURED
 from istmpi.units import counted
 
-MESSAGE_BYTES = (2**10, 2**16, 2**20, 2**22, 2**24)
 MOST_SHAPES = 24
 MOST_ELEMENTS = 2**24
 """The most elements of a measured product's inputs or outputs; it has fewer rows if needed."""
@@ -57,39 +56,26 @@ def measure(
         everyone = communicator
     device, threads = _choose_device_and_threads(run, everyone)
     run = run.override({"train.threads": threads})
-    links, measured = _measure_links(communicator)
-    call_seconds = _time_small_call(communicator)
-    hosts = len({member.host for member in find_members(communicator)})
-    handle, average, measured["transfer"] = transfers.measure(
-        communicator, links["alltoallv"], between_hosts=hosts > 1
-    )
+    network = _measure_network(communicator)
     # Each measurement subtracts the known ones: products come before steps, steps before rounds.
-    flops_per_second, product_seconds, measured["products"] = _products(
+    flops_per_second, product_seconds, touch_seconds, computing = _measure_computing(
         run, architecture, communicator.size, everyone, device
-    )
-    touch_seconds, measured["steps"] = _touch(
-        run, architecture, communicator.size, everyone, device, flops_per_second, product_seconds
     )
     flops_per_second, step_seconds, transfer_seconds, deal_seconds = _overheads(
         run, communicator, flops_per_second, product_seconds, touch_seconds
     )
-    of_messages = (communicator.size - 1) * links["alltoallv"].latency
-    return Cluster(
-        name=f"{counted(communicator.size, 'rank')} on {counted(hosts, 'host')}",
+    of_messages = (communicator.size - 1) * network.links["alltoallv"].latency
+    return replace(
+        network,
         source=f"measured on {device} with {library()}, {counted(threads, 'thread')} a rank",
-        links=links,
-        beside=float(hosts > 1),
         flops=(flops_per_second,),
         product_seconds=product_seconds,
         step_seconds=step_seconds,
         touch_seconds_per_byte=touch_seconds,
-        handle_seconds_per_byte=handle,
-        average_seconds_per_byte=average,
         # Both were timed with their messages.
         transfer_seconds=_subtract(transfer_seconds, of_messages),
-        deal_seconds=_subtract(deal_seconds, call_seconds),
-        call_seconds=call_seconds,
-        measured=measured,
+        deal_seconds=_subtract(deal_seconds, network.call_seconds),
+        measured={**network.measured, **computing},
     )
 
 
@@ -98,8 +84,25 @@ def compute_beside(
 ) -> None:
     """Compute what ``ranks`` other processes measure at the same time with `measure`."""
     device, _ = _choose_device_and_threads(run, everyone)
-    flops_per_second, product_seconds, _ = _products(run, architecture, ranks, everyone, device)
-    _touch(run, architecture, ranks, everyone, device, flops_per_second, product_seconds)
+    _measure_computing(run, architecture, ranks, everyone, device)
+
+
+def _measure_computing(
+    run: Run,
+    architecture: Architecture,
+    ranks: int,
+    everyone: Communicator,
+    device: torch.device,
+) -> tuple[float, float, float, dict[str, Any]]:
+    """Return FLOP/s, the seconds of a product beyond its FLOPs, the seconds for each byte that a
+    step touches, and the measurements."""
+    flops_per_second, product_seconds, products = _products(
+        run, architecture, ranks, everyone, device
+    )
+    touch_seconds, steps = _touch(
+        run, architecture, ranks, everyone, device, flops_per_second, product_seconds
+    )
+    return flops_per_second, product_seconds, touch_seconds, {"products": products, "steps": steps}
 
 
 def _choose_device_and_threads(run: Run, communicator: Communicator) -> tuple[torch.device, int]:
@@ -109,13 +112,25 @@ def _choose_device_and_threads(run: Run, communicator: Communicator) -> tuple[to
         return device, choose_threads(run.train.threads, local)
 
 
-def _measure_links(communicator: Communicator) -> tuple[dict[str, Link], dict[str, Any]]:
-    """Return the links, and the measurements that each was fitted to."""
-    links: dict[str, Link] = {}
-    measured: dict[str, Any] = {}
-    for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
-        links[name], measured[name] = fit_link(list(points(communicator)))
-    return links, measured
+def _measure_network(communicator: Communicator) -> Cluster:
+    """Return a cluster with the figures of its network alone."""
+    links, measured = measure_links(communicator)
+    call_seconds = _time_small_call(communicator)
+    hosts = len({member.host for member in find_members(communicator)})
+    handle, average, measured["transfer"] = transfers.measure(
+        communicator, links["alltoallv"], between_hosts=hosts > 1
+    )
+    return Cluster(
+        name=f"{counted(communicator.size, 'rank')} on {counted(hosts, 'host')}",
+        source="",
+        links=links,
+        flops=(),
+        beside=float(hosts > 1),
+        handle_seconds_per_byte=handle,
+        average_seconds_per_byte=average,
+        call_seconds=call_seconds,
+        measured=measured,
+    )
 
 
 def _subtract(seconds: float, part: float) -> float:
@@ -131,59 +146,6 @@ def _time_small_call(communicator: Communicator) -> float:
     # As many facts as a rank's measurements of a round.
     facts = tuple(range(20))
     return timing.time_slowest(communicator, partial(communicator.allgather, facts, slot=MEASURED))
-
-
-@dataclass(frozen=True)
-class Point:
-    """A measured exchange: the messages and bytes of a rank, and the seconds that it took."""
-
-    messages: int
-    nbytes: float
-    seconds: float
-
-
-def fit_link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
-    if not points:  # a single rank sends nothing
-        return Link(0.0, 0.0), {}
-    (latency, seconds_per_byte), error = fit(
-        [[point.messages for point in points], [point.nbytes for point in points]],
-        [point.seconds for point in points],
-    )
-    rows = [{"bytes": point.nbytes, "seconds": point.seconds} for point in points]
-    return Link(latency, seconds_per_byte), {"points": rows, "median_relative_error": error}
-
-
-def _alltoallv(communicator: Communicator) -> Iterator[Point]:
-    ranks = communicator.size
-    others = ranks - 1
-    if not others:
-        return
-    for size in MESSAGE_BYTES:
-        nbytes = size // others or 1  # at least a byte, however many ranks there are
-        counts = [nbytes * (peer != communicator.rank) for peer in range(ranks)]
-        starts = [nbytes * peer for peer in range(ranks)]
-        send = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
-        receive = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
-        seconds = timing.time_slowest(communicator, partial(communicator.alltoallv, send, receive))
-        yield Point(messages=others, nbytes=nbytes * others, seconds=seconds)
-
-
-def _allreduce(communicator: Communicator) -> Iterator[Point]:
-    ranks = communicator.size
-    if ranks == 1:
-        return
-    for size in MESSAGE_BYTES:
-        values = torch.zeros(size // 4)  # float32
-        mean = MeanOverRanks({"values": values.nbytes}, communicator)
-
-        def work(mean: MeanOverRanks = mean, values: torch.Tensor = values) -> None:
-            mean.add("values", values)
-            mean.finish()
-
-        seconds = timing.time_slowest(communicator, work)
-        # P-1 messages to add up and P-1 to spread, each 1/P of the values.
-        nbytes = 2 * (ranks - 1) / ranks * size
-        yield Point(messages=ring.count_waits(size, ranks), nbytes=nbytes, seconds=seconds)
 
 
 def _products(

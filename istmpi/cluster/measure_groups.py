@@ -12,7 +12,8 @@ import torch
 
 from istmpi.cluster import timing
 from istmpi.cluster.figures import Cluster
-from istmpi.cluster.measure import MESSAGE_BYTES, Point, compute_beside, fit_link, measure
+from istmpi.cluster.links import MESSAGE_BYTES, Point, fit_link
+from istmpi.cluster.measure import compute_beside, measure
 from istmpi.comm import find_members, on_this_host
 from istmpi.comm.groups import Membership
 from istmpi.config import Run
@@ -32,19 +33,7 @@ def measure_groups(run: Run, architecture: Architecture, membership: Membership)
     with on_this_host(world) as local, world.agreed():
         device = choose_device(run.train.device, local)
     group = join_group(membership, device)
-    of_member = divide_batch(run, members).override({"train.group_size": 1})
-    cluster: Cluster | None = None
-    if membership.leads:
-        try:
-            cluster = measure(of_member, architecture, membership.communicator, world)
-        except IstmpiError as error:
-            # Other members do not know of it, so this process must end the job.
-            error.everywhere = False
-            raise
-    else:
-        compute_beside(of_member, architecture, membership.groups, world)
-    cluster = membership.inside.broadcast_from_root(cluster)
-    assert cluster is not None, "a leader has measured"
+    cluster = _measure_between(divide_batch(run, members), architecture, membership)
     if group is None:
         return cluster
     inside, points = fit_link(list(_all_reduces(group, device)))
@@ -56,6 +45,25 @@ def measure_groups(run: Run, architecture: Architecture, membership: Membership)
         inside=inside,
         measured={**cluster.measured, "inside": points},
     )
+
+
+def _measure_between(run: Run, architecture: Architecture, membership: Membership) -> Cluster:
+    """Return the figures of groups whose members each train the batch of ``run``, without the link
+    inside a group."""
+    run = run.override({"train.group_size": 1})
+    cluster: Cluster | None = None
+    if membership.leads:
+        try:
+            cluster = measure(run, architecture, membership.communicator, membership.world)
+        except IstmpiError as error:
+            # Other members do not know of it, so this process must end the job.
+            error.everywhere = False
+            raise
+    else:
+        compute_beside(run, architecture, membership.groups, membership.world)
+    cluster = membership.inside.broadcast_from_root(cluster)
+    assert cluster is not None, "a leader has measured"
+    return cluster
 
 
 def _all_reduces(group: ReplicaGroup, device: torch.device) -> Iterator[Point]:

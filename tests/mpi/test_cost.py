@@ -9,7 +9,7 @@ from replay_cases import GCN, OTHERS, TEXT, TRANSFORMER, XC
 from replaying import run_of
 from small import own_run, small_run
 
-from istmpi.cluster import measure, timing, transfers
+from istmpi.cluster import links, measure, timing, transfers
 from istmpi.cluster.time import round_time
 from istmpi.config.methods import METHODS
 from istmpi.cost import cost, round_bytes
@@ -133,7 +133,7 @@ def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(transfers, "TRANSFER_WIDTHS", (32, 64))
-    monkeypatch.setattr(measure, "MESSAGE_BYTES", (2**10, 2**14))
+    monkeypatch.setattr(links, "MESSAGE_BYTES", (2**10, 2**14))
     return monkeypatch
 
 
