@@ -22,6 +22,7 @@ from benchmarks import reporting
 from benchmarks.controls.plateau import TASKS, Campaign, Cell, rows_of
 from benchmarks.controls.rivals import record_in
 from benchmarks.reporting import keep_cell, restore_cells, store_cells
+from benchmarks.time_to_accuracy.peers import sent_by_this_host
 from benchmarks.time_to_accuracy.seconds import line_rate
 from istmpi.comm import Communicator, world
 from istmpi.training.loop import Training
@@ -30,14 +31,9 @@ NAME = "joint-seconds"
 METHODS = ("joint, int8", "joint", "joint, J = 1", "ist, never redealt", "narrow, local SGD", "narrow, SparseLoCo")
 
 
-def sent_by_interfaces() -> int:
-    """Return the bytes that this host's interfaces have sent, with headers; the loopback is left out."""
-    total = 0
-    for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
-        interface, colon, numbers = line.partition(":")
-        if colon and interface.strip() != "lo":
-            total += int(numbers.split()[8])
-    return total
+def round_trip() -> str:
+    """Return the delay of the emulated network, in milliseconds there and back; 0 without one."""
+    return "".join(re.findall(r"([\d.]+) ms there", reporting.network())) or "0"
 
 
 def measure(cell: Cell, folder: Path, communicator: Communicator) -> dict:
@@ -51,7 +47,7 @@ def measure(cell: Cell, folder: Path, communicator: Communicator) -> dict:
         # No rank is in the next round while another one reads its counter.
         if progress.round in (1, run.train.rounds - 1):
             communicator.barrier()
-            interfaces.append(sent_by_interfaces())
+            interfaces.append(sent_by_this_host() or 0)
             counted.append(progress.bytes)
             communicator.barrier()
     seconds = training.clock.seconds
@@ -64,6 +60,7 @@ def measure(cell: Cell, folder: Path, communicator: Communicator) -> dict:
         "bytes between": counted[-1] - counted[0],
         "bytes of interfaces": sum(sent),
         "line": line_rate(),
+        "round trip": round_trip(),
     }
 
 
@@ -85,7 +82,9 @@ def write_report(folder: Path, results: Path) -> None:
     record_of = record_in(folder)
     for file in files:
         record = record_of(argparse.Namespace(name=file.stem))
-        task, ranks, width, method = re.search(r"-mbit\d+-(.*)-P(\d+)-w(\d+)-(.*)-n\d+", file.stem).groups()
+        task, ranks, width, method = re.search(
+            r"-mbit\d+-(?:[\d.]+ms-)?(.*)-P(\d+)-w(\d+)-(.*)-n\d+", file.stem
+        ).groups()
         ratio = ""
         if record["bytes between"]:
             ratio = f"{record['bytes of interfaces'] / record['bytes between']:.3f}"
@@ -95,6 +94,7 @@ def write_report(folder: Path, results: Path) -> None:
                 "P": ranks,
                 "width a rank": width,
                 "Mbit/s": record["line"].removesuffix("mbit"),
+                "ms": record.get("round trip", "0"),
                 "method": method.replace("-", " "),
                 "test": f"{100 * record['test']:.1f}",
                 "s": f"{record['seconds']:.1f}",
@@ -104,7 +104,7 @@ def write_report(folder: Path, results: Path) -> None:
                 "commit": record["commit"],
             }
         )
-    lines.sort(key=lambda line: (line["task"], int(line["Mbit/s"])))
+    lines.sort(key=lambda line: (line["task"], int(line["Mbit/s"]), float(line["ms"])))
     notes = (
         "One seed, at the rate that controls.plateau chose for each method; every rank has all data. Seconds of the "
         "rounds of one run, evaluation left out; all emulated hosts share two cores, so computing takes about four "
@@ -134,7 +134,7 @@ def main() -> None:
         return
     campaign = Campaign(options.cells, seeds=1)
     for cell in choose_cells(campaign, options.task, communicator.size, options.width, options.method or METHODS):
-        name = f"{NAME}-mbit{line_rate().removesuffix('mbit') or 0}-{cell.name}"
+        name = f"{NAME}-mbit{line_rate().removesuffix('mbit') or 0}-{round_trip()}ms-{cell.name}"
         path = options.cells / f"{name}.json"
         if communicator.broadcast_from_root(path.exists()):
             continue
