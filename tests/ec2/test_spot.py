@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from following import lines
 from patience import Limit, patient
 
 ROOT = Path(__file__).parents[2]
@@ -103,23 +104,19 @@ def test_a_run_is_saved_and_goes_on(metadata, tmp_path):
         finally:
             run.kill()
 
-    def rounds():
-        path = out / "metrics.jsonl"
-        return len(path.read_text().splitlines()) if path.exists() else 0
-
     run = start(100_000)
     limit = Limit(60)
-    while rounds() < 2 and limit.left and run.poll() is None:
+    while len(lines(out)) < 2 and limit.left and run.poll() is None:
         time.sleep(0.05)
     metadata.notice = NOTICE
     said = end(run)
     assert run.returncode == 75, said
     assert "istmpi-spot-watch: EC2 takes" in said and "stopped by SIGTERM" in said
-    done = rounds()
+    done = len(lines(out))
     assert done >= 2
 
     metadata.notice = ""
     again = start(done + 3)
     said = end(again)
     assert again.returncode == 0, said
-    assert json.loads((out / "summary.json").read_text())["last"]["round"] == rounds() == done + 3
+    assert json.loads((out / "summary.json").read_text())["last"]["round"] == len(lines(out)) == done + 3

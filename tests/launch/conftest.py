@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -88,17 +89,21 @@ class Job:
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                environment = dict(
-                    entry.split("=", 1) for entry in (folder / "environ").read_text().split("\0") if "=" in entry
-                )
+                rank = re.search(r"\0(?:PMI|OMPI_COMM_WORLD)_RANK=(\d+)\0", "\0" + (folder / "environ").read_text())
                 session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
                 ancestors = _ancestors(int(folder.name))
             except (OSError, ValueError):
                 continue  # gone, or another user's
-            rank = environment.get("PMI_RANK", environment.get("OMPI_COMM_WORLD_RANK"))
-            if rank is not None and (session == self.process.pid or self.process.pid in ancestors):
-                found[int(rank)] = int(folder.name)
+            if rank and (session == self.process.pid or self.process.pid in ancestors):
+                found[int(rank[1])] = int(folder.name)
         return [found[rank] for rank in sorted(found)]
+
+    def wait_until(self, condition, seconds=60):
+        """Until a condition holds, while the job runs."""
+        limit = Limit(seconds)
+        while not condition():
+            assert limit.left and self.process.poll() is None, self.end()
+            time.sleep(0.01)
 
     def end(self, timeout=60):
         """The finished job's Outcome; one that is still there after ``timeout`` seconds fails the test."""
@@ -131,14 +136,13 @@ def _ancestors(process):
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def environment():
     """What is set where istmpi is started: this environment's programs first."""
     return ENVIRONMENT
 
 
-@pytest.fixture
-def start():
+def starting():
     """``start(ranks, *command, env={}, output=PIPE)`` starts a command on so many ranks: a Job. None outlives the test.
 
     ``python`` and ``istmpi`` are this environment's. Output is text.
@@ -153,6 +157,11 @@ def start():
     for job in jobs:
         if job.process.poll() is None:
             job.kill()
+
+
+start = pytest.fixture(starting)
+start_once = pytest.fixture(starting, scope="module")
+"""The same for a job of all tests of a file."""
 
 
 @pytest.fixture
@@ -183,31 +192,31 @@ class Said(Outcome):
 class Series:
     """A job that runs several commands in turn, for most of what a job takes is its start; `end` waits for it."""
 
-    def __init__(self, notes, ranks, folder, commands, env):
+    def __init__(self, notes, ranks, folder, commands, env, under):
         self._notes, self._ranks, self._names = notes, ranks, list(commands)
         steps = [step if isinstance(step, str) else list(map(str, step)) for step in commands.values()]
         (notes / "commands").write_text(json.dumps(steps))
-        self.job = Job(ranks, "python", IN_TURN, notes, env=env, cwd=folder)
+        self.job = Job(ranks, *under, "python", IN_TURN, notes, env=env, cwd=folder)
 
     def end(self, timeout=120):
         """How each command ended, by its name."""
         ended = self.job.end(timeout)
-        outcomes = {}
-        for number, name in enumerate(self._names):
-            codes, *said = ([self._read(number, rank, kind) for rank in range(self._ranks)] for kind in KINDS)
-            said = list(map("".join, said))
-            assert all(codes), f"{name} did not end on all ranks: {codes}\n{said}\n{ended}"
-            outcomes[name] = Said(name, list(map(int, codes)), *said)
+        outcomes = {name: self.outcome(name, ended) for name in self._names}
         assert ended.returncode == 0, ended
         return outcomes
 
+    def outcome(self, name, job=None):
+        """How a command ended."""
+        number = self._names.index(name)
+        codes, *said = ([self._read(number, rank, kind) for rank in range(self._ranks)] for kind in KINDS)
+        said = list(map("".join, said))
+        assert all(codes), f"{name} did not end on all ranks: {codes}\n{said}\n{job}"
+        return Said(name, list(map(int, codes)), *said)
+
     def wait(self, name, timeout=60):
         """Until a command has ended on all ranks."""
-        limit, number = Limit(timeout), self._names.index(name)
-        while not all(self._read(number, rank, "code") for rank in range(self._ranks)):
-            assert self.job.process.poll() is None, self.end()
-            assert limit.left, f"{name} still runs after {timeout} s"
-            time.sleep(0.02)
+        number = self._names.index(name)
+        self.job.wait_until(lambda: all(self._read(number, rank, "code") for rank in range(self._ranks)), timeout)
 
     def _read(self, number, rank, kind):
         path = self._notes / f"{number}-{rank}-{kind}"
@@ -225,14 +234,14 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def series(tmp_path_factory):
-    """``series(ranks, folder, {name: command}, env={})`` starts a Series of commands in a folder: a job.
+    """``series(ranks, folder, {name: command}, env={}, under=())`` starts a Series of commands in a folder: a job.
 
-    A command is istmpi's words, or Python code: see `in_turn`.
+    A command is istmpi's words, or Python code: see `in_turn`. ``under``: the command that starts each rank.
     """
     begun = []
 
-    def begin(*arguments, env=None):
-        begun.append(Series(tmp_path_factory.mktemp("series"), *arguments, env))
+    def begin(*arguments, env=None, under=()):
+        begun.append(Series(tmp_path_factory.mktemp("series"), *arguments, env, under))
         return begun[-1]
 
     yield begin

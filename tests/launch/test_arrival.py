@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from patience import patient
 
 TRAIN = ["train", "--rounds", "2", "--out", "run"]
 KILLED_OR_2 = (2, 9)
@@ -85,3 +86,18 @@ main((lambda: time.sleep(600)) if comm.read_launcher()[0] == 1 else comm.world)
     assert result.returncode in KILLED_OR_2, result
     (said,) = result.errors
     assert said.startswith("istmpi: rank 0: 2 ranks were started, but some did not arrive within 3 s")
+
+
+def test_doctor_names_a_rank_that_says_nothing(mpirun, tmp_path):
+    """Rank 1 is up and stays silent: the others must not wait for it for ever."""
+    program = """
+import time
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1: time.sleep(600)
+from istmpi.cli.main import main
+main()
+"""
+    words = ("doctor", "--patience", f"{patient(2):.0f}", "--folder", tmp_path)
+    result = mpirun(3, "python", "-c", program, *words, timeout=50)
+    assert result.returncode != 0
+    assert "rank 0 receives nothing from rank 1; rank 2 receives nothing from rank 1" in result.stdout, result.stderr

@@ -19,6 +19,7 @@ from istmpi.amounts import amounts_in
 from istmpi.config.methods import METHODS
 from istmpi.methods.agreement import StepLosses
 
+pytestmark = pytest.mark.timeout(300)
 RUN = ["train", "--rounds", "3", "-q"]
 MLP = ["--hidden", "32,24", "--set", "model.norm=layer"]
 RUN += ["--set", "evaluate.every=2"]
@@ -76,42 +77,61 @@ WHOLE = {
 }
 # Round N of a run that goes on as so many groups of so many processes.
 SHAPES = [(2, 2), (4, 1), (1, 4), (2, 2)]
+PROGRAM = Path(__file__).parents[2] / "examples" / "replica_groups.py"
+RUN_PROGRAM = "import runpy, sys; sys.argv = ['', 'ist', '24', '{rounds}', '{size}']; runpy.run_path({path!r})"
 
 
 @pytest.fixture(scope="module")
-def runs(series, folder):
-    """The folder of all cases on two ranks, and on two groups of two; of a run that goes on in other groups, and on as
-    many simulated ranks."""
+def stopped(start_once, folder):
+    """How the program of examples/ ended whose member was told to stop."""
+    job = start_once(4, "python", PROGRAM, "ist", 24, 10**6, 2, cwd=folder)
+    wait_for_rounds(folder / "runs" / "replica-groups-ist-2", 2, job)
+    os.kill(job.ranks[1], signal.SIGTERM)
+    return job.end(60)
+
+
+@pytest.fixture(scope="module")
+def said(series, stopped, folder):
+    """The outcomes of all commands: on two ranks, on groups of four processes, and of one process."""
     x = np.random.default_rng(1).standard_normal((200, 8)).astype(np.float32)
     np.savez(folder / "two.npz", x=x, y=(x[:, 0] > x[:, 1]).astype(np.int64))
     for rank in range(2):
         np.savez(folder / f"numbers-{rank}.npz", x=x + rank, y=x[:, :2] + x[:, 2:4] ** 2)
-    places = {"ranks": [], "groups": ["--group-size", "2"]}
-    jobs = {
-        place: {case: [*describe(case), *words, "--out", folder / place / case] for case in CASES}
-        for place, words in places.items()
-    }
+    jobs = {"simulated": {}}
+    for place, words in {"ranks": [], "groups": ["--group-size", "2"]}.items():
+        jobs[place] = {case: [*describe(case), *words, "--out", folder / place / case] for case in CASES}
     jobs["groups"] |= {case: [*TOGETHER, *words, "--out", folder / case] for case, words in WHOLE.items()}
-    jobs["simulated"] = {}
     for rounds, (groups, members) in enumerate(SHAPES, start=1):
         step = [*describe("ist, a tenth, Adam")[1:], "--rounds", rounds, "--resume", "auto", "--out"]
         jobs["groups"][f"{rounds} rounds"] = ["train", *step, folder / "regrouped", "--group-size", members]
         jobs["simulated"][f"{rounds} rounds"] = ["simulate", *step, folder / "simulated", "--ranks", groups]
+    rounds = len(lines(folder / "runs" / "replica-groups-ist-2")) + 2
+    for place, size in (("ranks", 1), ("groups", 2)):
+        jobs[place]["program"] = RUN_PROGRAM.format(rounds=rounds, size=size, path=str(PROGRAM))
+        for epochs in (1, 3):
+            life = (HEAD + LIFE).format(size=size, epochs=epochs, folder=folder / "life" / place)
+            jobs[place][f"life of {epochs} epochs"] = life
+    for message, (command, *words) in REFUSED.items():
+        jobs["groups"][message] = [command, "--group-size", "2", *words, "--rounds", "1", "--out", folder / "refused"]
+    jobs["groups"]["measure"] = ["measure", *MEASURED, "--out", folder / "here.json"]
+    jobs["groups"]["plan"] = ["train", *MEASURED, "--cluster", folder / "here.json", "--dry-run"]
+    jobs["groups"] |= every_kind(folder)
     for case in CASES:
         plan = ["--dry-run", "--json", "--ranks", "2", "--group-size", "2"]
         jobs["simulated"][case] = [word for word in describe(case) if word != "-q"] + plan
     jobs["ranks"][EVALUATED] = ["evaluate", folder / "groups" / "ist, full" / "network.h5", "--json"]
-    for place, processes in {"groups": 4, "ranks": 2, "simulated": 1}.items():
-        for case, outcome in series(processes, folder, jobs[place]).end(400).items():
-            assert outcome.returncode == 0, (place, case, outcome)
-            if case == EVALUATED or place == "simulated":
-                (folder / f"{case}.json").write_text(outcome.stdout)
+    processes = {"groups": 4, "ranks": 2, "simulated": 1}
+    return {place: series(count, folder, jobs[place]).end(600) for place, count in processes.items()}
+
+
+@pytest.fixture(scope="module")
+def runs(said, folder):
+    """The folder of all runs, which all trained."""
+    for place, outcomes in said.items():
+        for case, outcome in outcomes.items():
+            if case not in REFUSED and not isinstance(case, tuple):
+                assert outcome.returncode == 0, (place, case, outcome)
     return folder
-
-
-def count_inside(run):
-    """The bytes of the full network that each of two leaders gives another member."""
-    return 2 * sum(values.nbytes for values in network(run).values())
 
 
 def network(path):
@@ -137,18 +157,20 @@ def test_groups_compute_and_send_what_ranks_do(runs, case):
 
 # Gradients that a network never has are not sent.
 @pytest.mark.parametrize("case", [case for case in CASES if case != "admm, unused parameters"])
-def test_predicted_bytes_inside_groups_are_counted(runs, case):
+def test_predicted_bytes_inside_groups_are_counted(said, runs, case):
     *_, last = lines(runs / "groups" / case)
-    group = json.loads((runs / f"{case}.json").read_text())["group"]
+    group = json.loads(said["simulated"][case].stdout)["group"]
     # The evaluation after the last round is not in its line.
     evaluations = last["group_bytes"] - last["round"] * group["round_bytes"]
-    # Subnets side by side may score better than the merged network, and only leaders pass them.
-    possible = [group["evaluation_bytes"]] if "never" not in case else [0, count_inside(runs / "groups" / case)]
+    possible = [group["evaluation_bytes"]]
+    if "never" in case:
+        # Subnets side by side may score better than the full network, which each of two leaders gives another member.
+        possible = [0, 2 * sum(values.nbytes for values in network(runs / "groups" / case).values())]
     assert evaluations in possible
 
 
-def test_the_network_of_groups_is_evaluated_as_in_the_run(runs):
-    evaluated = json.loads((runs / f"{EVALUATED}.json").read_text())
+def test_the_network_of_groups_is_evaluated_as_in_the_run(said, runs):
+    evaluated = json.loads(said["ranks"][EVALUATED].stdout)
     *_, last = lines(runs / "groups" / "ist, full")
     assert evaluated["score"]["loss"] == pytest.approx(last["test_loss"], rel=1e-12)
     assert evaluated["score"]["score"] == last["score"]
@@ -162,59 +184,57 @@ def test_one_group_of_all_is_data_parallel_and_groups_resume_as_others(runs, ali
 
 
 REFUSED = {
-    "a finish": (["--finish", "codistillation:50%"], "does not go with method codistillation"),
-    "a small batch": (["--batch", "3"], "train.batch = 3 leaves a member of 2 fewer than two examples"),
-    "a remainder": (["--group-size", "3"], "does not divide the 4 processes on "),
-    "no weight": (["--set", "train.class_weights=[1,0,1,1,1,1,1,1,1,1]"], "a part of a batch may have no weight"),
-    "compare": (["compare"], "train.group_size = 2 is for istmpi train under mpirun"),
+    "does not go with method codistillation": ["train", "--finish", "codistillation:50%"],
+    "train.batch = 3 leaves a member of 2 fewer than two examples": ["train", "--batch", "3"],
+    "does not divide the 4 processes on ": ["train", "--group-size", "3"],
+    "a part of a batch may have no weight": ["train", "--set", "train.class_weights=[1,0,1,1,1,1,1,1,1,1]"],
+    "train.group_size = 2 is for istmpi train under mpirun": ["compare", "--methods", "ist,local-sgd"],
 }
 
 
-def test_what_groups_cannot_do_is_refused_in_one_line(series, tmp_path):
-    commands = {}
-    for name, (words, _) in REFUSED.items():
-        verb = ["compare", "--methods", "ist,local-sgd"] if name == "compare" else ["train", *words]
-        commands[name] = [*verb[:1], "--group-size", "2", *verb[1:], "--rounds", "1", "--out", tmp_path / name]
-    said = series(4, tmp_path, commands).end(200)
-    for name, (_, message) in REFUSED.items():
-        assert message in said[name].refusal(), name
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_groups_cannot_do_is_refused_in_one_line(said, message):
+    assert message in said["groups"][message].refusal()
 
 
-def test_groups_are_measured_and_their_time_is_predicted(series, tmp_path):
-    group = ["digits", "--set", "train.group_size=2", "--hidden", "64,64"]
-    plan = ["train", *group, "--cluster", tmp_path / "here.json", "--dry-run"]
-    commands = {"measure": ["measure", *group, "--out", tmp_path / "here.json"], "plan": plan}
-    outcomes = series(4, tmp_path, commands).end(200)
-    assert outcomes["measure"].returncode == 0, outcomes
-    figures = json.loads((tmp_path / "here.json").read_text())
+MEASURED = ["digits", "--set", "train.group_size=2", "--hidden", "64,64"]
+
+
+def test_groups_are_measured_and_their_time_is_predicted(said, runs):
+    figures = json.loads((runs / "here.json").read_text())
     assert figures["name"] == "2 replica groups of 2 on 1 host"
     assert len(figures["measured"]["inside"]["points"]) == 5 and figures["inside"]["seconds_per_byte"] > 0
-    assert "on 2 replica groups of 2 on 1 host: " in outcomes["plan"].stdout
+    assert "on 2 replica groups of 2 on 1 host: " in said["groups"]["plan"].stdout
 
 
+# Rows are in the cases above.
 KINDS = {
-    "rows": {"model__norm": "layer"},
+    "own": {"model__name": f"{FILE}:Pairs", "data__source": f"{FILE}:blank"},
     "images": replay_cases.RESNET,
     "text": replay_cases.TRANSFORMER,
     "sparse rows": replay_cases.XC,
     "a graph": replay_cases.GCN,
-    "own": {"model__name": f"{FILE}:Pairs", "data__source": f"{FILE}:blank"},
 }
 
 
-def test_each_method_trains_each_kind_of_data_or_says_in_one_line_that_it_does_not(series, tmp_path):
-    files = replay_cases.files(tmp_path, 2)
+def every_kind(folder):
+    files = replay_cases.files(folder, 2)
     commands = {}
     for method, kind in product(METHODS, KINDS):
-        words = ["train", "--method", method, "--group-size", "2", "-q", "--out", tmp_path / method / kind]
+        words = ["train", "--method", method, "--group-size", "2", "-q", "--out", folder / method / kind]
         steps = {} if method == "fedavg" else {"method__local_steps": 3}
-        for name, value in {"evaluate__every": 9, **KINDS[kind], "train__rounds": 1, **steps}.items():
+        settings = {"evaluate__every": 9, **KINDS[kind], "train__rounds": 1, **steps}
+        settings.pop("method__optimizer_state", None)
+        for name, value in settings.items():
             value = files.get(value, value) if isinstance(value, str) else value
-            if name == "method__optimizer_state":
-                continue
             words += ["--set", f"{name.replace('__', '.')}={json.dumps(value)}"]
         commands[method, kind] = words
-    for (method, kind), outcome in series(4, tmp_path, commands).end(500).items():
+    return commands
+
+
+def test_each_method_trains_each_kind_of_data_or_says_in_one_line_that_it_does_not(said):
+    for method, kind in product(METHODS, KINDS):
+        outcome = said["groups"][method, kind]
         divided = kind not in ("sparse rows", "a graph") and (method, kind) != ("fedavg", "images")
         if divided and method not in ("codistillation", "joint"):
             assert outcome.returncode == 0, (method, kind, outcome)
@@ -235,31 +255,31 @@ LONG = ["train", "--rounds", 10**6, "--group-size", "2", "--checkpoint-every", "
 LONG += ["--set", "evaluate.every=1000000", "--set", "comm.patience=3", "--resume", "auto"]
 
 
-def test_a_killed_member_ends_the_job_a_stopped_one_is_named_and_the_run_goes_on(start, tmp_path):
+def test_a_run_goes_on_that_is_stopped_and_whose_member_is_killed_or_stopped(start, series, tmp_path):
     folder = tmp_path / "run"
-    job = start(4, "istmpi", *LONG, "--out", folder)
-    wait_for_rounds(folder, 3, job)
+    long = [*LONG, "--out", folder]
+    removed = f"import os\nif rank == 0: os.remove({str(folder / 'STOP')!r})"
+    commands = series(4, tmp_path, {"signal": long, "file": long, "removed": removed, "killed": long})
+    wait_for_rounds(folder, 3, job := commands.job)
+    os.kill(job.ranks[3], signal.SIGTERM)
+    commands.wait("signal")
+    before = lines(folder)
+    wait_for_rounds(folder, len(before) + 2, job, unlike=before)
+    (folder / "STOP").touch()
+    commands.wait("file")
+    before = lines(folder)
+    wait_for_rounds(folder, len(before) + 2, job, unlike=before)
     os.kill(job.ranks[3], signal.SIGKILL)
-    result = job.end(60)
-    assert result.returncode not in (0, 75) and "Skipped" not in result.stderr, result
+    assert job.end(60).returncode not in (0, 75)
+    assert [commands.outcome(name).returncode for name in ("signal", "file")] == [75, 75]
 
     before = lines(folder)
-    job = start(4, "istmpi", *LONG, "--out", folder)
+    job = start(4, "istmpi", *long)
     wait_for_rounds(folder, len(before) + 2, job, unlike=before)
     os.kill(job.ranks[1], signal.SIGSTOP)
     result = job.end(90)
-    assert result.returncode == 76, result
-    assert re.search(r"aborting, a rank does not respond: rank 1 on .*its process is stopped", result.errors[-1]), (
-        result
-    )
-
-    for stop in (lambda job: os.kill(job.ranks[3], signal.SIGTERM), lambda job: (folder / "STOP").touch()):
-        before = lines(folder)
-        job = start(4, "istmpi", *LONG, "--out", folder)
-        wait_for_rounds(folder, len(before) + 2, job, unlike=before)
-        stop(job)
-        result = job.end(60)
-        assert result.returncode == 75, result
+    assert result.returncode == 76 and "Skipped" not in result.stdout + result.stderr, result
+    assert re.search("aborting, a rank does not respond: rank 1 on .*its process is stopped", result.errors[-1])
 
 
 HEAD = """
@@ -324,40 +344,25 @@ def test_a_loss_that_is_not_finite_names_no_loss_function_if_a_member_has_such_o
     assert leader.summarise((), is_first_round=False).cause == ""
 
 
-def test_a_program_in_epochs_keeps_values_and_its_best_network_in_groups(series, tmp_path):
-    said = {}
-    for size, processes in ((1, 2), (2, 4)):
-        folder = tmp_path / f"in groups of {size}"
-        commands = {epochs: (HEAD + LIFE).format(size=size, epochs=epochs, folder=folder) for epochs in (1, 3)}
-        for outcome in series(processes, tmp_path, commands).end(120).values():
-            assert outcome.returncode == 0, outcome
-        said[size] = [line for line in outcome.stdout.splitlines() if line[0].isdigit()]
-        assert len(lines(folder)) > 3 and said[size][0].startswith(f"{len(lines(folder))} ")
+def test_a_program_in_epochs_keeps_values_and_its_best_network_in_groups(said, runs):
+    ended = {}
+    for place in ("ranks", "groups"):
+        printed = said[place]["life of 3 epochs"].stdout.splitlines()
+        ended[place] = [line for line in printed if line[0].isdigit()]
+        rounds = len(lines(runs / "life" / place))
+        assert rounds > 3 and ended[place][0].startswith(f"{rounds} ")
     # Each process prints the same.
-    assert said[2] == 2 * said[1]
-    ranks, groups = (h5py.File(tmp_path / f"in groups of {size}" / "best.h5") for size in (1, 2))
+    assert ended["groups"] == 2 * ended["ranks"]
+    ranks, groups = (h5py.File(runs / "life" / place / "best.h5") for place in ended)
     for name in ranks["model"]:
         np.testing.assert_allclose(groups["model"][name], ranks["model"][name], rtol=0, atol=1e-12)
 
 
-PROGRAM = Path(__file__).parents[2] / "examples" / "replica_groups.py"
-
-
-def test_a_program_of_groups_stops_resumes_and_computes_what_its_ranks_do(start, tmp_path):
-    folder = tmp_path / "runs" / "replica-groups-ist-2"
-
-    def begin(processes, rounds, size):
-        return start(processes, "python", PROGRAM, "ist", 24, rounds, size, cwd=tmp_path)
-
-    job = begin(4, 10**6, 2)
-    wait_for_rounds(folder, 2, job)
-    os.kill(job.ranks[1], signal.SIGTERM)
-    stopped = job.end(60)
+def test_a_program_of_groups_stops_resumes_and_computes_what_its_ranks_do(said, stopped, runs):
     assert stopped.returncode == 75 and "stopped by SIGTERM" in stopped.stderr, stopped
-    rounds = len(lines(folder)) + 2
-    for processes, size in ((4, 2), (2, 1)):
-        done = begin(processes, rounds, size).end(60)
-        assert done.returncode == 0 and done.stdout.count(f"round {rounds}: accuracy") == 1, done
-    ranks, groups = network(tmp_path / "runs" / "replica-groups-ist-1"), network(folder)
+    ranks, groups = (runs / "runs" / f"replica-groups-ist-{size}" for size in (1, 2))
+    for place, folder in (("ranks", ranks), ("groups", groups)):
+        assert said[place]["program"].stdout.count(f"round {len(lines(folder))}: accuracy") == 1, place
+    ranks, groups = network(ranks), network(groups)
     for name, values in ranks.items():
         np.testing.assert_allclose(groups[name], values, rtol=0, atol=1e-12)

@@ -1,12 +1,12 @@
-"""Own loops in examples/: the loss falls, what they export is a network of the plain class, and a port is short."""
+"""Own loops in examples/ and docs/library.md: the loss falls, the plain class loads the export, a port is short."""
 
 import difflib
-import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from following import lines
 
 FOLDER = Path(__file__).parents[2] / "examples"
 PLAIN = {
@@ -21,35 +21,60 @@ OF_TRANSFORMERS = {
 }
 ROUNDS = 10
 
-# One job runs several, for most of what a job takes is its imports.
-RUN_ALL = """
-import json, runpy, sys
-import istmpi, torch
-world = istmpi.world()
-for name, (kind, arguments) in json.loads(sys.argv[2]).items():
-    *_, width = arguments.values()
-    sys.argv = [name, "ist", str(width), sys.argv[-1]]
-    names = runpy.run_path(f"{folder}/{name}.py", run_name="__main__")
-    if world.rank == 0:
-        print(f"{name}:", names[kind](**arguments).load_state_dict(torch.load(f"runs/{name}-ist-{width}/network.pt")))
-    world.barrier()
-""".replace("{folder}", str(FOLDER))
+RUN = """
+import runpy, sys, torch
+sys.argv = [{name!r}, "ist", str({width}), str({rounds})]
+names = runpy.run_path("{folder}/{name}.py", run_name="__main__")
+if rank == 0:
+    print(names[{kind!r}](**{arguments}).load_state_dict(torch.load("runs/{name}-ist-{width}/network.pt")))
+"""
+PORT = f"import runpy, sys; sys.argv = ['tagger']; runpy.run_path('{FOLDER}/tagger.py', run_name='__main__')"
+PAGE = (FOLDER.parent / "docs" / "library.md").read_text()
+LIBRARY = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
 
 
-@pytest.mark.parametrize("package, examples", [("", PLAIN), ("transformers", OF_TRANSFORMERS)], ids=["plain", "others"])
-def test_a_loop_learns_and_exports_what_the_class_loads(mpirun, tmp_path, monkeypatch, package, examples):
-    if package and not find_spec(package):
-        pytest.skip(f"{package} is not installed; pip install 'istmpi[examples]' brings it")
-    monkeypatch.chdir(tmp_path)
-    done = mpirun(2, "python", "-c", RUN_ALL, "examples", json.dumps(examples), ROUNDS, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"^(\w+): <All keys matched successfully>$", done.stdout, re.MULTILINE) == [*examples]
-    for name in examples:
-        (metrics,) = tmp_path.glob(f"runs/{name}-*/metrics.jsonl")
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-        assert lines[-1]["loss"] < 0.95 * lines[0]["loss"], name
-        text = f"{ROUNDS} rounds in \\d+ s, .* MB sent"
-    assert len(re.findall(text, done.stdout)) == len(examples)
+def run_all(examples):
+    commands = {}
+    for name, (kind, arguments) in examples.items():
+        *_, width = arguments.values()
+        facts = {"name": name, "kind": kind, "arguments": arguments, "width": width}
+        commands[name] = RUN.format(rounds=ROUNDS, folder=FOLDER, **facts)
+    return commands
+
+
+@pytest.fixture(scope="module")
+def said(series, folder):
+    """The outcomes of programs of one job."""
+    examples = run_all(PLAIN)
+    if find_spec("transformers"):
+        examples |= run_all(OF_TRANSFORMERS)
+    return series(2, folder, examples | {"port": PORT, "library": LIBRARY}).end(400)
+
+
+def test_the_script_of_the_librarys_page_runs_as_it_stands(said):
+    assert said["library"].returncode == 0, said["library"]
+    text = said["library"].stdout
+    for number in (1, 2, 3):
+        assert len(re.findall(rf"^round {number}: loss \d\.\d+$", text, re.MULTILINE)) == 1, text
+    assert re.search(r"^accuracy 0\.\d\d after \d+ local steps$", text, re.MULTILINE)
+    assert "rank 0 has 32 of 64 rows" in text and "rank 1 has 32 of 64 rows" in text
+    assert re.search(r"^evaluated: accuracy 0\.\d\d of 360 examples$", text, re.MULTILINE), text
+    assert "outputs (5, 10)" in text
+    dealt = re.search(r"^rank 0 holds units \[(.*)\], rank 1 \[(.*)\]$", text, re.MULTILINE)
+    assert sorted(", ".join(dealt.groups()).split(", ")) == list("01234567")
+    assert "refused: hidden1 has 1 unit, but the run has 2 ranks" in text
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *OF_TRANSFORMERS])
+def test_a_loop_learns_and_exports_what_the_class_loads(said, folder, name):
+    if name not in said:
+        pytest.skip("transformers is not installed; pip install 'istmpi[examples]' brings it")
+    done = said[name]
+    assert done.returncode == 0 and "<All keys matched successfully>" in done.stdout, done
+    (metrics,) = folder.glob(f"runs/{name}-*/metrics.jsonl")
+    first, *_, last = lines(metrics.parent)
+    assert last["loss"] < 0.95 * first["loss"]
+    assert len(re.findall(f"{ROUNDS} rounds in \\d+ s, .* MB sent", done.stdout)) == 1
 
 
 def read_code(name):
@@ -57,11 +82,10 @@ def read_code(name):
     return [line for line in (FOLDER / name).read_text().split('"""', 2)[2].splitlines() if line]
 
 
-def test_a_port_of_a_plain_script_has_at_most_20_new_lines_and_trains_as_well(mpirun, tmp_path, monkeypatch):
-    lines = difflib.ndiff(read_code("tagger_before.py"), read_code("tagger.py"))
-    assert sum(line.startswith("+ ") for line in lines) <= 20
-    monkeypatch.chdir(tmp_path)
-    done = mpirun(2, "python", FOLDER / "tagger.py", timeout=200)
+def test_a_port_of_a_plain_script_has_at_most_20_new_lines_and_trains_as_well(said):
+    difference = difflib.ndiff(read_code("tagger_before.py"), read_code("tagger.py"))
+    assert sum(line.startswith("+ ") for line in difference) <= 20
+    done = said["port"]
     assert done.returncode == 0, done.stderr
     (accuracy,) = re.findall(r"^best accuracy (.*)$", done.stdout, re.MULTILINE)
     assert float(accuracy) > 0.85

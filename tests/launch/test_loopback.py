@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from following import lines
-from patience import Limit
 
 LISTENING = "0A"
 RUN = ("train", "--hidden", "16", "--rounds", "100000", "--evaluate-every", "100000", "--out")
@@ -28,9 +27,7 @@ def listening(process):
 def test_ranks_of_one_host_listen_to_nobody_outside_it(start, tmp_path):
     """The launcher may: its own sockets, which ranks inherit, are left out. Open MPI decides for itself."""
     job = start(2, "istmpi", *RUN, tmp_path / "run")
-    limit = Limit(60)
-    while not lines(tmp_path / "run"):
-        assert limit.left and job.process.poll() is None, job.end()
+    job.wait_until(lambda: lines(tmp_path / "run"))
     version = subprocess.run([job.process.args[0], "--version"], capture_output=True, text=True).stdout
     if "HYDRA" not in version:
         pytest.skip("needs MPICH")

@@ -29,6 +29,7 @@ def commands_on_a_table(folder):
     run = ["run.toml", "--data", data, "--model", network]
     compare = ["compare", *run, "--methods", "local-sgd,data-parallel", "--rounds", "1", "--out", "runs/[c]"]
     return [
+        ("allow_pictures()", []),
         (["prepare", "csv", "[red] a.csv", data], [*LABELS, "[red] a.h5"]),
         (["train", *run, "--rounds", "2", "--out", "runs/[a]"], ["runs/[a]", RUN, "[red] a.h5", "[net].py:Net"]),
         (["train", *run, "--dry-run"], [RUN]),

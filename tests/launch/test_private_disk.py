@@ -6,10 +6,9 @@ import shutil
 import signal
 import subprocess
 
-import h5py
 import numpy as np
 import pytest
-from patience import Limit
+from following import weights
 
 TRAIN = ["train", "digits", "--hidden", "32", "--local-steps", "5", "--set", "checkpoint.every=2"]
 PRIVATE = """
@@ -35,16 +34,16 @@ pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "none")
 
 
 class Disks:
-    """The disks of some hosts, on which jobs run: ``words(hosts, ...)`` is a command for a rank of each host."""
+    """The disks of some hosts, on which jobs run: ``series(hosts, commands)`` runs commands in turn, a rank a host."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, series):
         self.folder = folder / "disk"
         self.folder.mkdir()
-        self.run = self.folder / "run"
+        private = ["unshare", "--mount", "sh", "-c", PRIVATE, "sh", self.folder]
+        self.series = lambda hosts, commands: series(len(hosts), folder, commands, under=[*private, ",".join(hosts)])
 
-    def words(self, hosts, *words):
-        private = ["unshare", "--mount", "sh", "-c", PRIVATE, "sh", self.folder, ",".join(hosts)]
-        return [len(hosts), *private, "istmpi", *TRAIN, "--out", self.run, *words]
+    def train(self, *words, run="run"):
+        return [*TRAIN, "--out", self.folder / run, *words]
 
     def host(self, name, path="run"):
         """A path on a host's disk, as other processes see it."""
@@ -52,116 +51,122 @@ class Disks:
 
 
 @pytest.fixture
-def disks(tmp_path):
-    return Disks(tmp_path)
-
-
-@pytest.fixture
-def shared_weights(mpirun, tmp_path):
-    """``shared_weights(rounds)`` trains with one disk: the weights at the end."""
-
-    def train(rounds):
-        folder = tmp_path / f"shared-{rounds}"
-        done = mpirun(2, "istmpi", *TRAIN, "--rounds", str(rounds), "--out", folder, timeout=120)
-        assert done.returncode == 0 and "does not see" not in done.stdout, done
-        return read_weights(folder / "network.h5")
-
-    return train
-
-
-def read_weights(path):
-    with h5py.File(path) as file:
-        return {name: np.asarray(values).tobytes() for name, values in file["model"].items()}
+def disks(tmp_path, series):
+    return Disks(tmp_path, series)
 
 
 def rounds_on(disks, host):
     return sorted(int(path.name[6:]) for path in disks.host(host, "run/checkpoints").glob("round-????????"))
 
 
-def stop(disks, job, host):
-    """Stop a job by a file on a host, once it has saved four rounds."""
-    limit = Limit(60)
-    while not disks.host(0, "run/checkpoints/round-00000004").exists():
-        assert limit.left and job.process.poll() is None, job.end()
+def stop(disks, jobs, name, host):
+    """Stop a command by a file on a host, once it has saved four rounds; return its rounds."""
+    jobs.job.wait_until(disks.host(0, "run/checkpoints/round-00000004").exists)
     disks.host(host, "run/STOP").touch()
-    done = job.end(60)
-    assert done.returncode == 75 and f"the file {disks.run}/STOP" in done.errors[0], done
-    disks.host(host, "run/STOP").unlink()
+    jobs.wait(name)
+    done = jobs.outcome(name)
+    assert done.returncode == 75 and f"the file {disks.folder}/run/STOP" in done.errors[0], done
     return int(re.search(r"after (\d+) of", done.errors[0])[1])
 
 
-def test_each_host_keeps_its_part_and_the_run_ends_as_on_one_disk(mpirun, disks, shared_weights):
-    done = mpirun(*disks.words("01", "--rounds", "4"), timeout=120)
+DATA = {
+    "used": "rank 1: --out .* is not empty",
+    "missing": "rank 1: data .*/missing.npz",
+    "other": "differs between ranks: other train features",
+}
+
+
+def test_hosts_keep_their_parts_end_as_on_one_disk_and_refuse_what_cannot_be(disks):
+    """In one job of two hosts."""
+    auto = ["--resume", "auto"]
+    features, labels = np.random.default_rng(0).random((80, 6), dtype=np.float32), np.arange(80) % 3
+    for host in "01":
+        disks.host(host, "used").mkdir(parents=True)
+        for name in DATA:
+            np.savez(disks.host(host, f"{name}.npz"), x=features + int(host) * (name == "other"), y=labels)
+    disks.host(1, "missing.npz").unlink()
+    disks.host(1, "used/network.h5").touch()
+    shared = disks.folder.with_name("shared")
+    commands = {
+        "train": disks.train("--rounds", "4"),
+        "copy": f"import shutil; shutil.copytree({str(disks.folder / 'run')!r}, f'then-{{rank}}')",
+        "longer": disks.train("--rounds", "6", *auto),
+        "again": disks.train("--rounds", "6", *auto),
+        "shared": [*TRAIN, "--rounds", "4", "--out", shared],
+        "direct": disks.train("--set", "checkpoint.writer=direct", run="direct"),
+    }
+    for name in DATA:
+        commands[name] = disks.train("--set", f"data.source={disks.folder}/{name}.npz", run=name)
+        commands[name] += ["--set", "data.test=0.2"]
+    said = disks.series("01", commands).end()
+    done, then = said["train"], [disks.folder.with_name(f"then-{host}") for host in "01"]
     assert done.returncode == 0, done
     assert done.stdout.count("does not see") == 1 and "each rank writes its part" in done.stdout, done
-    assert read_weights(disks.host(0, "run/network.h5")) == shared_weights(4)
-    for host in "01":
-        parts = [path.name for path in disks.host(host, "run/checkpoints").rglob("*.h5")]
-        assert parts == [f"rank-{host}.h5"], "of round 2 alone"
-    assert sorted(path.name for path in disks.host(1).iterdir()) == ["checkpoints", "run.toml"]
+    assert said["shared"].returncode == 0 and "does not see" not in said["shared"].stdout, said["shared"]
+    assert weights(then[0]) == weights(shared)
+    for host, run in enumerate(then):
+        assert [path.name for path in (run / "checkpoints").rglob("*.h5")] == [f"rank-{host}.h5"], "of round 2 alone"
+    assert sorted(path.name for path in then[1].iterdir()) == ["checkpoints", "run.toml"]
     # The network, which only rank 0 has, is enough to go on from.
-    longer = mpirun(*disks.words("01", "--rounds", "6", "--resume", "auto"), timeout=120)
-    assert longer.returncode == 0 and f"resuming from {disks.run}/network.h5" in longer.stdout, longer
-    again = mpirun(*disks.words("01", "--rounds", "6", "--resume", "auto"), timeout=120)
-    assert again.returncode == 0 and "nothing left to train" in again.stdout, again
+    assert f"resuming from {disks.folder}/run/network.h5" in said["longer"].stdout, said["longer"]
+    assert "nothing left to train" in said["again"].stdout and said["again"].returncode == 0, said["again"]
     assert not [path for host in "01" for path in disks.host(host).rglob(".*")]
+
+    # An earlier run's files are on another host.
+    for name, text in {"direct": f"rank 1 on {os.uname().nodename} does not see .* of rank 0", **DATA}.items():
+        assert re.search(text, said[name].refusal()), said[name]
 
 
 @pytest.mark.timeout(240)
-def test_a_run_that_is_stopped_on_any_host_or_killed_goes_on_bit_for_bit(start, mpirun, disks, shared_weights):
-    rounds = stop(disks, start(*disks.words("01", "--rounds", "100000")), host=1)
+def test_a_run_that_is_stopped_on_any_host_or_killed_goes_on_bit_for_bit(disks):
+    long = disks.train("--rounds", "100000", "--resume", "auto")
+    stop_file = str(disks.host(1, "run/STOP"))
+    waits = f"import os, time\nwhile os.path.exists({stop_file!r}): time.sleep(0.01)"
+    jobs = disks.series("01", {"stopped": long, "waits": waits, "killed": long})
+    rounds = stop(disks, jobs, "stopped", host=1)
     assert rounds_on(disks, 0) == rounds_on(disks, 1) and rounds_on(disks, 0)[-1] == rounds
-    job = start(*disks.words("01", "--rounds", "100000", "--resume", "auto"))
-    limit = Limit(60)
-    while max(rounds_on(disks, 0), default=0) < rounds + 6:
-        assert limit.left and job.process.poll() is None, job.end()
-    for rank in job.ranks:
+    os.remove(stop_file)
+    jobs.job.wait_until(lambda: max(rounds_on(disks, 0), default=0) >= rounds + 6)
+    for rank in jobs.job.ranks:
         os.kill(rank, signal.SIGKILL)
-    job.end(60)
-    total = max(rounds_on(disks, 0)) + 4
-    done = mpirun(*disks.words("01", "--rounds", str(total), "--resume", "auto"), timeout=120)
-    assert done.returncode == 0, done
-    assert read_weights(disks.host(0, "run/network.h5")) == shared_weights(total)
+    assert jobs.job.end(60).returncode not in (0, 75)
+    total, shared = max(rounds_on(disks, 0)) + 4, disks.folder.with_name("shared")
+    rest = disks.train("--rounds", str(total), "--resume", "auto")
+    said = disks.series("01", {"rest": rest, "shared": [*TRAIN, "--rounds", total, "--out", shared]}).end()
+    assert said["rest"].returncode == said["shared"].returncode == 0, said
+    assert weights(disks.host(0)) == weights(shared)
     assert len(rounds_on(disks, 0)) == 2 and rounds_on(disks, 0) == rounds_on(disks, 1)
 
 
+MOVED = """
+import os, sys, time
+while not os.path.exists("rounds"): time.sleep(0.02)
+host = (1, 0, 3)[rank]
+os.makedirs(f"{folder}-host{host}", exist_ok=True)
+assert os.system(f"mount --bind {folder}-host{host} {folder}") == 0
+from istmpi.cli.main import main
+sys.argv = ["istmpi", *words, "--rounds", open("rounds").read()]
+main()
+"""
+
+
 @pytest.mark.timeout(240)
-def test_other_hosts_and_other_numbers_of_ranks_go_on_if_all_parts_are_somewhere(start, mpirun, disks):
-    rounds = stop(disks, start(*disks.words("012", "--rounds", "100000")), host=2)
+def test_other_hosts_and_other_numbers_of_ranks_go_on_if_all_parts_are_somewhere(disks):
+    folder = disks.folder
+    words = list(map(str, disks.train("--resume", "auto")))
+    moved = f"folder, words = {str(folder)!r}, {words}{MOVED}"
+    three = disks.series("012", {"stopped": disks.train("--rounds", "100000"), "moved": moved})
+    rounds = stop(disks, three, "stopped", host=2)
     newest = f"run/checkpoints/round-{rounds:08d}"
-    refused = mpirun(*disks.words("01", "--rounds", str(rounds + 2), "--resume", "auto"), timeout=120)
-    assert refused.returncode == 2, refused
-    (line,) = refused.errors
-    assert f"{newest}: no host has a valid rank-2.h5. Bring it to this folder of any host." in line
-    # On two ranks, one of them on a host that has taken over a part.
-    shutil.copytree(disks.host(2, newest), disks.host(1, newest), dirs_exist_ok=True)
-    fewer = mpirun(*disks.words("01", "--rounds", str(rounds + 2), "--resume", "auto"), timeout=120)
-    assert fewer.returncode == 0 and f"resuming from {disks.folder}/{newest}" in fewer.stdout, fewer
+    fewer = [*words, "--rounds", rounds + 2]
+    part, place = str(disks.host(2, newest)), str(disks.host(1, newest))
+    takes_over = f"import shutil\nif rank == 1: shutil.copytree({part!r}, {place!r}, dirs_exist_ok=True)"
+    # On two ranks, at first without the third one's part, then with one of them on a host that has taken it over.
+    said = disks.series("01", {"refused": fewer, "takes over": takes_over, "fewer": fewer}).end()
+    assert f"{newest}: no host has a valid rank-2.h5. Bring it to this folder" in said["refused"].refusal()
+    assert said["fewer"].returncode == 0 and f"resuming from {folder}/{newest}" in said["fewer"].stdout, said["fewer"]
     # On three again, with hosts that have changed places, and a new one.
-    more = mpirun(*disks.words("103", "--rounds", str(rounds + 4), "--resume", "auto"), timeout=120)
+    (folder.parent / "not yet").write_text(str(rounds + 4))
+    (folder.parent / "not yet").rename(folder.parent / "rounds")
+    more = three.end()["moved"]
     assert more.returncode == 0 and f"after {rounds + 2} of" in more.stdout, more
-
-
-def test_what_cannot_be_is_refused_before_the_first_round(mpirun, disks):
-    direct = mpirun(*disks.words("01", "--set", "checkpoint.writer=direct"), timeout=120)
-    assert direct.returncode == 2, direct
-    (line,) = direct.errors
-    assert f"rank 1 on {os.uname().nodename} does not see {disks.run} of rank 0" in line
-    # An earlier run's files on another host.
-    disks.host(1, "run/network.h5").touch()
-    used = mpirun(*disks.words("21", "--rounds", "2"), timeout=120)
-    assert used.returncode == 2 and "rank 1: --out" in used.stderr and "is not empty" in used.stderr, used
-
-
-def test_data_are_at_one_path_on_all_hosts_and_must_be_the_same(mpirun, disks):
-    """A missing and a different file are named with their rank."""
-    features, labels = np.random.default_rng(0).random((80, 6), dtype=np.float32), np.arange(80) % 3
-    for host in "012":
-        disks.host(host, "").mkdir()
-    for host, more in (("0", 0), ("2", 1)):
-        np.savez(disks.host(host, "data.npz"), x=features + more, y=labels)
-    words = ["--set", f"data.source={disks.folder}/data.npz", "--rounds", "1", "--set", "data.test=0.2"]
-    missing = mpirun(*disks.words("01", *words), timeout=120)
-    assert missing.returncode == 2 and f"rank 1: data {disks.folder}/data.npz" in missing.errors[0], missing
-    other = mpirun(*disks.words("02", *words), timeout=120)
-    assert other.returncode == 2 and "differs between ranks: other train features" in other.errors[0], other

@@ -10,11 +10,6 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language):
-    """The blocks of code in a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-
-
 def first_run():
     """The words of the run that bin/quickstart leaves in the folder, before README's other commands."""
     (words,) = re.findall(r'istmpi" (train.*) "\$@"$', (ROOT / "bin" / "quickstart").read_text(), re.MULTILINE)
@@ -25,7 +20,7 @@ def test_its_commands_run_in_order_in_one_folder(series, tmp_path):
     """They work in the folder that its own first command has left, and print what README shows."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     commands, said = 0, {}
-    for block in blocks("sh"):
+    for block in re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE):
         lines = {line: shlex.split(line, comments=True) for line in block.splitlines()}
         (ranks,) = {int(words[2]) for words in lines.values() if words[0] == "mpirun"}
         steps = {
@@ -34,7 +29,7 @@ def test_its_commands_run_in_order_in_one_folder(series, tmp_path):
         }
         commands += len(steps)
         if not said:
-            steps = {"bin/quickstart": first_run(), **steps}
+            steps = {"pictures": "allow_pictures()", "bin/quickstart": first_run(), **steps}
         said |= series(ranks, tmp_path, steps).end(200)
     assert commands == 8 and not any(done.returncode for done in said.values()), said
     assert {"runs", "digits.html", "answers.jsonl"} <= {path.name for path in tmp_path.iterdir()}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -117,10 +118,8 @@ def test_one_rank_asks_slurm_for_the_end_of_the_jobs_time(said, folder):
 
 def catches(process, number):
     """Whether a process has a handler of its own for a signal."""
-    caught = next(
-        line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("SigCgt")
-    )
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1]
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def test_a_signal_while_everything_is_imported_is_not_lost(start, tmp_path):

@@ -43,10 +43,8 @@ def test_a_stopped_rank_and_one_in_an_endless_loop_are_named_and_the_run_goes_on
 
     job = start(3, "istmpi", *run)
     wait_for_rounds(folder, 3, job)
-    limit = Limit(60)
-    while lines(folder)[-1]["seconds"] < 2:  # once a second a rank tells another where it is: by then in a round
-        assert limit.left and job.process.poll() is None, job.end()
-        time.sleep(0.05)
+    # Once a second a rank tells another where it is: by then in a round.
+    job.wait_until(lambda: lines(folder)[-1]["seconds"] >= 2)
     (_, stopped, _), begun = job.ranks, time.monotonic()
     os.kill(stopped, signal.SIGSTOP)
     result = job.end(20 * PATIENCE)
@@ -106,13 +104,9 @@ def test_a_rank_that_stops_while_ranks_load_is_named_and_ends_the_job(start, tmp
 def test_a_rank_that_stops_before_mpi_starts_is_named_and_goes_on_once_it_is_woken(start, tmp_path):
     with (tmp_path / "said").open("w") as said:
         job = loading(start, tmp_path, "mpi4py.MPI", 60, output=said)
-        limit, named = Limit(60), None
-        while limit.left and not named:
-            time.sleep(0.1)
-            text = (tmp_path / "said").read_text()
-            named = re.search(r"istmpi: waiting for rank 1 on .*: its process is stopped \(kill -CONT (\d+)", text)
-        assert named, text
-        os.kill(int(named[1]), signal.SIGCONT)
+        named = re.compile(r"istmpi: waiting for rank 1 on .*: its process is stopped \(kill -CONT (\d+)")
+        job.wait_until(lambda: named.search((tmp_path / "said").read_text()))
+        os.kill(int(named.search((tmp_path / "said").read_text())[1]), signal.SIGCONT)
         wait_for_rounds(tmp_path / "run", 2, job)
     ranks_whose_launcher_is_gone_end(job)
 
@@ -121,10 +115,7 @@ def test_ranks_end_whose_launcher_is_gone_before_mpi_has_started(start, tmp_path
     """From the console script's first line on: in MPI's start, ranks wait for each other without a look at it."""
     begun = "from istmpi import comm; comm.announce([]); open(f'begun-{comm.read_launcher()[0]}', 'x')"
     job = start(2, "python", "-c", f"{begun}; __import__('time').sleep(600)", cwd=tmp_path)
-    limit = Limit(60)
-    while len([*tmp_path.glob("begun-*")]) < 2:
-        assert limit.left and job.process.poll() is None, job.end()
-        time.sleep(0.01)
+    job.wait_until(lambda: len([*tmp_path.glob("begun-*")]) == 2)
     ranks_whose_launcher_is_gone_end(job)
 
 

@@ -7,9 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-import following
 import h5py
 import numpy as np
 import pytest
@@ -43,6 +43,7 @@ def said(series, folder):
             "predict nothing": ["predict", "nowhere.h5", "digits"],  # before MPI is up, as the next one
             "demo": ["demo"],
             **{text: ["train", "--out", "bad", *words] for text, words in BAD.items()},
+            "pictures": "allow_pictures()",
             "train": ["train", *SMALL, "--out", "run", "--evaluate-every", "2"],
             "again": ["train", "run/run.toml", "--out", "again"],
             "without": WITHOUT_PLOT,
@@ -98,7 +99,6 @@ def test_what_cannot_be_done_is_told_once(said):
 
 
 def test_in_a_pipe_there_is_no_bar_also_where_colours_are_asked_for(said):
-    """tests/launch/test_terminal.py has a terminal."""
     result = said["coloured"]
     assert result.returncode == 0 and "\x1b[1m" in result.stdout
     assert not BAR.search(result.stdout) and HIDE not in result.stdout
@@ -131,6 +131,21 @@ def test_a_plot_that_cannot_be_written_is_one_line_of_a_run_that_succeeds(said):
     assert "plots      none: again/progress.png: cannot be written (Is a directory)." in said["plot"].stdout
 
 
+def test_a_job_on_a_terminal_has_a_bar(start, tmp_path):
+    """Where mpirun's own output is a terminal, whatever it gives its ranks."""
+    ours, its = pty.openpty()
+    train = ["train", "--rounds", "3", "--set", "evaluate.every=3", "--out", tmp_path / "run"]
+    job = start(2, "istmpi", *train, output=its)
+    os.close(its)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal on Linux
+        while piece := os.read(ours, 4096):
+            shown += piece
+    text = shown.decode()
+    assert job.end().returncode == 0, text
+    assert BAR.search(text) and HIDE in text and "accuracy" in text, text
+
+
 WAYS = [
     (["train", "--rounds", "2"], 0),
     (["train", "--rounds", "100000"], 75),
@@ -146,7 +161,7 @@ def test_however_a_run_ends_the_terminal_has_its_cursor_back_before_the_error(tm
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     commands = [[*words, "--hidden", "24", "--out", f"run-{number}"] for number, (words, _) in enumerate(WAYS)]
     (tmp_path / "commands").write_text(json.dumps(commands))
-    program = [sys.executable, Path(following.__file__).with_name("in_turn.py"), tmp_path, "here"]
+    program = [sys.executable, Path(__file__).parents[1] / "support" / "in_turn.py", tmp_path, "here"]
     environment = {**os.environ, "TERM": "xterm", "PATH": path}
     with subprocess.Popen(program, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
         os.close(theirs)

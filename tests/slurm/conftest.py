@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from following import weights
 from patience import patient
-from slurm_cluster import RUN, Cluster, Job, weights
+from slurm_cluster import RUN, Cluster, Job
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PATH": f"{ROOT / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slurm_cluster import RUN, rounds, weights
+from following import weights
+from slurm_cluster import RUN, rounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,13 +25,22 @@ def filled_in(*arguments):
     return done.stdout
 
 
-def disturbed(submit, out, *options, relaunch=0):
+WITHOUT_RECORD = f"""#!/bin/sh
+case "$1 $2" in "doctor --json") exit ;; esac
+exec {Path(sys.executable).with_name("istmpi")} "$@"
+"""
+"""As long as the run takes to start, istmpi-run would record the machine: once is enough."""
+
+
+def disturbed(submit, cluster, out, *options, relaunch=0):
     """A run on four nodes that saves often; the time limit is ten minutes."""
+    (out.parent / "istmpi").write_text(WITHOUT_RECORD)
+    (out.parent / "istmpi").chmod(0o755)
     script = filled_in(
         "digits", "--nodes", "4", "--launcher", "pmi2", "--time", "10", "--relaunch", relaunch,
         "--", *RUN[1:], "--checkpoint-every", "2", "--out", out, *options,
     )  # fmt: skip
-    return submit(script)
+    return submit(script, env={"PATH": f"{out.parent}:{cluster.environment['PATH']}"})
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
@@ -61,7 +71,7 @@ def test_a_job_on_four_nodes_ends_as_mpirun_does(submit, tmp_path, undisturbed):
 def test_a_job_whose_time_runs_out_goes_on(submit, cluster, tmp_path, undisturbed):
     """It stops in its very first round, so long before the end is asked for; then it is given more time."""
     out = tmp_path / "run"
-    job = disturbed(submit, out, "--stop-before-walltime", "9.99")
+    job = disturbed(submit, cluster, out, "--stop-before-walltime", "9.99")
     job.wait_until(lambda: job.restarts == 1, "the first restart")
     assert "stopped by the job's time limit, after 0 of 40 rounds" in job.output
     assert "the run was stopped and saved; queued again, restart 1 of 20" in job.output
@@ -72,7 +82,7 @@ def test_a_job_whose_time_runs_out_goes_on(submit, cluster, tmp_path, undisturbe
 
 def test_a_job_that_is_signalled_requeued_and_killed_goes_on(submit, cluster, tmp_path, undisturbed):
     out = tmp_path / "run"
-    job = disturbed(submit, out)
+    job = disturbed(submit, cluster, out)
 
     def after_three_rounds(restart, *command):
         wanted = rounds(out) + 3
@@ -93,7 +103,7 @@ def test_a_job_that_is_signalled_requeued_and_killed_goes_on(submit, cluster, tm
 def test_a_job_goes_on_at_once_without_a_lost_node(submit, cluster, tmp_path):
     """Its processes, the node's daemon and the steps are gone; SLURM itself takes minutes to notice."""
     out = tmp_path / "run"
-    job = disturbed(submit, out, "--rounds", "100", "--set", "comm.patience=3", relaunch=1)
+    job = disturbed(submit, cluster, out, "--rounds", "100", "--set", "comm.patience=3", relaunch=1)
     job.wait_until(lambda: rounds(out) >= 5, "five rounds")
     cluster.lose_node("n3")
     try:
@@ -118,12 +128,12 @@ def test_a_job_whose_rank_is_killed_under_mpirun_is_queued_again(submit, tmp_pat
     assert "the run was killed (exit code 137); queued again, restart 1 of 1" in job.output
 
 
-def test_a_job_that_cannot_work_fails_once_before_anything_is_started_or_in_training(submit, tmp_path):
+def test_a_job_that_cannot_work_fails_once_before_anything_is_started_or_in_training(submit, cluster, tmp_path):
     job = submit(ROOT / "jobs/slurm/train.sbatch", "digits", "--hidden", "2", options=["--nodes=4"])
     assert (job.end(), job.facts["ExitCode"], job.restarts) == ("FAILED", "2:0", 0)
     assert job.output.startswith("istmpi: hidden1 has 2 units, but the run has 4 ranks"), job.output
     assert len(job.output.splitlines()) == 1, job.output
-    job = disturbed(submit, tmp_path / "run", "--lr", "1e30")
+    job = disturbed(submit, cluster, tmp_path / "run", "--lr", "1e30")
     assert (job.end(), job.facts["ExitCode"], job.restarts) == ("FAILED", "3:0", 0)
     assert job.output.count("the loss is no longer finite") == 1, job.output
 

@@ -3,6 +3,7 @@
 import json
 import time
 
+import h5py
 from patience import Limit
 
 
@@ -13,6 +14,12 @@ def wait_for_rounds(folder, rounds, job, timeout=60, unlike=None):
         assert job.process.poll() is None, job.end()
         assert limit.left, f"not {rounds} rounds within {timeout} s"
         time.sleep(0.02)
+
+
+def weights(folder):
+    """Every parameter of a finished run, to the last bit."""
+    with h5py.File(folder / "network.h5") as file:
+        return {name: values[...].tobytes() for name, values in file["model"].items()}
 
 
 def lines(folder):

@@ -4,6 +4,7 @@
 
 The commands are those of NOTES/commands: each a list of words, which after ``alone`` are for rank 0, or Python code,
 which knows its ``rank``. What a rank says of command N is in NOTES/N-RANK-...; or ``here``, with its exit code.
+Pictures take as long as short runs: there is no matplotlib before the code ``allow_pictures()``.
 """
 
 import json
@@ -23,7 +24,7 @@ def code_of(step):
     """Run a command; its exit code."""
     try:
         if isinstance(step, str):
-            exec(step, {"rank": RANK})
+            exec(step, {"rank": RANK, "allow_pictures": lambda: sys.modules.pop("matplotlib")})
         elif step[0] != ALONE or RANK == 0:
             sys.argv = ["istmpi", *step[step[0] == ALONE :]]
             main()
@@ -32,6 +33,7 @@ def code_of(step):
     return 0
 
 
+sys.modules["matplotlib"] = None
 receiver()
 handlers = {number: signal.getsignal(number) for number in SIGNALS}
 with open(f"{NOTES}/commands") as file:

@@ -13,7 +13,6 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import h5py
 from following import lines
 from patience import Limit, patient
 
@@ -191,12 +190,6 @@ class Job:
 
 RUN = ("digits", "--hidden", "64,64", "--rounds", "40", "--threads", "1", "--evaluate-every", "40")
 """A run that takes some seconds on four ranks; the same in all tests, so that they all must end with its weights."""
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    """Every parameter of a finished run, to the last bit."""
-    with h5py.File(folder / "network.h5") as file:
-        return {name: values[...].tobytes() for name, values in file["model"].items()}
 
 
 def rounds(folder: Path) -> int:
