@@ -35,13 +35,13 @@ def test_a_stop_before_the_first_step_loses_nothing(comm, shared_tmp):
 @pytest.mark.parametrize("method, inside", [(name, bool(i % 2)) for i, name in enumerate(METHODS) if name != "joint"])
 def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
     """Saved by all ranks between rounds or as one was dropped, gone on with by one fewer, or by one alone."""
-    run = {"method__name": method, "train__rounds": 16, "method__local_steps": 8, "model__hidden": (24, 24)}
+    run = {"method__name": method, "train__rounds": 16, "method__local_steps": 4, "model__hidden": (24, 24)}
     run |= {"train__batch": 64, "method__optimizer_state": "carry", "optimizer__momentum": 0.5}
     training = Training(small_run(**run), comm)
     rounds = training.rounds()
     before = [next(rounds) for _ in range(8)]
     if inside:
-        stop_at(training, 8, 4)
+        stop_at(training, 8, 2)
         assert list(rounds) == [] and training.rounds_done == 8
     path = save(training, shared_tmp / "saved.h5")
     saved, ranks = whole(training), comm.size - 1 if list(METHODS).index(method) % 4 < 2 else 1
