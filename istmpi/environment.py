@@ -1,6 +1,8 @@
-"""The environment variables of istmpi. The package reads them through this table only."""
+"""The environment variables of istmpi, and the system that it runs on. The package reads variables
+through this table only."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLES = {
@@ -54,3 +56,14 @@ def find_cache() -> Path | None:
     if not os.path.isabs(folder):
         return None
     return Path(folder) / "istmpi"
+
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""A file that tells two systems apart whose hosts have one name."""
+
+
+def read_boot() -> str:
+    """Return a name of this system since its start; empty if unknown."""
+    with suppress(OSError):
+        return BOOT.read_text(encoding="ascii").strip()
+    return ""

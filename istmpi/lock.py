@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from istmpi.environment import read_boot
 from istmpi.errors import ConfigError, OutputError
 from istmpi.files import preparing, require_file, temporary
 
@@ -182,8 +183,10 @@ def _system() -> str:
 
     They tell its processes from those of other systems with the same number.
     """
+    boot = read_boot()
+    if not boot:
+        return ""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     return ""
 

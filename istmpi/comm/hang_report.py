@@ -44,6 +44,7 @@ class Member:
     threads_may_call: bool = False
     """True if threads of the rank may call MPI."""
     boot: str = ""
+    """A name of the host's system since its start: several hosts may have one name."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (process {self.process})"

@@ -3,16 +3,13 @@
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 from istmpi.comm import mpi
 from istmpi.comm.communicator import Communicator
 from istmpi.comm.hang_report import Member
 from istmpi.comm.launcher import process_facts
-
-BOOT = Path("/proc/sys/kernel/random/boot_id")
-"""A file that tells two systems apart whose hosts have one name."""
+from istmpi.environment import read_boot
 
 
 def find_members(communicator: Communicator) -> list[Member]:
@@ -63,15 +60,9 @@ def _describe(communicator: Communicator) -> Member:
         process=process,
         started=started,
         threads_may_call=mpi.threads_may_call(),
-        boot=_read_boot(),
+        # A part of it is enough, and a shorter message.
+        boot=read_boot()[:8],
     )
-
-
-def _read_boot() -> str:
-    """Return a name of this system since its start; empty if unknown."""
-    with suppress(OSError):
-        return BOOT.read_text(encoding="ascii")[:8]
-    return ""
 
 
 def threads_may_call_everywhere(communicator: Communicator) -> bool:
