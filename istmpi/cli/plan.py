@@ -50,10 +50,15 @@ def _count_group(run: Run, network: Architecture, data: Dataset | None, first: C
     evaluating = None
     passed: Amount = 0
     if data is not None:
-        from istmpi.evaluation.planning import count_evaluating_groups, count_pass_bytes
+        from istmpi.evaluation.planning import (
+            count_evaluating_groups,
+            count_pass_bytes,
+            plan_evaluation,
+        )
 
-        evaluating = count_evaluating_groups(run, network, data, first.ranks)
-        passed = count_pass_bytes(run, network, data, first.ranks)
+        plan = plan_evaluation(run, network, data, first.ranks, first.ranks)
+        evaluating = count_evaluating_groups(run, first.ranks, plan)
+        passed = count_pass_bytes(run, network, first.ranks, plan)
     return count_group(
         run,
         network,

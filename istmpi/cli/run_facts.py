@@ -125,6 +125,7 @@ def _describe_checkpoints(training: Training, saver: Saver) -> str:
 def _describe_evaluations(training: Training) -> str:
     run = training.run
     data = training.dataset
+    evaluator = training.evaluator
     ranks = training.communicator.size
     every = run.evaluate.rounds_between(run.train.rounds)
     words = "every round"
@@ -136,8 +137,8 @@ def _describe_evaluations(training: Training) -> str:
         return words
     words += f" on {count_scored_in_training(run, data):,} examples"
     if training.architecture.batch_norms:
-        words += f", calibrated on {training.evaluator.sampled:,}"
-    share = find_share(run, training.architecture, data, ranks)
+        words += f", calibrated on {evaluator.sampled:,}"
+    share = find_share(run, training.architecture, data, ranks, evaluator.plan)
     words += f": {share:.0%} of the FLOPs"
     by_default = run.override({"evaluate.every": 0})
     chosen = choose_interval(by_default, training.architecture, data, ranks)

@@ -104,9 +104,9 @@ def _count_largest(architecture: Architecture, lengths: Mapping[str, Number]) ->
 
 
 def _keep_buckets(memory: Memory, evaluated: Amount, gradient: Number) -> Memory:
-    """Return the memory of a leader, whose evaluations take so many bytes.
+    """Return the memory of a rank that averages gradients in buckets.
 
-    ``gradient``: bytes of the largest gradient.
+    ``evaluated``: bytes that an evaluation takes. ``gradient``: those of the largest gradient.
     """
     return replace(
         memory,

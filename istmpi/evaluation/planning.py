@@ -104,9 +104,10 @@ def divide(run: Run, data: Dataset, length: int, ranks: int = 1) -> Iterator[np.
         yield np.arange(first, min(first + batch, length))
 
 
-def find_share(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> float:
+def find_share(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
+) -> float:
     """Return evaluations' share of the FLOPs of a run's busiest rank."""
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
     evaluation = count_evaluation_flops(run, architecture, data, ranks, plan)
     return float(
         evaluation / (evaluation + rounds_flops(run, architecture, ranks, len(data.train)))
@@ -152,23 +153,21 @@ def choose_interval(run: Run, architecture: Architecture, data: Dataset, ranks: 
     return max(-(-rounds // count), 1)
 
 
-def count_evaluating_groups(
-    run: Run, architecture: Architecture, data: Dataset, ranks: int
-) -> int | None:
+def count_evaluating_groups(run: Run, ranks: int, plan: EvaluationPlan) -> int | None:
     """Return how many replica groups evaluate with all members, by `istmpi.evaluation.in_group`;
     None if that depends on scores, or on the size of images."""
     form = choose_form(run)
     if form == "best" or run.train.resolution:
         return None
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
     if form != "merged" or plan.sharded or plan.by_units:
         return 0
     return 1 if plan.on_one else ranks
 
 
-def count_pass_bytes(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Amount:
+def count_pass_bytes(
+    run: Run, architecture: Architecture, ranks: int, plan: EvaluationPlan
+) -> Amount:
     """Return the least bytes of a pass of an evaluation on a rank."""
-    plan = plan_evaluation(run, architecture, data, ranks, ranks)
     gathers = bool(plan.sharded) and run.data.placement != "local"
     return pass_bytes(run, architecture, ranks, gathers)
 
