@@ -40,34 +40,38 @@ STEPS = 10
 STEP_ROUNDS = 4
 
 
-def measure(
+def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
+    """Measure this job's ranks with the shapes of the run's subnets; return the same result on
+    every rank."""
+    run, device = choose_device_and_threads(run, communicator)
+    return measure_beside(run, architecture, communicator, communicator, device)
+
+
+def measure_beside(
     run: Run,
     architecture: Architecture,
     communicator: Communicator,
-    everyone: Communicator | None = None,
+    everyone: Communicator,
+    device: torch.device,
 ) -> Cluster:
-    """Measure this job's ranks with the shapes of the run's subnets; return the same result on
-    every rank.
+    """Measure ranks with the shapes of the run's subnets; return the same result on every rank.
 
-    ``everyone``: all processes that compute at once, if they are more than the ranks. The others
-    call `compute_beside`.
+    ``everyone``: all processes that compute at once. Those that are no ranks of ``communicator``
+    call `measure_computing`.
     """
-    if everyone is None:
-        everyone = communicator
-    device, threads = _choose_device_and_threads(run, everyone)
-    run = run.override({"train.threads": threads})
     network = _measure_network(communicator)
     # Each measurement subtracts the known ones: products come before steps, steps before rounds.
-    flops_per_second, product_seconds, touch_seconds, computing = _measure_computing(
+    flops_per_second, product_seconds, touch_seconds, computing = measure_computing(
         run, architecture, communicator.size, everyone, device
     )
     flops_per_second, step_seconds, transfer_seconds, deal_seconds = _overheads(
         run, communicator, flops_per_second, product_seconds, touch_seconds
     )
+    threads = counted(run.train.threads, "thread")
     of_messages = (communicator.size - 1) * network.links["alltoallv"].latency
     return replace(
         network,
-        source=f"measured on {device} with {library()}, {counted(threads, 'thread')} a rank",
+        source=f"measured on {device} with {library()}, {threads} a rank",
         flops=(flops_per_second,),
         product_seconds=product_seconds,
         step_seconds=step_seconds,
@@ -79,15 +83,7 @@ def measure(
     )
 
 
-def compute_beside(
-    run: Run, architecture: Architecture, ranks: int, everyone: Communicator
-) -> None:
-    """Compute what ``ranks`` other processes measure at the same time with `measure`."""
-    device, _ = _choose_device_and_threads(run, everyone)
-    _measure_computing(run, architecture, ranks, everyone, device)
-
-
-def _measure_computing(
+def measure_computing(
     run: Run,
     architecture: Architecture,
     ranks: int,
@@ -95,7 +91,10 @@ def _measure_computing(
     device: torch.device,
 ) -> tuple[float, float, float, dict[str, Any]]:
     """Return FLOP/s, the seconds of a product beyond its FLOPs, the seconds for each byte that a
-    step touches, and the measurements."""
+    step touches, and the measurements, of the slowest process of ``everyone``.
+
+    Products are those of ``ranks`` subnets. Collective over ``everyone``.
+    """
     flops_per_second, product_seconds, products = _products(
         run, architecture, ranks, everyone, device
     )
@@ -105,11 +104,13 @@ def _measure_computing(
     return flops_per_second, product_seconds, touch_seconds, {"products": products, "steps": steps}
 
 
-def _choose_device_and_threads(run: Run, communicator: Communicator) -> tuple[torch.device, int]:
+def choose_device_and_threads(run: Run, communicator: Communicator) -> tuple[Run, torch.device]:
+    """Return the run with this rank's number of threads, which is set, and this rank's device."""
     with on_this_host(communicator) as local:
         with communicator.agreed():
             device = choose_device(run.train.device, local)
-        return device, choose_threads(run.train.threads, local)
+        threads = choose_threads(run.train.threads, local)
+    return run.override({"train.threads": threads}), device
 
 
 def _measure_network(communicator: Communicator) -> Cluster:

@@ -13,12 +13,15 @@ import torch
 from istmpi.cluster import timing
 from istmpi.cluster.figures import Cluster
 from istmpi.cluster.links import MESSAGE_BYTES, Point, fit_link
-from istmpi.cluster.measure import compute_beside, measure
-from istmpi.comm import find_members, on_this_host
+from istmpi.cluster.measure import (
+    choose_device_and_threads,
+    measure_beside,
+    measure_computing,
+)
+from istmpi.comm import find_members
 from istmpi.comm.groups import Membership
 from istmpi.config import Run
 from istmpi.cost.members import divide_batch
-from istmpi.devices import choose_device
 from istmpi.engine.replica_group import ReplicaGroup, join_group
 from istmpi.errors import IstmpiError
 from istmpi.network.architecture import Architecture
@@ -30,10 +33,9 @@ def measure_groups(run: Run, architecture: Architecture, membership: Membership)
     every process."""
     world = membership.world
     members = membership.inside.size
-    with on_this_host(world) as local, world.agreed():
-        device = choose_device(run.train.device, local)
+    run, device = choose_device_and_threads(run, world)
     group = join_group(membership, device)
-    cluster = _measure_between(divide_batch(run, members), architecture, membership)
+    cluster = _measure_between(divide_batch(run, members), architecture, membership, device)
     if group is None:
         return cluster
     inside, points = fit_link(list(_all_reduces(group, device)))
@@ -47,20 +49,23 @@ def measure_groups(run: Run, architecture: Architecture, membership: Membership)
     )
 
 
-def _measure_between(run: Run, architecture: Architecture, membership: Membership) -> Cluster:
+def _measure_between(
+    run: Run, architecture: Architecture, membership: Membership, device: torch.device
+) -> Cluster:
     """Return the figures of groups whose members each train the batch of ``run``, without the link
     inside a group."""
     run = run.override({"train.group_size": 1})
+    world = membership.world
     cluster: Cluster | None = None
     if membership.leads:
         try:
-            cluster = measure(run, architecture, membership.communicator, membership.world)
+            cluster = measure_beside(run, architecture, membership.communicator, world, device)
         except IstmpiError as error:
             # Other members do not know of it, so this process must end the job.
             error.everywhere = False
             raise
     else:
-        compute_beside(run, architecture, membership.groups, membership.world)
+        measure_computing(run, architecture, membership.groups, world, device)
     cluster = membership.inside.broadcast_from_root(cluster)
     assert cluster is not None, "a leader has measured"
     return cluster
