@@ -8,6 +8,7 @@ from typing import Any, cast
 from istmpi.cli.networks import describe_run
 from istmpi.cli.output import print_json, wide_console
 from istmpi.config import Run
+from istmpi.config.method_settings import EVEN_DEAL
 from istmpi.cost import Cost, cost, run_bytes
 from istmpi.cost.counts import Amount
 from istmpi.cost.holdings import Part
@@ -26,8 +27,7 @@ def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False
     run = planned.run
     network = planned.architecture
     costs = planned.require_trainable(run, ranks)
-    # A single process has neither shares nor other holders.
-    alone = cost(run.override({"method.shares": None, "method.holders": 1}), network, 1)
+    alone = cost(run.override(EVEN_DEAL), network, 1)
     initial = _describe_initial(run, network)
     figures = _figures(run, network, costs, alone)
     figures["sent_bytes"] = run_bytes(run, network, ranks, planned.smaller)

@@ -20,6 +20,7 @@ from istmpi.cluster.figures import Cluster, fit
 from istmpi.cluster.links import measure_links
 from istmpi.comm import Communicator, find_members, library, on_this_host
 from istmpi.config import Run
+from istmpi.config.method_settings import EVEN_DEAL
 from istmpi.cost import Cost, cost
 from istmpi.cost.counts import PartCost
 from istmpi.devices import choose_device, choose_threads
@@ -204,14 +205,7 @@ def _subnets(run: Run, architecture: Architecture, ranks: int) -> Iterator[PartC
     """Yield the costs of the networks to measure: the whole one, and usable largest subnets for
     P/2, P, 2P ranks."""
     groups = architecture.default_groups
-    plain = run.override(
-        {
-            "method.name": "ist",
-            "method.partition": groups,
-            "method.shares": None,
-            "method.holders": 1,
-        }
-    )
+    plain = run.override({"method.name": "ist", "method.partition": groups, **EVEN_DEAL})
     most_ranks = min((architecture.lengths[name] for name in groups), default=1)
     for count in sorted({1, max(ranks // 2, 1), ranks, 2 * ranks}):
         if count <= most_ranks:

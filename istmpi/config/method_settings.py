@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # checkers know no Literal whose names are computed
 else:
     Wire = Literal[_WIRES]
 
+EVEN_DEAL: dict[str, int | None] = {"method.shares": None, "method.holders": 1}
+"""The settings of a deal that any number of ranks allows: equal shares, one holder of a unit."""
+
 
 @dataclass(frozen=True)
 class CommonSettings:

@@ -28,8 +28,9 @@ class Block:
     index: Index
     extent: tuple[int, ...]
     itemsize: int
-    mean: bool
-    """True if the receiver takes the mean over all ranks that send this block."""
+    mean: int | None
+    """The number of the mean that the receiver takes over all ranks that send this block with the
+    same number; None if it takes the block as it is."""
     holders: tuple[np.ndarray | None, ...] = ()
     """An array per axis with the rank that holds each position in another deal (-1: no rank); None
     for an axis that is not dealt. Elements that a rank holds in that deal are not sent. Empty if
@@ -38,8 +39,6 @@ class Block:
     """The form in which the block's values are sent (`istmpi.comm.codec`)."""
     scales: int = 0
     """The number of scales that are sent with the values."""
-    club: int = 0
-    """The number of the senders that have the same elements, and take a mean with each other."""
     piece: int = 0
     """The number of the block's piece of the parameter (`istmpi.engine.layout.pieces_to_move`)."""
     cut: tuple[int, int, int] | None = None

@@ -58,14 +58,14 @@ def unpack_blocks(
     blocks: dict[tuple[int, int], Block] = {}
     copies: dict[tuple[int, int], list[tuple[torch.Tensor, float]]] = {}
     for message, received, weight in zip(messages, parts, weights, strict=True):
-        # Blocks of a mean have the same number in the message of each rank of a club.
-        for number, (block, values) in enumerate(zip(message, received, strict=True)):
-            if block.mean:
-                copy = torch.from_numpy(values).view(target[block.name].dtype)
-                blocks.setdefault((number, block.club), block)
-                copies.setdefault((number, block.club), []).append((copy, weight))
-            else:
+        # Blocks of a mean have the same place in the message of each of its ranks.
+        for place, (block, values) in enumerate(zip(message, received, strict=True)):
+            if block.mean is None:
                 block.place(target[block.name], values)
+            else:
+                copy = torch.from_numpy(values).view(target[block.name].dtype)
+                blocks.setdefault((place, block.mean), block)
+                copies.setdefault((place, block.mean), []).append((copy, weight))
     for key, block in blocks.items():
         block.place(target[block.name], bits(_mean(copies[key])))
 

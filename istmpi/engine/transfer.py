@@ -202,17 +202,17 @@ class Transfer:
                 continue  # another transfer moves all of its elements
             form, scales = self._forms[name, number]
             copies = self._source.copies(piece.pattern.names)
-            club_size = self.ranks
-            if piece.pattern.dealt(self._source.units):
-                club_size = copies
+            averaged = copies
+            # Copies of units that are not dealt may be on any ranks: all senders are one mean.
+            if copies > 1 and not piece.pattern.dealt(self._source.units):
+                averaged = self.ranks
             moving.append(
                 _MovingPiece(
                     name=name,
                     number=number,
                     axes=axes,
                     itemsize=piece.itemsize,
-                    mean=copies > 1,
-                    club_size=club_size,
+                    averaged=averaged,
                     excludes=bool(dealt),
                     form=form,
                     scales=scales,
@@ -283,9 +283,8 @@ class _MovingPiece:
     axes: list[int]
     """The numbers of the piece's axes among the distinct axes of all pieces."""
     itemsize: int
-    mean: bool
-    club_size: int
-    """The number of neighbouring ranks that have the same elements in the source."""
+    averaged: int
+    """The number of neighbouring ranks of whose copies a receiver takes the mean; 1 for no mean."""
     excludes: bool
     """True if elements that a rank holds in the excluded deal do not move."""
     form: str
@@ -310,14 +309,16 @@ class _MovingPiece:
             for at in self.axes:
                 ranks = holders[at]
                 excluded.append(None if ranks is None else ranks[shared[at][0]])
+        mean = None
+        if self.averaged > 1:
+            mean = peer // self.averaged
         return Block(
             name=self.name,
             index=tuple(shared[at][0] for at in self.axes),
             extent=extent,
             itemsize=self.itemsize,
-            mean=self.mean,
+            mean=mean,
             holders=tuple(excluded),
-            club=peer // self.club_size,
             form=self.form,
             scales=self.scales,
             piece=self.number,
@@ -359,7 +360,7 @@ class _Coding:
 
         In a mean, they are rounded like those of other ranks.
         """
-        if block.form == EXACT or self._codec is None or not block.mean:
+        if block.form == EXACT or self._codec is None or block.mean is None:
             return block.packed(self._source[block.name])
         return self._codec.through(block, self._rank)
 

@@ -275,4 +275,8 @@ def _ends(scenario: Scenario, methods: list[str], ranks: int) -> Iterator[str]:
         limit = scenario.most_ranks(method)
         if limit is not None and limit < ranks:
             narrowest = scenario.narrowest(method)
-            yield f"{method} allows at most {limit} ranks: {narrowest} has {limit} units."
+            units = scenario.architecture.lengths[narrowest]
+            held = ""
+            if limit > units:
+                held = f", each held by {limit // units} ranks"
+            yield f"{method} allows at most {limit} ranks: {narrowest} has {units} units{held}."
