@@ -43,17 +43,16 @@ EVALUATIONS = 10
 NEVER = "ist, never redealt"
 JOINT = "joint"
 """Subnets that are trained on the sum of their outputs, with data that all ranks have."""
+SHORT_OUTPUTS = {"method.name": "joint", "method.wire": "int8"}
 METHODS: Mapping[str, Mapping[str, object]] = {
     "ist": {"method.name": "ist"},
     "ist, a tenth redealt": {"method.name": "ist", "method.redeal": 0.1},
     NEVER: {"method.name": "ist", "method.redeal": 0.0},
     "narrow, local SGD": {"method.name": "local-sgd"},
     "narrow, SparseLoCo": {"method.name": "sparse-loco"},
-    "joint": {"method.name": "joint"},
-    "joint, int8": {"method.name": "joint", "method.wire": "int8"},
-    "joint, J = 1": {"method.name": "joint"},
-    "joint, J = 1, int8": {"method.name": "joint", "method.wire": "int8"},
-    "joint, J = 60": {"method.name": "joint"},
+    **dict.fromkeys(["joint", "joint, J = 1", "joint, J = 60"], {"method.name": "joint"}),
+    **dict.fromkeys(["joint, int8", "joint, J = 1, int8"], SHORT_OUTPUTS),
+    **{f"joint, {passes} passes, int8": SHORT_OUTPUTS | {"method.passes": passes} for passes in (2, 4)},
     "whole, local SGD": {"method.name": "local-sgd"},
     "whole, SparseLoCo": {"method.name": "sparse-loco"},
     "whole, data parallel": {"method.name": "data-parallel"},
@@ -140,7 +139,8 @@ class Row:
         # FedAvg's round is a pass of half of the ranks.
         of_round = {"whole, data parallel": 1, "whole, FedAvg": self.task.examples / (2 * self.ranks * self.task.batch)}
         named = re.search(r"J = (\d+)", self.method)
-        local_steps = int(named[1]) if named else self.task.local_steps
+        batches = int(named[1]) if named else self.task.local_steps
+        local_steps = batches * int(METHODS.get(self.method, {}).get("method.passes", 1))
         return max(round(self.steps / of_round.get(self.method, local_steps)), 1)
 
 

@@ -39,6 +39,11 @@ def fragments(
         yield Leg(FRAGMENT, sent, during=range(fragment.leaves, fragment.arrives))
 
 
+def count_batches(run: RunSettings) -> int:
+    """Return the number of batches whose outputs are added up in a round."""
+    return run.method.local_steps // run.method.passes
+
+
 def outputs(
     spec: MethodSpec, run: RunSettings, route: Route, parameters: Parameters, round: int
 ) -> Iterator[Leg]:
@@ -46,7 +51,8 @@ def outputs(
     own, and then the gradient that only the rank with the labels knows."""
     if route.outputs is None:
         raise AssertionError("the route has no outputs")
-    for steps in split_steps(run.method.local_steps):
+    # A step of a later pass takes the sum of the first one.
+    for steps in split_steps(count_batches(run)):
         yield Leg(
             MEAN,
             route.outputs.of_steps(steps),

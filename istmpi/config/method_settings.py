@@ -151,6 +151,11 @@ class SpecificSettings:
         "Number of subnets that a rank assumes to change as its own does during a round; by "
         "default all. 1: no other subnet changes.",
     ] = None
+    passes: Annotated[
+        Count,
+        "Passes of a round over its batches, which are local_steps / passes. Several passes take "
+        "as many local steps and send fewer outputs.",
+    ] = 1
     # admm
     penalty: Annotated[
         float,

@@ -147,7 +147,7 @@ _ALL = (
         "each rank trains its own subnet on the sum of all subnets' outputs",
         "joint.Joint",
         legs=legs.outputs,
-        settings=("partition", "shares", "sigma"),
+        settings=("partition", "shares", "sigma", "passes"),
         deals=True,
         sums_outputs=True,
         replicated=True,

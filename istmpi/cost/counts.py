@@ -32,7 +32,7 @@ class Flops:
     """The gradient of the network's input, which only the paper counts."""
     normalisation: Number
     optimizer: Amount
-    product_count: int
+    product_count: Number
     lookups: Amount = 0
     """Additions of embedding rows in bags, and of their gradients. PyTorch does not count them."""
 
@@ -83,8 +83,9 @@ class Step:
     examples: Number
     """Examples of a batch, times the nodes of an example that is a graph."""
     optimizer: OptimizerSpec
-    others: int
-    """The number of other networks through which a batch passes forward."""
+    others: Number
+    """The forward passes of a batch beside that of the step itself, as the mean over a round's
+    steps."""
     sparse: bool
     """True if a step changes only the embedding rows that it reads."""
 
@@ -106,7 +107,7 @@ class Work:
 
     products: Number = 0
     first_input_gradient: Number = 0
-    product_count: int = 0
+    product_count: Number = 0
     outputs: Number = 0
     """Outputs that are kept for the backward pass."""
     added_up: Amount = 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from istmpi.config import Run
+from istmpi.config.legs import count_batches
 from istmpi.config.methods import MethodSpec, find_method_spec
 from istmpi.cost.counts import Kept, PartCost, Step, count_part
 from istmpi.cost.deal import ExpectedDeal, expect_deal, expect_route
@@ -168,7 +169,7 @@ def _count_received(setup: Setup) -> Number:
     outputs = setup.route.outputs
     if outputs is None:
         return setup.route.means * setup.spec.received(setup.run, setup.held)
-    elements = setup.run.method.local_steps * outputs.rows * outputs.values
+    elements = count_batches(setup.run) * outputs.rows * outputs.values
     return 2 * (setup.held.ranks - 1) * elements
 
 
@@ -211,12 +212,14 @@ def _count_parts(setup: Setup, loads: Sequence[Load]) -> list[PartCost]:
     return parts
 
 
-def _count_other_passes(setup: Setup) -> int:
-    """Return how many times a batch passes forward besides the pass of its local step."""
+def _count_other_passes(setup: Setup) -> Number:
+    """Return how many times a batch passes forward beside the pass of a local step itself."""
     others = setup.held.ranks - 1
     if setup.spec.sums_outputs:
-        # A round of several steps begins with a pass of their batches.
-        return int(others > 0 and setup.run.method.local_steps > 1)
+        # A round of several steps begins with a pass of its batches.
+        if others == 0 or setup.run.method.local_steps == 1:
+            return 0
+        return Fraction(1, setup.run.method.passes)
     return others * setup.spec.learns_from_others
 
 
@@ -230,7 +233,7 @@ def _copied_bytes(setup: Setup, part: Part) -> Number:
     copies: Number = subnet * spec.copies(setup.run, held.ranks, len(route.stored))
     if route.outputs:
         # The outputs of this rank and the sums of all ranks, for all batches of a round.
-        outputs = route.outputs.of_steps(range(setup.run.method.local_steps))
+        outputs = route.outputs.of_steps(range(count_batches(setup.run)))
         copies += 2 * count_bytes(outputs, {})
     # The slots of a round's start, in case the round is dropped.
     copies += held.network_bytes * len(spec.own_slots(setup.run))

@@ -18,32 +18,32 @@ here for subnets instead of blocks of coordinates; sigma = 1 is a Jacobi step. W
 gradient is that of the whole sum for every sigma, as in joint training of an ensemble (Webb et al.
 2019, arXiv 1902.04422). Codistillation (arXiv 1804.03235) teaches each network the mean of the
 others instead, so that each can stand alone; here only the sum counts.
+
+A round of several passes (`method.passes`) has n batches and more than n local steps: steps j,
+j + n and j + 2n have the same batch and the same S_j. As in CoCoA+, ranks work more for the same
+bytes.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from istmpi import rng
-from istmpi.comm import Communicator, Traffic, threads_may_call
-from istmpi.comm.allreduce import MeanOverRanks
-from istmpi.comm.background import BackgroundRunner
 from istmpi.comm.host_copies import on_host
 from istmpi.comm.ledger import ROUNDS
+from istmpi.config.legs import count_batches
 from istmpi.data.batch import Batch
 from istmpi.engine.layout import TrainingLayout
-from istmpi.engine.output_sums import NAME, split_steps
+from istmpi.engine.output_sums import NAME
 from istmpi.engine.store import Tensors
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
 from istmpi.methods.job import Job
+from istmpi.methods.output_sums import OutputSums
 from istmpi.methods.replicated import ReplicatedMethod
 from istmpi.network.added import find_added
 from istmpi.network.trials import seeded
@@ -65,10 +65,11 @@ class Joint(ReplicatedMethod):
         super().__init__(job)
         settings = job.run.method
         self._local_steps: int = settings.local_steps
+        self.batches_in_a_round = count_batches(job.run)
         self._sigma = settings.sigma or float(job.communicator.size)
         # One subnet is the whole sum, which it need not assume.
         self._is_alone = job.communicator.size == 1 and self._sigma == 1
-        # A single step passes its batch only once.
+        # A round of a single step passes its batch only once.
         self.needs_batches = self._local_steps > 1 and not self._is_alone
         # Sums travel while ranks take steps, so their messages are separate from all others.
         self._beside = job.communicator.duplicate(ROUNDS)
@@ -86,7 +87,7 @@ class Joint(ReplicatedMethod):
         if self._keeps_start:
             self._start = {name: values.clone() for name, values in self.each_rank().items()}
         self._local_step = 0
-        self._sums = OutputSums(self._beside, self._local_steps, self._choose_wire(number))
+        self._sums = OutputSums(self._beside, self.batches_in_a_round, self._choose_wire(number))
         if self.reads_batches:
             self._look_ahead(number)
         yield from self.local_steps(number)
@@ -106,15 +107,26 @@ class Joint(ReplicatedMethod):
 
     def _look_ahead(self, number: int) -> None:
         """Read the round's batches, and begin to add up their outputs."""
-        first = self.first_step(number)
+        first = self.find_batch(self.first_step(number))
         dtype = getattr(torch, self.job.run.model.dtype)
         self._batches = []
-        for step in range(first, first + self._local_steps):
-            self._batches.append(super().batch(step).to(self.job.device, dtype))
+        for batch_number in range(first, first + self.batches_in_a_round):
+            self._batches.append(super().batch(batch_number).to(self.job.device, dtype))
         self.look_ahead(number, self._batches)
 
+    def find_batch(self, step: int) -> int:
+        # Each pass over a round's batches draws the random numbers of the first pass again.
+        round, local_step = divmod(step, self._local_steps)
+        count = self.batches_in_a_round
+        return round * count + local_step % count
+
+    @property
+    def place(self) -> int:
+        """The place of the present local step's batch among the batches of the round."""
+        return self._local_step % self.batches_in_a_round
+
     def batch(self, step: int) -> Batch:
-        return self._batches[self._local_step]
+        return self._batches[self.place]
 
     def look_ahead(self, number: int, batches: Sequence[Batch]) -> None:
         """Pass the batches of a round through the subnet, and begin to add up the outputs."""
@@ -122,8 +134,9 @@ class Joint(ReplicatedMethod):
             return
         assert self._sums is not None, "`round` makes it"
         with self.job.clock("compute"), torch.no_grad():
-            for step, batch in enumerate(batches, start=self.first_step(number)):
-                self.subnet.seed(step, self._is_stochastic)
+            first = self.find_batch(self.first_step(number))
+            for batch_number, batch in enumerate(batches, start=first):
+                self.subnet.seed(batch_number, self._is_stochastic)
                 self._sums.put(self._require_whole(self.forward(self.subnet.network, batch)))
 
     @property
@@ -148,7 +161,7 @@ class Joint(ReplicatedMethod):
             )
         with self.job.clock("all-reduce"):
             # This rank's z, and S, both of the round's start.
-            start, total = self._sums.wait(self._local_step)
+            start, total = self._sums.wait(self.place)
         return Assumed.apply(outputs, start, total, self._sigma)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -311,78 +324,3 @@ class Assumed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return gradient, None, None, None
-
-
-class OutputSums:
-    """The sums over ranks of the outputs of a round's ``steps`` batches, as they were at the
-    round's start. The sums arrive in the background, if threads may call MPI."""
-
-    def __init__(self, communicator: Communicator, steps: int, wire: Wire | None):
-        self._communicator = communicator
-        communicator.traffic = Traffic()
-        self._wire = wire
-        self._messages = list(split_steps(steps))
-        self._starts: list[torch.Tensor] = []
-        self._totals: dict[int, torch.Tensor] = {}
-        """The sums that have arrived, by local step; flat, in host memory."""
-        self._arrived = [threading.Event() for _ in self._messages]
-        self._runner = BackgroundRunner("outputs")
-        self._finished = False
-
-    def put(self, outputs: torch.Tensor) -> None:
-        """Hand over the outputs of the next batch; they leave with the last batch of a message."""
-        self._starts.append(outputs)
-        for number, steps in enumerate(self._messages):
-            if steps.stop == len(self._starts):
-                flat = torch.cat([self._starts[step].reshape(-1) for step in steps]).cpu()
-                work = partial(self._add_up, number, flat)
-                if threads_may_call():
-                    self._runner.put(work)
-                else:
-                    # A rank that leaves the round must have taken part in all sums.
-                    work()
-
-    @property
-    def complete(self) -> bool:
-        """True if all batches' outputs were handed over."""
-        return len(self._starts) == self._messages[-1].stop
-
-    def wait(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return this rank's outputs of a batch at the round's start, and the sum of all ranks'."""
-        start = self._starts[step]
-        number = next(n for n, steps in enumerate(self._messages) if step in steps)
-        with self._communicator.waiting_for_itself("outputs"):
-            self._arrived[number].wait()
-        if step not in self._totals:
-            # The thread has failed: `finish` raises its error.
-            self._finish_runner()
-        total = self._totals[step].view(start.shape)
-        return start, total.to(start.device)
-
-    def finish(self, traffic: Traffic) -> None:
-        """Wait for all sums that are under way, and count their bytes in ``traffic``."""
-        self._finish_runner()
-        traffic.add(self._communicator.traffic.bytes)
-
-    def _finish_runner(self) -> None:
-        if not self._finished:
-            self._finished = True
-            self._runner.finish()
-
-    def _add_up(self, number: int, flat: torch.Tensor) -> None:
-        """Replace a message's values by their sums over ranks."""
-        steps = self._messages[number]
-        try:
-            forms = {}
-            key = 0
-            if self._wire:
-                forms[NAME] = self._wire.kind
-                key = rng.key(self._wire.key, number)
-            mean = MeanOverRanks({NAME: flat.nbytes}, self._communicator, forms, key)
-            mean.add(NAME, flat)
-            mean.finish()
-            flat *= self._communicator.size
-            sizes = [self._starts[step].numel() for step in steps]
-            self._totals.update(zip(steps, flat.split(sizes), strict=True))
-        finally:
-            self._arrived[number].set()

@@ -96,7 +96,8 @@ class LocalTraining(ABC):
         whole = self.batch(step)
         batch, share = self._take_part(whole)
         batch = batch.to(self.job.device, getattr(torch, self.job.run.model.dtype))
-        self.subnet.begin_step(step, rate, self.job.architecture.stochastic)
+        number = self.find_batch(step)
+        self.subnet.begin_step(number, rate, self.job.architecture.stochastic)
         minimised, loss = self.objective(self.subnet.averaging, batch)
         if share is not None and self._amounts:
             minimised, loss = self._join_amounts(share)
@@ -206,6 +207,11 @@ class LocalTraining(ABC):
     def before_update(self) -> None:
         """Change the gradients before the optimizer's step; does nothing by default."""
         return
+
+    def find_batch(self, step: int) -> int:
+        """Return the number in the run of a local step's batch, which seeds the step's random
+        numbers: that of the step by default."""
+        return step
 
     def batch(self, step: int) -> Batch:
         batches = self.job.batches

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from istmpi.code import shown
 from istmpi.comm import Communicator
 from istmpi.config import Run
+from istmpi.config.legs import count_batches
 from istmpi.config.methods import find_method_spec
 from istmpi.data.batches import count_rows
 from istmpi.errors import ConfigError
@@ -107,7 +108,7 @@ def count_epochs(training: Measured, rounds: int) -> Fraction:
         raise ConfigError("round.epoch and round.ends_epoch go with job.epochs, not job.rounds.")
     if find_method_spec(run.method.name).in_passes:
         return Fraction(rounds * run.method.epochs)
-    in_a_round = run.method.local_steps * run.train.batch
+    in_a_round = count_batches(run) * run.train.batch
     epochs = Fraction(0)
     changes = sorted(begin for begin in most_examples if begin < rounds)
     for begin, end in pairwise([*changes, rounds]):

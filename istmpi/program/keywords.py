@@ -62,6 +62,7 @@ class Keywords(TypedDict, total=False):
     method_outer_lr: float | None
     method_outer_momentum: float | None
     method_partition: Sequence[str] | None
+    method_passes: int
     method_penalty: float
     method_redeal: float
     method_share_every: int
@@ -98,6 +99,7 @@ class Keywords(TypedDict, total=False):
     outer_lr: float | None
     outer_momentum: float | None
     partition: Sequence[str] | None
+    passes: int
     penalty: float
     redeal: float
     scale: Literal["share", "fitted", "none"]

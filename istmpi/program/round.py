@@ -157,8 +157,9 @@ class Round:
         assert isinstance(method, Joint), "the only method that adds up outputs"
         require_alone(source, method.spec.name)
         stream = self._job.streams.find(source.loader, together=True)
-        first = self._step
-        batches = [stream.at(first + step) for step in range(self.local_steps)]
+        count = method.batches_in_a_round
+        first = method.find_batch(self._step)
+        batches = [stream.at(first + place) for place in range(count)]
         if method.needs_batches:
             dtype = method.job.architecture.dtype
             read = [read_batch(inputs, batch).to(self.device, dtype) for batch in batches]
@@ -166,8 +167,9 @@ class Round:
             # The first step draws the random numbers that it has just drawn.
             method.subnet.seed(first, stochastic=True)
         for local_step in self.steps():
-            method.examples += count_examples(batches[local_step])
-            yield batches[local_step]
+            batch = batches[local_step % count]
+            method.examples += count_examples(batch)
+            yield batch
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each local step, from 0; the loop's body must take it."""
@@ -315,7 +317,7 @@ class Round:
         method.job.communicator.whereabouts.step(self._local_step + 1)
         method.hands_over = False  # a loop may call backward() several times in a step
         # A loop may draw random numbers that the inspection of the network has not seen.
-        method.subnet.begin_step(self._step, rate, stochastic=True)
+        method.subnet.begin_step(method.find_batch(self._step), rate, stochastic=True)
         if self._local_step == 0:
             self._watch_subnet()
 

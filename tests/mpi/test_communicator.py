@@ -83,9 +83,6 @@ def test_no_two_ranks_clean_the_same_root(comm, tmp_path_factory):
     assert len(set(comm.allgather(str(tmp_path_factory.getbasetemp().parent)))) == comm.size
 
 
-# ---- messages that nobody waits for
-
-
 @pytest.fixture
 def post(comm):
     post = ThreadMailbox(comm.mpi.Dup())

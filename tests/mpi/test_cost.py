@@ -98,6 +98,7 @@ def cases():
             yield f"joint, {case}", settings | {"method__name": "joint", "method__optimizer_state": None}
     yield "downpour, three rounds old", combine("downpour", "plain", method__staleness=3)
     yield "joint, clipped", {"method__name": "joint", "method__local_steps": 1, "optimizer__clip": 0.1}
+    yield "joint, three passes", {"method__name": "joint", "method__local_steps": 6, "method__passes": 3}
     for case, settings in JOINED.items():
         yield f"joined, {case}", NERF | settings
     yield "joined, own weights", OWN_WEIGHTS | ADAM

@@ -18,10 +18,9 @@ from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 
 
-def assert_same_subnets(comm, training, oracle, tolerance=1e-12):
-    found = training.method.subnet.network.state_dict()
-    for name, values in oracle.subnets[comm.rank].weights.items():
-        np.testing.assert_allclose(found[name.replace("/", ".")], values.detach(), rtol=0, atol=tolerance, err_msg=name)
+def assert_same_weights(found, subnet):
+    for name, values in subnet.weights.items():
+        np.testing.assert_allclose(found[name.replace("/", ".")], values.detach(), rtol=0, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -31,7 +30,7 @@ def test_a_round_of_one_step_trains_the_sum_itself(comm, optimizer):
     training, _ = trained(comm, **settings)
     oracle = Oracle(training, comm.size)
     oracle.train_in_one_piece()
-    assert_same_subnets(comm, training, oracle)
+    assert_same_weights(training.method.subnet.network.state_dict(), oracle.subnets[comm.rank])
 
 
 @pytest.mark.ranks(only=[3])
@@ -40,23 +39,21 @@ def test_with_one_hidden_layer_the_sum_is_the_whole_network(comm, optimizer):
     """The sum of subnets begins as the whole network, and one step a round keeps it: with one output bias."""
     settings = PLAIN | OPTIMIZERS[optimizer] | {"model__hidden": [13], "method__local_steps": 1, "train__rounds": 9}
     training, _ = trained(comm, **settings)
-    found = whole(training)
     alone = Oracle(training, 1)
     alone.train_in_one_piece()
-    for name, values in alone.subnets[0].weights.items():
-        np.testing.assert_allclose(found[name.replace("/", ".")], values.detach(), rtol=0, atol=1e-12, err_msg=name)
+    assert_same_weights(whole(training), alone.subnets[0])
 
 
 @pytest.mark.both
 @pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("sigma", [None, 1.0])
+@pytest.mark.parametrize("sigma, passes", [(None, 1), (1.0, 1), (None, 3)])
 @pytest.mark.parametrize("optimizer", ["momentum, decay", "adam"])
-def test_between_two_sums_a_rank_follows_the_formula(comm, optimizer, sigma):
-    settings = PLAIN | OPTIMIZERS[optimizer] | {"method__local_steps": 5, "method__sigma": sigma}
-    training, _ = trained(comm, **settings)
+def test_between_two_sums_a_rank_follows_the_formula(comm, optimizer, sigma, passes):
+    settings = PLAIN | OPTIMIZERS[optimizer] | {"method__local_steps": 6, "method__sigma": sigma}
+    training, _ = trained(comm, **settings, method__passes=passes)
     oracle = Oracle(training, comm.size)
     oracle.train_on_stale_sums(sigma or comm.size)
-    assert_same_subnets(comm, training, oracle)
+    assert_same_weights(training.method.subnet.network.state_dict(), oracle.subnets[comm.rank])
     training.arrange(3)
     score = training.evaluator.score()
     x, y = map(torch.from_numpy, oracle.test)
@@ -76,9 +73,6 @@ def test_rounded_outputs_train_nearly_the_same(comm, wire, tolerance):
         assert difference < tolerance and (difference > 0 or name == "labels.linear.bias")
 
 
-# ---- a user's own loop
-
-
 def loss_of(round, batch):
     x, y = batch
     return functional.cross_entropy(round.outputs(round.module(x.double())), y)
@@ -90,17 +84,19 @@ def make_job(comm, network=Perceptron, **settings):
 
 
 @pytest.mark.ranks(only=[3])
-def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tmp):
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tmp, passes):
     """Ranks draw the same batches from a DataLoader, and a score's module adds up what they compute."""
     examples = TensorDataset(torch.randn(48, 6, generator=loops.seeded(1)), torch.arange(48) % 3)
     loader = DataLoader(examples, batch_size=8, shuffle=True)
-    job = make_job(comm, method="joint", lr=0.05)
+    job = make_job(comm, method="joint", lr=0.05, passes=passes)
     taken = []
     for round in loops.begin_rounds(job, 2, shared_tmp / "run"):
         for batch in round.take(loader):
             taken.append(batch[1].tolist())
             round.step(loss_of(round, batch))
     assert len(taken) == 6 and comm.allgather(taken) == [taken] * 3
+    assert taken == [batch for batch in taken[::passes] for _ in range(passes)] and len(set(map(tuple, taken))) > 1
     assert job.summary.last.examples == 48, "an example that all ranks use counts once"
     score = job.evaluate(loops.accuracy, loader)
     x, labels = examples.tensors
@@ -111,6 +107,23 @@ def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tm
         assert checkpoint.header.blocks == 3
     with pytest.raises(ConfigError, match="the sum of 3 subnets, which a state dict"):
         job.state_dict()
+
+
+class Dropout(Perceptron):
+    def forward(self, x):
+        return functional.dropout(self.layers(x), 0.5, self.training)
+
+
+@pytest.mark.ranks(only=[3])
+def test_a_second_pass_drops_the_same_units(comm, shared_tmp):
+    """While weights stand still, what a rank assumes of a batch is its sum at the round's start."""
+    job = make_job(comm, Dropout, method="joint", lr=1e-30, passes=3)
+    for round in loops.begin_rounds(job, 2, shared_tmp / "run"):
+        sums = []
+        for x, _ in round.take([(torch.ones(4, 6), None)]):
+            sums.append(round.outputs(round.module(x.double())))
+            round.step(sums[-1].square().mean())
+        assert all(torch.allclose(later, sums[0], atol=1e-20) for later in sums) and sums[0].abs().sum() > 0
 
 
 WRONG = {
@@ -156,6 +169,7 @@ REFUSED = {
     "method.finish = 'local-sgd:10%' does not go with joint": {"method__finish": "local-sgd:10%"},
     "method.shares = 'auto' does not go with joint": {"method__shares": "auto"},
     "model.scale = 'fitted' does not go with joint": {"model__scale": "fitted"},
+    "method.passes = 3 does not divide method.local_steps = 4": {"method__passes": 3, "method__local_steps": 4},
     "evaluate.form = 'merged' does not go with joint": {"evaluate__form": "merged"},
     "evaluate.form = 'sum' does not go with ist": {"evaluate__form": "sum", "method__name": "ist"},
 }

@@ -234,9 +234,6 @@ class Mine(torch.optim.RMSprop):
     assert "hidden1.linear.weight/square_avg" in map(str, runs[0].store.tensors)
 
 
-# ---- logits that allow for a rank's own classes
-
-
 def test_logits_are_those_of_a_rank_with_equally_many_of_each_class(comm):
     by_label = {"data__placement": "by-label", "data__alpha": 0.2, "model__output_norm": False}
     training, adjusted = (Training(small_run(**by_label, train__logit_adjustment=by), comm) for by in (0.0, 1.0))

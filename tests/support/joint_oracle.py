@@ -87,12 +87,14 @@ class Oracle:
     def train_on_stale_sums(self, sigma):
         """Train each subnet by the formula: the loss of S + sigma (z - z at the round's start), over sigma."""
         steps = self.run.method.local_steps
+        count = steps // self.run.method.passes
         optimizers = [self.optimizer(subnet) for subnet in self.subnets]
         for round in range(self.run.train.rounds):
-            batches = [self.batch(round * steps + step) for step in range(steps)]
+            batches = [self.batch(round * count + place) for place in range(count)]
             with torch.no_grad():
                 starts = [[subnet(x) for subnet in self.subnets] for x, _ in batches]
-            for step, ((x, y), start) in enumerate(zip(batches, starts, strict=True)):
+            for step in range(steps):
+                (x, y), start = batches[step % count], starts[step % count]
                 for subnet, own, optimizer in zip(self.subnets, start, optimizers, strict=True):
                     self.set_rate(optimizer, round * steps + step)
                     loss = functional.cross_entropy(sum(start) + sigma * (subnet(x) - own), y) / sigma

@@ -132,8 +132,6 @@ def test_advice_knows_what_else_is_cheap():
         assert (ranks, local_steps, epoch) == ("4", str(steps), in_seconds(seconds_of(other, name)))
 
 
-# ---- seconds of a whole run
-
 NO_FLOPS = (1e30,)
 """A speed at which products take no time."""
 

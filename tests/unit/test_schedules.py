@@ -145,8 +145,6 @@ def test_the_picture_of_a_resumed_run_marks_where_and_on_how_many_ranks(tmp_path
     assert marks == [(2.0, "resumed on 2 ranks"), (3.0, "resumed on 2 ranks")]
 
 
-# ---- optimizers
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTINGS = [
     Optimizer("sgd", 0.1, momentum=0.9, weight_decay=0.01),

@@ -92,8 +92,6 @@ def test_a_wish_to_stop_is_seen_when_it_comes_although_the_clock_was_set(monkeyp
     assert by_deadline.asked()
 
 
-# ---- a launcher's variables
-
 SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
 STEP = {**SCRIPT, "SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
 

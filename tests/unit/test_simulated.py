@@ -106,9 +106,6 @@ def test_faults_are_drawn_of_all_kinds_and_told_and_a_slow_rank_is_slow():
     assert alike[1] == alike[0] == slow[0] and slow[1] == pytest.approx(100 * alike[1])
 
 
-# ---- wrong programs
-
-
 @pytest.mark.parametrize("polls", [False, True])
 def test_ranks_that_wait_for_each_other_are_found(polls):
     def crossed(comm):

@@ -89,8 +89,6 @@ def test_the_digest_notices_any_bit_and_an_exchange(name, position, bit, data):
     assert one.digest() != before, "an exchange"
 
 
-# ---- random numbers
-
 STREAMS = st.integers(0, 2**64 - 1)
 
 
