@@ -50,6 +50,11 @@ class Ledger:
         """The purpose of what the training thread sends now."""
         self.sent = {purpose: Sent() for purpose in PURPOSES}
 
+    def begin_anew(self) -> None:
+        """Forget what was sent: another run of the job begins."""
+        self.purpose = START
+        self.sent.update({purpose: Sent() for purpose in self.sent})
+
     @contextmanager
     def counting(self, purpose: str) -> Iterator[None]:
         """Within the context, the training thread sends for another purpose."""

@@ -233,6 +233,7 @@ class Comparison:
             watch.begun(turn, number, len(self.turns))
             # The run before would otherwise count in this run's memory.
             gc.collect()
+            self._communicator.ledger.begin_anew()
             try:
                 run_training(turn.run, self._communicator, watch, resume="auto", stop=self._stop)
             except StoppedError:

@@ -93,7 +93,8 @@ def test_the_rehearsal_leaves_no_trace(compared, shared_tmp, comm):
     for turn in rehearsed.turns:
         plain, other = (RunFolder(shared_tmp / name / turn.folder.name) for name in ("comparison", "rehearsed"))
         for one, same in zip(plain.metrics(), other.metrics(), strict=True):
-            assert (one["loss"], one["bytes"], one.get("score")) == (same["loss"], same["bytes"], same.get("score"))
+            for fact in ("loss", "bytes", "score", "evaluation_bytes", "saving_bytes"):
+                assert one.get(fact) == same.get(fact), fact
 
 
 def test_the_rehearsal_has_all_that_a_run_will_need(compared, monkeypatch):
