@@ -203,12 +203,14 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
 
 
 def _describe_sent(summary: Summary) -> str:
-    """Return what this job sent outside its rounds."""
+    """Return what this job sent outside its rounds, and all of it with headers."""
     text = ""
     for purpose, name in ((EVALUATION, "evaluations"), (SAVING, "saving"), (START, "loading")):
         nbytes = summary.sent[purpose].bytes
         if nbytes:
             text += f"; {name} {size(nbytes)}"
+    if summary.line_bytes is not None:
+        text += f"; this job about {size(summary.line_bytes)} on the line, with headers"
     return text
 
 

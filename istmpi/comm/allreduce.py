@@ -22,6 +22,8 @@ from istmpi.comm.communicator import FIRST_OWN_TAG, Communicator
 from istmpi.comm.host_copies import copy_from_host, to_host
 from istmpi.comm.segment import Segment
 
+CALLS = 2
+"""The collective calls for which a segment counts: a reduce-scatter and an all-gather."""
 _TAGS = FIRST_OWN_TAG
 """The number of different tags."""
 
@@ -188,6 +190,7 @@ class _Moving:
         self._in_background = False
         self._called_back = threading.Event()
         self._bytes_sent = 0
+        self._calls = 0
 
     def put(self, segment: "Segment") -> None:
         self._waiting.append(segment)
@@ -210,7 +213,7 @@ class _Moving:
             while self.busy:
                 backoff.wait_unless(self._advance())
         if self._communicator.size > 1:
-            self._communicator.count_sent(self._bytes_sent)
+            self._communicator.count_sent(self._bytes_sent, self._calls)
 
     def _move_until_called_back(self) -> None:
         backoff = Backoff()
@@ -226,7 +229,9 @@ class _Moving:
         if not progress:
             return False
         moved = [segment.advance() for segment in self._under_way]
-        self._bytes_sent += sum(segment.bytes_sent for segment in self._under_way if segment.done)
+        done = [segment for segment in self._under_way if segment.done]
+        self._bytes_sent += sum(segment.bytes_sent for segment in done)
+        self._calls += CALLS * len(done)
         self._under_way = [segment for segment in self._under_way if not segment.done]
         self._requests = [request for segment in self._under_way for request in segment.requests]
         return any(moved)

@@ -151,10 +151,11 @@ class Communicator:
         with np.errstate(over="ignore", invalid="ignore"):  # callers name what is not finite
             return gathered.reshape(self.size, *values.shape).sum(axis=0)
 
-    def count_sent(self, nbytes: int) -> None:
-        """Count bytes of arrays that this rank has handed to MPI for other ranks."""
+    def count_sent(self, nbytes: int, calls: int = 0) -> None:
+        """Count bytes of arrays that this rank has handed to MPI for other ranks, and calls that it
+        has made of messages between two ranks."""
         self.traffic.add(nbytes)
-        self.ledger.add(nbytes, 0, self._purpose)
+        self.ledger.add(nbytes, calls, self._purpose)
 
     # ---- messages between two ranks
 

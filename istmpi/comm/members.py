@@ -40,6 +40,12 @@ def _list_neighbours(communicator: Communicator) -> list[int]:
     ]
 
 
+def has_a_rank_each(communicator: Communicator) -> bool:
+    """Return True if each host has one rank. Collective as `find_members`."""
+    hosts = {(member.host, member.boot) for member in find_members(communicator)}
+    return len(hosts) == communicator.size
+
+
 @contextmanager
 def agreed_with_members(communicator: Communicator) -> Iterator[None]:
     """Run local work as `Communicator.agreed` does; the same message brings the facts of

@@ -71,7 +71,10 @@ class Curve:
     further: Mapping[str, float] = field(default_factory=dict)
     """The last further scores on the test split by their names, such as macro-F1."""
     sent_outside: Mapping[str, float] = field(default_factory=dict)
-    """The bytes that all ranks sent outside rounds in the last job, by purpose."""
+    """The bytes that all ranks sent outside rounds in the last job, by purpose.
+
+    `line_bytes`: about all bytes of that job between hosts, with headers.
+    """
     joules: Mapping[str, float] = field(default_factory=dict)
     """The energy of the last job, by its source; empty if it is unknown."""
 
@@ -247,7 +250,10 @@ def _find_sent_outside(summary: Fields | None) -> dict[str, float]:
         return {}
     sent = summary.inner("sent")
     purposes = [purpose for purpose in sent if purpose != ROUNDS]
-    return {purpose: sent.inner(purpose).figure("bytes", 0) for purpose in purposes}
+    outside = {purpose: sent.inner(purpose).figure("bytes", 0) for purpose in purposes}
+    if "line_bytes" in summary:
+        outside["line_bytes"] = summary.figure("line_bytes", 0)
+    return outside
 
 
 def _find_joules(summary: Fields | None) -> dict[str, float]:

@@ -44,8 +44,9 @@ OUTSIDE = {
     "evaluation": "sent in evaluations",
     "saving": "sent to save",
     "start": "sent to load",
+    "line_bytes": "sent on the line, about",
 }
-"""The names of rows of bytes outside rounds, by purpose."""
+"""The names of rows of bytes outside rounds, by purpose, and of all bytes on the line."""
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:

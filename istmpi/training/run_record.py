@@ -18,7 +18,8 @@ from istmpi.checkpoint.sight import Place
 from istmpi.checkpoint.state import fill, read_own
 from istmpi.comm import HangWatch
 from istmpi.comm.hang_watch import print_line
-from istmpi.comm.ledger import add_up
+from istmpi.comm.ledger import Sent, add_up, estimate_line_bytes
+from istmpi.comm.members import has_a_rank_each
 from istmpi.errors import (
     DataError,
     DivergedError,
@@ -257,13 +258,15 @@ class RunRecord:
         )
         seconds_by_rank, sent_by_rank, joules_by_rank = zip(*messages, strict=True)
         seconds = _take_means(seconds_by_rank)
+        sent = add_up(sent_by_rank)
         summary = Summary(
             folder=self._folder.path,
             ranks=communicator.size,
             score_name=training.score_name,
             last=replace(last, last_round=None, slowest=None),
             seconds=seconds,
-            sent=add_up(sent_by_rank),
+            sent=sent,
+            line_bytes=self._estimate_line_bytes(sent),
             data=training.data_summary.fingerprint,
             ended=training.ended,
             best=best,
@@ -277,6 +280,14 @@ class RunRecord:
                 text = re.sub(r"\[[^][{}\"]*\]", lambda match: " ".join(match[0].split()), text)
                 self._folder.write(SUMMARY, text + "\n")
         return summary
+
+    def _estimate_line_bytes(self, sent: Mapping[str, Sent]) -> int | None:
+        communicator = self._communicator
+        if communicator.size == 1 or not has_a_rank_each(communicator):
+            return None
+        nbytes = sum(purpose.bytes for purpose in sent.values())
+        calls = sum(purpose.calls for purpose in sent.values())
+        return estimate_line_bytes(nbytes, calls, communicator.size)
 
     def _choose_energy(
         self, by_rank: Sequence[HostJoules], seconds: Mapping[str, float]

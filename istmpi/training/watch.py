@@ -33,6 +33,9 @@ class Summary:
     """The job's seconds by phase, the mean over ranks."""
     sent: dict[str, Sent] = field(default_factory=dict)
     """Bytes and calls of all ranks in this job, by purpose."""
+    line_bytes: int | None = None
+    """About how many bytes of this job travelled between hosts, with headers; None unless there are
+    several hosts of one rank each."""
     data: str = ""
     """A fingerprint of the training data; empty if each rank has its own data."""
     ended: str = ""

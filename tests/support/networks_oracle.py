@@ -149,14 +149,8 @@ def _positions(axis, length, held):
         return np.arange(length)
     before, group, behind = axis if isinstance(axis, tuple) else (1, axis, 1)
     units = length // before // behind
-    return np.array(
-        [
-            (block * units + unit) * behind + place
-            for block in range(before)
-            for unit in held[group]
-            for place in range(behind)
-        ]
-    )
+    starts = [block * units + unit for block in range(before) for unit in held[group]]
+    return np.array([start * behind + place for start in starts for place in range(behind)])
 
 
 def _local_steps(oracle, lengths, run, weights, held, ranks, batches, losses):

@@ -66,15 +66,9 @@ def train(run, network, ranks, groups, shares=None):
                 gradients = torch.autograd.grad(loss, list(mine.values()))
                 losses.append(float(loss.detach()))
                 lr = rate(run.optimizer, step, run.train.rounds * run.method.local_steps)
+                number = local_step if what == "reset" else step
                 for name, gradient in zip(mine, gradients):
-                    update(
-                        run.optimizer,
-                        lr,
-                        mine[name].data,
-                        gradient,
-                        slots[name],
-                        local_step if what == "reset" else step,
-                    )
+                    update(run.optimizer, lr, mine[name].data, gradient, slots[name], number)
             ends.append((mine, slots, held))
         combine(weights, state, ends)
         outer_step(before, weights, velocity, *METHODS[run.method.name].outer(run), [held for _, _, held in ends])

@@ -1,7 +1,5 @@
 """The energy of a job: RAPL where every host has it, else sacct, else watts; a folder stands in for the CPUs."""
 
-import json
-
 import pytest
 
 from istmpi.training.energy import Energy, HostJoules, Meter, choose_energy
@@ -70,15 +68,3 @@ def test_in_a_job_slurm_counts_before_watts_do(sacct, lines, joules):
     sacct(lines)
     expected = Energy(joules, "sacct") if joules else Energy(10.0, "train.watts")
     assert choose_energy([HostJoules("a", None)], 5.0, 2.0) == expected
-
-
-def test_a_run_has_its_energy_in_its_summary_its_last_lines_and_its_report(tmp_path, istmpi_command):
-    folder = tmp_path / "run"
-    words = "train", "--rounds", 1, "--hidden", 8, "--set", "train.watts=50", "--out", folder
-    code, out, err = istmpi_command(*words)
-    assert code == 0
-    energy = json.loads((folder / "summary.json").read_text())["energy"]
-    assert energy["source"] == "train.watts" and energy["joules"] > 0
-    assert "of this job (train.watts)" in out + err
-    code, out, _ = istmpi_command("report", folder)
-    assert code == 0 and "energy (train.watts)" in out

@@ -87,8 +87,8 @@ def test_a_rank_is_named_only_where_it_holds_up_the_others():
     assert slowest([10.0, 30.0]) == "rank 1, b: 200% slower, the others waited 100% of the time"
 
 
-def ended(tmp_path, capsys, showing):
-    settings = {"train__rounds": 3, "evaluate__every": 3, "output__folder": str(tmp_path / "run")}
+def ended(tmp_path, capsys, showing, **settings):
+    settings = {"train__rounds": 3, "evaluate__every": 3, "output__folder": str(tmp_path / "run")} | settings
     display = TrainingDisplay(showing)
     run_training(small_run(**settings), world(), display)
     display.plots()
@@ -108,6 +108,5 @@ def test_what_is_told_of_a_run(tmp_path, capsys, monkeypatch):
 
 def test_a_round_of_fedavg_is_told_in_passes(tmp_path, capsys):
     settings = {"method__name": "fedavg", "method__epochs": 2, "train__batch": 200, "train__rounds": 1}
-    run_training(small_run(**settings, output__folder=str(tmp_path / "run")), world(), TrainingDisplay())
-    said = "method     fedavg, 1 round of 2 passes over a rank's examples in batches of 200"
-    assert said in capsys.readouterr().out
+    told = ended(tmp_path, capsys, Showing(), **settings)
+    assert "method     fedavg, 1 round of 2 passes over a rank's examples in batches of 200" in told.out

@@ -71,13 +71,8 @@ def test_the_initial_values_are_those_of_their_positions():
     assert one.tensors["hidden1.linear.weight"][0, :2].tolist() == pytest.approx([0.085514, 0.0914764], abs=1e-7)
 
 
-@given(
-    name=st.sampled_from(sorted(NETWORK.parameters)),
-    position=st.integers(0, 90),
-    bit=st.integers(0, 31),
-    data=st.data(),
-)
-def test_the_digest_notices_any_bit_and_an_exchange(name, position, bit, data):
+@given(name=st.sampled_from(sorted(NETWORK.parameters)), position=st.integers(0, 90), bit=st.integers(0, 31))
+def test_the_digest_notices_any_bit_and_an_exchange(name, position, bit):
     (one,) = stores(1)
     before = one.digest()
     bits = one.tensors[name].view(-1).view(torch.int32).numpy()
@@ -94,14 +89,8 @@ STREAMS = st.integers(0, 2**64 - 1)
 
 def test_the_mixer_is_splitmix64():
     """The published first five outputs for the seed 1234567; position n here is output n."""
-    published = [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-        4593380528125082431,
-        16408922859458223821,
-    ]
-    assert rng.bits(1234567, 1, 5).tolist() == published
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert rng.bits(1234567, 1, 5).tolist() == [*published, 16408922859458223821]
 
 
 def test_the_streams_are_fixed_for_ever():

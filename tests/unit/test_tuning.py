@@ -72,22 +72,13 @@ def test_a_method_has_only_the_settings_that_it_reads():
 
 def test_a_report_says_what_was_chosen_stopped_and_not_finished(tmp_path):
     trial = {"rounds": 8, "score": 0.5, "seconds": 1.0, "problem": ""}
-    outcomes = [
-        {},
-        {"score": 0.75},
-        {"rounds": 2},
-        {"rounds": 3, "problem": "no longer finite"},
-        {"rounds": 0, "score": None},
-    ]
+    diverged = {"rounds": 3, "problem": "no longer finite"}
+    outcomes = [{}, {"score": 0.75}, {"rounds": 2}, diverged, {"rounds": 0, "score": None}]
     trials = [trial | {"values": {"optimizer.lr": 10.0**place}} | more for place, more in enumerate(outcomes)]
     choice = {"chosen": {"optimizer.lr": 10.0}, "on_the_edge": True, "time_is_up": False, "trials": trials}
     late = {"chosen": None, "on_the_edge": False, "time_is_up": True, "trials": trials[2:3]}
-    tree = {
-        "settings": ["optimizer.lr"],
-        "score_name": "accuracy",
-        "rounds": 8,
-        "methods": {"ist": choice, "narrow": late},
-    }
+    methods = {"ist": choice, "narrow": late}
+    tree = {"settings": ["optimizer.lr"], "score_name": "accuracy", "rounds": 8, "methods": methods}
     (tmp_path / "tuning.json").write_text(json.dumps(tree))
     (tuning,) = read_tunings([tmp_path, tmp_path / "elsewhere"])
     sheet = sheets(replace(compare([curve("ist", [0.5])]), tunings=(tuning,)))[-1]

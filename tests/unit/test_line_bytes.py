@@ -1,0 +1,56 @@
+"""About how many bytes travel between hosts: told where each rank has a host of its own, and nowhere else."""
+
+import json
+from dataclasses import replace
+
+import torch
+from small import small_run
+
+from istmpi.comm import allreduce, members, ring
+from istmpi.comm.ledger import START, estimate_line_bytes
+from istmpi.simulated import simulate
+
+
+def test_segments_messages_and_a_start_have_their_bytes():
+    starts = {2: 2 * 10_000 + 2 * 8_000, 4: 4 * 10_000 + 12 * 8_000, 5: 5 * 10_000 + 20 * 8_000}
+    assert estimate_line_bytes(1_448_000, calls=0, hosts=2) == starts[2] + 1_448_000 + 1000 * (66 + 33)
+    assert estimate_line_bytes(2896, calls=3, hosts=4) == starts[4] + 2896 + 2 * 99 + 3 * 4 * 2.5 * 73
+    assert estimate_line_bytes(0, calls=2, hosts=5) == starts[5] + 2 * 5 * 3.5 * 73
+    assert estimate_line_bytes(2896, calls=3, hosts=1) == 0
+
+
+def test_a_mean_counts_as_two_calls_of_as_many_messages(monkeypatch):
+    """Whether it goes round the ring or straight."""
+
+    def work(comm):
+        mean = allreduce.MeanOverRanks({"a": 400}, comm)
+        mean.add("a", torch.ones(100))
+        mean.finish()
+        return comm.ledger.sent[START].calls
+
+    for short in (0, 2**14):
+        monkeypatch.setattr(ring, "SHORT_BYTES", short)
+        outcome = simulate(work, 3)
+        assert outcome.require() == [2, 2, 2] and outcome.messages["messages"] == 2 * 3 * 2
+
+
+def test_a_job_tells_its_bytes_and_its_energy_at_its_end_in_its_summary_and_its_report(
+    istmpi_command, tmp_path, monkeypatch
+):
+    """Those of this job, also where it was resumed. With two hosts for three ranks, nobody knows what stays inside."""
+    file, folder, describe = tmp_path / "small.toml", tmp_path / "run", members._describe
+    file.write_text(small_run(train__watts=50).toml())
+    words = [file, "--out", folder]
+    for rounds, hosts in enumerate((3, 3, 2, 1), 1):
+        named = {rank: f"host {rank % hosts}" for rank in range(3)}
+        monkeypatch.setattr(members, "_describe", lambda comm, on=named: replace(describe(comm), host=on[comm.rank]))
+        code, out, err = istmpi_command("simulate", *words, "--ranks", 3, "--rounds", rounds)
+        assert code == 0, err
+        summary = json.loads((folder / "summary.json").read_text())
+        nbytes, calls = (sum(sent[name] for sent in summary["sent"].values()) for name in ("bytes", "calls"))
+        expected = estimate_line_bytes(nbytes, calls, 3) if hosts == 3 else None
+        assert summary.get("line_bytes") == expected and ("B on the line, with headers\n" in out) == (hosts == 3)
+        assert summary["energy"]["source"] == "train.watts" and "of this job (train.watts)" in out
+        code, out, _ = istmpi_command("report", folder)
+        assert code == 0 and ("sent on the line, about" in out) == (hosts == 3) and "energy (train.watts)" in out
+        words = [folder]
