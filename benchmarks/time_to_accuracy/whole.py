@@ -22,6 +22,7 @@ from pathlib import Path
 from benchmarks import reporting
 from benchmarks.emulated import Cluster, Delays, alone, obstacle
 from benchmarks.reporting import keep_cell, restore_cells, store_cells
+from istmpi.comm.ledger import estimate_line_bytes
 
 NAME = "whole-command"
 COMMON = ["digits", "--rounds", "8", "--local-steps", "20", "--batch", "32"]
@@ -93,16 +94,12 @@ def measure(cluster: Cluster, words: list[str]) -> dict:
     }
 
 
-def beside(measured: float, predicted: float | None, digits: int = 2) -> str:
+def beside(measured: float, predicted: float | None, digits: int = 2, unit: float = 1.0) -> str:
     """Write a measured figure, with the predicted one in brackets if there is one."""
-    text = f"{measured:.{digits}f}"
+    text = f"{measured / unit:.{digits}f}"
     if predicted is not None:
-        text += f" ({predicted:.{digits}f})"
+        text += f" ({predicted / unit:.{digits}f})"
     return text
-
-
-def beside_in_mb(measured: int, predicted: int | None) -> str:
-    return beside(measured / 1e6, None if predicted is None else predicted / 1e6, digits=3)
 
 
 def write_report(folder: Path, results: Path) -> None:
@@ -112,7 +109,8 @@ def write_report(folder: Path, results: Path) -> None:
     for file in files:
         record = json.loads(file.read_text(encoding="utf-8"))
         sent = record["sent"]
-        counted = sum(purpose["bytes"] for purpose in sent.values())
+        counted, calls = (sum(purpose[name] for purpose in sent.values()) for name in ("bytes", "calls"))
+        on_the_line = estimate_line_bytes(counted, calls, record["hosts"])
         predicted = record["predicted"]
         seconds = predicted.get("seconds", {})
         again = record.get("again")
@@ -127,10 +125,11 @@ def write_report(folder: Path, results: Path) -> None:
                 "s, evaluating": beside(record["evaluate"], seconds.get("evaluations")),
                 "s, saving": beside(record["save"], seconds.get("saving")),
                 "MB, rounds": f"{sent['rounds']['bytes'] / 1e6:.2f}",
-                "MB, evaluation": beside_in_mb(sent["evaluation"]["bytes"], predicted["evaluation"]),
-                "MB, saving": beside_in_mb(sent["saving"]["bytes"], predicted.get("saving")),
+                "MB, evaluation": beside(sent["evaluation"]["bytes"], predicted["evaluation"], 3, unit=1e6),
+                "MB, saving": beside(sent["saving"]["bytes"], predicted.get("saving"), 3, unit=1e6),
                 "MB, loading": f"{sent['start']['bytes'] / 1e6:.2f}",
                 "interfaces / counted": f"{record['interfaces'] / counted:.2f}",
+                "interfaces / said": f"{record['interfaces'] / on_the_line:.2f}",
                 "sent again": "" if again is None else f"{again:.1%}",
                 "calls": "+".join(str(sent[name]["calls"]) for name in ("start", "rounds", "evaluation", "saving")),
                 "commit": record["commit"],
@@ -145,8 +144,8 @@ def write_report(folder: Path, results: Path) -> None:
         "is from mpirun's start to its end. Calls: collective calls that rank 0 waited for in loading, rounds, "
         "evaluation and saving. In brackets: what `--dry-run --cluster FILE` predicts, where it does, with a file of "
         "`istmpi measure` on the same line. Interfaces / counted: bytes that the hosts' interfaces sent, with headers, "
-        "the messages of MPI itself and what TCP sent again, by those that istmpi counted. Sent again: part of TCP's "
-        "segments."
+        "the messages of MPI itself and what TCP sent again, by those that istmpi counted. Interfaces / said: by those "
+        "that it says are on the line (`line_bytes`), without what TCP sends again. Sent again: part of TCP's segments."
     )
     title = "Whole commands on slow networks with latency"
     reporting.report(NAME, title, lines, notes, folder=results, lines="emulated, TCP")
