@@ -311,9 +311,8 @@ def find_misplaced(dataset: h5py.Dataset, size: int) -> str | None:
     return None
 
 
-def structure_errors(file: h5py.File) -> Iterator[str]:
-    """Yield datasets and checksums that lack each other, and datasets that are not one block."""
-    stored = all_datasets(file)
+def structure_errors(file: h5py.File, stored: Mapping[str, h5py.Dataset]) -> Iterator[str]:
+    """Yield datasets and checksums of `all_datasets` that lack each other, or are not one block."""
     contents = without_checksums(stored)
     size = file.id.get_filesize()
     guards = [path for path in stored if path.startswith(CHECKSUMS)]
@@ -328,6 +327,7 @@ def structure_errors(file: h5py.File) -> Iterator[str]:
 
 def checksum_errors(
     file: h5py.File,
+    stored: Mapping[str, h5py.Dataset],
     part: int = 0,
     parts: int = 1,
     read: Read = lambda nbytes: None,
@@ -336,14 +336,14 @@ def checksum_errors(
 ) -> Iterator[str]:
     """Check every ``parts``-th block of rows, from number ``part`` on.
 
-    Yield a line for each wrong checksum. ``paths``: the datasets to check, by default all that have
-    checksums. ``chosen(block, blocks)``: whether to check a block of so many.
+    Yield a line for each wrong checksum. ``stored``: the file's `all_datasets`. ``paths``: those to
+    check, or None for all. ``chosen(block, blocks)``: whether to check a block of so many.
     """
     number = 0
-    for path, dataset in datasets(file).items():
+    for path, dataset in without_checksums(stored).items():
         if paths is not None and path not in paths:
             continue
-        expected = read_checksums(file, path)
+        expected = read_checksums(file, path, stored.get(CHECKSUMS + path))
         if expected is None:
             continue
         rows = dataset.shape[0]
@@ -360,12 +360,12 @@ def differs(path: str, first: int, last: int) -> str:
     return f"{path}, rows {first} to {last - 1}: the checksum differs"
 
 
-def read_checksums(file: h5py.File, path: str) -> np.ndarray | None:
+def read_checksums(file: h5py.File, path: str, guard: Any = None) -> np.ndarray | None:
     """Read the checksums of a dataset's blocks; None if it has none.
 
-    Raises ValueError if they are malformed.
+    Raises ValueError if they are malformed. ``guard``: their dataset, if it has been opened.
     """
-    guard = dataset_at(file, CHECKSUMS + path)
+    guard = guard or dataset_at(file, CHECKSUMS + path)
     if guard is None:
         return None
     well_formed = guard.dtype == np.uint32 and guard.ndim == 1 and guard.size > 0

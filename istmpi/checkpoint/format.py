@@ -307,9 +307,10 @@ def _allocate(file: h5py.File, piece: Piece) -> h5py.Dataset:
 def read_header(file: h5py.File, path: Path) -> Header:
     """Read the root attributes. Raises DataError if one is missing or has a wrong value."""
     values = {}
+    attributes = file.attrs
     for item in dataclasses.fields(Header):
-        if item.name in file.attrs:
-            values[item.name] = _plain(file.attrs[item.name], item.name, path)
+        if item.name in attributes:
+            values[item.name] = _plain(attributes[item.name], item.name, path)
         elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
             raise DataError(f"{path} is damaged: it has no attribute {item.name}.")
     try:
@@ -329,7 +330,7 @@ def read_header(file: h5py.File, path: Path) -> Header:
             f"{path} is damaged: its attribute most_examples does not begin at round 0."
         )
     header = Header(**values)
-    seed = file.attrs.get("seed")
+    seed = attributes.get("seed")
     if seed != header.run.train.seed:
         raise DataError(
             f"{path} is damaged: its seed is {shown(seed)}, "

@@ -78,8 +78,8 @@ class Checkpoint:
         cure = "Use the version of istmpi that wrote it, or a newer one"
         self.version = read_version(file, path, FORMAT, "a checkpoint of istmpi", cure)
         self.header: Header = read_header(file, path)
-        stored = all_datasets(file)
-        self._datasets = without_checksums(stored)
+        self._stored = all_datasets(file)
+        self._datasets = without_checksums(self._stored)
         self.architecture = self._read_network()
         self.tensors: dict[str, Tensor] = {}
         for name, parameter in self.architecture.parameters.items():
@@ -87,7 +87,7 @@ class Checkpoint:
             self._require_fit(name, parameter)
         self.tensors |= self._below("optim/")
         # Misfits first, because they say more than that a checksum differs.
-        if self.version > 1 and not is_sealed(file, stored):
+        if self.version > 1 and not is_sealed(file, self._stored):
             raise DataError(f"{path} is damaged: {next(self._misfits(), CHANGED)}.")
 
     def _require_fit(self, name: str, parameter: Parameter) -> None:
@@ -262,7 +262,7 @@ class Checkpoint:
             return
         with name_damage(self.path):
             yield from self._misfits()
-            yield from checksum_errors(self.file, part, parts, read)
+            yield from checksum_errors(self.file, self._stored, part, parts, read)
 
     def part_errors(self, part: int, read: Read = lambda nbytes: None) -> Iterator[str]:
         """Yield errors as `errors` does, of the structure and the rows that rank ``part`` saved."""
@@ -273,7 +273,7 @@ class Checkpoint:
 
         with name_damage(self.path):
             yield from self._misfits()
-            yield from checksum_errors(self.file, read=read, chosen=chosen)
+            yield from checksum_errors(self.file, self._stored, read=read, chosen=chosen)
 
     def require_valid(self, part: int = 0, parts: int = 1) -> None:
         """Raise DataError at the first of `errors`."""
@@ -294,7 +294,7 @@ class Checkpoint:
                 yield f"{path} is missing"
             elif self._datasets[path].shape != shape:
                 yield f"{path} is {self._datasets[path].shape}, not {shape}"
-        yield from structure_errors(self.file)
+        yield from structure_errors(self.file, self._stored)
 
     def _list_groups(self) -> list[dict[str, tuple[int, ...]]]:
         """Return the shapes of optional datasets by their paths, for each group of datasets."""

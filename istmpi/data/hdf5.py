@@ -12,6 +12,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from istmpi.hdf5 import (
     all_datasets,
     checksum_errors,
     dataset_at,
-    datasets,
     differs,
     find_misplaced,
     is_sealed,
@@ -39,6 +39,7 @@ from istmpi.hdf5 import (
     read_version,
     shown,
     structure_errors,
+    without_checksums,
 )
 from istmpi.tasks import TASKS
 
@@ -74,16 +75,22 @@ class PreparedFile:
         self.version = read_version(file, path, FORMAT, "prepared data", "Prepare it again")
         self.dataset = self._read()
         # Version 1 had no checksum of its attributes.
-        if self.version > 1 and not is_sealed(file, all_datasets(file)):
-            raise self.error(f"is damaged: {next(structure_errors(file), CHANGED)}{CURE}")
+        if self.version > 1 and not is_sealed(file, self._stored):
+            problem = next(structure_errors(file, self._stored), CHANGED)
+            raise self.error(f"is damaged: {problem}{CURE}")
+
+    @cached_property
+    def _stored(self) -> Mapping[str, h5py.Dataset]:
+        return all_datasets(self._file)
 
     @property
     def nbytes(self) -> int:
-        return sum(dataset.id.get_storage_size() for dataset in datasets(self._file).values())
+        stored = without_checksums(self._stored)
+        return sum(dataset.id.get_storage_size() for dataset in stored.values())
 
     def errors(self, read: Read = lambda nbytes: None) -> Iterator[str]:
         with name_damage(self._path, CURE):
-            yield from checksum_errors(self._file, read=read)
+            yield from checksum_errors(self._file, self._stored, read=read)
 
     def _read(self) -> Dataset:
         task = self.text("task")
@@ -107,8 +114,9 @@ class PreparedFile:
             **facts,
         )
         # Large datasets are verified when they are first read: to open 1 TB must take no hour.
-        small = [path for path in datasets(self._file) if path.rpartition("/")[2] not in MAPPED]
-        for error in checksum_errors(self._file, paths=small):
+        stored = without_checksums(self._stored)
+        small = [path for path in stored if path.rpartition("/")[2] not in MAPPED]
+        for error in checksum_errors(self._file, self._stored, paths=small):
             raise self.error(f"is damaged: {error}{CURE}")
         return dataset
 
