@@ -137,6 +137,7 @@ def _collect(module: ModuleType, files: dict[Path, str], libraries: set[str]) ->
     # The folder from which the module's absolute imports of its own package begin.
     above = module.__name__.count(".") + (file.name == "__init__.py")
     folder = file.parents[min(above, len(file.parents) - 1)]
+    is_here: dict[str, bool] = {}
     waiting = [file]
     while waiting:
         file = waiting.pop()
@@ -148,10 +149,13 @@ def _collect(module: ModuleType, files: dict[Path, str], libraries: set[str]) ->
             libraries.add(files[file].partition("/")[0].removesuffix(".py"))
             continue
         for name in _list_imports(file.read_bytes(), file.relative_to(folder).parent.parts):
-            waiting += _files(folder, name)
             top = name.partition(".")[0]
-            is_here = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
-            if not is_here and top not in sys.stdlib_module_names:
+            # Most imports are of libraries: one look for each of them, whatever is imported from it.
+            if top not in is_here:
+                is_here[top] = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+            if is_here[top]:
+                waiting += _files(folder, name)
+            elif top not in sys.stdlib_module_names:
                 libraries.add(top)
 
 
