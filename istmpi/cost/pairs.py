@@ -17,6 +17,33 @@ from istmpi.engine.positions import Positions
 from istmpi.engine.route import FRAGMENT, GATHER, MEAN, Leg
 from istmpi.engine.wire import choose_form, choose_forms, count_scales
 
+FEW_MARKS = 2**14
+"""The most marks of an axis that are kept, in one call, for the next parameters: 128 kB."""
+
+
+class _Marks:
+    """The marks of layouts' axes: 1 where a rank has a position, otherwise 0. Small ones are kept,
+    because parameters share axes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, Axis, int], np.ndarray] = {}
+
+    def find(self, layout: Layout, axis: Axis, place: int) -> np.ndarray:
+        """Return the marks of an axis: ``[rank, position]`` float64.
+
+        ``place``: the number of the axis in its tensor. They are floats, because NumPy multiplies
+        matrices of integers slowly.
+        """
+        key = (id(layout), axis, place)
+        marks = self._kept.get(key)
+        if marks is None:
+            length = axis.length(layout.lengths)
+            ranks = range(layout.ranks)
+            marks = np.stack([_mark(layout.positions(axis, place, rank), length) for rank in ranks])
+            if marks.size <= FEW_MARKS:
+                self._kept[key] = marks
+        return marks
+
 
 def pair_bytes(
     parameters: Mapping[str, Parameter],
@@ -35,23 +62,26 @@ def pair_bytes(
     total = np.zeros((source.ranks, target.ranks), dtype=np.int64)
     # A group that only one of the layouts deals out divides the tensors, too.
     groups = {**source.units, **target.units}
+    marks = _Marks()
     for name, _, parameter in pieces_to_move(parameters, (source, target, exclude), shared):
-        moved = _common_elements(parameter, source, target)
+        moved = _common_elements(parameter, source, target, marks)
         # What ranks held in the deal before does not return to its owner: it hops from them.
         if exclude is not None and parameter.pattern.dealt(exclude.units):
-            moved -= _excluded_elements(parameter, source, target, exclude)
+            moved -= _excluded_elements(parameter, source, target, exclude, marks)
         form = choose_form(wire, name, parameter)
         scales = count_scales(form, parameter, source.lengths, groups, source.ranks)
         total += moved * value_bytes(form, parameter.itemsize) + (moved > 0) * scales
     return total
 
 
-def _common_elements(parameter: Parameter, source: Layout, target: Layout) -> np.ndarray:
+def _common_elements(
+    parameter: Parameter, source: Layout, target: Layout, marks: _Marks
+) -> np.ndarray:
     """Return the number of elements that two ranks both have: ``[from, to]`` int64."""
     elements = np.ones((source.ranks, target.ranks), dtype=np.int64)
     for place, axis in enumerate(parameter.pattern.axes):
-        sent = _marks(source, axis, place)
-        received = _marks(target, axis, place)
+        sent = marks.find(source, axis, place)
+        received = marks.find(target, axis, place)
         # A rank's elements are a grid of its positions on each axis: the numbers of common
         # positions multiply.
         elements *= (sent @ received.T).astype(np.int64)
@@ -59,16 +89,16 @@ def _common_elements(parameter: Parameter, source: Layout, target: Layout) -> np
 
 
 def _excluded_elements(
-    parameter: Parameter, source: Layout, target: Layout, exclude: Layout
+    parameter: Parameter, source: Layout, target: Layout, exclude: Layout, marks: _Marks
 ) -> np.ndarray:
     """Return the number of `_common_elements` that any rank has in a third layout: ``[from, to]``
     int64."""
     # For each holder in the third layout: the elements that all three ranks have.
     by_holder = np.ones((exclude.ranks, source.ranks, target.ranks), dtype=np.int64)
     for place, axis in enumerate(parameter.pattern.axes):
-        sent = _marks(source, axis, place)
-        received = _marks(target, axis, place)
-        for holder, held in enumerate(_marks(exclude, axis, place)):
+        sent = marks.find(source, axis, place)
+        received = marks.find(target, axis, place)
+        for holder, held in enumerate(marks.find(exclude, axis, place)):
             by_holder[holder] *= ((sent * held) @ received.T).astype(np.int64)
     # Each element has at most one holder in a deal, so no element counts twice.
     return by_holder.sum(axis=0)
@@ -96,18 +126,6 @@ def _bytes_once(leg: Leg, ranks: int, lengths: Mapping[str, int]) -> Sequence[in
         raise AssertionError(f"the leg {leg.name} has no layouts")
     pairs = pair_bytes(leg.parameters, leg.source, leg.target, leg.exclude, kind, leg.shared)
     return pairs.sum(axis=1) - pairs.diagonal()  # what stays on a rank is not sent
-
-
-def _marks(layout: Layout, axis: Axis, place: int) -> np.ndarray:
-    """Return 1 where a rank has a position of an axis, otherwise 0: ``[rank, position]`` float64.
-
-    ``place``: the number of the axis in its tensor. They are floats, because NumPy multiplies
-    matrices of integers slowly.
-    """
-    length = axis.length(layout.lengths)
-    return np.stack(
-        [_mark(layout.positions(axis, place, rank), length) for rank in range(layout.ranks)]
-    )
 
 
 def _mark(positions: Positions, length: int) -> np.ndarray:
