@@ -44,6 +44,8 @@ HALVINGS_AT_ONCE = 5
 halvings may need."""
 FEW_LOGITS = 2**18
 """The most logits of all ranks for which slopes are computed that may not be needed."""
+AT_ONCE = 2**16
+"""The most numbers for which one call computes the slopes at several middles: 0.5 MB."""
 
 
 class _Adam:
@@ -157,10 +159,12 @@ def fit_temperature(
 
     def find_slopes(middles: Sequence[float]) -> np.ndarray:
         """Return the slope of the loss at each middle, over all ranks."""
+        factors = torch.from_numpy(np.exp(middles)).view(-1, 1, 1)
         slopes = []
-        for middle in middles:
-            odds = torch.softmax(logits * np.exp(middle), dim=1)
-            slopes.append(float(((odds - targets) * logits).sum()))
+        for some in factors.split(max(AT_ONCE // max(logits.numel(), 1), 1)):
+            odds = torch.softmax(logits * some, dim=2)
+            # A sum for each middle: one call for all of them may round in another way.
+            slopes += [float(terms.sum()) for terms in (odds - targets) * logits]
         return add_up(np.array(slopes))
 
     at_once = HALVINGS_AT_ONCE if count * classes <= FEW_LOGITS else 1

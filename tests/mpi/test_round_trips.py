@@ -138,17 +138,13 @@ def test_a_temperature_is_that_of_one_halving_at_a_time(examples, most):
 
     fitted = fit_temperature(logits, labels, add_up)
     assert len(calls) == most and 1 < fitted < 4
-    smoothing = 1 / (examples + 2)
-    targets = torch.full_like(logits, smoothing / 10)
-    targets[torch.arange(examples), labels] += 1 - smoothing
+    targets = torch.full_like(logits, 1 / (examples + 2) / 10)
+    targets[torch.arange(examples), labels] += 1 - 1 / (examples + 2)
     low, high = np.log(1 / HOTTEST), np.log(1 / COLDEST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         odds = torch.softmax(logits * np.exp(middle), dim=1)
-        if ((odds - targets) * logits).sum() > 0:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if ((odds - targets) * logits).sum() > 0 else (middle, high)
     assert fitted == np.exp(-(low + high) / 2)
 
 
