@@ -11,7 +11,7 @@ for a message that explains a range better.
 
 import math
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -184,7 +184,7 @@ def check_value(value: Any, hint: Any, name: str, source: str) -> Any:
 
 def _require_own_limits(value: Any, hint: Any, where: str) -> None:
     """Raise ConfigError for a value beyond a limit of `also`, which msgspec does not know."""
-    _, limits, _ = _bare(hint)
+    limits = _limits_once(hint)
     if value is None:
         return
     if "at_most" in limits and value > limits["at_most"]:
@@ -193,6 +193,13 @@ def _require_own_limits(value: Any, hint: Any, where: str) -> None:
         raise ConfigError(f"{where} must {limits['must']}.")
     if "rising" in limits and any(first >= second for first, second in zip(value, value[1:])):
         raise ConfigError(f"{where} must {limits['must']}.")
+
+
+@cache
+def _limits_once(hint: Any) -> Mapping[str, Any]:
+    """Return the limits of a type, found once: each change of a run checks 80 settings."""
+    _, limits, _ = _bare(hint)
+    return limits
 
 
 def convert_value(value: Any, hint: Any, name: str) -> Any:
