@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from functools import cache
 
 import pytest
 from hypothesis import settings
@@ -35,7 +36,6 @@ settings.load_profile("istmpi")
 
 
 _begun = {}
-
 SLOWER = 5
 """A test as a whole is only ended where the limits of what it waits for did not end it."""
 
@@ -50,6 +50,10 @@ def pytest_runtest_protocol(item, nextitem):
         _begun["file"] = item.path
         gc.collect()
         gc.freeze()
+    exporter = sys.modules.get("torch.onnx._internal.exporter._registration")
+    if exporter and hasattr(exporter.ONNXRegistry.from_torchlib, "__func__"):
+        # PyTorch's own method makes a table of all operators anew for each export, which only reads it.
+        exporter.ONNXRegistry.from_torchlib = staticmethod(cache(exporter.ONNXRegistry.from_torchlib))
     seconds = mark.args[0] if mark else float(item.config.getini("timeout"))
     item.add_marker(pytest.mark.timeout(seconds * max(patience(), SLOWER)), append=False)
     result = yield
