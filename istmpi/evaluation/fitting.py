@@ -159,13 +159,7 @@ def fit_temperature(
 
     def find_slopes(middles: Sequence[float]) -> np.ndarray:
         """Return the slope of the loss at each middle, over all ranks."""
-        factors = torch.from_numpy(np.exp(middles)).view(-1, 1, 1)
-        slopes = []
-        for some in factors.split(max(AT_ONCE // max(logits.numel(), 1), 1)):
-            odds = torch.softmax(logits * some, dim=2)
-            # A sum for each middle: one call for all of them may round in another way.
-            slopes += [float(terms.sum()) for terms in (odds - targets) * logits]
-        return add_up(np.array(slopes))
+        return add_up(np.array(_slopes_here(logits, targets, middles)))
 
     at_once = HALVINGS_AT_ONCE if count * classes <= FEW_LOGITS else 1
     # The loss is convex in 1 / temperature, so its slope has one root.
@@ -183,6 +177,19 @@ def fit_temperature(
             else:
                 low = middle
     return float(np.exp(-(low + high) / 2))
+
+
+def _slopes_here(
+    logits: torch.Tensor, targets: torch.Tensor, middles: Sequence[float]
+) -> list[float]:
+    """Return the slope of this rank's summed loss at each middle."""
+    factors = torch.from_numpy(np.exp(middles)).view(-1, 1, 1)
+    slopes = []
+    for some in factors.split(max(AT_ONCE // max(logits.numel(), 1), 1)):
+        odds = torch.softmax(logits * some, dim=2)
+        # A sum for each middle: one call for all of them may round in another way.
+        slopes += [float(terms.sum()) for terms in (odds - targets) * logits]
+    return slopes
 
 
 def list_middles(low: float, high: float, halvings: int) -> list[float]:

@@ -150,7 +150,7 @@ def _collect(module: ModuleType, files: dict[Path, str], libraries: set[str]) ->
             continue
         for name in _list_imports(file.read_bytes(), file.relative_to(folder).parent.parts):
             top = name.partition(".")[0]
-            # Most imports are of libraries: one look for each of them, whatever is imported from it.
+            # Most imports are of libraries: one look for each, whatever is imported from it.
             if top not in is_here:
                 is_here[top] = (folder / f"{top}.py").is_file() or (folder / top).is_dir()
             if is_here[top]:
