@@ -17,14 +17,14 @@ from istmpi.checkpoint.state import (
     model_pieces,
     own_data_piece,
     own_pieces,
+    read_moments,
     restore,
     restore_frozen,
 )
-from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import list_kinds
-from istmpi.errors import ConfigError, DataError, DivergedError
+from istmpi.errors import DataError, DivergedError
 from istmpi.evaluation.blocks import ValuesOf
 from istmpi.evaluation.evaluator import Score
 from istmpi.evaluation.planning import choose_form
@@ -33,7 +33,7 @@ from istmpi.methods.base import drive
 from istmpi.training.best import Best
 from istmpi.training.prepared import Prepared
 from istmpi.training.progress import Counts, Progress
-from istmpi.training.same_data import list_changes, summarise_split
+from istmpi.training.same_data import list_changes, require_same_subnets, summarise_split
 from istmpi.training.share_log import adapt_shares
 
 
@@ -328,12 +328,23 @@ class Training(Prepared):
                     "saved inside a round by an older version: the round starts again from the mean"
                 )
             changes += self._begin_state(header, restored)
+            moments = self._find_moments(checkpoint)
         # The old ones hold values from before the checkpoint's came in.
         self.method = self._make_method(restored=restored)
         self._make_evaluator()
+        if moments:
+            self.evaluator.network.moments = moments
+            self.calibrated_after = self.rounds_done
         self.tally.restore(Counts.from_header(header))
         self._check_time_limit()
         return changes
+
+    def _find_moments(self, checkpoint: Checkpoint) -> Moments:
+        """Return the moments of the batch normalisations in a program's checkpoint, which has no
+        data to compute them again. Other runs compute theirs; so do subnets side by side."""
+        if self.dataset.network is None or checkpoint.header.blocks:
+            return {}
+        return read_moments(checkpoint)
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
         """Take the values of a checkpoint that owners store; return this rank's own values."""
@@ -355,7 +366,7 @@ class Training(Prepared):
     def _begin_state(self, header: Header, restored: Mapping[str, torch.Tensor]) -> list[str]:
         """Note the round since which ranks' own optimizer states count; return a note if the
         checkpoint lacks them. Raises ConfigError if a sum of subnets would get other subnets."""
-        _require_same_subnets(header, self.run, self.communicator.size)
+        require_same_subnets(header, self.run, self.communicator.size)
         # decision 70: a mean of the ranks' states would be the state of none.
         self.state_since = header.state_since
         run, since = self._find_phase()
@@ -372,20 +383,3 @@ class Training(Prepared):
         return [
             f"optimizer_state = keep: each rank begins with a new optimizer state, because {why}"
         ]
-
-
-def _require_same_subnets(header: Header, run: Run, ranks: int) -> None:
-    """Raise ConfigError if a network that is the sum of subnets, one of each rank, resumes on
-    another number of ranks or with other shares of the units."""
-    if not find_method_spec(run.method.name).sums_outputs:
-        return
-    if header.ranks != ranks:
-        raise ConfigError(
-            f"the checkpoint is the sum of {header.ranks} subnets, one of each rank, and this run "
-            f"has {ranks} ranks. Resume on {header.ranks}."
-        )
-    if header.round and header.run.method.shares != run.method.shares:
-        raise ConfigError(
-            f"method.shares = {run.method.shares}: the checkpoint is the sum of subnets with the "
-            f"shares {header.run.method.shares}, which keep their units. Give the same shares."
-        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from istmpi.checkpoint.format import DataSummary
+from istmpi.checkpoint.format import DataSummary, Header
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import Communicator
 from istmpi.config import Run
@@ -365,3 +365,20 @@ def _compare_own_data(
 def _describe_states(run: Run) -> str:
     """Return what becomes of the optimizer state in each of the run's methods, as text."""
     return ", ".join(dict.fromkeys(find_method_spec(name).state(run) for name, _ in run.phases()))
+
+
+def require_same_subnets(header: Header, run: Run, ranks: int) -> None:
+    """Raise ConfigError if a network that is the sum of subnets, one of each rank, resumes on
+    another number of ranks or with other shares of the units."""
+    if not find_method_spec(run.method.name).sums_outputs:
+        return
+    if header.ranks != ranks:
+        raise ConfigError(
+            f"the checkpoint is the sum of {header.ranks} subnets, one of each rank, and this run "
+            f"has {ranks} ranks. Resume on {header.ranks}."
+        )
+    if header.round and header.run.method.shares != run.method.shares:
+        raise ConfigError(
+            f"method.shares = {run.method.shares}: the checkpoint is the sum of subnets with the "
+            f"shares {header.run.method.shares}, which keep their units. Give the same shares."
+        )

@@ -44,9 +44,6 @@ def test_looking_at_the_network_changes_neither_what_is_learnt_nor_what_is_sent(
     assert_same_bits(whole(looked_at), whole(left_alone))
 
 
-# ---- a loss that is no longer finite
-
-
 @pytest.mark.parametrize("method", methods.METHODS)
 def test_a_loss_that_turns_nan_stops_all_ranks_and_keeps_the_last_good_weights(comm, method):
     settings = {"optimizer__lr": 1e200, "model__norm": "none", "method__optimizer_state": "carry"}

@@ -253,6 +253,9 @@ def test_a_schedule_that_follows_scores_resumes(comm, shared_tmp):
     resumed, rates = train(4, "halves", "auto")
     assert rates == {4: expected[3]}
     assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
+    finished, _ = train(4, "halves", "auto")
+    found = [job.evaluate(lambda module, x: module(x.double()).mean(), examples) for job in (resumed, finished)]
+    assert found[1] == pytest.approx(found[0], rel=1e-12), "the file has the moments of the normalisations"
     assert train(5, "elsewhere", shared_tmp / "halves")[1] == {5: expected[4]}
     on_root(comm, (shared_tmp / "halves" / "metrics.jsonl").unlink)
     with pytest.raises(ConfigError, match="ReduceLROnPlateau needs the scores of earlier rounds"):
