@@ -159,7 +159,8 @@ def _note_joint(chosen: Choice) -> Iterator[str]:
         yield (
             f"joint sends {number(outputs)}B a round, and local-sgd of a network 1/P as wide "
             f"{number(weights)}B. Try joint where all ranks have the same data, and {share:.0%} of "
-            "the network is too narrow for the task (docs/methods.md)."
+            "the network is too narrow for the task; method.passes lowers its bytes "
+            "(docs/methods.md)."
         )
 
 
