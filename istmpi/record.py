@@ -25,6 +25,10 @@ TUNING = "tuning"
 outcomes."""
 _FURTHER = ("balanced accuracy", "macro-F1", "AUC", "RMSE", "R2")
 _TOP_K = re.compile(r"top_(\d+)_accuracy")
+_ENTRY = re.compile(
+    "time|round|local_steps|examples|seconds|bytes|loss|learning_rate|ranks|resumed_from|score|"
+    r"score_name|test_examples|form|bits_per_byte|.+_(seconds|bytes|per_second)|rank\d+_share"
+)
 CURE = "Repair the file, or remove the run's folder."
 JOB = "job"
 """The file in a run's folder in which the job script describes the machine. It may exist before the
@@ -44,15 +48,23 @@ def write_key(name: str) -> str:
     return name.lower().replace(" ", "_").replace("-", "_")
 
 
-def list_own_scores(summary: Fields | None) -> list[str]:
-    """Return the names of the further scores that a user's code has computed."""
+def write_own_key(name: str) -> str:
+    """Return the key in metrics.jsonl of a score of a user's code: score_loss if it is named as
+    another entry, such as loss."""
+    if _ENTRY.fullmatch(name):
+        return f"score_{name}"
+    return name
+
+
+def list_own_scores(summary: Fields | None) -> dict[str, str]:
+    """Return the names of the further scores that a user's code has computed, and their keys."""
     # A line of metrics may have any names.
     place = summary
     for key in ("last", "score", "more"):
         if place is None or key not in place:
-            return []
+            return {}
         place = place.inner(key)
-    return list(place or ())
+    return {name: write_own_key(name) for name in place or ()}
 
 
 def has_direction(name: str) -> bool:

@@ -17,6 +17,7 @@ from istmpi.devices import HOST
 from istmpi.evaluation.further import Further, FurtherTotals
 from istmpi.multilabel import Ranking, compute_parts
 from istmpi.outputs import LossOfOutputs, list_outputs, take_last
+from istmpi.record import write_own_key
 from istmpi.tasks import Task
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ class Score:
         if self.bits_per_byte is not None:
             line["bits_per_byte"] = self.bits_per_byte
         # No further score replaces an entry of the line.
-        more: dict[str, float | str] = {**(self.more or {})}
+        more: dict[str, float | str] = {}
+        for name, score in (self.more or {}).items():
+            more[write_own_key(name)] = score
         if self.further:
             more |= self.further.record()
         return more | line

@@ -6,6 +6,7 @@ from typing import Any
 
 from istmpi.code import shown
 from istmpi.errors import ConfigError
+from istmpi.record import write_own_key
 from istmpi.tasks import LOWER, higher_is_better
 from istmpi.training.best import Best
 
@@ -74,4 +75,4 @@ def _read_score(line: Mapping[str, Any], name: str) -> float | None:
     """Return the score ``name`` of a line of metrics.jsonl; None if it has none."""
     if line.get("score_name", "").removesuffix(LOWER) == name:
         return line.get("score")
-    return line.get(name)
+    return line.get(write_own_key(name))

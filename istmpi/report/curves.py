@@ -238,9 +238,9 @@ def _find_further(lines: Sequence[Fields], summary: Fields | None) -> dict[str, 
         return {}
     last = tested[-1]
     further = read_further(last)
-    for name in list_own_scores(summary):
-        if name in last:
-            further[name] = last.score(name)
+    for name, key in list_own_scores(summary).items():
+        if key in last:
+            further[name] = last.score(key)
     return further
 
 

@@ -54,6 +54,9 @@ class Best:
         self.without_better = 0
         """The number of evaluations since the best score."""
 
+    def __repr__(self) -> str:
+        return f"Best(round={self.round}, score={self.score})"
+
     def take(self, round: int, score: float) -> None:
         """Take a score of the network after so many rounds; NaN is never the best."""
         if self._is_better(score):

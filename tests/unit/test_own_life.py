@@ -1,6 +1,5 @@
 """The whole life of a program's run: epochs on other ranks, schedules, the best network, and what its loop keeps."""
 
-import functools
 import json
 
 import pytest
@@ -140,8 +139,8 @@ def keep_all(job):
     for round in job.rounds(9, folder=job.run_folder, resume="auto", watch=Watch(), signals=False):
         take_steps(round, LOADER)
         job.keep(seen=[*job.kept.get("seen", []), (round.number, job.communicator.rank)], mean=torch.ones(2) / 3)
-        made = functools.partial(lambda value, module, batch: torch.tensor(value), SCORES[round.number - 1])
-        job.evaluate(made, [X], name="made", best=job.file, patience=job.patience)
+        made = torch.tensor(SCORES[round.number - 1])
+        job.evaluate(lambda *_, made=made: made, [X], name="made", best=job.file, patience=job.patience)
         if round.number == job.stops_after:
             return None
     return job.best.round, job.best.score, job.kept["seen"]
@@ -233,22 +232,23 @@ def test_two_networks_train_each_other_as_two_jobs(tmp_path, method):
 
 
 def test_several_scores_are_exact_over_ranks_and_in_the_report(tmp_path):
-    """Five batches on two ranks, the last of one example: a mean of means would differ."""
+    """Five batches on two ranks, the last of one example: a mean of means would differ. A score may be called loss."""
 
     def hits(module, batch):
         right = (batch[1] == 1).float()
-        return {"ones": right.mean(), "recall": (right[batch[0][:, 0] > 0].sum(), int((batch[0][:, 0] > 0).sum()))}
+        return {"ones": right.mean(), "loss": (right[batch[0][:, 0] > 0].sum(), int((batch[0][:, 0] > 0).sum()))}
 
     def program(comm):
         job = make_job(comm)
         for round in begin_rounds(job, 2, tmp_path):
             take_steps(round, LOADER)
-            scores = job.evaluate(hits, DataLoader(TensorDataset(X[:41], Y[:41]), 10))
-        return scores
+            scores = job.evaluate(hits, DataLoader(TensorDataset(X[:41], Y[:41]), 10), best="best.h5")
+        assert job.evaluate(accuracy, [(X, Y)], name="round", best="other.h5") == job.best.score
+        return scores, job.metrics()[-1]["loss"] == job.summary.last.loss
 
     outcome = simulate(program, 2)
     outcome.require()
     ones, recall = Y[:41].double().mean(), Y[:41][X[:41, 0] > 0].double().mean()
-    assert outcome.results == [pytest.approx({"ones": float(ones), "recall": float(recall)})] * 2
+    assert outcome.results == [(pytest.approx({"ones": float(ones), "loss": float(recall)}), True)] * 2
     (curve,) = istmpi.read_curves([tmp_path])
-    assert curve.further == pytest.approx({"recall": float(recall)}) and curve.score_name == "ones"
+    assert curve.further["loss"] == pytest.approx(float(recall)) and curve.score_name == "ones"
