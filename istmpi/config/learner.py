@@ -21,7 +21,7 @@ DType = Annotated[Literal["float32", "float64"], "Type of weights and computatio
 Scale = Annotated[
     Literal["share", "fitted", "none"],
     "Factor of the full network's sums over dealt units without a batch normalisation after them: "
-    "a subnet's share of these units, fitted on training examples (results/decoder.md), or none.",
+    "a subnet's share of these units, fitted on training examples, or none (docs/methods.md).",
 ]
 
 

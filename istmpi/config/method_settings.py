@@ -75,23 +75,23 @@ class SpecificSettings:
         Count,
         "Ranks that hold each unit, train it on different examples and average it, such as blocks "
         "of a network with fewer blocks than ranks. It divides the ranks "
-        "(results/holders.md).",
+        "(docs/methods.md).",
     ] = 1
     share_every: Annotated[
         int,
         Meta(ge=1),
-        "Rounds between averages of the weights that are not dealt out (results/decoder.md).",
+        "Rounds between averages of the weights that are not dealt out (docs/methods.md).",
     ] = 1
     shared_wire: Annotated[
         Literal["top-k"] | None,
         "Encoding of averages of weights that are not dealt out: all values (method.wire), or "
-        "top-k as in sparse-loco (method.top, feedback; results/decoder.md).",
+        "top-k as in sparse-loco (method.top, feedback; docs/methods.md).",
     ] = None
     shares: Annotated[
         tuple[float, ...] | str | None,
         also(**{"or": "auto, or a metrics.jsonl"}),
         "Relative sizes of the ranks' subnets; by default equal. auto: by measured times. A "
-        "metrics.jsonl: the sizes of that auto run, round by round (results/slow-rank.md).",
+        "metrics.jsonl: the sizes of that auto run, round by round (docs/methods.md).",
     ] = None
     # streaming-diloco
     fragments: Annotated[

@@ -55,7 +55,7 @@ class Train:
     widen: Annotated[
         bool,
         "train.init may be the network.h5 of a narrower network: its units become the first units, "
-        "and weights from new units to them begin at 0 (results/widening.md).",
+        "and weights from new units to them begin at 0 (docs/running.md).",
     ] = False
     patience: Annotated[
         Natural,
@@ -74,7 +74,7 @@ class Train:
             must="be pairs of a fraction of the rounds and a side in pixels, such as [[0.4, 8], [0.6, 16]]"
         ),
         "Images: pairs [fraction of the rounds, side in pixels], smaller sides first, the full "
-        "side last: [[0.4, 8], [0.6, 16]] (results/growing.md).",
+        "side last: [[0.4, 8], [0.6, 16]] (docs/data.md).",
     ] = ()
     exit_weights: Annotated[
         tuple[NotNegative, ...],
@@ -146,7 +146,7 @@ class Evaluate:
         tuple[NotNegative, NotNegative],
         also(must="be two numbers of at least 0, such as [0.55, 1.5]"),
         "Sparse rows with several labels: propensity parameters A and B of PSP@k (Jain et al. "
-        "2016; results/xc.md).",
+        "2016; docs/formats.md).",
     ] = (0.55, 1.5)
     calibration_examples: Annotated[
         Annotated[int, Meta(ge=2)] | None,

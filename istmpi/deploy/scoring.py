@@ -46,7 +46,7 @@ class Evaluation:
     score_name: str
     source: str
     split: str
-    calibrated: bool
+    calibrated_now: bool
     """True if the normalisation was calibrated now, on the training split of these data."""
     note: str = ""
 
@@ -87,7 +87,7 @@ def evaluate(
         score_name=data.scoring.score,
         source=source,
         split=split,
-        calibrated=moments is None and bool(network.batch_norms),
+        calibrated_now=moments is None and bool(network.batch_norms),
         note=_join_notes(network, evaluator.note, data),
     )
 

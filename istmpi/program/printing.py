@@ -65,12 +65,13 @@ class Printing(Watch):
         network = training.architecture
         dealt = training.method.spec.groups(run, network)
         if dealt:
-            undealt = {name: "by default" for name in network.groups if name not in dealt}
+            rest = (name for name in network.groups if name not in dealt)
+            undealt = dict.fromkeys(rest, "only if partition= names it")
             undealt.update(network.table.undealt)
             words = "dealt out: " + ", ".join(f"{name} ({network.lengths[name]})" for name in dealt)
             if undealt:
                 whole = "; ".join(f"{name} ({reason})" for name, reason in undealt.items())
-                words += f"; whole on every rank: {whole}"
+                words += f"; not dealt out: {whole}"
             self.noticed(words)
 
     def progressed(self, progress: Progress) -> None:
@@ -85,7 +86,7 @@ class Printing(Watch):
         last = summary.last
         PICTURES.folders[summary.folder] = None
         self.noticed(
-            f"{last.round} rounds in {last.seconds:.0f} s, {last.bytes / 1e6:.3g} MB "
+            f"{counted(last.round, 'round')} in {last.seconds:.0f} s, {last.bytes / 1e6:.3g} MB "
             f"sent{_scores(last)}"
         )
 

@@ -175,7 +175,7 @@ def _list_portions(facts: Mapping[str, Any]) -> Table:
     replicated = facts["replicated"]
     share = f"{replicated / elements:.1%}"
     # Weights without a dealt axis do not depend on the number of ranks.
-    rows.append(("any", f"{number(replicated)} on every rank", share, "", ""))
+    rows.append(("any", f"{number(replicated)} of these on every rank", share, "", ""))
     columns = ("ranks", "weights each trains", "of all", "FLOPs to train an example", "of all")
     return make_table(columns, rows)
 

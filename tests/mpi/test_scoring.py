@@ -129,11 +129,11 @@ def test_whatever_is_not_calibrated_is_calibrated_now(comm, shared_tmp):
             del file["norm"], file["checksums/norm"]
             reseal(file)
 
-    assert not evaluate(path, comm).calibrated
+    assert not evaluate(path, comm).calibrated_now
     again = evaluate(path, comm, "digits", calibrate=True)
     on_root(comm, remove_moments)
     for result in (again, evaluate(path, comm)):
-        assert result.calibrated
+        assert result.calibrated_now
         assert result.score.loss == pytest.approx(score.loss, abs=1e-12)
 
 

@@ -95,7 +95,7 @@ def test_a_subnet_has_the_widths_of_its_rank_and_a_score_of_its_own(comm, shared
     path = shared_tmp / "network.h5"
     saved(comm, small_run(), path)
     result = evaluate(NetworkFile(path, comm.size - 1), comm)
-    assert result.calibrated and 0 < result.score.score < 1
+    assert result.calibrated_now and 0 < result.score.score < 1
     if comm.size > 1:
         assert result.score != evaluate(NetworkFile(path, 0), comm).score
         with NetworkFile(path, 0).open() as subnet, open_checkpoint(path) as whole:

@@ -44,18 +44,18 @@ def links(page):
 
 
 def test_every_link_leads_somewhere():
-    pairs = [(page, link) for page in PAGES for link in links(page)]
-    for page, link in pairs:
+    for page, link in ((place, link) for place in PAGES for link in links(place)):
         path, _, fragment = link.partition("#")
         target = page.parent / path if path else page
         assert target.exists(), f"{page}: {link} does not exist"
         assert not fragment or fragment in anchors(target), f"{page}: {link}: there is no such heading"
 
 
-def test_every_decision_that_code_names_has_a_page():
-    pages = {path.name[:2] for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+def test_every_decision_and_page_that_code_names_is_in_an_installation():
+    decisions = {path.name[:2] for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    pages = decisions | {str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")}
     for path in (ROOT / "istmpi").rglob("*.py"):
-        assert {*re.findall(r"# decision (\d+):", path.read_text(encoding="utf-8"))} <= pages, path
+        assert {*re.findall(r"(?<=# decision )\d+(?=:)|[\w/.-]+\.md", path.read_text(encoding="utf-8"))} <= pages, path
 
 
 def test_every_month_of_the_log_has_a_file_and_a_line_in_its_index():

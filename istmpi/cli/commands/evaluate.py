@@ -112,23 +112,23 @@ def _print_exits(
 
 
 def _explain_calibration(path: NetworkFile, calibrate: bool) -> str:
-    """Return the reason of a calibration, with a colon before it."""
+    """Return the reason of a calibration, as the end of a sentence."""
     # A user who asked for it needs no reason.
     if calibrate:
         return ""
     if path.subnet is not None:
-        return f": {path} has no calibration of this subnet"
-    return f": {path} was saved without calibration"
+        return f", because {path} has no calibration of this subnet"
+    return f", because {path} was saved without calibration"
 
 
 def _print(result: Evaluation, why: str, by_class: bool, as_json: bool) -> None:
-    """Print the scores; ``why``: the reason for a calibration, with a colon before it."""
+    """Print the scores; ``why``: the reason for a calibration, as the end of a sentence."""
     if result.note:
         note(f"{result.note}.")
     if as_json:
         print_json(asdict(result))
         return
-    if result.calibrated:
+    if result.calibrated_now:
         say(f"calibrated on the training split of {result.source}{why}")
     score = result.score
     say(
