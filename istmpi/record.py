@@ -26,10 +26,11 @@ outcomes."""
 _FURTHER = ("balanced accuracy", "macro-F1", "AUC", "RMSE", "R2")
 _TOP_K = re.compile(r"top_(\d+)_accuracy")
 _ENTRY = re.compile(
-    "time|round|local_steps|examples|seconds|bytes|loss|learning_rate|ranks|resumed_from|score_name|"
-    "(validation_)?(score|loss|examples)|test_(loss|examples)|form|bits_per_byte|"
+    "time|round|local_steps|examples|seconds|bytes|loss|learning_rate|ranks|resumed_from|"
+    "score_name|(validation_)?(score|loss|examples)|test_(loss|examples)|form|bits_per_byte|"
     r".+_(seconds|bytes|per_second)|rank\d+_share|exit\d+_score"
 )
+"""The entries of a line of metrics.jsonl that no score of a user's code replaces."""
 CURE = "Repair the file, or remove the run's folder."
 JOB = "job"
 """The file in a run's folder in which the job script describes the machine. It may exist before the
