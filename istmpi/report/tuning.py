@@ -46,8 +46,9 @@ class Tuning:
         """The sentences on how to read the choices, and on what is missing."""
         lines = [
             f"{self.settings}: each method has the value with the best score on held-out examples "
-            "of the training data. The worse half of the values stopped after a quarter and after "
-            "half of the rounds. Then each method trained with its value from the start."
+            "of the training data. Only the better half of the values, and at least two, continued "
+            "after a quarter and after half of the rounds. Then each method trained with its value "
+            "from the start."
         ]
         for choice in self.choices:
             if choice.on_the_edge:
