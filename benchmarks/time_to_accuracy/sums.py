@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import reporting
+from benchmarks.controls.plateau import METHODS as ROWS
 from benchmarks.controls.plateau import TASKS, Campaign, Cell, rows_of
 from benchmarks.controls.rivals import record_in
 from benchmarks.reporting import keep_cell, restore_cells, store_cells
@@ -28,7 +29,7 @@ from istmpi.comm import Communicator, world
 from istmpi.training.loop import Training
 
 NAME = "joint-seconds"
-METHODS = ("joint, int8", "joint", "joint, J = 1", "ist, never redealt", "narrow, local SGD", "narrow, SparseLoCo")
+METHODS = tuple(name for name in ROWS if name.startswith(("joint", "narrow", "ist, never")))
 
 
 def round_trip() -> str:
