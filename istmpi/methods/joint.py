@@ -115,7 +115,7 @@ class Joint(ReplicatedMethod):
         self.look_ahead(number, self._batches)
 
     def find_batch(self, step: int) -> int:
-        # Each pass over a round's batches draws the random numbers of the first pass again.
+        # decision 96: each pass over a round's batches draws the random numbers of the first one.
         round, local_step = divmod(step, self._local_steps)
         count = self.batches_in_a_round
         return round * count + local_step % count
