@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import tomli_w
 
 from istmpi.config.learner import Method, Model, OwnModel
+from istmpi.config.legs import count_batches
 from istmpi.config.methods import runs_in_passes
 from istmpi.config.run_file import find_cure, find_run_file
 from istmpi.config.sections import Checkpoint, Comm, Evaluate, Optimizer, Output, Train
@@ -179,7 +180,8 @@ class Run:
         method = self.method
         if runs_in_passes(method.name):
             return Course.from_rounds(math.ceil(passes / method.epochs))
-        in_a_round = method.local_steps * self.train.batch
+        # A batch counts once, however often a round passes over it.
+        in_a_round = count_batches(self) * self.train.batch
         return Course.from_epochs(passes, in_a_round, most_examples)
 
     def sides(self, course: Course | None = None) -> list[tuple[int, int]]:

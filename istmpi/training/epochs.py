@@ -16,8 +16,9 @@ def convert_epochs(
     """Return the run with ``train.rounds`` computed from ``train.epochs``; the same run if no
     epochs are set.
 
-    Rounds are ceil(epochs * examples / (local steps * batch)), with the largest number of examples
-    of a rank; for fedavg they are ceil(epochs / method.epochs). Collective with a communicator.
+    Rounds are ceil(epochs * examples / (batches of a round * batch)), with the largest number of
+    examples of a rank; for fedavg they are ceil(epochs / method.epochs). Collective with a
+    communicator.
     """
     if run.train.epochs is None:
         return run

@@ -38,6 +38,8 @@ def test_rounds_are_the_fewest_in_which_every_rank_passes_so_often(placement, ep
         Run().override({"train.rounds": 3, "train.epochs": epochs})
     fedavg = run.override({"method.name": "fedavg", "method.epochs": 2})
     assert convert_epochs(fedavg, DIGITS, 3).train.rounds == ceil(epochs / 2)
+    joint = run.override({"method.name": "joint", "method.local_steps": 80, "method.passes": 4})
+    assert convert_epochs(joint, DIGITS, 3).train.rounds == rounds, "a batch counts once, whatever its passes"
 
 
 def test_a_test_split_is_held_out_by_the_seed(tmp_path):
