@@ -110,7 +110,8 @@ def draw(
     every = chance.choice([1, 2, 3])
     settings = {
         "method.name": method,
-        "method.local_steps": chance.choice([1, 3, 5]),
+        "method.local_steps": (local_steps := chance.choice([1, 3, 5])),
+        "method.passes": chance.choice([1, local_steps]),
         "method.optimizer_state": chance.choice(["reset", "carry", *["keep"] * (KEEP in METHODS[method].states)]),
         "method.redeal": chance.choice([1.0, 0.3]),
         "optimizer.name": chance.choice(["sgd", "adam", "adamw"]),

@@ -14,6 +14,8 @@ from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 from tests.networks import joined_nets
 
+pytestmark = pytest.mark.ranks(only=[4])
+
 ADAM = {"optimizer__name": "adam", "optimizer__lr": 0.01, "method__optimizer_state": "carry"}
 NERF = {"model__name": f"{joined_nets.__file__}:Nerf", "model__hidden": 13, "model__wide": 11}
 CASES = {
@@ -35,7 +37,6 @@ def read(comm, folder, case, holders=2):
     return comm.broadcast_from_root(run)
 
 
-@pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize("case, holders", [*((case, 2) for case in [*CASES][:5]), ("plain", 4)])
 def test_the_weights_are_those_of_the_naive_oracle(comm, case, holders):
     training, progress = trained(comm, **CASES[case], method__holders=holders)
@@ -43,7 +44,6 @@ def test_the_weights_are_those_of_the_naive_oracle(comm, case, holders):
     assert_trained(training, progress, *oracle.train(training.run, training.architecture, comm.size, groups))
 
 
-@pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize("case", CASES)
 def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
     training = Training(read(comm, shared_tmp, case), comm)
@@ -54,13 +54,11 @@ def test_predicted_bytes_are_the_counted_bytes(comm, shared_tmp, case):
         assert counted == round_bytes(training.run, training.architecture, comm.size, number)
 
 
-@pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize("case", ["outer step", "int8", "seldom shared", "blocks and channels, adam carried", "joined"])
 def test_a_run_that_is_saved_and_stopped_goes_on_bit_for_bit(comm, shared_tmp, case):
     assert_goes_on(comm, read(comm, shared_tmp, case).override({"train.rounds": 4}), shared_tmp / "stopped.h5")
 
 
-@pytest.mark.ranks(only=[4])
 def test_clubs_of_ranks_have_the_same_units_and_every_unit_as_many_holders(comm):
     training = Training(small_run(model__hidden=[3, 2], method__holders=2), comm)
     deal = training.method.holders(0)
@@ -72,7 +70,6 @@ def test_clubs_of_ranks_have_the_same_units_and_every_unit_as_many_holders(comm)
     assert expected == pytest.approx(drawn, rel=0.02)
 
 
-@pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize(
     "settings, words",
     [

@@ -49,6 +49,7 @@ ROUNDS = {
     "int8, outer momentum": INT8 | {"method__outer_momentum": 0.5},
     "int8, data-parallel": INT8 | {"method__name": "data-parallel", **ADAM, **CARRIED},
     "downpour, three rounds old": {"method__name": "downpour", "method__staleness": 3, **ADAM},
+    "joint, two passes": {"method__name": "joint", "method__passes": 2, **ADAM, **CARRIED},
     "largest changes, seldom shared": TOP | ADAM | CARRIED | {"method__share_every": 3},
 }
 """Of the mlp: every method with the optimizer that has most state, and what else a round can be."""

@@ -19,7 +19,7 @@ def resumed(comm, path, **changed):
 
 def stop_at(training, round, step):
     """Ask this rank to stop when it is about to take that step of that round, which is then dropped."""
-    number = training.method.first_step(round) + step
+    number = training.method.find_batch(training.method.first_step(round) + step)
 
     def asking(take, in_a_pass):
         def asked(*place):
