@@ -18,7 +18,12 @@ import torch
 from istmpi.checkpoint.reader import MOMENTS, Checkpoint
 from istmpi.checkpoint.state import Moments, read_moments
 from istmpi.data.moments import list_features
-from istmpi.deploy.fitting import attach_code, find_last_deal, note_changed_source
+from istmpi.deploy.fitting import (
+    assume_inputs,
+    attach_code,
+    find_last_deal,
+    note_changed_source,
+)
 from istmpi.deploy.layers import State, Values, chain_state, collect_state
 from istmpi.deploy.network import CalibratedNetwork, require_calibrated
 from istmpi.deploy.opening import NetworkFile, NetworkPath
@@ -117,7 +122,7 @@ def export(
     with file.open(model) as checkpoint:
         calibrate_on = file.choose_calibration(checkpoint, calibrate_on)
         _require_exportable(checkpoint)
-        network = attach_code(checkpoint, model, runs=form == "onnx")
+        network = _attach_code(checkpoint, form, model)
         note = note_changed_source(network)
         if not with_changed_source:
             _require_no_change(model, note)
@@ -148,7 +153,7 @@ def measure(path: NetworkPath, form: str, model: str | None = None) -> Size:
     _find_form(form)
     with NetworkFile.from_argument(path).open(model) as checkpoint:
         _require_exportable(checkpoint)
-        network = attach_code(checkpoint, model, runs=form == "onnx")
+        network = _attach_code(checkpoint, form, model)
         parts = _list_parts(checkpoint, network)
     weights = 0
     nbytes = 0
@@ -161,6 +166,20 @@ def measure(path: NetworkPath, form: str, model: str | None = None) -> Size:
     for operator in network.operators:
         flops += sum(int(operator.flops(lengths)[0]) for lengths in parts)
     return Size(weights, nbytes, flops)
+
+
+def _attach_code(checkpoint: Checkpoint, form: str, model: str | None) -> Architecture:
+    is_program = form == "onnx"
+    inputs = None
+    # A state dict needs no pass of the network.
+    if is_program or checkpoint.header.blocks:
+        inputs = assume_inputs(checkpoint)
+    try:
+        return attach_code(checkpoint, model, inputs, runs=is_program)
+    except ConfigError as error:
+        if inputs is None:
+            raise
+        raise ConfigError(f"{error} An export gives the network a single tensor.") from error
 
 
 def _list_parts(checkpoint: Checkpoint, network: Architecture) -> list[dict[str, int]]:
@@ -214,7 +233,7 @@ def _state(
     subnets = checkpoint.header.blocks
     if subnets:
         # Joined outputs of several subnets are of no plain class, so they have no state.
-        module = CalibratedNetwork(checkpoint, calibrate_on, model).module
+        module = CalibratedNetwork(checkpoint, calibrate_on, model, assume_inputs(checkpoint)).module
         # A program cannot branch on values, for example if they are not finite.
         module._forward_hooks.clear()
         problem = f"its network is {subnets} subnets side by side (evaluate.form)"

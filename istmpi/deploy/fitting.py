@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from istmpi.checkpoint.format import Header
 from istmpi.checkpoint.reader import Checkpoint
@@ -50,9 +51,12 @@ def attach_code(
     unknown = data.task == OWN and example is None
     if unknown and runs:
         require_data(checkpoint)
+        cure = "Use istmpi evaluate --data"
+        if not header.blocks:
+            cure += ", or export --to torch and call the class in Python"
         raise ConfigError(
             f"{checkpoint.path}: only the code of its data defines the inputs of its network. "
-            "Use istmpi evaluate --data, or export --to torch and call the class in Python."
+            f"{cure}."
         )
     arguments = header.run.model.arguments_for(data.task)
     name = model or network.name
@@ -86,8 +90,22 @@ def require_data(checkpoint: Checkpoint) -> None:
     if checkpoint.header.data.kind == "program":
         raise DataError(
             f"{checkpoint.path} is of a program, whose data istmpi does not know. Score it in the "
-            "program with job.evaluate, or use export --to torch."
+            "program with job.evaluate, or use istmpi export."
         )
+
+
+def assume_inputs(checkpoint: Checkpoint) -> tuple[torch.Tensor] | None:
+    """Return inputs for a network whose data are known only to code, as if it took one tensor:
+    token ids, if it begins with an embedding, else numbers. None for other data, and for inputs
+    without a shape."""
+    header = checkpoint.header
+    if header.data.task != OWN or not header.shape:
+        return None
+    shape = 4, *header.shape
+    operators = checkpoint.architecture.operators
+    if operators and operators[0].kind.startswith("Embedding"):
+        return (torch.zeros(shape, dtype=torch.int64),)
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(0)),)
 
 
 def find_last_deal(header: Header, architecture: Architecture) -> Partition:

@@ -44,12 +44,17 @@ class CalibratedNetwork:
 
     ``calibrate_on``: data whose training split calibrates the network; DataError if a file without
     calibration has none. ``model``: the class of a user's own network; its code is run.
+    ``inputs``: those on which it is tried, if the data do not define them.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, calibrate_on: str | None = None, model: str | None = None
+        self,
+        checkpoint: Checkpoint,
+        calibrate_on: str | None = None,
+        model: str | None = None,
+        inputs: tuple[torch.Tensor] | None = None,
     ):
-        architecture = attach_code(checkpoint, model)
+        architecture = attach_code(checkpoint, model, inputs)
         self.note = note_changed_source(architecture)
         if calibrate_on is None:
             require_calibrated(checkpoint)

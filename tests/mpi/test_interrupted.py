@@ -107,8 +107,7 @@ def allow_rounds(settings):
 def test_a_run_that_is_saved_and_stopped_again_and_again_goes_on_bit_for_bit(comm, shared_tmp, number, case):
     """Stopped in some rounds, by one rank or by every rank elsewhere; what was resumed is saved before it goes on."""
     settings = CASES[case]
-    run = run_of(settings, comm.size, shared_tmp) if comm.rank == 0 else None
-    run = comm.broadcast_from_root(run)
+    run = comm.broadcast_from_root(run_of(settings, comm.size, shared_tmp) if comm.rank == 0 else None)
     expected = Training(run, comm)
     progress = list(expected.rounds())
     path = shared_tmp / "between.h5"

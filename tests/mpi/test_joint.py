@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import istmpi
-from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.comm import Communicator
+from istmpi.deploy.export import export
 from istmpi.errors import ConfigError
 from istmpi.training.loop import Training
 
@@ -86,7 +86,7 @@ def make_job(comm, network=Perceptron, **settings):
 @pytest.mark.ranks(only=[3])
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tmp, passes):
-    """Ranks draw the same batches from a DataLoader, and a score's module adds up what they compute."""
+    """Ranks draw the same batches from a DataLoader, and a score's module and an export add up what they compute."""
     examples = TensorDataset(torch.randn(48, 6, generator=loops.seeded(1)), torch.arange(48) % 3)
     loader = DataLoader(examples, batch_size=8, shuffle=True)
     job = make_job(comm, method="joint", lr=0.05, passes=passes)
@@ -103,8 +103,10 @@ def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tm
     with torch.no_grad():
         outputs = comm.allreduce_sum(job.training.method.subnet.network(x.double()).numpy())
     assert score == pytest.approx((outputs.argmax(1) == labels.numpy()).mean())
-    with open_checkpoint(job.save(shared_tmp / "network.h5")) as checkpoint:
-        assert checkpoint.header.blocks == 3
+    path = job.save(shared_tmp / "network.h5")
+    if comm.rank == 0:
+        program = torch.export.load(export(path, "torch", model=job.run.model.name).path).module()
+        np.testing.assert_allclose(program(x.double()).detach(), outputs, rtol=0, atol=1e-12)
     with pytest.raises(ConfigError, match="the sum of 3 subnets, which a state dict"):
         job.state_dict()
 

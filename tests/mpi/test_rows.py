@@ -29,8 +29,7 @@ SETTINGS = {"train__rounds": 4, "method__local_steps": 3, "evaluate__every": 2}
 @pytest.mark.ranks(only=[4])
 @pytest.mark.parametrize("row", ROWS)
 def test_the_bytes_of_a_dry_run_are_counted_and_a_stopped_run_goes_on(comm, shared_tmp, capsys, row):
-    run = run_of(SETTINGS | ROWS[row], comm.size, shared_tmp) if comm.rank == 0 else None
-    run = comm.broadcast_from_root(run)
+    run = comm.broadcast_from_root(run_of(SETTINGS | ROWS[row], comm.size, shared_tmp) if comm.rank == 0 else None)
     progress = assert_goes_on(comm, run, shared_tmp / "stopped.h5")
     before = {purpose: comm.ledger.sent[purpose].bytes for purpose in (EVALUATION, SAVING)}
     run_training(run.override({"output.folder": str(shared_tmp / "run")}), comm)
