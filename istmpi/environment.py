@@ -16,11 +16,6 @@ VARIABLES = {
         "$SLURM_TMPDIR, $TMPDIR, /tmp",
         "A host's local disk, for --stage, --stage-venv.",
     ),
-    "ISTMPI_POWERCAP": (
-        "istmpi",
-        "/sys/class/powercap",
-        "Folder of the CPUs' energy counters (RAPL).",
-    ),
     "ISTMPI_VENV": ("bin/quickstart, bin/test", ".venv", "Folder of the virtual environment."),
     "ISTMPI_PYTHON": ("bin/quickstart, bin/test", "python3", "Python that makes it."),
     "ISTMPI_TORCH": ("bin/quickstart, bin/test", "2.13.0", "Version of PyTorch to install."),

@@ -233,7 +233,8 @@ def _state(
     subnets = checkpoint.header.blocks
     if subnets:
         # Joined outputs of several subnets are of no plain class, so they have no state.
-        module = CalibratedNetwork(checkpoint, calibrate_on, model, assume_inputs(checkpoint)).module
+        inputs = assume_inputs(checkpoint)
+        module = CalibratedNetwork(checkpoint, calibrate_on, model, inputs).module
         # A program cannot branch on values, for example if they are not finite.
         module._forward_hooks.clear()
         problem = f"its network is {subnets} subnets side by side (evaluate.form)"

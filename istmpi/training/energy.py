@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from istmpi.environment import read
 from istmpi.units import size
 
+COUNTERS = Path("/sys/class/powercap")
+"""The folder of the CPUs' energy counters."""
 RAPL = "RAPL"
 SACCT = "sacct"
 WATTS = "train.watts"
@@ -41,7 +42,7 @@ class Meter:
     """The joules of this host's CPUs since the meter was made."""
 
     def __init__(self) -> None:
-        self._folders = list(_list_cpus(Path(read("ISTMPI_POWERCAP"))))
+        self._folders = list(_list_cpus(COUNTERS))
         self._last = [_read_counter(folder) for folder in self._folders]
         self._microjoules = 0
 

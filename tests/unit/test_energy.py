@@ -18,7 +18,7 @@ def cpus(tmp_path, monkeypatch):
         (folder / "energy_uj").write_text(f"{microjoules}\n")
         (folder / "max_energy_range_uj").write_text(f"{LIMIT}\n")
 
-    monkeypatch.setenv("ISTMPI_POWERCAP", str(tmp_path))
+    monkeypatch.setattr("istmpi.training.energy.COUNTERS", tmp_path)
     write("0:0", 0, "core")
     write("9", 0, "psys")
     return write
