@@ -114,6 +114,8 @@ def draw(
         "method.passes": chance.choice([1, local_steps]),
         "method.optimizer_state": chance.choice(["reset", "carry", *["keep"] * (KEEP in METHODS[method].states)]),
         "method.redeal": chance.choice([1.0, 0.3]),
+        "method.burn_in": chance.choice([0, 4]),
+        "method.staleness": chance.choice([1, 3]),
         "optimizer.name": chance.choice(["sgd", "adam", "adamw"]),
         "optimizer.lr": 0.003,
         "optimizer.warm_up": chance.choice([0, 9]),
@@ -143,10 +145,6 @@ def draw(
             settings["model.norm"] = "layer"
     if method == "dynamic-averaging":
         settings["method.threshold"] = chance.choice([0.0, 0.002, 1.0])
-    if method == "codistillation":
-        settings["method.burn_in"] = chance.choice([0, 4])
-    if method == "downpour":
-        settings["method.staleness"] = chance.choice([1, 3])
     if method == "ist" and ranks % 2 == 0:
         settings["method.holders"] = chance.choice([1, 2])
     if method != "joint":
