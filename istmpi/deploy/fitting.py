@@ -5,7 +5,7 @@ Code runs only if the user names it.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -50,14 +50,7 @@ def attach_code(
     data = header.data
     unknown = data.task == OWN and example is None
     if unknown and runs:
-        require_data(checkpoint)
-        cure = "Use istmpi evaluate --data"
-        if not header.blocks:
-            cure += ", or export --to torch and call the class in Python"
-        raise ConfigError(
-            f"{checkpoint.path}: only the code of its data defines the inputs of its network. "
-            f"{cure}."
-        )
+        _refuse_inputs(checkpoint)
     arguments = header.run.model.arguments_for(data.task)
     name = model or network.name
     try:
@@ -71,6 +64,17 @@ def attach_code(
     network = network.with_code(code, tried=not unknown)
     restore_frozen(checkpoint, network)
     return network
+
+
+def _refuse_inputs(checkpoint: Checkpoint) -> NoReturn:
+    """Raise an error for a network whose inputs are unknown."""
+    require_data(checkpoint)
+    cure = "Use istmpi evaluate --data"
+    if not checkpoint.header.blocks:
+        cure += ", or export --to torch and call the class in Python"
+    raise ConfigError(
+        f"{checkpoint.path}: only the code of its data defines the inputs of its network. {cure}."
+    )
 
 
 def _require_fitting_class(checkpoint: Checkpoint, model: str | None) -> None:
