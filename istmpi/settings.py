@@ -184,7 +184,7 @@ def check_value(value: Any, hint: Any, name: str, source: str) -> Any:
 
 def _require_own_limits(value: Any, hint: Any, where: str) -> None:
     """Raise ConfigError for a value beyond a limit of `also`, which msgspec does not know."""
-    limits = _limits_once(hint)
+    _, limits, _ = _bare(hint)
     if value is None:
         return
     if "at_most" in limits and value > limits["at_most"]:
@@ -193,13 +193,6 @@ def _require_own_limits(value: Any, hint: Any, where: str) -> None:
         raise ConfigError(f"{where} must {limits['must']}.")
     if "rising" in limits and any(first >= second for first, second in zip(value, value[1:])):
         raise ConfigError(f"{where} must {limits['must']}.")
-
-
-@cache
-def _limits_once(hint: Any) -> Mapping[str, Any]:
-    """Return the limits of a type, found once: each change of a run checks 80 settings."""
-    _, limits, _ = _bare(hint)
-    return limits
 
 
 def convert_value(value: Any, hint: Any, name: str) -> Any:
@@ -275,7 +268,9 @@ def _fits(value: Any, kind: Any) -> bool:
     return True
 
 
-def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
+# Cached: each change of a run asks for the limits of 80 settings.
+@cache
+def _bare(hint: Any) -> tuple[Any, Mapping[str, Any], str]:
     """Split a type into the bare type without None, its limits (also of `also`), and its help."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
@@ -284,7 +279,7 @@ def _bare(hint: Any) -> tuple[Any, dict[str, Any], str]:
             if isinstance(note, str):
                 help = note
             else:
-                limits |= _find_limits(note)
+                limits = {**limits, **_find_limits(note)}
         return kind, limits, help
     # TYPE | None: None stands for a setting that is not given.
     if get_origin(hint) in (Union, types.UnionType):
@@ -297,14 +292,14 @@ def _find_limits(note: Meta) -> dict[str, Any]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _ends(limits: dict[str, Any]) -> tuple[float, float]:
+def _ends(limits: Mapping[str, Any]) -> tuple[float, float]:
     """Return the ends of the interval of a number."""
     low = limits.get("gt", limits.get("ge", -math.inf))
     high = limits.get("lt", limits.get("le", math.inf))
     return low, high
 
 
-def _or(words: str, limits: dict[str, Any]) -> str:
+def _or(words: str, limits: Mapping[str, Any]) -> str:
     if "or" not in limits:
         return words
     return f"{words}, {limits['or']}"

@@ -157,17 +157,16 @@ class Round:
         assert isinstance(method, Joint), "the only method that adds up outputs"
         require_alone(source, method.spec.name)
         stream = self._job.streams.find(source.loader, together=True)
-        count = method.batches_in_a_round
         first = method.find_batch(self._step)
-        batches = [stream.at(first + place) for place in range(count)]
+        batches = [stream.at(first + place) for place in range(method.batches_in_a_round)]
         if method.needs_batches:
             dtype = method.job.architecture.dtype
             read = [read_batch(inputs, batch).to(self.device, dtype) for batch in batches]
             method.look_ahead(self.number - 1, read)
             # The first step draws the random numbers that it has just drawn.
             method.subnet.seed(first, stochastic=True)
-        for local_step in self.steps():
-            batch = batches[local_step % count]
+        for _ in self.steps():
+            batch = batches[method.place]
             method.examples += count_examples(batch)
             yield batch
 
