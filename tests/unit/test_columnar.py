@@ -70,7 +70,7 @@ def test_a_table_in_columns_is_the_table_of_the_same_text(tmp_path, ending):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (OPTIONS | {"categories": "town"}, "table.parquet, line 2: '2026-11-01 10:00:00.*' is not a number.*--drop"),
+        (OPTIONS | {"categories": "town"}, "table.parquet, line 2, column day: '2026-11-01.*' is not a number.*--drop"),
         (OPTIONS | {"missing": "refuse"}, "table.parquet, line 5.* number"),
         (OPTIONS | {"label": "town", "categories": "day,kind"}, "table.parquet, line 6 has no label"),
     ],

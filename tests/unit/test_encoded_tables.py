@@ -74,7 +74,7 @@ def test_a_table_with_gaps_and_categories_is_predicted_as_it_was_prepared(table,
         ({"drop": "wehn"}, "no column wehn; did you mean when"),
         ({"drop": "kind", "label": "kind"}, "--drop names kind, which has the labels"),
         ({"drop": "when,size", "categories": "place"}, "in.csv, line 2: place is missing. Give --missing mean or"),
-        ({"drop": "when,place"}, "line 2: 'NA' is not a number"),
+        ({"drop": "when,place"}, "line 2, column size: 'NA' is not a number"),
         ({"missing": "zero"}, "missing 'zero' must be one of refuse, mean, most-frequent"),
     ],
 )

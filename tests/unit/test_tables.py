@@ -29,7 +29,7 @@ def assumed(report, option):
 
 @pytest.mark.parametrize("field", ["1_5", "١٥"])
 def test_what_python_alone_takes_for_a_number_is_none(table, field):
-    with pytest.raises(DataError, match=r"in.csv, line 3: '.*' is not a number"):
+    with pytest.raises(DataError, match=r"in.csv, line 3, column b: '.*' is not a number"):
         prepared(table(f"a,b,label\n1,2,x\n1,{field},y\n"))
     rows = "".join(f"{n},{n * n},{field}{n % 2}\n" for n in range(10))
     assert prepared(table("a,b,label\n" + rows))[1].classes == (f"{field}0", f"{field}1")
@@ -105,7 +105,7 @@ def test_other_delimiters_are_read_when_given(table):
         ("a,a,b\n1,2,x\n", {"missing": "mean"}, "in.csv has several columns of a name, a. Rename"),
         ("b,a,b\n1,2,x\n", {}, "in.csv has several columns of a name, b. Rename"),
         ('a,b,label\n1,2,"x\n3,4,y\n', {}, "in.csv is not a table: unexpected end of data"),
-        ("a,b,c\n1,,x\n2,3,x\n", {}, "in.csv, line 2: '' is not a number"),
+        ("a,b,c\n1,,x\n2,3,x\n", {}, "in.csv, line 2, column b: '' is not a number"),
         ("a,b,c\n1,nan,x\n2,3,y\n", {}, "has nan as feature 1"),
         ("a,b,kind\n1,2,x\n", {"label": "kin"}, "in.csv has no column kin; did you mean kind"),
         ("a,b,c\n1,2,x\n", {"label": "7"}, "there is no column 7"),
@@ -118,7 +118,7 @@ def test_other_delimiters_are_read_when_given(table):
         ("a,b\n1,01\n2,1\n3,001\n", {}, "has one class, 1. The labels 001, 01, 1 are one number. Write codes as"),
         ("a,b\n1,cat\n2,dog\n3,NaN\n", {}, "example 2 has the name NaN, which programs write for a missing label"),
         ("5.1,3.5,0\n4.9,3.0,cat\n4.7,3.2,dog\n", {}, "line 1: 5.1, 3.5, 0 may be a header"),
-        (",b\n0,x\n1,y\n", {}, "in.csv, line 1: '' is not a number"),
+        (",b\n0,x\n1,y\n", {}, r"in.csv, line 1, column 0 \(the first is 0\): '' is not a number"),
     ],
 )
 def test_what_is_wrong_is_named(table, text, options, message):
@@ -254,7 +254,7 @@ def test_the_options_are_the_commands(table, tmp_path, istmpi_command):
 
 def test_whole_numbers_that_float64_would_merge_are_refused(table):
     rows = "".join(f"{17 * 10**17 + n},{n % 2}\n" for n in range(1, 40))
-    with pytest.raises(DataError, match=r"line 2: 1700000000000000001 has more digits than a float64 keeps"):
+    with pytest.raises(DataError, match=r"column time: 1700000000000000001 has more digits than a float64 keeps"):
         prepared(table("time,label\n" + rows))
     with pytest.raises(DataError, match="the label: 1700000000000000001 has more digits"):
         prepared(table("a,b\n" + "".join(f"{n},{17 * 10**17 + n}\n" for n in range(1, 140))), task="regression")

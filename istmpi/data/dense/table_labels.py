@@ -21,6 +21,18 @@ EXACT = 2**53
 LABEL_NAMES = {"label", "labels", "target", "class"}
 
 
+def require_number(text: str, where: str, may_be_header: bool) -> None:
+    if is_number(text):
+        return
+    cure = "Encode, fill or drop it (istmpi prepare csv --categories, --missing, --drop)"
+    if may_be_header:
+        cure += "; if the line is a header, give --header yes"
+    raise DataError(
+        f"{where}: {one_line(text)!r} is not a number; features must be numbers with a decimal "
+        f"point. {cure}."
+    )
+
+
 def require_exact(text: str, where: str) -> None:
     if is_whole_number(text.strip()) and int(text) != int(float(text)):
         raise DataError(
@@ -183,6 +195,13 @@ def name_label(header: Sequence[str], place: int | None) -> str:
     if place is None:
         return ""
     return header[place]
+
+
+def name_place(table: str, line: int, column: int, header: Sequence[str] | None) -> str:
+    """Return the place of a field for messages; without a header, columns count from 0."""
+    if header is None:
+        return f"{table}, line {line}, column {column} (the first is 0)"
+    return f"{table}, line {line}, column {header[column]}"
 
 
 def read_label_column(name: str, block: Sequence[tuple[int, list[str]]], place: int) -> list[str]:

@@ -26,9 +26,11 @@ from istmpi.data.dense.table_labels import (
     choose_label_type,
     find_label,
     name_label,
+    name_place,
     read_label_column,
     require_different,
     require_exact,
+    require_number,
     require_one_column,
     suggest_cure,
 )
@@ -88,7 +90,7 @@ class Table:
         self.names = [*columns]
 
     def _read_numbers(self, block: Sequence[Row], columns: Sequence[int]) -> np.ndarray:
-        return _read_numbers(self.name, block, columns, self.header is not None)
+        return _read_numbers(self.name, block, columns, self.header)
 
 
 def read(
@@ -337,7 +339,7 @@ def _is_header(name: str, features: list[str]) -> bool:
 
 
 def _read_numbers(
-    name: str, block: Sequence[Row], columns: Sequence[int], header: bool
+    name: str, block: Sequence[Row], columns: Sequence[int], header: Sequence[str] | None
 ) -> np.ndarray:
     """Return the features of a block ``[b, columns]`` float64, or raise DataError."""
     features = [[row[column] for column in columns] for _, row in block]
@@ -349,21 +351,13 @@ def _read_numbers(
         if values is not None:
             # float64 may have rounded whole numbers of this size.
             for row, column in np.argwhere(np.abs(values) >= EXACT):
-                line, _ = block[row]
-                require_exact(features[row][column], f"{name}, line {line}")
+                where = name_place(name, block[row][0], columns[column], header)
+                require_exact(features[row][column], where)
             return values
     for (line, _), fields in zip(block, features):
-        for text in fields:
-            if not is_number(text):
-                cure = (
-                    "Encode, fill or drop it (istmpi prepare csv --categories, --missing, --drop)"
-                )
-                if line == 1 and not header:
-                    cure += "; if the line is a header, give --header yes"
-                raise DataError(
-                    f"{name}, line {line}: {one_line(text)!r} is not a number; features must be "
-                    f"numbers with a decimal point. {cure}."
-                )
+        for column, text in zip(columns, fields):
+            where = name_place(name, line, column, header)
+            require_number(text, where, may_be_header=line == 1 and header is None)
     raise AssertionError(f"{name}: NumPy reads no numbers that Python reads")
 
 
