@@ -12,6 +12,7 @@ from istmpi.comm.launcher import LAUNCHERS
 
 INTERFACES = "UCX_NET_DEVICES"
 """The variable with the interfaces of UCX, which MPICH's library sends and listens through."""
+LOOPBACK = "lo"
 _OTHER_LAUNCHERS = ("PMI", "PALS_", "MPI_")
 """Beginnings of the variables of launchers that do not tell how many ranks started on this host."""
 
@@ -22,7 +23,7 @@ def stay_on_loopback(environment: MutableMapping[str, str] = os.environ) -> None
     An interface that is chosen stays.
     """
     if INTERFACES not in environment and all_on_this_host(environment) and _has_loopback():
-        environment[INTERFACES] = "lo"
+        environment[INTERFACES] = LOOPBACK
 
 
 def all_on_this_host(environment: MutableMapping[str, str]) -> bool:

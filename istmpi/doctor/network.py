@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 from istmpi.comm import Communicator
+from istmpi.comm.loopback import INTERFACES, LOOPBACK
 from istmpi.doctor.finding import Finding, green, red, yellow
 
 _INFINIBAND = Path("/sys/class/infiniband")
@@ -15,7 +16,7 @@ CHOICES = (
     "OMPI_MCA_btl_tcp_if_include",
     "OMPI_MCA_btl_tcp_if_exclude",
     "FI_TCP_IFACE",
-    "UCX_NET_DEVICES",
+    INTERFACES,
 )
 
 
@@ -45,7 +46,9 @@ def judge_interfaces(
     fact = ", ".join(interfaces) or "loopback only"
     if fast:
         fact += f"; InfiniBand or similar: {', '.join(fast)}"
-    if chosen:
+    # istmpi itself chooses the loopback for ranks of one host.
+    ours = len(by_host) == 1 and chosen == {INTERFACES: LOOPBACK}
+    if chosen and not ours:
         choices = ", ".join(f"{name}={value}" for name, value in chosen.items())
         return green("network", f"{fact}; chosen by {choices}")
     if len(by_host) == 1:

@@ -86,6 +86,7 @@ ETH, OTHER, BRIDGE = "eth0 (10.0.0.1)", "eth0 (10.0.0.2)", "docker0 (172.17.0.1)
     "by_host, chosen, state, fact",
     [
         ({"a": ([ETH], [])}, {}, "green", "eth0 (10.0.0.1); all ranks are on one host"),
+        ({"a": ([ETH], [])}, {"UCX_NET_DEVICES": "lo"}, "green", "eth0 (10.0.0.1); all ranks are on one host"),
         ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {}, "yellow", "MPI may choose a slow or unconnected"),
         ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {"FI_TCP_IFACE": "eth0"}, "green", "by FI_TCP_IFACE=eth0"),
         ({"a": ([ETH, "ib0 (10.1.0.1)"], ["mlx5_0"]), "b": ([OTHER], [])}, {}, "green", "mlx5_0"),
