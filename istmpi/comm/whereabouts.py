@@ -148,6 +148,8 @@ class Whereabouts:
     ) -> Iterator[None]:
         number = self.arrivals.get(group, 0)
         trains = threading.get_ident() == self._trainer and not for_itself
+        # A backward pass, which waits for the members of its group, may have waits of its own.
+        outer = self.waiting.get(group)
         self.waiting[group] = Wait(
             call=call,
             group=group,
@@ -160,7 +162,10 @@ class Whereabouts:
         try:
             yield
         finally:
-            del self.waiting[group]
+            if outer:
+                self.waiting[group] = outer
+            else:
+                del self.waiting[group]
             # The end of a wait is progress, although other ranks made it.
             self.moved = time.monotonic()
 

@@ -120,6 +120,11 @@ class Train:
         "divide each batch and average gradients in every step (docs/jobs.md). 0 (host): all "
         "processes of a host.",
     ] = 1
+    sync_batch_norm: Annotated[
+        bool,
+        "Batch normalisation takes mean and variance over the batch of the whole replica group, "
+        "not over a member's part, as nn.SyncBatchNorm does.",
+    ] = False
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,9 @@ def count_group(
     subnets *= counted.held.taking_part
     # Each of N members sends 2 (N-1) / N of all gradients in a step.
     sent = subnets * (count_shared_copies(run, counted.spec, local_steps) + 2 * local_steps)
+    for part in counted.parts:
+        moments = len(part.part.ranks) * _count_moments(run, architecture, part.part.lengths)
+        sent += 2 * local_steps * counted.held.taking_part * moments
     evaluation_bytes = None
     full = count_bytes(architecture.parameters, architecture.lengths)
     if evaluating is not None:
@@ -93,6 +96,31 @@ def count_group(
         leader=_keep_buckets(memory, loads * full + passed, gradient),
         member=replace(member, owned=0, copies=memory.gradients, buffers=0),
     )
+
+
+def _count_moments(run: Run, architecture: Architecture, lengths: Mapping[str, Number]) -> Number:
+    """Return the bytes of what members add up in a step for batch normalisations: sums, squares and
+    a count in the forward pass, two sums in the backward pass."""
+    if not architecture.batch_norms:
+        return 0
+    from istmpi.network.norms import select_synchronised
+
+    widths = {name: int(lengths[name]) for name in architecture.lengths}
+    layers = architecture.batch_norm_layers(architecture.without_values(None, widths))
+    values: Number = 0
+    for name, norm in select_synchronised(layers, run.train.sync_batch_norm).items():
+        values += _find_odds(architecture, name, lengths) * (4 * norm.num_features + 1)
+    return values * architecture.dtype.itemsize
+
+
+def _find_odds(architecture: Architecture, name: str, lengths: Mapping[str, Number]) -> Number:
+    """Return the probability that a rank has a module, which may be in a block."""
+    odds: Number = 1
+    for group, blocks in architecture.blocks.items():
+        for number, block in enumerate(blocks):
+            if block.has(name):
+                odds *= lengths.get(f"{group}[{number}]", 1)
+    return odds
 
 
 def _count_largest(architecture: Architecture, lengths: Mapping[str, Number]) -> Number:

@@ -160,6 +160,8 @@ class ReplicaGroup:
         self.member = membership.inside.rank
         self.size = membership.inside.size
         self._inside = membership.inside
+        self.has_part = True
+        """False if the batch had no example for this member, which computes another one's."""
         self._made = 0
         self._gradient_bytes = 0
         backend = self._choose_backend(device)
@@ -200,6 +202,7 @@ class ReplicaGroup:
     def take_part(self, examples: int) -> slice:
         """Return the examples of a batch that this member takes; parts differ by one at most."""
         part = cut(examples, self.size, self.member)
+        self.has_part = bool(part)
         return slice(part.start, part.stop)
 
     def refresh(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -242,13 +245,17 @@ class ReplicaGroup:
         """Open a context for a backward pass, which averages gradients over members."""
         with self.exchanging("all-reduce"):
             yield
-        # Each of N members sends 2 (N-1) / N of all gradients.
-        self.membership.count(2 * (self.size - 1) * self._gradient_bytes)
+        self._count_all_reduce(self._gradient_bytes)
 
     def add_up(self, values: torch.Tensor) -> None:
         """Add up the members' values in place. Collective."""
         with self.exchanging("all-reduce"):
             torch.distributed.all_reduce(values)
+        self._count_all_reduce(values.nbytes)
+
+    def _count_all_reduce(self, nbytes: int) -> None:
+        # Each of N members sends 2 (N-1) / N of all values.
+        self.membership.count(2 * (self.size - 1) * nbytes)
 
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite tensors with the leader's values. Collective."""

@@ -36,28 +36,38 @@ def require_groups(phase: Run, data: Dataset, network: Architecture, members: in
             f"{setting} does not go with {TASKS[data.task].inputs} ({data.task}), whose batches "
             "are not divided. Leave it out."
         )
-    least = members
-    if network.batch_norms:
-        least = 2 * members
-    in_passes = METHODS[phase.method.name].in_passes
-    if in_passes and network.batch_norms:
-        raise ConfigError(
-            f"{setting} does not go with method {phase.method.name} and batch normalisation: a "
-            "pass may end with one example. Use another normalisation, or leave it out."
-        )
-    if train.batch < least:
-        reason = "an example"
-        if network.batch_norms:
-            reason = "two examples, which batch normalisation needs"
-        raise ConfigError(
-            f"train.batch = {train.batch} leaves a member of {members} fewer than {reason}. Give "
-            f"at least {least}."
-        )
+    if train.sync_batch_norm:
+        from istmpi.network.norms import select_synchronised
+
+        full = network.without_values(None)
+        select_synchronised(network.batch_norm_layers(full), everywhere=True)
+    _require_examples(phase, network, members, setting)
     weights = train.class_weights
     if isinstance(weights, tuple | list) and not all(weights):
         raise ConfigError(
             f"train.class_weights = {shown(weights)} with {setting}: a part of a batch may have "
             "no weight. Give weights above 0."
+        )
+
+
+def _require_examples(phase: Run, network: Architecture, members: int, setting: str) -> None:
+    """Raise ConfigError if a member may get fewer examples than it can compute with."""
+    batch = phase.train.batch
+    least = members
+    reason = "an example"
+    if network.batch_norms and not phase.train.sync_batch_norm:
+        if METHODS[phase.method.name].in_passes:
+            raise ConfigError(
+                f"{setting} does not go with method {phase.method.name} and batch normalisation: "
+                "a pass may end with one example. Set train.sync_batch_norm, use another "
+                "normalisation, or leave it out."
+            )
+        least = 2 * members
+        reason = "two examples, which batch normalisation needs without train.sync_batch_norm"
+    if batch < least:
+        raise ConfigError(
+            f"train.batch = {batch} leaves a member of {members} fewer than {reason}. Give at "
+            f"least {least}."
         )
 
 

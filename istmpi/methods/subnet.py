@@ -15,6 +15,7 @@ from istmpi.engine.slots import Slot
 from istmpi.methods.job import LocalJob
 from istmpi.names import is_own
 from istmpi.network.linear import defer, label_layers, linear_layers, release_gradients
+from istmpi.network.norms import select_synchronised
 from istmpi.optim.optimizers import choose_optimizer
 from istmpi.optim.sparse_rows import SparseRows, find_bags
 from istmpi.tasks import MultiLabel
@@ -92,6 +93,9 @@ class Subnet:
             return self.network
         for _, layer in linear_layers(self.network):
             layer.writes_gradient = False
+        norms = job.architecture.batch_norm_layers(self.network)
+        for norm in select_synchronised(norms, job.run.train.sync_batch_norm).values():
+            norm.members = job.group
         return job.group.wrap(self.network, may_skip=is_own(job.run.model.name))
 
     def renew(self, steps: int) -> None:

@@ -36,6 +36,7 @@ PARTS = {
     "train": (
         "seed",
         "group_size",
+        "sync_batch_norm",
         "max_minutes",
         "device",
         "threads",

@@ -109,6 +109,7 @@ class Keywords(TypedDict, total=False):
     shares: Sequence[float] | str | None
     sigma: float | None
     staleness: int
+    sync_batch_norm: bool
     threads: int
     threshold: float
     top: int
@@ -119,6 +120,7 @@ class Keywords(TypedDict, total=False):
     train_init_names: Mapping[str, Any] | None
     train_max_minutes: float
     train_seed: int
+    train_sync_batch_norm: bool
     train_threads: int
     train_widen: bool
     wait: bool

@@ -52,6 +52,12 @@ CASES = {
     "data-parallel, masked": [
         *("--method", "data-parallel", "--data", f"{FILE}:blank", "--model", f"{FILE}:Named", "--batch", "3", *EXACT)
     ],
+    # Moments of a whole batch, of which a member may lack examples.
+    "batch normalisation": [
+        *("--method", "fedavg", "--batch", "13", "--set", "method.fraction=0.5", "--hidden", "32,24"),
+        *("--set", "train.sync_batch_norm=true", *EXACT),
+    ],
+    "SyncBatchNorm": ["--data", f"{FILE}:splits", "--model", f"{FILE}:Synchronised", "--batch", "9", *EXACT],
     "data-parallel": ["--method", "data-parallel", "--set", "optimizer.momentum=0.9", *EXACT],
     # Their curve needs all margins; a network that rank 0 alone evaluates, and one that all ranks have.
     "two classes": ["--data", "two.npz", "--redeal", "1", *EXACT],
@@ -65,7 +71,7 @@ KINDS_OF_SCORES = ("score", "loss", "accuracy", "f1", "auc", "rmse", "r2")
 def describe(case):
     words = CASES[case]
     steps = [] if "fedavg" in words else ["--local-steps", "4"]
-    return [*RUN, *steps, *([] if "--model" in words else MLP), *words]
+    return [*RUN, *steps, *([] if {"--model", "--hidden"} & {*words} else MLP), *words]
 
 
 # All examples are a step's batch, whichever ranks draw them.
@@ -187,6 +193,9 @@ REFUSED = {
     "does not go with method codistillation": ["train", "--finish", "codistillation:50%"],
     "train.batch = 3 leaves a member of 2 fewer than two examples": ["train", "--batch", "3"],
     "does not divide the 4 processes on ": ["train", "--group-size", "3"],
+    "train.sync_batch_norm does not go with norm, a Changed": [
+        *("train", "--data", f"{FILE}:splits", "--model", f"{FILE}:Normed", "--set", "train.sync_batch_norm=true")
+    ],
     "a part of a batch may have no weight": ["train", "--set", "train.class_weights=[1,0,1,1,1,1,1,1,1,1]"],
     "train.group_size = 2 is for istmpi train under mpirun": ["compare", "--methods", "ist,local-sgd"],
 }

@@ -106,6 +106,28 @@ class Idle(Pairs):
         return with_loss(y, y.square().mean()) if self.training else y
 
 
+class Synchronised(Net):
+    def __init__(self, hidden=16):
+        super().__init__(hidden)
+        self.norm = nn.SyncBatchNorm(6)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(self.norm(self.e(x))))).transpose(1, 2)
+
+
+class Changed(nn.BatchNorm1d):
+    """Normalises by itself."""
+
+    def forward(self, x):
+        return super().forward(2 * x)
+
+
+class Normed(Synchronised):
+    def __init__(self, hidden=16):
+        super().__init__(hidden)
+        self.norm = Changed(6)
+
+
 class Means(Net):
     """Means over what counts in a batch, which are no means over its rows."""
 
