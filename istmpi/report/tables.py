@@ -109,10 +109,14 @@ def _describe_evaluations(evaluations: Mapping[str, Any]) -> str:
 
 def _describe_seconds(seconds: Mapping[str, Any]) -> str:
     parts = [f"{seconds['rounds']:.3g} s in rounds"]
+    missing = []
     for name in ("evaluations", "saving"):
-        if seconds[name] is not None:
+        if seconds[name] is None:
+            missing.append(name)
+        else:
             parts.append(f"{seconds[name]:.3g} s in {name}")
-    return f"on {seconds['cluster']}: {', '.join(parts)}; loading is not predicted"
+    unknown = ", ".join([*missing, "loading"])
+    return f"on {seconds['cluster']}: {', '.join(parts)}; not predicted: {unknown}"
 
 
 def _list_parameters(figures: Mapping[str, Any]) -> Table:

@@ -190,6 +190,7 @@ def test_what_has_no_prediction_is_left_out(istmpi_command):
     found = json.loads(out)["seconds"]
     assert found["rounds"] > 0 and found["evaluations"] is None and found["saving"] is None
     _, out, _ = istmpi_command(*words)
-    assert "on 1gbit: " in out and "s in saving; loading is not predicted" in out
+    assert "on 1gbit: " in out and "s in saving; not predicted: loading" in out
+    assert "s in rounds; not predicted: evaluations, saving, loading" in istmpi_command(*words, "--redeal", "0")[1]
     code, _, err = istmpi_command("train", "digits", "--cluster", "1gbit")
     assert code == 2 and "--cluster needs --dry-run" in err

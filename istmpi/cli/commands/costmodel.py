@@ -23,7 +23,7 @@ from istmpi.errors import ConfigError, OutputError
 from istmpi.foreign import MOST
 from istmpi.names import is_module
 from istmpi.report import tables
-from istmpi.units import number
+from istmpi.units import counted, number
 
 EXAMPLES = 1_000_000
 COMPARED = ("data-parallel-broadcast", "data-parallel", "local-sgd", "ist")
@@ -240,9 +240,10 @@ def _print(scenario: Scenario, methods: list[str], ranks: int, rows: Sequence[co
         stdout.print(
             "This is the paper's network; for yours: istmpi costmodel RUN.", soft_wrap=True
         )
+    examples = counted(scenario.examples, "example")
     stdout.print(
         f"On {cluster.name}: {rate}, {link.latency * 1e6:.4g} µs, {speed} a "
-        f"rank ({cluster.source}). An epoch has {scenario.examples:,} examples.\n",
+        f"rank ({cluster.source}). An epoch has {examples}.\n",
         soft_wrap=True,
     )
     tables.survey(stdout, rows)
