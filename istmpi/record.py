@@ -260,9 +260,17 @@ def _belongs_to_a_run(name: str) -> bool:
 def _find_free(path: Path) -> Path:
     free = path
     numbers = count(2)  # runs/NAME, runs/NAME-2, runs/NAME-3, ...
-    while free.exists():
+    while not _is_free(free):
         free = path.with_name(f"{path.name}-{next(numbers)}")
     return free
+
+
+def _is_free(path: Path) -> bool:
+    """Return True if there is no such folder, or if it has only what `istmpi-run` recorded there
+    before the ranks started."""
+    with suppress(OSError):
+        return {entry.name for entry in path.iterdir()} == {JOB}
+    return not path.exists()
 
 
 def _flatten(line: dict[str, Any]) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from istmpi.cli.run_options import resolve
+from istmpi.cli.run_options import resolve, run_and_folder
 from istmpi.config import Run
 from istmpi.errors import ConfigError
 from istmpi.foreign import is_file
 from istmpi.names import is_own
+from istmpi.record import RunFolder
 
 
 def join_each_host(run: str, options: tuple[str, ...], processes: int) -> tuple[str, ...]:
@@ -75,6 +76,16 @@ def check(
         find_method_spec(name, "--methods:")
         planned.require_trainable(planned.run.override({"method.name": name}), ranks)
     return planned.run
+
+
+def find_folder(arguments: Sequence[str], run: Run) -> Path:
+    """Return the folder in which istmpi train would train ``run``, the run of its ``arguments``.
+
+    Raises ConfigError and DataError if it would refuse the folder.
+    """
+    parameters = _parse("train", arguments)
+    _, resume, own_folder = run_and_folder(parameters["run"], parameters["resume"])
+    return RunFolder.choose(run.output.folder or own_folder or "", run.name, resume).path
 
 
 def _require_time(minutes: float, stop: float | None) -> None:

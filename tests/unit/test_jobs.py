@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from istmpi.cli.main import istmpi
+from istmpi.record import RunFolder
 
 ROOT = Path(__file__).parents[2]
 CONVNET = f"{ROOT}/examples/convnet.py:ConvNet"
@@ -181,6 +182,13 @@ def test_refused_before_anything_is_printed(arguments, message):
         job(*arguments)
     error = raised.value
     assert message.lower() in (error.format_message() if hasattr(error, "format_message") else str(error)).lower()
+
+
+def test_a_job_records_the_machine_where_istmpi_train_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RunFolder(Path("runs/digits")).make()
+    assert job("folder", "--", "digits").strip() == "runs/digits-2"
+    assert job("folder", "--", "digits", "--resume", "auto").strip() == "runs/digits"
 
 
 def test_a_comparison_is_checked_by_its_own_methods():

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from istmpi.cli.job_check import check, join_each_host, require_files
+from istmpi.cli.job_check import check, find_folder, join_each_host, require_files
 from istmpi.cli.options import MOST_RANKS, flag, text, whole
 from istmpi.cli.scripts import (
     TEMPLATES,
@@ -334,10 +334,8 @@ def folder(arguments: tuple[str, ...], ranks: int, nodes: int) -> None:
 
     Job scripts call this first.
     """
-    from istmpi.record import home
-
     run = check(arguments, ranks, runs_code=True, nodes=nodes)
-    click.echo(home(run.output.folder, run.name))
+    click.echo(find_folder(arguments, run))
 
 
 def job_name(run: str) -> str:
