@@ -140,10 +140,9 @@ def _try(run: Run, ranks: int, seeds: range, quiet: bool) -> None:
     counts = ", ".join(f"{count} with {kind}" for kind, count in sorted(happened.items()))
     if not quiet:
         seconds = time.monotonic() - begun
-        click.echo(
-            f"{len(seeds):,} schedules of {ranks} ranks in {seconds:.1f} s ({counts}): "
-            f"{counted(findings, 'finding')}"
-        )
+        schedules = f"{counted(len(seeds), 'schedule')} of {counted(ranks, 'rank')}"
+        verdict = counted(findings, "finding")
+        click.echo(f"{schedules} in {seconds:.1f} s ({counts}): {verdict}")
     if findings:
         raise SimulationError(
             f"{findings} of {len(seeds)} schedules differ from the undisturbed run. "
