@@ -68,11 +68,11 @@ class Scenario:
         if not groups:
             return None
         units = min(self.architecture.lengths[name] for name in groups)
-        return units * spec.holders(self.run)
+        return spec.cut(self.run, 1).count_most_ranks(units)
 
     def divides(self, method: str, ranks: int) -> bool:
-        """Return False if ranks cannot form groups of equally many holders of a unit."""
-        return ranks % find_method(method).holders(self.run) == 0
+        """Return False if the deal has no place for so many ranks."""
+        return find_method(method).cut(self.run, ranks).is_whole
 
     def allows(self, method: str, ranks: int) -> bool:
         return ranks <= (self.most_ranks(method) or ranks)

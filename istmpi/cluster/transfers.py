@@ -11,7 +11,7 @@ from istmpi.comm import Communicator
 from istmpi.cost.holdings import Holdings
 from istmpi.cost.loads import pull, push
 from istmpi.engine.layout import Owners, part_shape
-from istmpi.engine.partition import Partition
+from istmpi.engine.partition import Cut, Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.models import mlp_network
 from istmpi.network.architecture import Architecture
@@ -37,7 +37,8 @@ def measure(
         network = mlp_network(width, (max(width, communicator.size),) * 2, 10)
         # Dealt units need packing; whole tensors need the mean.
         for groups in (network.groups, ()):
-            held = Holdings(network.parameters, network.lengths, groups, communicator.size)
+            cut = Cut(communicator.size)
+            held = Holdings(network.parameters, network.lengths, groups, cut)
             loads = [pull(held), push(held)]
             seconds = _pull_and_push(communicator, network, groups)
             seconds_of_messages = sum(

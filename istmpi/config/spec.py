@@ -17,7 +17,7 @@ from istmpi.engine.axes import count_bytes
 from istmpi.engine.layout import Owners, TrainingLayout
 from istmpi.engine.output_sums import StepOutputs
 from istmpi.engine.packed_sizes import Largest
-from istmpi.engine.partition import Partition
+from istmpi.engine.partition import Cut, Partition
 from istmpi.engine.route import Leg, Parameters, Route
 from istmpi.engine.slots import VELOCITY
 from istmpi.errors import ConfigError, did_you_mean
@@ -282,9 +282,9 @@ class MethodSpec:
             return 1
         return run.method.holders
 
-    def count_subnets(self, run: RunSettings, ranks: int) -> int:
-        """Return how many different subnets ranks train."""
-        return ranks // self.holders(run)
+    def cut(self, run: RunSettings, ranks: int) -> Cut:
+        """Return how a run cuts the units of dealt groups into the parts of ranks."""
+        return Cut(ranks, self.shares(run), self.holders(run))
 
     def shares(self, run: RunSettings) -> tuple[float, ...] | None:
         """Return the fixed shares of a run; None for equal or changing shares."""

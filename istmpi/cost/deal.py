@@ -11,6 +11,7 @@ from istmpi.cost.holdings import Holdings
 from istmpi.engine.axes import Parameter, with_slots
 from istmpi.engine.layout import TrainingLayout
 from istmpi.engine.lengths import Number
+from istmpi.engine.partition import Cut
 from istmpi.engine.route import Route
 from istmpi.network.architecture import Architecture
 
@@ -23,14 +24,11 @@ class ExpectedDeal:
     """The tensors of the network that move, with their slots."""
     lengths: Mapping[str, int]
     groups: Sequence[str]
-    ranks: int
-    shares: Sequence[float] | None = None
+    cut: Cut
     members: int | None = None
     """The number of ranks that take part in a round; None for all."""
     redeal: float = 1.0
     """The fraction of units that change ranks in a round."""
-    holders: int = 1
-    """The number of ranks that hold each unit."""
     _counted: dict[tuple[frozenset[str], bool, str], Holdings] = field(default_factory=dict)
     """The results of `holdings`: legs move the same parameters."""
 
@@ -53,12 +51,10 @@ class ExpectedDeal:
                 parameters,
                 self.lengths,
                 self.groups,
-                self.ranks,
-                shares=self.shares,
+                self.cut,
                 members=self.members,
                 redeal=self.redeal if after_a_deal else None,
                 wire=wire,
-                holders=self.holders,
             )
         return self._counted[key]
 
@@ -74,11 +70,9 @@ def expect_deal(spec: MethodSpec, run: Run, architecture: Architecture, ranks: i
         tensors=with_slots(architecture.parameters, spec.moved_slots(run)),
         lengths=architecture.lengths,
         groups=spec.groups(run, architecture),
-        ranks=ranks,
-        shares=spec.shares(run),
+        cut=spec.cut(run, ranks),
         members=spec.members(run, ranks),
         redeal=run.method.redeal,
-        holders=spec.holders(run),
     )
 
 
@@ -86,4 +80,4 @@ def expect_route(
     spec: MethodSpec, run: Run, architecture: Architecture, deal: ExpectedDeal
 ) -> Route:
     """Return the route of a run whose rounds all have the expected deal."""
-    return spec.route(run, architecture, deal.ranks, lambda round: cast(TrainingLayout, deal))
+    return spec.route(run, architecture, deal.cut.ranks, lambda round: cast(TrainingLayout, deal))

@@ -17,7 +17,7 @@ from istmpi.comm import ring
 from istmpi.comm.codec import value_bytes
 from istmpi.engine.axes import Parameter, count_bytes, with_odds
 from istmpi.engine.lengths import Number
-from istmpi.engine.partition import blocks, check
+from istmpi.engine.partition import Cut
 from istmpi.engine.wire import choose_form, choose_forms, count_scales
 
 
@@ -64,10 +64,10 @@ class Holdings:
     """The sizes of the parameters that ranks are dealt, and the bytes that ranks get from owners
     and other holders.
 
-    ``parts``: all ranks, as ranges of ranks that are dealt equally many units. ``members``: the
-    ranks that take part in a round. ``redeal``: the fraction of units that change ranks in a round;
-    None if all return to owners. ``wire``: the form of sent values. ``holders``: the ranks that
-    hold each unit. Raises ConfigError if the deal is impossible.
+    ``cut``: how the units of ``groups`` are cut among ranks. ``parts``: all ranks, as ranges of
+    ranks that are dealt equally many units. ``members``: the ranks that take part in a round.
+    ``redeal``: the fraction of units that change ranks in a round; None if all return to owners.
+    ``wire``: the form of sent values. Raises ConfigError if the deal is impossible.
     """
 
     def __init__(
@@ -75,15 +75,14 @@ class Holdings:
         parameters: Mapping[str, Parameter],
         lengths: Mapping[str, int],
         groups: Sequence[str],
-        ranks: int,
-        shares: Sequence[float] | None = None,
+        cut: Cut,
         members: int | None = None,
         redeal: float | None = None,
         wire: str = "float32",
-        holders: int = 1,
     ):
-        check(lengths, groups, ranks, shares, holders)
-        self._holders = holders
+        cut.check(lengths, groups)
+        self._cut = cut
+        ranks = cut.ranks
         if members is None:
             members = ranks
         self.members = members
@@ -98,27 +97,9 @@ class Holdings:
         patterns = [parameter.pattern for parameter in parameters.values()]
         # decision 49: neighbouring ranks with equally many units are one span.
         self.parts: list[Part] = []
-        for span, dealt in self._spans(shares):
+        for span, dealt in cut.spans({name: lengths[name] for name in groups}):
             subnet = {**lengths, **with_odds(lengths, patterns, dealt)}
             self.parts.append(Part(ranks=span, lengths=subnet))
-
-    def _spans(self, shares: Sequence[float] | None) -> Iterator[tuple[range, dict[str, int]]]:
-        """Yield ranges of ranks, and the numbers of units that each of these ranks is dealt."""
-        if shares is None:
-            # The first L mod C clubs have a unit more. The remainders of all groups cut the clubs
-            # into spans, within which every rank has equally many units.
-            clubs = self.ranks // self._holders
-            parts = {name: divmod(self.lengths[name], clubs) for name in self.groups}
-            bounds = sorted({0, clubs, *(remainder for _, remainder in parts.values())})
-            for first, stop in zip(bounds, bounds[1:]):
-                dealt = {}
-                for name, (units, remainder) in parts.items():
-                    dealt[name] = units + (first < remainder)
-                yield range(first * self._holders, stop * self._holders), dealt
-        else:
-            sizes = {name: blocks(self.lengths[name], self.ranks, shares) for name in self.groups}
-            for rank in range(self.ranks):
-                yield range(rank, rank + 1), {name: size[rank] for name, size in sizes.items()}
 
     def bytes(self, part: Part) -> Number:
         """Return the bytes of the network that each of ``part.ranks`` trains."""
@@ -320,8 +301,8 @@ class Holdings:
             return 0
         rows = {**self.shared, **self._beside}
         averaged = self.members * _owned_bytes(rows, self.lengths, self.ranks)
-        if self._holders > 1:
-            averaged += self._holders * (self.owned_bytes - averaged // self.members)
+        if self._cut.holders > 1:
+            averaged += self._cut.holders * (self.owned_bytes - averaged // self.members)
         return averaged
 
     @property

@@ -2,7 +2,7 @@
 trains."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -50,48 +50,89 @@ def count_drawn(ranks: int, fraction: float) -> int:
     return max(int(fraction * ranks), 1)
 
 
-def check(
-    lengths: Mapping[str, int],
-    groups: Sequence[str],
-    ranks: int,
-    shares: Sequence[float] | None = None,
-    holders: int = 1,
-) -> None:
-    """Raise ConfigError if `Partition.draw` cannot make a deal of these arguments."""
-    _require_clubs(ranks, holders)
-    for name in groups:
-        if name not in lengths:
+@dataclass(frozen=True)
+class Cut:
+    """The way in which the units of a dealt group are cut into the parts of ranks."""
+
+    ranks: int
+    shares: Sequence[float] | None = None
+    """The relative sizes of the ranks' parts; None for parts as equal as possible."""
+    holders: int = 1
+    """The number of neighbouring ranks that have the same part: a club."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if ranks form clubs of equally many."""
+        return self.ranks % self.holders == 0
+
+    @property
+    def parts(self) -> int:
+        """The number of different parts."""
+        return self.ranks // self.holders
+
+    def count_most_ranks(self, units: int) -> int:
+        """Return the most ranks that get a part of a group, in clubs as large as these."""
+        return units * self.holders
+
+    def sizes(self, units: int) -> list[int]:
+        """Return the sizes of the parts of a group, each of which a club has."""
+        return blocks(units, self.parts, self.shares)
+
+    def spans(self, lengths: Mapping[str, int]) -> Iterator[tuple[range, dict[str, int]]]:
+        """Yield ranges of ranks, and the units of each group that each of these ranks is dealt.
+
+        ``lengths``: the units of the groups that are dealt out.
+        """
+        if self.shares is None:
+            # The first L mod C clubs have a unit more. The remainders of all groups cut the clubs
+            # into spans, within which every rank has equally many units.
+            divided = {name: divmod(units, self.parts) for name, units in lengths.items()}
+            bounds = sorted({0, self.parts, *(more for _, more in divided.values())})
+            for first, stop in zip(bounds, bounds[1:]):
+                dealt = {name: units + (first < more) for name, (units, more) in divided.items()}
+                yield range(first * self.holders, stop * self.holders), dealt
+        else:
+            sizes = {name: self.sizes(units) for name, units in lengths.items()}
+            for rank in range(self.ranks):
+                yield range(rank, rank + 1), {name: size[rank] for name, size in sizes.items()}
+
+    def check(self, lengths: Mapping[str, int], groups: Sequence[str]) -> None:
+        """Raise ConfigError if the groups cannot be cut so; ``lengths``: the units of all axes."""
+        if not self.is_whole:
+            divisors = ", ".join(map(str, _divisors(self.ranks)))
             raise ConfigError(
-                f"partition names {name}, which is not an axis of this model; "
-                f"axes: {', '.join(lengths)}."
+                f"method.holders = {self.holders} does not divide {counted(self.ranks, 'rank')}. "
+                f"Give one of {divisors}."
             )
-        if lengths[name] < ranks // holders:
-            enough = min(count for count in _divisors(ranks) if ranks // count <= lengths[name])
+        for name in groups:
+            if name not in lengths:
+                raise ConfigError(
+                    f"partition names {name}, which is not an axis of this model; "
+                    f"axes: {', '.join(lengths)}."
+                )
+            self._require_units(name, lengths[name])
+        if self.shares is not None:
+            _require_usable(self.shares, self.ranks)
+
+    def _require_units(self, name: str, units: int) -> None:
+        if units < self.parts:
+            enough = min(each for each in _divisors(self.ranks) if self.ranks // each <= units)
             raise ConfigError(
-                f"{name} has {counted(lengths[name], 'unit')}, but the run has "
-                f"{counted(ranks, 'rank')}; every rank needs at least one. Use fewer ranks, widen "
-                f"{name}, or let ranks of ist share units: method.holders = {enough}."
-            )
-    if shares is not None:
-        if len(shares) != ranks:
-            raise ConfigError(
-                f"shares has {len(shares)} numbers, but the run has {ranks} ranks; "
-                "give one for each rank."
-            )
-        if not all(0 < share < float("inf") for share in shares):
-            raise ConfigError(
-                f"shares {list(shares)} must be positive and finite, one for each rank."
+                f"{name} has {counted(units, 'unit')}, but the run has "
+                f"{counted(self.ranks, 'rank')}; every rank needs at least one. Use fewer ranks, "
+                f"widen {name}, or let ranks of ist share units: method.holders = {enough}."
             )
 
 
-def _require_clubs(ranks: int, holders: int) -> None:
-    """Raise ConfigError unless ranks form clubs, each of ``holders`` ranks with the same units."""
-    if ranks % holders:
-        divisors = ", ".join(map(str, _divisors(ranks)))
+def _require_usable(shares: Sequence[float], ranks: int) -> None:
+    """Raise ConfigError unless each rank has a positive share."""
+    if len(shares) != ranks:
         raise ConfigError(
-            f"method.holders = {holders} does not divide {counted(ranks, 'rank')}. Give one of "
-            f"{divisors}."
+            f"shares has {len(shares)} numbers, but the run has {ranks} ranks; "
+            "give one for each rank."
         )
+    if not all(0 < share < float("inf") for share in shares):
+        raise ConfigError(f"shares {list(shares)} must be positive and finite, one for each rank.")
 
 
 def _divisors(number: int) -> list[int]:
@@ -132,12 +173,13 @@ class Partition:
         that hold each unit. Raises ConfigError if the deal is impossible.
         """
         # decision 14: shares are an argument, so every rank can compute the deal of any round.
-        check(lengths, groups, ranks, shares, holders)
+        cut = Cut(ranks, shares, holders)
+        cut.check(lengths, groups)
         units = {}
         for name in groups:
             order = _order(lengths[name], name, seed, round, redeal)
             # The last bound is the end, which np.split implies.
-            *bounds, _ = accumulate(blocks(lengths[name], ranks // holders, shares))
+            *bounds, _ = accumulate(cut.sizes(lengths[name]))
             parts = map(np.sort, np.split(order, bounds))
             # decision 89: neighbours share a part, and train it on different examples.
             units[name] = tuple(part for part in parts for _ in range(holders))

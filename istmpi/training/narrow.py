@@ -24,7 +24,7 @@ def narrow_run(run: Run, communicator: Communicator) -> Run:
     code = network.code
     lengths = {}
     spec = find_method_spec(ist.method.name)
-    subnets = spec.count_subnets(ist, communicator.size)
+    subnets = spec.cut(ist, communicator.size).parts
     for name in spec.groups(ist, network):
         if name in code.widths:
             lengths[name] = max(network.lengths[name] // subnets, 1)

@@ -253,4 +253,4 @@ class Prepared(Setup):
 def _scale_first(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
     spec = find_method_spec(run.method.name)
     dealt = [group for group in spec.groups(run, network) if group in network.summed]
-    return dict.fromkeys(dealt, 1 / spec.count_subnets(run, ranks))
+    return dict.fromkeys(dealt, 1 / spec.cut(run, ranks).parts)

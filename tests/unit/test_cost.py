@@ -27,7 +27,7 @@ from istmpi.cost.one_round import draw_route
 from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import Parameter, Pattern, narrow
 from istmpi.engine.layout import Owners
-from istmpi.engine.partition import Partition
+from istmpi.engine.partition import Cut, Partition
 from istmpi.engine.transfer import Transfer
 from istmpi.models import architecture, mlp_network
 from istmpi.optim.optimizers import choose_optimizer
@@ -171,7 +171,7 @@ def test_fedavg_takes_passes_of_some_ranks():
 @pytest.mark.parametrize("groups", [("hidden1", "hidden2"), ("hidden2",), ()])
 def test_what_ranks_hold_is_what_their_layouts_say(ranks, shares, groups):
     network = mlp_network(6, (10, 8), 4, bias=True)
-    held = Holdings(network.parameters, network.lengths, groups, ranks, shares)
+    held = Holdings(network.parameters, network.lengths, groups, Cut(ranks, shares))
     deal = Partition.draw(network.lengths, groups, ranks, 0, 0, shares)
     by_rank = {rank: part for part in held.parts for rank in part.ranks}
     assert sorted(by_rank) == list(range(ranks))
@@ -191,7 +191,7 @@ def test_where_whole_blocks_are_dealt_sizes_are_expected_ones():
     """Five blocks on two ranks: the mean over deals of what the layouts say, and each block once over all ranks."""
     lengths = {"blocks": 5, "out": 5, "in": 3}
     parameters = {f"b{n}": Parameter(Pattern.parse(f"(blocks[{n}] out) in")) for n in range(5)}
-    held, owners = Holdings(parameters, lengths, ("blocks",), 2), Owners(lengths, 2)
+    held, owners = Holdings(parameters, lengths, ("blocks",), Cut(2)), Owners(lengths, 2)
     assert held.held_elements == 5 * 15
     assert [held.bytes(part) for part in held.parts] == [4 * 3 * 15, 4 * 2 * 15]
     deals = (Partition.draw(lengths, ("blocks",), 2, 0, number) for number in range(300))
@@ -206,7 +206,7 @@ def test_where_an_axis_is_a_sum_bytes_are_the_mean_over_deals(redeal, wire):
     texts = ("3 a + 4", "b a + 2", "b + 7 a + c", "(2 a) + b + 3", "c + 2 b", "c", "b c + 5 3")
     parameters = {text: Parameter(Pattern.parse(text)) for text in texts}
     dealt = {text: parameters[text] for text in texts if text != "c"}
-    held = Holdings(parameters, lengths, ("a", "b"), ranks, redeal=redeal, wire=wire)
+    held = Holdings(parameters, lengths, ("a", "b"), Cut(ranks), redeal=redeal, wire=wire)
     owners, fetched, hopped = Owners(lengths, ranks), [], []
     deals = [Partition.draw(lengths, ("a", "b"), ranks, 0, each, redeal=redeal or 1.0) for each in range(200)]
     for before, deal in itertools.pairwise(deals):

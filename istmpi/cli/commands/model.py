@@ -186,12 +186,13 @@ def _show(facts: Mapping[str, Any], inferred: Inferred) -> None:
 
 def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> dict[str, Any]:
     from istmpi.cost.holdings import Holdings
+    from istmpi.engine.partition import Cut
     from istmpi.network.table import flops
     from istmpi.report.tables import warn_of_widths
 
     table = network.table
     dealt = table.dealt
-    whole = Holdings(network.parameters, network.lengths, dealt, 1)
+    whole = Holdings(network.parameters, network.lengths, dealt, Cut(1))
     held: dict[str, float | None] = {}
     flops_of_held: dict[str, float | None] = {}
     warning = ""
@@ -201,7 +202,7 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
         # Each rank needs a unit of each group.
         if any(network.lengths[name] < count for name in dealt):
             continue
-        holdings = Holdings(network.parameters, network.lengths, dealt, count)
+        holdings = Holdings(network.parameters, network.lengths, dealt, Cut(count))
         largest = holdings.parts[0]  # of blocks the odds count
         held[str(count)] = float(holdings.bytes(largest) / 4)  # float32 has 4 bytes
         flops_of_held[str(count)] = float(flops(table.operators, largest.lengths))
