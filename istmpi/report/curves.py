@@ -27,11 +27,13 @@ from istmpi.record import (
     list_own_scores,
     read_further,
 )
-from istmpi.report.styles import PHASES
+from istmpi.report.styles import OUTSIDE, PHASES
 
 FILE = "curve.json"
 FORMAT = "istmpi curve"
 VERSION = 1
+BY_NAME = {"phases": 0.0, "further": -MOST, "sent_outside": -MOST, "joules": 0.0}
+"""The keys of a curve with figures by name, and the least of these figures."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,8 @@ class Curve:
     further: Mapping[str, float] = field(default_factory=dict)
     """The last further scores on the test split by their names, such as macro-F1."""
     sent_outside: Mapping[str, float] = field(default_factory=dict)
-    """The bytes that all ranks sent outside rounds in the last job, by purpose.
-
-    `line_bytes`: about all bytes of that job between hosts, with headers.
-    """
+    """The bytes that all ranks sent outside rounds in the last job, by purpose; `line_bytes`: about
+    all bytes of that job between hosts, with headers."""
     joules: Mapping[str, float] = field(default_factory=dict)
     """The energy of the last job, by its source; empty if it is unknown."""
 
@@ -94,6 +94,13 @@ class Curve:
             assert self.ranks is not None, "the curve does not say how many ranks there were"
             jobs = ((self.ranks, self.points[-1].bytes),)
         return sum(sent / ranks for ranks, sent in jobs)
+
+    @property
+    def job_figures(self) -> dict[tuple[str, str], float]:
+        """The figures of the last job by their titles and units; 0 for what it did not send."""
+        sent = self.sent_outside
+        figures = {(title, "B"): sent.get(purpose, 0.0) for purpose, title in OUTSIDE.items()}
+        return figures | {(f"energy ({by})", "J"): joules for by, joules in self.joules.items()}
 
     def save(self, path: Path) -> None:
         tree = {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -336,7 +343,9 @@ def _read_file(path: Path) -> Curve:
     if "settings" in tree:
         inner = tree.inner("settings")
         settings = {printable(key): plain_value(inner.value(key)) for key in inner}
-    phases = _read_figures(tree, "phases", 0)
+    figures: dict[str, Any] = {
+        key: tree.figures(key, least) for key, least in BY_NAME.items() if key in tree
+    }
     test = None
     if "test" in tree and tree.value("test") is not None:
         test = tree.score("test")
@@ -348,23 +357,13 @@ def _read_file(path: Path) -> Curve:
         ranks=tree.whole("ranks", 1),
         score_name=texts["score_name"],
         name=texts["name"],
-        phases=phases,
         settings=settings,
         problem=texts["problem"],
         source=texts["source"] or printable(str(path)),
         data=texts["data"],
         test=test,
-        further=_read_figures(tree, "further"),
-        sent_outside=_read_figures(tree, "sent_outside"),
-        joules=_read_figures(tree, "joules", 0),
+        **figures,
     )
-
-
-def _read_figures(tree: Fields, key: str, least: float = -MOST) -> dict[str, float]:
-    """Return the figures of a key; none if it is missing."""
-    if key not in tree:
-        return {}
-    return tree.figures(key, least)
 
 
 def _require_format(tree: Fields) -> None:

@@ -40,15 +40,6 @@ TITLES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-OUTSIDE = {
-    "evaluation": "sent in evaluations",
-    "saving": "sent to save",
-    "start": "sent to load",
-    "line_bytes": "sent on the line, about",
-}
-"""The names of rows of bytes outside rounds, by purpose, and of all bytes on the line."""
-
-
 def sheets(comparison: Comparison) -> list[Sheet]:
     columns = tuple(group.label for group in comparison.groups)
     sheets = [_list_targets(comparison, figure, columns) for figure in FIGURES]
@@ -237,34 +228,25 @@ def _list_ends(comparison: Comparison, columns: tuple[str, ...]) -> Sheet:
     rows.add("examples a second", speeds, number, best_of(speeds, higher=True))
     rows.add_end("sent by all ranks", "bytes", comparable)
     rows.add("sent by a rank", sent, size)
-    _add_sent_outside(rows)
-    _add_energy(rows)
+    _add_job_figures(rows)
     return Sheet("Final figures", "", columns, tuple(rows.rows), tuple(rows.best))
 
 
-def _add_sent_outside(rows: _Ends) -> None:
-    """Add a row for each purpose outside rounds for which all ranks of some run sent bytes."""
-    for purpose, name in OUTSIDE.items():
-        spreads = []
-        for group in rows.comparison.groups:
-            sent = [curve.sent_outside.get(purpose, 0.0) for curve in group.curves]
-            spreads.append(Spread(tuple(nbytes for nbytes in sent if nbytes)))
-        if any(spread.values for spread in spreads):
-            rows.add(name, spreads, size)
-
-
-def _add_energy(rows: _Ends) -> None:
-    """Add a row of joules for each source that some run has."""
-    sources: dict[str, None] = {}
-    for group in rows.comparison.groups:
+def _add_job_figures(rows: _Ends) -> None:
+    """Add a row for each figure of the last job that some run has."""
+    groups = rows.comparison.groups
+    titles: dict[tuple[str, str], None] = {}
+    for group in groups:
         for curve in group.curves:
-            sources.update(dict.fromkeys(curve.joules))
-    for source in sources:
+            titles.update(dict.fromkeys(curve.job_figures))
+    for title in titles:
         spreads = []
-        for group in rows.comparison.groups:
-            joules = [curve.joules[source] for curve in group.curves if source in curve.joules]
-            spreads.append(Spread(tuple(joules)))
-        rows.add(f"energy ({source})", spreads, partial(size, unit="J"))
+        for group in groups:
+            figures = [curve.job_figures.get(title, 0.0) for curve in group.curves]
+            spreads.append(Spread(tuple(figure for figure in figures if figure)))
+        if any(spread.values for spread in spreads):
+            name, unit = title
+            rows.add(name, spreads, partial(size, unit=unit))
 
 
 def _add_further(rows: _Ends) -> None:
