@@ -193,12 +193,10 @@ def _facts(network: Architecture, inferred: Inferred, counts: Sequence[int]) -> 
     table = network.table
     dealt = table.dealt
     whole = Holdings(network.parameters, network.lengths, dealt, Cut(1))
-    held: dict[str, float | None] = {}
-    flops_of_held: dict[str, float | None] = {}
+    held: dict[str, float | None] = dict.fromkeys(map(str, counts))
+    flops_of_held = held.copy()
     warning = ""
     for count in counts:
-        held[str(count)] = None
-        flops_of_held[str(count)] = None
         # Each rank needs a unit of each group.
         if any(network.lengths[name] < count for name in dealt):
             continue
