@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from own_runs import RESNET
 from replaying import run_of
-from resuming import assert_goes_on
+from resuming import assert_goes_on, save
+from small import trained
 
 from istmpi.cli.plan import show
 from istmpi.comm.ledger import EVALUATION, SAVING
@@ -21,6 +22,7 @@ ROWS = {
     "top-k and energy": {"evaluate__top_k": [2], "train__watts": 5.0},
     "exits": RESNET | {"model__exits": [1]},
     "finish": {"method__name": "data-parallel", "method__finish": "local-sgd:50%"},
+    "wider network": {"train__init": "narrow.h5", "train__widen": True},
     "own optimizer": {"optimizer__name": f"{LARS}:Lars", "method__optimizer_state": "carry"},
 }
 SETTINGS = {"train__rounds": 4, "method__local_steps": 3, "evaluate__every": 2}
@@ -30,6 +32,9 @@ SETTINGS = {"train__rounds": 4, "method__local_steps": 3, "evaluate__every": 2}
 @pytest.mark.parametrize("row", ROWS)
 def test_the_bytes_of_a_dry_run_are_counted_and_a_stopped_run_goes_on(comm, shared_tmp, capsys, row):
     run = comm.broadcast_from_root(run_of(SETTINGS | ROWS[row], comm.size, shared_tmp) if comm.rank == 0 else None)
+    if run.train.widen:
+        narrow = save(trained(comm, model__hidden=(6, 5), train__rounds=1)[0], shared_tmp / "narrow.h5")
+        run = run.override({"train.init": str(narrow)})
     progress = assert_goes_on(comm, run, shared_tmp / "stopped.h5")
     before = {purpose: comm.ledger.sent[purpose].bytes for purpose in (EVALUATION, SAVING)}
     run_training(run.override({"output.folder": str(shared_tmp / "run")}), comm)

@@ -4,6 +4,7 @@ from small import assert_same_bits, small_run, whole
 
 from istmpi.checkpoint.saver import commit
 from istmpi.training.loop import Training
+from istmpi.training.run import load_initial_weights
 
 
 def save(training, path, calibrated=False):
@@ -41,9 +42,9 @@ def assert_goes_on(comm, run, path):
 
     Returns the progress of the whole run.
     """
-    whole_run = Training(run, comm)
+    whole_run, stopped = Training(run, comm), Training(run, comm)
+    load_initial_weights(whole_run), load_initial_weights(stopped)
     progress = list(whole_run.rounds())
-    stopped = Training(run, comm)
     if comm.rank == 1:
         stop_at(stopped, 1, 1)
     list(stopped.rounds())

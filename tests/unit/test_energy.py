@@ -4,8 +4,6 @@ import pytest
 
 from istmpi.training.energy import Energy, HostJoules, Meter, choose_energy
 
-LIMIT = 10_000_000
-
 
 @pytest.fixture
 def cpus(tmp_path, monkeypatch):
@@ -16,7 +14,7 @@ def cpus(tmp_path, monkeypatch):
         folder.mkdir(exist_ok=True)
         (folder / "name").write_text(f"{name}{number}\n")
         (folder / "energy_uj").write_text(f"{microjoules}\n")
-        (folder / "max_energy_range_uj").write_text(f"{LIMIT}\n")
+        (folder / "max_energy_range_uj").write_text("10000000\n")
 
     monkeypatch.setattr("istmpi.training.energy.COUNTERS", tmp_path)
     write("0:0", 0, "core")
@@ -24,20 +22,8 @@ def cpus(tmp_path, monkeypatch):
     return write
 
 
-@pytest.fixture
-def sacct(tmp_path, monkeypatch):
-    def answer(text):
-        (tmp_path / "bin").mkdir()
-        program = tmp_path / "bin" / "sacct"
-        program.write_text(f"#!/bin/sh\nprintf '{text}'\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-        monkeypatch.setenv("SLURM_JOB_ID", "7")
-
-    return answer
-
-
-def test_counters_are_added_up_over_cpus_and_over_their_limit(cpus):
+def test_counters_are_added_up_over_cpus_and_over_their_limit_and_without_one_there_is_no_energy(cpus, tmp_path):
+    assert Meter().describe().joules is None
     cpus("0", 9_000_000)
     cpus("1", 100)
     meter = Meter()
@@ -47,11 +33,6 @@ def test_counters_are_added_up_over_cpus_and_over_their_limit(cpus):
     cpus("1", 500_100)
     cpus("0:0", 999)
     assert meter.describe().joules == pytest.approx(2 + 2 + 0.5)
-
-
-def test_a_counter_that_cannot_be_read_is_no_energy(cpus, tmp_path):
-    assert Meter().describe().joules is None
-    cpus("0", 5)
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("secret")
     assert Meter().describe().joules is None
 
@@ -64,7 +45,11 @@ def test_ranks_of_a_host_count_once_and_every_host_must_count():
 
 
 @pytest.mark.parametrize("lines, joules", [("1200\\n\\n700\\n", 1200.0), ("\\n0\\n", None)])
-def test_in_a_job_slurm_counts_before_watts_do(sacct, lines, joules):
-    sacct(lines)
+def test_in_a_job_slurm_counts_before_watts_do(tmp_path, monkeypatch, lines, joules):
+    program = tmp_path / "sacct"
+    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     expected = Energy(joules, "sacct") if joules else Energy(10.0, "train.watts")
     assert choose_energy([HostJoules("a", None)], 5.0, 2.0) == expected
