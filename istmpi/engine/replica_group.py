@@ -75,7 +75,7 @@ class Restored:
     states: list[Any]
     """The states of the user's loaders."""
     kept: dict[str, Any]
-    """The values that the program has kept."""
+    """The values that the program has kept, and the states of its objects."""
 
 
 @dataclass(frozen=True)

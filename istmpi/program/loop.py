@@ -26,7 +26,7 @@ from istmpi.program.bests import Bests
 from istmpi.program.epochs import Passes, open_passes, require_epochs
 from istmpi.program.guard import Guard
 from istmpi.program.in_group import Place
-from istmpi.program.kept import Kept
+from istmpi.program.kept import Kept, Stateful
 from istmpi.program.member_loop import MemberLoop
 from istmpi.program.printing import Printing
 from istmpi.program.round import Round
@@ -231,7 +231,7 @@ class Loop:
         self._bests.restore(lines)
         self.streams.load(self.folder / LOADERS, training.rounds_done, resumed)
         self._kept.load(self.folder, training.rounds_done, resumed)
-        self.place.tell(Restored(self.folder, self.streams.states, self._kept.values))
+        self.place.tell(Restored(self.folder, self.streams.states, self._kept.collect()))
         if training.architecture.batch_norms and not training.rounds_done:
             self.note(
                 "batch normalisations: before save or export, call job.evaluate with "
@@ -274,6 +274,10 @@ class Loop:
         numbers, text, and lists, tuples and dicts of them.
         """
         self._kept.update(values)
+
+    def follow(self, stateful: Stateful) -> None:
+        """Save the state of an object of the loop, such as a GradScaler, with each checkpoint."""
+        self._kept.follow(stateful)
 
     def _save_own(self, dropped: bool = False) -> None:
         """Save what each rank has of its own after a round, or from before a ``dropped`` one."""
@@ -355,9 +359,9 @@ class Loop:
         return self.communicator.rank == 0 and self._follows is None
 
     def restore(self, states: list[Any], kept: Mapping[str, Any]) -> None:
-        """Take the states of loaders, and the kept values, that a leader has loaded."""
+        """Take the states of loaders, and what is kept, that a leader has loaded."""
         self.streams.states = states
-        self._kept.values = dict(kept)
+        self._kept.restore(kept)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, one a round; empty before `rounds` is iterated over.

@@ -7,6 +7,7 @@ from istmpi.methods.local_training import LocalTraining
 from istmpi.program.autocast import Autocast
 from istmpi.program.epochs import Measured, Passes
 from istmpi.program.guard import Guard
+from istmpi.program.kept import Stateful
 from istmpi.program.streams import Streams
 
 
@@ -35,4 +36,5 @@ class Job(Protocol):
     passes: Passes | None
 
     def note_once(self, message: str) -> None: ...
+    def follow(self, stateful: Stateful) -> None: ...
     def restore(self, states: list[Any], kept: Mapping[str, Any]) -> None: ...

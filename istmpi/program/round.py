@@ -204,7 +204,8 @@ class Round:
         optimizer, schedule.
 
         With ``accumulate`` of `take`, only a step's last call moves the weights, by the mean of the
-        calls' losses. Raises ConfigError if the loss is not one number or has no gradient.
+        calls' losses. A resumed run gives ``scaler`` the state that it had. Raises ConfigError if
+        the loss is not one number or has no gradient.
         """
         fault = find_fault(loss)
         if fault:
@@ -221,6 +222,8 @@ class Round:
         self._method.hands_over = is_last
         weight = 1 / self._parts
         if scaler:
+            # Before its first use: a resumed run goes on with the scale that it had.
+            self._job.follow(scaler)
             loss = scaler.scale(loss)
             weight *= scaler.get_scale()
         self._part.go_back(loss, weight)
@@ -228,16 +231,19 @@ class Round:
         if not is_last:
             return
         if scaler:
-            self.average_gradients()
-            # After the mean over ranks, all ranks find the same overflows and skip the same steps.
-            scaler.unscale_(self.optimizer)
-            scaler.step(self.optimizer)  # skips a step whose gradients are not finite
-            scaler.update()
-            self._taken = True
+            self._step_with(scaler)
         else:
             self.optimizer.step()
         self._note(value)
         self._losses.clear()
+
+    def _step_with(self, scaler: torch.amp.GradScaler) -> None:
+        self.average_gradients()
+        # After the mean over ranks, all ranks find the same overflows and skip the same steps.
+        scaler.unscale_(self.optimizer)
+        scaler.step(self.optimizer)  # skips a step whose gradients are not finite
+        scaler.update()
+        self._taken = True
 
     def note(self, loss: torch.Tensor | float) -> None:
         """Record the loss of a local step that the loop takes by hand, with

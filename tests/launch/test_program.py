@@ -1,19 +1,25 @@
 """A user's own program under mpirun: its end, by an error or a request, is one line and a documented exit code."""
 
+import re
 import sys
 
+from following import weights
 from own_program import NET
 
 PROGRAM = """
-import sys, time, torch, istmpi
+import os, signal, sys, time, torch, istmpi
 from net import Net
 
-x = torch.randn(8, 5)
-job = istmpi.Distributed(Net, {"features": 5, "outputs": 2}, example=x, local_steps=2)
-rounds = job.rounds(200, folder="run", resume="auto")  # a name keeps the loop open after an error
+x = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
+job = istmpi.Distributed(Net, {"features": 5, "outputs": 2}, example=x, local_steps=2, checkpoint_every=4)
+scaler = torch.amp.GradScaler("cpu", growth_interval=25)
+folder = "peace" if sys.argv[1] == "peace" else "run"
+rounds = job.rounds(200, folder=folder, resume="auto")  # a name keeps the loop open after an error
 for round in rounds:
     for step in round.steps():
-        round.step(round.module(x).square().mean())
+        round.step(round.module(x).square().mean(), scaler)
+    if round.number == 90 and sys.argv[1] == "kill" and job.communicator.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     if sys.argv[1] == "exit":
         sys.exit(7)
     if sys.argv[1] == "fail":
@@ -24,10 +30,11 @@ for round in rounds:
         raise istmpi.ConfigError("no such thing.")
     if round.number == 3 and sys.argv[1] == "stop" and job.communicator.rank == 0:
         open("run/STOP", "w").close()
+print(scaler.state_dict())
 """
 
 
-def test_a_program_ends_as_the_command_does(mpirun, tmp_path, monkeypatch):
+def test_a_program_ends_as_the_command_does_and_goes_on_when_killed(mpirun, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
@@ -47,3 +54,7 @@ def test_a_program_ends_as_the_command_does(mpirun, tmp_path, monkeypatch):
     stopped = run("stop")
     (line,) = stopped.errors
     assert stopped.returncode == 75 and "run the same program with resume='auto' to continue" in line
+    (tmp_path / "run" / "STOP").unlink()
+    assert run("kill").returncode not in (0, 75)
+    states = [state for how in ("end", "peace") for state in re.findall("{'scale.*?}", run(how).stdout)]
+    assert len(states) == 4 and len({*states}) == 1 and weights(tmp_path / "run") == weights(tmp_path / "peace")

@@ -77,19 +77,23 @@ RESUMED = {
 
 @pytest.mark.parametrize("settings", RESUMED.values(), ids=RESUMED)
 def test_a_resumed_loop_trains_to_the_bits_of_an_uninterrupted_one(comm, shared_tmp, settings, looks_often):
+    """The scale of a scaler grows in some steps, and is the same at the end."""
     rates, with_groups = [], settings["method"] == "local-sgd" and settings["optimizer"] is loops.rmsprop
+    scaled = settings["method"] == "local-sgd"
+    first, second, third = [torch.amp.GradScaler("cpu", growth_interval=5) if scaled else None for _ in range(3)]
 
     def note(round):
         rates.append([group["lr"] for group in round.optimizer.param_groups] if with_groups else round.rate)
 
     uninterrupted, batches = loops.make_job(comm, **settings), loops.make_batches(comm, method=settings["method"])
-    loops.train(uninterrupted, batches, 4, shared_tmp / "whole", behind=note)
+    loops.train(uninterrupted, batches, 4, shared_tmp / "whole", behind=note, scaler=first)
     folder = shared_tmp / "halves"
-    message = loops.train_until_stopped(loops.make_job(comm, **settings), batches, folder, 2)
+    message = loops.train_until_stopped(loops.make_job(comm, **settings), batches, folder, 2, scaler=second)
     assert f"stopped by the file {folder / 'STOP'}, after " in message and " of 4 rounds; saved in" in message
     resumed = loops.make_job(comm, **settings)
-    assert loops.train(resumed, batches, 4, folder, resume="auto") in (3, 4)
+    assert loops.train(resumed, batches, 4, folder, resume="auto", scaler=third) in (3, 4)
     assert_same_bits(whole(resumed.training), whole(uninterrupted.training))
+    assert not scaled or third.state_dict() == first.state_dict() and first.get_scale() == 2**18
     if with_groups:
         cosine = [0.01 * (1 + math.cos(math.pi * step / 12)) / 2 for step in (2, 5, 8, 11)]
         assert rates == [[pytest.approx(rate / 10), *[pytest.approx(rate)] * (len(rates[0]) - 1)] for rate in cosine]

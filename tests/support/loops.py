@@ -112,7 +112,7 @@ def yield_steps(batches, first):
         step += 1
 
 
-def train(job, batches, rounds, folder, by_hand=False, behind=lambda round: None, **more):
+def train(job, batches, rounds, folder, by_hand=False, behind=lambda round: None, scaler=None, **more):
     """Train with the batches that the command takes in the same steps; return the number of the first round."""
     first = None
     for round in begin_rounds(job, rounds, folder, **more):
@@ -123,12 +123,12 @@ def train(job, batches, rounds, folder, by_hand=False, behind=lambda round: None
                 loss.backward()
                 round.optimizer.step()
             else:
-                round.step(loss)
+                round.step(loss, scaler)
         behind(round)
     return first
 
 
-def train_until_stopped(job, batches, folder, number, behind=lambda round: None):
+def train_until_stopped(job, batches, folder, number, behind=lambda round: None, **more):
     """Train four rounds, of which a file stops one; the file is gone behind it. Return the message."""
     comm = job.communicator
 
@@ -138,7 +138,7 @@ def train_until_stopped(job, batches, folder, number, behind=lambda round: None)
         behind(round)
 
     with pytest.raises(StoppedError) as stopped:
-        train(job, batches, 4, folder, behind=stop)
+        train(job, batches, 4, folder, behind=stop, **more)
     on_root(comm, (folder / "STOP").unlink)
     return str(stopped.value)
 
