@@ -10,19 +10,25 @@ from dataclasses import dataclass
 
 from istmpi.cluster.figures import Cluster
 from istmpi.cluster.group_time import time_rounds
+from istmpi.comm.ring import count_waits
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
+from istmpi.cost.calibration import forward_flops
 from istmpi.cost.evaluation import EvaluationPlan
-from istmpi.cost.loads import ALLTOALLV
+from istmpi.cost.loads import ALLREDUCE, ALLTOALLV
 from istmpi.cost.run_cost import Cost, phase_costs
 from istmpi.data.dataset import Dataset
 from istmpi.engine.axes import count_bytes
 from istmpi.evaluation.planning import (
     choose_form,
     count_evaluation_flops,
+    count_output_bytes,
+    divide,
+    knows_outputs,
     list_passes,
     plan_evaluation,
 )
+from istmpi.evaluation.sample import count_sampled, count_scored
 from istmpi.network.architecture import Architecture
 from istmpi.training.saves import CALLS
 
@@ -33,9 +39,11 @@ class RunTime:
 
     rounds: float
     evaluations: float | None
-    """None for evaluations of subnets, of sharded networks and of graphs."""
+    """None for evaluations of sharded networks and of graphs. Those whose scores choose the form
+    are assumed to choose subnets side by side."""
     saving: float | None
-    """The save of the network after its evaluation; None if ranks gather its weights once more."""
+    """The save of the network after its evaluation; None if ranks gather its weights once more, or
+    save subnets side by side."""
 
 
 def predict_run(
@@ -55,15 +63,46 @@ def predict_run(
         of_rounds += rounds * time_rounds(run, architecture, cost, cluster).total
         of_rounds += _seconds_of_bytes(float(cost.start_bytes) / ranks, cluster)
     plan = plan_evaluation(run, architecture, data, ranks, ranks)
-    side_by_side = choose_form(run) != "merged"
-    if side_by_side or plan.sharded or plan.by_units or architecture.nodes[1]:
+    form = choose_form(run)
+    unknown = form != "merged" and not knows_outputs(run, architecture, data, plan)
+    if unknown or plan.sharded or plan.by_units or architecture.nodes[1]:
         return RunTime(rounds=of_rounds, evaluations=None, saving=None)
     last, _ = phases[-1]
-    of_evaluation = _predict_evaluation(run, architecture, data, cluster, last, plan)
+    of_evaluation = 0.0
+    if form in ("merged", "best"):
+        of_evaluation += _predict_evaluation(run, architecture, data, cluster, last, plan)
     saving = None
-    if plan.on_one or ranks == 1 or not data.scoring.one_class:
+    if form != "merged":
+        of_evaluation += _predict_subnets(run, architecture, data, cluster, last)
+    elif plan.on_one or ranks == 1 or not data.scoring.one_class:
         saving = CALLS * cluster.small_call(ranks)
     return RunTime(rounds=of_rounds, evaluations=evaluations * of_evaluation, saving=saving)
+
+
+def _predict_subnets(
+    run: Run, architecture: Architecture, data: Dataset, cluster: Cluster, last: Cost
+) -> float:
+    """Return the seconds that subnets side by side add to an evaluation: their passes over the
+    scored examples, and over the sample if its scores choose the form."""
+    sampled = count_sampled(run, architecture, data, last.ranks)
+    passes = [len(part) for part in divide(run, data, count_scored(run, data, len(data.test)))]
+    if choose_form(run) == "best":
+        passes += [len(part) for part in divide(run, data, sampled)]
+    seconds = 0.0
+    for examples in passes:
+        seconds += _mean_seconds(count_output_bytes(architecture, examples), last.ranks, cluster)
+    if architecture.batch_norms:
+        passes.append(sampled)
+    flops = sum(passes) * forward_flops(architecture, 1) / last.ranks
+    seconds += float(flops) / cluster.speed(range(1))
+    return seconds + len(passes) * len(architecture.operators) * cluster.product_seconds
+
+
+def _mean_seconds(nbytes: int, ranks: int, cluster: Cluster) -> float:
+    """Return the seconds of a mean over ranks of so many bytes."""
+    link = cluster.links[ALLREDUCE]
+    moved = 2 * (ranks - 1) / ranks * nbytes
+    return count_waits(nbytes, ranks) * link.latency + moved * link.seconds_per_byte
 
 
 def _predict_evaluation(

@@ -62,6 +62,9 @@ class EvaluationPlan:
     sent: int
     """Bytes that all ranks send; if ranks have their own examples, only the bytes of gathered
     weights."""
+    sums: int | None = None
+    """The part of these bytes that brings the sums of a score together; None if there are others
+    that depend on the examples."""
     by_units: bool = False
     """True for a graph if each layer's units are spread over the ranks."""
     on_one: bool = False
@@ -136,16 +139,11 @@ def _plan_on_all(
     ``sizes``: bytes of each parameter; ``missing``: of those that some ranks lack. ``totals``:
     bytes of a score's sums.
     """
-    whole = sum(sizes.values())
     choices: list[Weights] = []
     if ranks > 1:
         choices += _choices(architecture, ranks, passes, sizes, spread, missing)
-    # Ranks with their own examples send each other no outputs: sharding only saves memory.
-    chosen = [] if local else _choose_by_bytes(choices, ranks)
-    # decision 36: a leaf is gathered if its products would take longer than its bytes.
-    if whole <= room and _costs_more_than_it_saves(architecture, ranks, passes, chosen):
-        chosen = []
-    chosen += _choose_by_memory(choices, chosen, whole - room, local)
+    excess = sum(sizes.values()) - room
+    chosen = _choose_sharded(architecture, ranks, passes, choices, excess, local)
     sharded = frozenset(name for weights in chosen for name in weights.names)
     gathered = sum(nbytes for name, nbytes in sizes.items() if name not in sharded)
     sent = (ranks - 1) * sum(nbytes for name, nbytes in missing.items() if name not in sharded)
@@ -153,7 +151,27 @@ def _plan_on_all(
         sent += sum(weights.sharded for weights in choices if sharded.issuperset(weights.names))
     elif not local:
         sent += _totals_bytes(architecture, ranks, totals)
-    return EvaluationPlan(sharded=sharded, gathered_bytes=gathered, sent=sent)
+    sums = None
+    if not sharded and not local:
+        sums = ranks * (ranks - 1) * totals
+    return EvaluationPlan(sharded=sharded, gathered_bytes=gathered, sent=sent, sums=sums)
+
+
+def _choose_sharded(
+    architecture: Architecture,
+    ranks: int,
+    passes: Sequence[int],
+    choices: Sequence[Weights],
+    excess: Amount,
+    local: bool,
+) -> list[Weights]:
+    """Return the weights to shard; all weights need ``excess`` bytes more than there are."""
+    # Ranks with their own examples send each other no outputs: sharding only saves memory.
+    chosen = [] if local else _choose_by_bytes(choices, ranks)
+    # decision 36: a leaf is gathered if its products would take longer than its bytes.
+    if excess <= 0 and _costs_more_than_it_saves(architecture, ranks, passes, chosen):
+        chosen = []
+    return [*chosen, *_choose_by_memory(choices, chosen, excess, local)]
 
 
 def _list_sizes(architecture: Architecture) -> dict[str, int]:
@@ -191,11 +209,14 @@ def _plan_on_one(
 ) -> EvaluationPlan:
     """Plan an evaluation for which rank 0 alone gathers the ``missing`` weights."""
     owners = Owners(dict(architecture.lengths), ranks)
-    sent = (ranks - 1) * totals
+    sums = (ranks - 1) * totals
+    sent = sums
     for name, nbytes in missing.items():
         length, *_ = architecture.parameters[name].pattern.shape(architecture.lengths)
         sent += nbytes - nbytes // length * len(owners.rows(length, 0))
-    return EvaluationPlan(sharded=frozenset(), gathered_bytes=whole, sent=sent, on_one=True)
+    return EvaluationPlan(
+        sharded=frozenset(), gathered_bytes=whole, sent=sent, sums=sums, on_one=True
+    )
 
 
 def _choose_by_bytes(choices: Sequence[Weights], ranks: int) -> list[Weights]:

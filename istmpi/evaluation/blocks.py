@@ -161,8 +161,8 @@ class SharedBlocks:
         self.loaded = False
         """True if the subnets have weights."""
         self.moments: dict[str, Moments] = {}
-        """Mean and variance of the units of all subnets' batch normalisations, as last calibrated
-        or loaded."""
+        """Mean and variance of the units of batch normalisations: of the subnets here as last
+        calibrated, or of all subnets as loaded."""
 
     def _list_numbers(self) -> Sequence[int]:
         """Return the numbers of the subnets that are built here."""
@@ -183,9 +183,22 @@ class SharedBlocks:
             layer.moments = None
         with torch.no_grad(), calibrating(layers, compute_moments):
             run()
-        moments_here = {name: layer.moments for name, layer in layers.items()}
-        for moments in self.communicator.allgather(moments_here):
-            self.moments |= map_tensors(torch.Tensor.cpu, moments)
+        self.moments = {}
+        for name, layer in layers.items():
+            self.moments[name] = map_tensors(torch.Tensor.cpu, layer.moments)
+
+    def collect_moments(self) -> dict[str, Moments]:
+        """Return the moments of all subnets on every rank. Collective."""
+        # As arrays, because a packed tensor is a kilobyte longer.
+        here = {}
+        for name, (mean, variance) in self.moments.items():
+            here[name] = mean.numpy(), variance.numpy()
+        moments: dict[str, Moments] = {}
+        for of_rank in self.communicator.allgather(here):
+            for name, pair in of_rank.items():
+                mean, variance = map(torch.from_numpy, pair)
+                moments[name] = mean, variance
+        return moments
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
         self._take_weights()

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 class Evaluator:
     """Scores a full network on splits. Every method is collective."""
 
+    _is_calibrated = False
+    """True if the full network is loaded and calibrated already."""
+
     def __init__(
         self,
         run: Run,
@@ -114,6 +117,7 @@ class Evaluator:
 
     def release(self) -> None:
         """Free the memory of loaded weights, which are out of date after a round."""
+        self._is_calibrated = False
         self._merged.release()
         if self._blocks:
             self._blocks.release()
@@ -143,17 +147,29 @@ class Evaluator:
             self._blocks = subnets
         subnets.values_of = values_of
         if form == "best":
-            merged = self._score_of_form(self._merged)
-            blocks = self._score_of_form(subnets)
-            if self._dataset.scoring.higher_is_better:
-                blocks_win = blocks > merged
-            else:
-                blocks_win = blocks < merged
-            form = "blocks" if blocks_win else "merged"
+            form = self._choose_better(subnets)
         self.form = form
         self.network = self._merged
         if form in SIDE_BY_SIDE:
             self.network = subnets
+
+    def _choose_better(self, subnets: SharedBlocks) -> str:
+        """Return the form that scores better now: blocks or merged. Collective.
+
+        The full network stays loaded and calibrated if it wins, for its weights take most bytes.
+        """
+        blocks = self._score_of_form(subnets)
+        subnets.release()
+        merged = self._score_of_form(self._merged)
+        if self._dataset.scoring.higher_is_better:
+            blocks_win = blocks > merged
+        else:
+            blocks_win = blocks < merged
+        if blocks_win:
+            self._merged.release()
+            return "blocks"
+        self._is_calibrated = True
+        return "merged"
 
     def _score_of_form(self, network: FullNetwork | SharedBlocks) -> float:
         """Return the score of a form of the network on the validation split or, if there is none,
@@ -164,9 +180,10 @@ class Evaluator:
             score = self.measure("validation")
         else:
             score = self.measure("train", self._sample())
-        network.release()
         # Ranks may add up in another order, and all must choose the same form.
-        return self._communicator.broadcast_from_root(score.score)
+        scores = np.array([score.score])
+        self._communicator.broadcast(scores, root=0)
+        return float(scores[0])
 
     def measure(self, split: str, rows: np.ndarray | None = None, details: bool = False) -> Score:
         """Return the score on ``rows`` of a split, by default the run's rows.
@@ -294,6 +311,9 @@ class Evaluator:
 
         Their moments become those of the calibration sample.
         """
+        if self._is_calibrated:
+            self._is_calibrated = False
+            return
         if not self._calibrates:
             self.network.load_moments({})
             return

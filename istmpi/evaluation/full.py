@@ -198,6 +198,10 @@ class FullNetwork:
             name: map_tensors(torch.Tensor.cpu, layer.moments) for name, layer in layers.items()
         }
 
+    def collect_moments(self) -> Moments:
+        """Return the moments as last calibrated or loaded, which every rank has."""
+        return self.moments
+
     def load_moments(self, moments: Moments) -> None:
         """Load the stores' weights, and set these moments in place of a calibration. Collective."""
         for name, layer in self.load_weights().items():

@@ -4,7 +4,7 @@ and where it lies, what each evaluation sends, and in which rounds there is one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -180,28 +180,98 @@ class Planned:
     """Rounds between evaluations."""
     count: int
     sent: int | None
-    """Bytes that all ranks send in them; None if these are not known before the run."""
+    """The most bytes that all ranks send in them; None if these are not known before the run."""
+    least: int | None
+    """The fewest bytes, which differ from the most if scores decide the form of the network."""
 
 
 def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> Planned:
     """Return the evaluations of a run, and the bytes that they send for this run's seed.
 
-    The bytes are those of the full network. They are not known for subnets side by side, for other
-    sizes of images, for local data that a sharded layer's rows travel to, and where
-    `istmpi.cost.one_round.flushed_bytes` does not know them.
+    The bytes are not known for other sizes of images, for local data that a sharded layer's rows
+    travel to, and where `istmpi.cost.one_round.flushed_bytes` does not know them; for subnets side
+    by side neither with several outputs, sharded layers, graphs or a validation split.
     """
     every = choose_interval(run, architecture, data, ranks)
     last = run.train.rounds
     rounds = [*range(every, last, every), last]
+    unknown = Planned(every=every, count=len(rounds), sent=None, least=None)
     plan = plan_evaluation(run, architecture, data, ranks, ranks)
     travels = run.data.placement == "local" and plan.sharded
-    if choose_form(run) != "merged" or run.train.resolution or travels:
-        return Planned(every=every, count=len(rounds), sent=None)
-    flushed = flushed_bytes(run, architecture, ranks, rounds)
+    if run.train.resolution or travels:
+        return unknown
+    form = choose_form(run)
+    flushed: int | None = 0
+    # Outputs that are added up need no weights of other ranks.
+    if form != "sum":
+        flushed = flushed_bytes(run, architecture, ranks, rounds)
     if flushed is None:
-        return Planned(every=every, count=len(rounds), sent=None)
-    sent = flushed + len(rounds) * plan.sent + _count_details(run, data, ranks, plan)
-    return Planned(every=every, count=len(rounds), sent=sent)
+        return unknown
+    details = _count_details(run, data, ranks, plan)
+    if form == "merged":
+        sent = flushed + len(rounds) * plan.sent + details
+        return replace(unknown, sent=sent, least=sent)
+    if not knows_outputs(run, architecture, data, plan):
+        return unknown
+    scored = _count_passed(run, architecture, ranks, count_scored(run, data, len(data.test)))
+    blocks = len(rounds) * scored
+    if form != "best":
+        return replace(unknown, sent=flushed + blocks, least=flushed + blocks)
+    assert plan.sums is not None, "there are no sharded layers"
+    # The full network stays loaded if it wins.
+    merged = len(rounds) * plan.sums + details
+    both = flushed + len(rounds) * _count_choice(run, architecture, data, ranks, plan)
+    return replace(unknown, sent=both + max(merged, blocks), least=both + min(merged, blocks))
+
+
+def _count_choice(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int, plan: EvaluationPlan
+) -> int:
+    """Return the bytes to score the full network and the subnets side by side on the sample."""
+    sampled = count_sampled(run, architecture, data, ranks)
+    # Rank 0 tells the others both scores.
+    scores = (ranks - 1) * 2 * 8
+    return _count_passed(run, architecture, ranks, sampled) + plan.sent + scores
+
+
+def _count_passed(run: Run, architecture: Architecture, ranks: int, examples: int) -> int:
+    """Return the bytes that all ranks send to load subnets side by side, and to add up their
+    outputs for so many examples."""
+    # Ranks add up outputs round a ring.
+    sent = 2 * (ranks - 1) * count_output_bytes(architecture, examples)
+    spec = find_method_spec(run.method.name)
+    # Each rank has the values of its subnet.
+    if spec.sums_outputs:
+        return sent
+    present = spec.on_all_ranks(run, architecture, ranks)
+    groups = spec.groups(run, architecture)
+    for name, parameter in architecture.parameters.items():
+        # Owners send what is not dealt out, and what no method keeps on every rank.
+        if name not in present and not parameter.pattern.dealt(groups):
+            sent += (ranks - 1) * parameter.size(architecture.lengths) * parameter.itemsize
+    return sent
+
+
+def knows_outputs(
+    run: Run, architecture: Architecture, data: Dataset, plan: EvaluationPlan
+) -> bool:
+    """Return True if the bytes of outputs that subnets side by side add up are known."""
+    one_output = len(architecture.table.output_names) == 1
+    is_graph = isinstance(data.train, GraphSplit)
+    weighted = choose_form(run) == "likelihood"
+    return (
+        one_output
+        and not is_graph
+        and not weighted
+        and plan.sums is not None
+        and "validation" not in data.splits
+        and data.network is None
+    )
+
+
+def count_output_bytes(architecture: Architecture, examples: int) -> int:
+    """Return the bytes of the outputs of a network with one output for so many examples."""
+    return examples * architecture.code.numbers * architecture.itemsize
 
 
 def _count_details(run: Run, data: Dataset, ranks: int, plan: EvaluationPlan) -> int:

@@ -6,6 +6,7 @@ import torch
 from istmpi.deploy.layers import collect_state
 from istmpi.deploy.program import whole_state
 from istmpi.errors import ConfigError
+from istmpi.evaluation.full import Moments
 from istmpi.training.loop import Training
 
 
@@ -19,10 +20,12 @@ def collect_state_dict(training: Training) -> dict[str, torch.Tensor] | None:
         whole = training.store.whole(name, communicator)  # every rank sends its rows
         if communicator.rank == 0:
             values[name] = whole.numpy()
+    moments: Moments = {}
+    if training.calibrated:
+        moments = training.evaluator.network.collect_moments()
     with communicator.agreed():
         if communicator.rank:
             return None
-        moments = training.evaluator.network.moments if training.calibrated else {}
         state = collect_state(values, training.store.full_scale, moments, training.architecture)
         if state.problem:
             raise ConfigError(f"{training.architecture.name}: {state.problem}.")

@@ -104,7 +104,10 @@ def _describe_evaluations(evaluations: Mapping[str, Any]) -> str:
         )
     if evaluations["sent"] is None:
         return times
-    return f"{times}: {evaluations['sent']:,} bytes sent by all ranks"
+    sent = f"{evaluations['sent']:,} bytes sent by all ranks"
+    if evaluations["least"] != evaluations["sent"]:
+        sent = f"{evaluations['least']:,} to {sent}, as scores choose the form of the network"
+    return f"{times}: {sent}"
 
 
 def _describe_seconds(seconds: Mapping[str, Any]) -> str:

@@ -274,7 +274,7 @@ class Training(Prepared):
                 self._calibrate()
         moments: Moments = {}
         if self.calibrated:
-            moments = self.evaluator.network.moments
+            moments = self.evaluator.network.collect_moments()
         network = self.architecture
         pieces = [*model_pieces(self.store), *frozen_pieces(network, self.store)]
         pieces += deployment_pieces(

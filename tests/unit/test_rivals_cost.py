@@ -155,6 +155,9 @@ def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops):
     assert found.rounds == pytest.approx(6 * round_time(plan, cluster).total)
     assert found.evaluations == pytest.approx(3 * 0.01 * (2 * (ranks - 1) + hops))
     assert found.saving == pytest.approx(5 * 0.01 * hops)
+    # The outputs of subnets side by side for the sample and for the scored examples are added up in two messages each.
+    best, _, _ = predict(cluster, ranks, method__redeal=0.0)
+    assert best.evaluations == pytest.approx(found.evaluations + 3 * 0.01 * 4)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -186,11 +189,11 @@ def test_groups_wait_for_their_own_network_and_compute_as_ranks_with_parts_of_th
 def test_what_has_no_prediction_is_left_out(istmpi_command):
     """Subnets side by side gather weights to be saved once more; a file of a measurement names the cluster."""
     words = ["train", "digits", "--dry-run", "--cluster", "1gbit"]
-    _, out, _ = istmpi_command(*words, "--json", "--redeal", "0")
+    _, out, _ = istmpi_command(*words, "--json", "--redeal", "0", "--set", "data.validation=0.2")
     found = json.loads(out)["seconds"]
     assert found["rounds"] > 0 and found["evaluations"] is None and found["saving"] is None
     _, out, _ = istmpi_command(*words)
     assert "on 1gbit: " in out and "s in saving; not predicted: loading" in out
-    assert "s in rounds; not predicted: evaluations, saving, loading" in istmpi_command(*words, "--redeal", "0")[1]
+    assert "s in evaluations; not predicted: saving, loading" in istmpi_command(*words, "--redeal", "0")[1]
     code, _, err = istmpi_command("train", "digits", "--cluster", "1gbit")
     assert code == 2 and "--cluster needs --dry-run" in err
