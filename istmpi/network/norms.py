@@ -101,7 +101,7 @@ class _NormaliseTogether(torch.autograd.Function):
         members.add_up(sums)
         count = sums[-1]
         mean = _along_units(sums[:-1] / count, x)
-        # In a second exchange: differences of squares would lose digits.
+        # decision 97: in a second exchange, because differences of squares would lose digits.
         squares = share * (values - mean).square().sum(axes)
         members.add_up(squares)
         deviation = _along_units((squares / count + eps).sqrt(), x)
