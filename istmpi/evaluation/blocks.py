@@ -188,16 +188,19 @@ class SharedBlocks:
             self.moments[name] = map_tensors(torch.Tensor.cpu, layer.moments)
 
     def collect_moments(self) -> dict[str, Moments]:
-        """Return the moments of all subnets on every rank. Collective."""
+        """Return the moments of all subnets on every rank; None for a layer that no pass called.
+        Collective if the network has batch normalisations."""
+        moments: dict[str, Any] = {}
+        if not self.architecture.batch_norms:
+            return moments
         # As arrays, because a packed tensor is a kilobyte longer.
-        here = {}
-        for name, (mean, variance) in self.moments.items():
-            here[name] = mean.numpy(), variance.numpy()
-        moments: dict[str, Moments] = {}
+        here = {name: map_tensors(torch.Tensor.numpy, pair) for name, pair in self.moments.items()}
         for of_rank in self.communicator.allgather(here):
             for name, pair in of_rank.items():
-                mean, variance = map(torch.from_numpy, pair)
-                moments[name] = mean, variance
+                moments[name] = pair
+                if pair is not None:
+                    mean, variance = pair
+                    moments[name] = torch.from_numpy(mean), torch.from_numpy(variance)
         return moments
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:

@@ -186,7 +186,8 @@ class Scoring:
         network = self._network
         network.calibrate_by(lambda: score(self._module, to_device(batch, network.device)))
         # The score may leave out a layer, whose moments then stay unknown.
-        if None not in network.moments.values():
+        # All ranks must find the same, also where each has the moments of its own subnet.
+        if None not in network.collect_moments().values():
             training.calibrated_after = training.rounds_done
 
     def calibrate_again(self) -> bool:
