@@ -61,7 +61,7 @@ METHODS: Mapping[str, Mapping[str, object]] = {
 ALONE = "one rank"
 """A network that one rank trains on all data, as wide as a rank's or as all ranks' together; the same steps."""
 REGULARISED: Mapping[str, Mapping[str, object]] = {
-    **{f"weight decay {decay:g}": {"optimizer.weight_decay": decay} for decay in (1e-4, 1e-3, 1e-2, 3e-2, 1e-1)},
+    **{f"weight decay {decay:g}": {"optimizer.weight_decay": decay} for decay in (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1)},
     **{f"clip {norm:g}": {"optimizer.clip": norm} for norm in (0.3, 1.0)},
     **{f"dropout {fraction:g}": {"model.dropout": fraction} for fraction in (0.1, 0.2, 0.4)},
 }
@@ -221,8 +221,7 @@ def simulated(cell: Cell, folder: Path, end: float) -> str:
     start = time.perf_counter()
     if start >= end:
         return ""
-    run = cell.run(folder)
-    found, *_ = simulate(lambda communicator: measured(run, communicator), cell.row.ranks).require()
+    found, *_ = simulate(partial(measured, cell.run(folder)), cell.row.ranks).require()
     keep_cell(folder / f"{cell.name}.json", cell.name, start, found)
     return f"{cell.name}: {found['ends']}"
 
@@ -279,6 +278,7 @@ class Campaign:
                 "rate": f"{self.cells(row)[0].rate:g}{', edge' * bool(self.next_rates(row.plain))}",
                 "steps": row.steps,
                 "seeds": len(scores),
+                "held out": f"{mean(record['ends'][form]['validation'] for record in found):.4f}",
                 "score": f"{mean(scores):.4f}",
                 "+-": f"{interval(scores):.4f}" if len(scores) > 1 else "",
                 "MB sent": f"{found[0].get('bytes', 0) / 1e6:.1f}",
@@ -348,8 +348,8 @@ def main() -> None:
             title = f"{task.title}, data {SAID[task.placement]}"
             notes = (
                 f"{title}; {task.batch} examples a rank and step, J = {task.local_steps}, a cosine of learning rates. "
-                "Rates: the best of neighbours 3 times apart on a tenth of the training examples, with a worse one on "
-                "both sides, unless the rate is on the edge. +-: half of the 95% interval of the mean over seeds. MB "
+                "Held out: a tenth of the training examples, which choose rates: neighbours are 3 times apart, with a "
+                "worse one on both sides, unless on the edge. +-: half of the 95% interval of the mean over seeds. MB "
                 "sent: by all ranks, evaluations left out. MB trained: a rank's weights, gradients and optimizer, as "
                 "planned; beside: averages, copies, fed-back errors and rows to save. Never redealt, side by side, is "
                 "an ensemble of P narrow networks. One rank has all data, and makes as many steps as each of several."
