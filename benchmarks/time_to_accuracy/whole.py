@@ -89,6 +89,7 @@ def measure(cluster: Cluster, words: list[str]) -> dict:
         "save": phases.get("save", 0.0),
         "sent": summary["sent"],
         "again": again / sent,
+        "resent": summary.get("resent_bytes"),
         "interfaces": sum(after[host][0] - before[host][0] for host in after),
         "score": summary["last"]["score"]["score"],
     }
@@ -114,6 +115,7 @@ def write_report(folder: Path, results: Path) -> None:
         predicted = record["predicted"]
         seconds = predicted.get("seconds", {})
         again = record.get("again")
+        resent = record.get("resent")
         near = min(predicted["evaluation"], key=lambda nbytes: abs(nbytes - sent["evaluation"]["bytes"]))
         lines.append(
             {
@@ -131,6 +133,7 @@ def write_report(folder: Path, results: Path) -> None:
                 "MB, loading": f"{sent['start']['bytes'] / 1e6:.2f}",
                 "interfaces / counted": f"{record['interfaces'] / counted:.2f}",
                 "interfaces / said": f"{record['interfaces'] / on_the_line:.2f}",
+                "with resends": "" if resent is None else f"{record['interfaces'] / (on_the_line + resent):.3f}",
                 "sent again": "" if again is None else f"{again:.1%}",
                 "calls": "+".join(str(sent[name]["calls"]) for name in ("start", "rounds", "evaluation", "saving")),
                 "commit": record["commit"],
@@ -146,8 +149,9 @@ def write_report(folder: Path, results: Path) -> None:
         "evaluation and saving. In brackets: what `--dry-run --cluster FILE` predicts, where it does, with a file of "
         "`istmpi measure` on the same line. Interfaces / counted: bytes that the hosts' interfaces sent, with headers, "
         "the messages of MPI itself and what TCP sent again, by those that istmpi counted. Interfaces / said: by those "
-        "that it says are on the line (`line_bytes`), without what TCP sends again. Sent again: of TCP's segments. "
-        "Scores choose the form of a network that is never redealt: the nearer of two predicted numbers is shown."
+        "that it says are on the line (`line_bytes`); with resends: plus those sent again (`resent_bytes`). Sent "
+        "again: of TCP's segments. Scores choose the form of a network that is never redealt: the nearer of two "
+        "predicted numbers is shown."
     )
     title = "Whole commands on slow networks with latency"
     reporting.report(NAME, title, lines, notes, folder=results, lines="emulated, TCP")
@@ -159,6 +163,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=4, help="emulated hosts (4)")
     parser.add_argument("--rates", default="10mbit,50mbit", help="line rates, in tc's words")
     parser.add_argument("--round-trips", default="1ms,25ms,100ms", help="latencies there and back")
+    parser.add_argument("--methods", default=";".join(METHODS), help="rows, with a ; between two")
     parser.add_argument("--results", type=Path, default=reporting.RESULTS, help="where the report goes")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     options = parser.parse_args()
@@ -177,7 +182,7 @@ def main() -> None:
                 print(cluster.describe(), flush=True)
                 file = options.cells / f"cluster-P{options.hosts}-{rate}-{trip}.json"
                 measure_cluster(cluster, file)
-                for method in METHODS:
+                for method in options.methods.split(";"):
                     name = f"{NAME}-P{options.hosts}-{rate}-{trip}-{method.replace(', ', '-').replace(' ', '-')}"
                     path = options.cells / f"{name}.json"
                     if path.exists():

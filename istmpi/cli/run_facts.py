@@ -211,6 +211,8 @@ def _describe_sent(summary: Summary) -> str:
             text += f"; {name} {size(nbytes)}"
     if summary.line_bytes is not None:
         text += f"; this job about {size(summary.line_bytes)} on the line, with headers"
+    if summary.resent_bytes:
+        text += f"; TCP of the hosts sent about {size(summary.resent_bytes)} again"
     return text
 
 

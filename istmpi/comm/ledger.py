@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil, log2
 
+from istmpi.comm.resends import Resends
+
 START = "start"
 ROUNDS = "rounds"
 EVALUATION = "evaluation"
@@ -25,9 +27,13 @@ _BY_PHASE = {"evaluate": EVALUATION, "save": SAVING}
 
 SEGMENT_BYTES = 1448
 """The most payload of a TCP segment in an Ethernet frame of 1,514 bytes."""
-SEGMENT_HEADERS = 66 + 66 / 2
-"""Bytes that a full segment adds: headers of Ethernet (14), IP (20) and TCP (32), and an
-acknowledgement, which is as long, for every two segments."""
+SEGMENT_FRAME = 66
+"""Bytes of a segment's headers: of Ethernet (14), IP (20) and TCP (32)."""
+SEGMENT_HEADERS = SEGMENT_FRAME + SEGMENT_FRAME / 2
+"""Bytes that a full segment adds: its headers and an acknowledgement, which is as long, for every
+two segments."""
+RESENT_BYTES = SEGMENT_BYTES + SEGMENT_FRAME
+"""Bytes of a segment that TCP sends again: almost all of them are full (decision 95)."""
 MESSAGE_BYTES = 73
 """Bytes that a message adds beside its payload's: its envelope and the headers of its segment."""
 HOST_BYTES = 10_000
@@ -66,11 +72,13 @@ class Ledger:
         self.purpose = START
         """The purpose of what the training thread sends now."""
         self.sent = {purpose: Sent() for purpose in PURPOSES}
+        self.resends = Resends()
 
     def begin_anew(self) -> None:
         """Forget what was sent: another run of the job begins."""
         self.purpose = START
         self.sent.update({purpose: Sent() for purpose in self.sent})
+        self.resends = Resends()
 
     @contextmanager
     def counting(self, purpose: str) -> Iterator[None]:

@@ -74,7 +74,7 @@ class Curve:
     """The last further scores on the test split by their names, such as macro-F1."""
     sent_outside: Mapping[str, float] = field(default_factory=dict)
     """The bytes that all ranks sent outside rounds in the last job, by purpose; `line_bytes`: about
-    all bytes of that job between hosts, with headers."""
+    all bytes of that job between hosts; `resent_bytes`: what TCP sent again."""
     joules: Mapping[str, float] = field(default_factory=dict)
     """The energy of the last job, by its source; empty if it is unknown."""
 
@@ -258,8 +258,9 @@ def _find_sent_outside(summary: Fields | None) -> dict[str, float]:
     sent = summary.inner("sent")
     purposes = [purpose for purpose in sent if purpose != ROUNDS]
     outside = {purpose: sent.inner(purpose).figure("bytes", 0) for purpose in purposes}
-    if "line_bytes" in summary:
-        outside["line_bytes"] = summary.figure("line_bytes", 0)
+    for name in ("line_bytes", "resent_bytes"):
+        if name in summary:
+            outside[name] = summary.figure(name, 0)
     return outside
 
 

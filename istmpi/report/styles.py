@@ -77,6 +77,7 @@ OUTSIDE = {
     "saving": "sent to save",
     "start": "sent to load",
     "line_bytes": "sent on the line, about",
+    "resent_bytes": "sent again by TCP, about",
 }
 """The titles of rows of bytes outside rounds, by purpose, and of all bytes on the line."""
 PHASES = {

@@ -18,8 +18,9 @@ from istmpi.checkpoint.sight import Place
 from istmpi.checkpoint.state import fill, read_own
 from istmpi.comm import HangWatch
 from istmpi.comm.hang_watch import print_line
-from istmpi.comm.ledger import Sent, add_up, estimate_line_bytes
-from istmpi.comm.members import has_a_rank_each
+from istmpi.comm.ledger import RESENT_BYTES, Sent, add_up, estimate_line_bytes
+from istmpi.comm.members import find_members, has_a_rank_each
+from istmpi.comm.resends import add_up_hosts
 from istmpi.errors import (
     DataError,
     DivergedError,
@@ -253,10 +254,16 @@ class RunRecord:
             last = training.progress(score)
         best = _score_best(training, self._folder, last, self.note)
         # All that ranks tell each other for the summary travels together.
+        ledger = communicator.ledger
         messages = communicator.allgather(
-            (dict(training.clock.seconds), communicator.ledger.sent, self._meter.describe())
+            (
+                dict(training.clock.seconds),
+                ledger.sent,
+                ledger.resends.count(),
+                self._meter.describe(),
+            )
         )
-        seconds_by_rank, sent_by_rank, joules_by_rank = zip(*messages, strict=True)
+        seconds_by_rank, sent_by_rank, resent, joules_by_rank = zip(*messages, strict=True)
         seconds = _take_means(seconds_by_rank)
         sent = add_up(sent_by_rank)
         summary = Summary(
@@ -267,19 +274,23 @@ class RunRecord:
             seconds=seconds,
             sent=sent,
             line_bytes=self._estimate_line_bytes(sent),
+            resent_bytes=self._estimate_resent_bytes(resent),
             data=training.data_summary.fingerprint,
             ended=training.ended,
             best=best,
             energy=self._choose_energy(joules_by_rank, seconds),
             slowest=last.slowest,
         )
-        with communicator.agreed():
+        self._write_summary(summary)
+        return summary
+
+    def _write_summary(self, summary: Summary) -> None:
+        with self._communicator.agreed():
             if self._first:
                 text = json.dumps(asdict(summary, dict_factory=known), default=str, indent=2)
                 # Lists of numbers, such as a confusion's rows, on a line each.
                 text = re.sub(r"\[[^][{}\"]*\]", lambda match: " ".join(match[0].split()), text)
                 self._folder.write(SUMMARY, text + "\n")
-        return summary
 
     def _estimate_line_bytes(self, sent: Mapping[str, Sent]) -> int | None:
         communicator = self._communicator
@@ -288,6 +299,12 @@ class RunRecord:
         nbytes = sum(purpose.bytes for purpose in sent.values())
         calls = sum(purpose.calls for purpose in sent.values())
         return estimate_line_bytes(nbytes, calls, communicator.size)
+
+    def _estimate_resent_bytes(self, by_rank: Sequence[int | None]) -> int | None:
+        segments = add_up_hosts(by_rank, find_members(self._communicator))
+        if segments is None:
+            return None
+        return segments * RESENT_BYTES
 
     def _choose_energy(
         self, by_rank: Sequence[HostJoules], seconds: Mapping[str, float]

@@ -35,7 +35,10 @@ class Summary:
     """Bytes and calls of all ranks in this job, by purpose."""
     line_bytes: int | None = None
     """About how many bytes of this job travelled between hosts, with headers; None unless there are
-    several hosts of one rank each."""
+    several hosts of one rank each. Without `resent_bytes`."""
+    resent_bytes: int | None = None
+    """About how many bytes TCP of the job's hosts sent again meanwhile, for all programs, with
+    headers; None for one host, and where a host does not count."""
     data: str = ""
     """A fingerprint of the training data; empty if each rank has its own data."""
     ended: str = ""

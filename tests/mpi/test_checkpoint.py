@@ -103,8 +103,7 @@ def test_a_write_that_fails_on_one_rank_leaves_the_older_file_alone(comm, shared
 def test_ranks_that_make_communicators_and_save_meanwhile_do_not_wait_for_each_other(comm, shared_tmp, writer):
     settings = {"method__name": "dynamic-averaging", "method__threshold": 0.002, "train__rounds": 15}
     settings |= {"checkpoint__every": 1, "checkpoint__writer": writer, "output__folder": str(shared_tmp / "run")}
-    summary = run_training(small_run(**settings), comm)
-    assert summary.last.round == 15
+    assert run_training(small_run(**settings), comm).last.round == 15
 
 
 @pytest.mark.ranks(also=1)

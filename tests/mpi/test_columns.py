@@ -174,8 +174,7 @@ def test_labels_on_one_rank_give_the_bits_of_labels_on_all(comm, shared_tmp, kin
         assert other.method.run(number) == expected.loss
         counted = comm.allgather(comm.traffic.bytes - before)
         assert counted == round_bytes(other.run, other.architecture, comm.size, number)
-    plan = cost(other.run, other.architecture, comm.size)
-    assert float(plan.round_bytes) == sum(counted)
+    assert float(cost(other.run, other.architecture, comm.size).round_bytes) == sum(counted)
     assert_same_bits(whole(other), whole(training))
     other.arrange(3)
     assert other.evaluator.score(details=True) == progress[-1].score

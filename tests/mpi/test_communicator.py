@@ -24,8 +24,7 @@ def test_an_all_gather_brings_all_parts_whatever_fits_into_one_call(comm, limite
     counts = [3 * rank % 7 for rank in range(comm.size)]
     parts = [(np.arange(count) + 100 * rank).astype("float32") for rank, count in enumerate(counts)]
     before = comm.traffic.bytes
-    found = comm.allgatherv(parts[comm.rank], counts)
-    assert found.tolist() == np.concatenate(parts).tolist()
+    assert comm.allgatherv(parts[comm.rank], counts).tolist() == np.concatenate(parts).tolist()
     assert comm.traffic.bytes - before == parts[comm.rank].nbytes * (comm.size - 1)
 
 

@@ -144,5 +144,4 @@ def test_a_rank_gets_on_with_each_batch_that_it_evaluates(comm, monkeypatch):
     training, _ = trained(comm, evaluate__batch=3, train__rounds=1)
     moments = []
     monkeypatch.setattr(comm.whereabouts, "heartbeat", lambda: moments.append(1))
-    score = training.evaluate()
-    assert sum(comm.allgather(len(moments))) >= score.examples // 3
+    assert training.evaluate().examples // 3 <= sum(comm.allgather(len(moments)))

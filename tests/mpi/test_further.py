@@ -104,8 +104,7 @@ def test_scores_of_numbers_are_in_the_units_of_the_data(table, comm, shared_tmp)
     for settings in ({}, {"data__standardise": False, "optimizer__lr": 1e-6}):
         trained(comm, path, folder, **settings)
         score = evaluate(folder / "network.h5", comm).score
-        outputs = outputs_of(folder / "network.h5", x)
-        errors = outputs - y
+        errors = outputs_of(folder / "network.h5", x) - y
         spread = ((y - y.mean(0)) ** 2).sum(0)
         assert score.score == pytest.approx(np.abs(errors).mean(), rel=1e-5)
         assert score.further.figures["RMSE"] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-5)

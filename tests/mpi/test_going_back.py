@@ -117,8 +117,7 @@ def test_a_finished_network_is_set_aside_too_and_its_outcome_forgotten(comm, tra
     assert not (trained.folder / "summary.json").exists() and not (trained.folder / "network.h5").exists()
     trained(6)
     assert_same_bits(weights(trained.folder / "network.h5"), network)
-    said = trained(6)
-    assert "nothing left to train" in said
+    assert "nothing left to train" in trained(6)
     trained(8)
     assert not list(trained.folder.glob("*.aside-2")), "a run that is made longer goes on from its network"
 

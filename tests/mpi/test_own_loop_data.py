@@ -29,8 +29,7 @@ def test_a_loader_that_shuffles_repeats_itself_when_resumed(comm):
     seen = [torch.cat([stream.at(step)[0].flatten(1) for step in range(60)]) for stream in streams]
     parts = [set(map(tuple, rows.tolist())) for rows in seen]
     assert sum(map(len, parts)) == len(set.union(*parts))
-    again = open_stream(loader, 5, 1, 3, print)
-    assert torch.equal(again.at(37)[0], streams[1].at(37)[0])
+    assert torch.equal(open_stream(loader, 5, 1, 3, print).at(37)[0], streams[1].at(37)[0])
     assert not torch.equal(streams[1].at(0)[0], streams[1].at(60)[0])
 
 

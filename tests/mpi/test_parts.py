@@ -219,8 +219,7 @@ def add_all_checksums(training):
 
 @pytest.mark.ranks(only=[2])
 def test_a_part_is_no_checkpoint_for_others(comm, shared_tmp):
-    disk = spread(comm, shared_tmp, 2)
-    path = disk / f"checkpoints/round-00000002/rank-{comm.rank}.h5"
+    path = spread(comm, shared_tmp, 2) / f"checkpoints/round-00000002/rank-{comm.rank}.h5"
     with (
         pytest.raises(DataError, match="the rows of one rank alone. .*: istmpi checkpoint gather"),
         open_checkpoint(path),
@@ -256,8 +255,7 @@ def test_a_run_in_parts_keeps_the_newest_and_goes_on(comm, shared_tmp, keep):
 
 def test_a_part_takes_few_calls_in_sequence(comm, tmp_path):
     """Rank 0's header, all checksums, and two that say that all parts and the names are there."""
-    training = trained(comm, 1)
-    header, pieces = training.state()
+    header, pieces = trained(comm, 1).state()
     before = sum(comm.whereabouts.arrivals.values())
     commit_part(tmp_path / "round-00000001", header, pieces, comm)
     assert sum(comm.whereabouts.arrivals.values()) - before <= 5

@@ -111,8 +111,7 @@ def test_the_state_of_an_evaluated_network(comm, method):
     """Ranks agree once that all weights are finite: rank 0 still has the weights that it scored. A process alone
     takes its weights again, and adds up logits."""
     training, _ = trained(comm, method__name=method)
-    calls = count_calls(comm, lambda: training.state(calibrated=True))
-    assert calls == 1 or comm.size == 1
+    assert count_calls(comm, lambda: training.state(calibrated=True)) == 1 or comm.size == 1
 
 
 def test_a_whole_run(comm, shared_tmp):

@@ -114,6 +114,5 @@ def test_without_the_scale_it_would_be_wrong(comm, shared_tmp):
     """The tests above can fail: the sum over all units is P times the target."""
     training, _ = trained(comm, **numbers(comm, shared_tmp))
     training.store.scale = {}
-    score = training.evaluate()
-    assert (np.sqrt(score.loss) > TARGET / 2) == (comm.size > 1)
+    assert (np.sqrt(training.evaluate().loss) > TARGET / 2) == (comm.size > 1)
     comm.barrier()

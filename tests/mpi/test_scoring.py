@@ -107,8 +107,7 @@ def test_code_is_named_where_it_is_not_known(comm, shared_tmp):
         (CONVOLUTIONAL, None, "without its code. Give the code: --model"),
         (CONVOLUTIONAL, f"{FILE}:Joined", "has the weights of .*:Convolutional. "),
     ):
-        training = Training(own_run(**settings), comm)
-        save(training, shared_tmp / "network.h5")
+        save(Training(own_run(**settings), comm), shared_tmp / "network.h5")
         with pytest.raises((ConfigError, DataError), match=message):
             evaluate(shared_tmp / "network.h5", comm, model=given)
         comm.barrier()

@@ -42,8 +42,7 @@ def test_the_defaults_learn_targets_far_from_zero(comm, shared_tmp):
     nothing_learnt = np.abs(data.test.labels() - data.train.labels().mean()).mean()
     assert score.score < 0.85 * nothing_learnt and nothing_learnt > 50
     path = save(training, shared_tmp / "network.h5", calibrated=True)
-    again = evaluate(path, comm)
-    assert again.score.score == pytest.approx(score.score, rel=1e-6)
+    assert evaluate(path, comm).score.score == pytest.approx(score.score, rel=1e-6)
     network = open_network(path)
     x, y = examples_of(data.test, np.arange(len(data.test)))
     assert np.abs(network(x) - y).mean() == pytest.approx(score.score, rel=1e-5)

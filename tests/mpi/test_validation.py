@@ -100,8 +100,7 @@ def test_the_best_network_is_kept(comm, shared_tmp):
         assert checkpoint.header.round == best
         calibrated = checkpoint.calibrated
     assert calibrated
-    alone = evaluate(summary.best.path, comm)
-    assert alone.score.score == summary.best.score.score
+    assert evaluate(summary.best.path, comm).score.score == summary.best.score.score
     validation = evaluate(summary.best.path, comm, split="validation")
     assert (validation.score.score, validation.score.examples) == (max(scores), 287)
     if best == 6:

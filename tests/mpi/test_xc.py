@@ -101,8 +101,7 @@ def test_scores_are_those_of_all_logits_wherever_the_weights_lie(comm, rows, los
         of.network = FullNetwork(network, training.store, comm, everything, spread=True)
         assert (of.network.labels is not None) == sharded
         score = of.score()
-        found = {"loss": score.loss, "P@1": score.score, **score.more}
-        assert found == pytest.approx(expected, abs=1e-9)
+        assert {"loss": score.loss, "P@1": score.score, **score.more} == pytest.approx(expected, abs=1e-9)
         assert score.examples == len(training.dataset.test)
 
 

@@ -202,8 +202,7 @@ def _put(file, path, values, **settings):
     for place in (path, CHECKSUMS + path):
         if place in file:
             del file[place]
-    dataset = file.create_dataset(path, data=values, **settings)
-    dataset.attrs.update(attributes)
+    file.create_dataset(path, data=values, **settings).attrs.update(attributes)
     file[CHECKSUMS + path] = np.array([zlib.crc32(np.ascontiguousarray(values).tobytes())], "<u4")
 
 

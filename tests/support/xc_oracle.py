@@ -61,8 +61,7 @@ def train(run, lengths, split, weights, ranks):
             scale = {name: lengths[name] / ranks / len(held[name]) for name in lengths}
             for step in range(round * steps, (round + 1) * steps):
                 x, y = map(torch.from_numpy, dense(split, streams[rank].indices(step)))
-                outputs = logits(own, x, scale, "norms.0.weight" in weights)
-                loss = losses(outputs, y, run.train.multi_label_loss).mean()
+                loss = losses(logits(own, x, scale, "norms.0.weight" in weights), y, run.train.multi_label_loss).mean()
                 of_round.append(float(loss.detach()))
                 gradients = torch.autograd.grad(loss, list(own.values()))
                 for (name, values), gradient in zip(own.items(), gradients):

@@ -73,8 +73,7 @@ def test_a_launcher_of_another_mpi_is_named(tmp_path):
     ],
 )
 def test_cores(per_rank, name, state, fact):
-    judge = {"cores": mpi.judge_cores, "ranks": mpi.judge_spread}[name]
-    found = judge([mpi.RankFacts(*values) for values in per_rank])
+    found = {"cores": mpi.judge_cores, "ranks": mpi.judge_spread}[name]([mpi.RankFacts(*values) for values in per_rank])
     assert found.state == state and fact in found.fact
     assert bool(found.cure) == (state != "green")
 

@@ -165,8 +165,7 @@ def test_a_network_larger_than_memory_is_exported(checkpoints, tmp_path):
     forms = ["safetensors", "npz"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     large = tmp_path / "large.h5"
-    training = Training(small_run(model__dtype="float32", model__hidden=[2048, 8192]), world())
-    save(training, large, calibrated=True)
+    save(Training(small_run(model__dtype="float32", model__hidden=[2048, 8192]), world()), large, calibrated=True)
     words = [sys.executable, "-c", EXPORT, checkpoints / "none.h5", large, *forms]
     subprocess.run(words, check=True, env=environment, timeout=patient(100))
     assert all((tmp_path / f"large.{form}").stat().st_size > 67e6 for form in forms)

@@ -126,8 +126,7 @@ def test_a_sample_goes_out_hop_by_hop():
     graph = star(10)
     nodes, offsets, columns = sample_neighbours(graph, np.array([0]), (4, 2), 5)
     dense = matrix(torch.from_numpy(offsets), torch.from_numpy(columns)).numpy()
-    full = matrix(graph.neighbours.offsets, graph.neighbours.arrays[0]).numpy()
-    assert (dense <= full[nodes][:, nodes]).all()
+    assert (dense <= matrix(graph.neighbours.offsets, graph.neighbours.arrays[0]).numpy()[nodes][:, nodes]).all()
     degrees, leaves = dense.sum(axis=1), (nodes > 0) & (nodes <= 10)
     assert degrees[0] == 4 and degrees[leaves].tolist() == [2] * 4 and not degrees[nodes > 10].any()
     assert [len(sample_neighbours(graph, np.array([0]), (99, 99), key)[0]) for key in (3, None)] == [31, 31]

@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 from small import small_run
 
-from istmpi.comm import allreduce, members, ring
+from istmpi.comm import allreduce, members, resends, ring
+from istmpi.comm.hang_report import Member
 from istmpi.comm.ledger import START, estimate_line_bytes
 from istmpi.simulated import simulate
 
@@ -34,23 +35,47 @@ def test_a_mean_counts_as_two_calls_of_as_many_messages(monkeypatch):
         assert outcome.require() == [2, 2, 2] and outcome.messages["messages"] == 2 * 3 * 2
 
 
+TABLE = "Ip: Forwarding\nIp: 1\nTcp: OutSegs RetransSegs InErrs\nTcp: 9 {} 0\n"
+
+
+def test_segments_that_tcp_sends_again_count_once_a_host_since_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(resends, "TABLE", tmp_path / "snmp")
+    assert resends.Resends().count() is None
+    hosts = [Member(rank, host, 1, "", True, boot) for rank, (host, boot) in enumerate(("ax", "bx", "ax", "ay"))]
+    assert resends.add_up_hosts([5, 3, 6, 1], hosts) == 6 + 3 + 1
+    assert resends.add_up_hosts([5, None, 6, 1], hosts) is None
+    assert resends.add_up_hosts([5, 6], hosts[::2]) is None
+
+
 def test_a_job_tells_its_bytes_and_its_energy_at_its_end_in_its_summary_and_its_report(
     istmpi_command, tmp_path, monkeypatch
 ):
     """Those of this job, also where it was resumed. With two hosts for three ranks, nobody knows what stays inside."""
     file, folder, describe = tmp_path / "small.toml", tmp_path / "run", members._describe
+    monkeypatch.setattr(resends, "TABLE", tmp_path / "snmp")
     file.write_text(small_run(train__watts=50).toml())
     words = [file, "--out", folder]
     for rounds, hosts in enumerate((3, 3, 2, 1), 1):
-        named = {rank: f"host {rank % hosts}" for rank in range(3)}
-        monkeypatch.setattr(members, "_describe", lambda comm, on=named: replace(describe(comm), host=on[comm.rank]))
+        resends.TABLE.write_text(TABLE.format(5))
+        begun = []
+
+        def describe_and_send_again(comm, hosts=hosts, begun=begun):
+            begun.append(comm.rank)
+            if len(begun) == 3:
+                resends.TABLE.write_text(TABLE.format(12))
+            return replace(describe(comm), host=f"host {comm.rank % hosts}")
+
+        monkeypatch.setattr(members, "_describe", describe_and_send_again)
         code, out, err = istmpi_command("simulate", *words, "--ranks", 3, "--rounds", rounds)
         assert code == 0, err
         summary = json.loads((folder / "summary.json").read_text())
         nbytes, calls = (sum(sent[name] for sent in summary["sent"].values()) for name in ("bytes", "calls"))
         expected = estimate_line_bytes(nbytes, calls, 3) if hosts == 3 else None
-        assert summary.get("line_bytes") == expected and ("B on the line, with headers\n" in out) == (hosts == 3)
+        assert summary.get("line_bytes") == expected and ("B on the line, with headers" in out) == (hosts == 3)
+        again = 7 * hosts * (1448 + 66) if hosts > 1 else None
+        assert summary.get("resent_bytes") == again and ("B again\n" in out) == (hosts > 1)
         assert summary["energy"]["source"] == "train.watts" and "of this job (train.watts)" in out
         code, out, _ = istmpi_command("report", folder)
-        assert code == 0 and ("sent on the line, about" in out) == (hosts == 3) and "energy (train.watts)" in out
+        assert code == 0 and "energy (train.watts)" in out
+        assert ("sent on the line, about" in out) == (hosts == 3) and ("sent again" in out) == (hosts > 1)
         words = [folder]

@@ -67,8 +67,7 @@ def test_the_papers_network_is_the_default():
 )
 def test_the_logits_are_normalised_where_it_makes_sense(norm, task, wanted, normalised):
     network = architecture(4, 3, task, Model(hidden=(4,), norm=norm, output_norm=wanted))
-    last = network.build(network.lengths)[-1]
-    assert [type(layer).__name__ for layer in last[1:]] == ["BatchNorm"] * normalised
+    assert [type(layer).__name__ for layer in network.build(network.lengths)[-1][1:]] == ["BatchNorm"] * normalised
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_and_only_dropout_is_stochastic():

@@ -154,8 +154,7 @@ def layouts(ranks, shares=None):
 
 @given(length=st.integers(0, 50), ranks=st.integers(1, 8))
 def test_the_owners_have_every_row_once_in_blocks_that_differ_by_one(length, ranks):
-    owners = Owners({"a": length}, ranks)
-    rows = [owners.rows(length, rank) for rank in range(ranks)]
+    rows = [Owners({"a": length}, ranks).rows(length, rank) for rank in range(ranks)]
     assert [row for block in rows for row in block] == list(range(length))
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
 

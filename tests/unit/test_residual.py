@@ -90,8 +90,7 @@ def test_a_network_without_some_blocks_computes_what_the_whole_one_does_whose_bl
     lengths = {**network.lengths, "blocks2": len(held), **{f"blocks2[{n}]": int(n in held) for n in range(2)}}
     narrow, whole = network.build(lengths).eval(), ResNet(IMAGE, 10, **SMALL).double()
     whole.train()
-    values = whole.state_dict()
-    narrow.load_state_dict({name: values[name] for name, _ in narrow.named_parameters()})
+    narrow.load_state_dict({name: whole.state_dict()[name] for name, _ in narrow.named_parameters()})
     narrow.train()
     for number, block in enumerate(network.blocks["blocks2"]):
         if number not in held:

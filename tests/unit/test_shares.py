@@ -61,8 +61,7 @@ def test_no_rank_is_left_without_a_part():
     """Where its time does not fall with its share, as when it waits for its data."""
     used = carried_out([1, 1, 1, 40], lambda share: 1)
     assert used[-1][3] == pytest.approx(LEAST / 4, rel=0.15) and used[-1] == used[-10]
-    deal = Partition.draw({"a": 16}, ["a"], 4, 0, 0, used[-1])
-    assert all(len(part) >= 1 for part in deal.units["a"])
+    assert all(len(part) >= 1 for part in Partition.draw({"a": 16}, ["a"], 4, 0, 0, used[-1]).units["a"])
 
 
 def test_ranks_that_are_about_as_fast_and_a_single_slow_round_change_nothing():

@@ -44,8 +44,7 @@ def test_images_are_divided_and_keep_what_is_done_with_them():
         return [tuple(row) for row in np.column_stack([x.reshape(len(split), -1), y]).tolist()]
 
     assert sorted(rows_of(data.train) + rows_of(data.splits["validation"])) == sorted(rows_of(whole.train))
-    small = data.train.resize(4).reshape((16,))
-    assert small.batch(np.arange(3)).inputs[0].shape == (3, 16)
+    assert data.train.resize(4).reshape((16,)).batch(np.arange(3)).inputs[0].shape == (3, 16)
     flipped, plain = (data.train.batch(np.arange(50), key).inputs[0] for key in (7, None))
     assert not torch.equal(flipped, plain)
     assert data.train.features_checksum != whole.train.features_checksum

@@ -231,13 +231,4 @@ def options(draw: random.Random, folder: Path, assets: Assets) -> Case:
 
 def setting_is_typed(settings: list[str]) -> bool:
     """Whether the option takes numbers, which a second line does not belong to."""
-    return settings[0] in (
-        "--hidden",
-        "--batch",
-        "--lr",
-        "--rounds",
-        "--seed",
-        "--shares",
-        "--redeal",
-        "--local-steps",
-    )
+    return settings[0] in ("--hidden", "--batch", "--lr", "--rounds", "--seed", "--shares", "--redeal", "--local-steps")
