@@ -7,10 +7,15 @@ during the backward pass, and hear of each step from their leader.
 
 from dataclasses import replace
 
-from istmpi.cluster.figures import Cluster
+from istmpi.cluster.figures import Cluster, Link
 from istmpi.cluster.time import BACKWARD_SHARE, CROWDED, RoundTime, round_time, step_seconds
 from istmpi.config import Run
-from istmpi.cost.members import count_shared_copies, divide_batch
+from istmpi.cost.members import (
+    NormalisedTogether,
+    count_normalised_together,
+    count_shared_copies,
+    divide_batch,
+)
 from istmpi.cost.run_cost import Cost, cost
 from istmpi.network.architecture import Architecture
 
@@ -29,9 +34,12 @@ def time_rounds(run: Run, architecture: Architecture, counted: Cost, cluster: Cl
     # The leader gives its members values at the round's beginning, and some methods in each step.
     copies = count_shared_copies(run, counted.spec, counted.local_steps)
     shared = hops * float(copies * counted.largest.memory.network) * inside.seconds_per_byte
-    steps = counted.local_steps * (
-        hops * inside.latency + _wait_for_gradients(of_member, members, cluster)
+    waits = hops * inside.latency + _wait_for_gradients(of_member, members, cluster)
+    lengths = of_member.largest.part.lengths
+    waits += _wait_for_moments(
+        count_normalised_together(run, architecture, lengths), members, inside
     )
+    steps = counted.local_steps * waits
     return RoundTime(time.compute + steps, time.transfer + shared)
 
 
@@ -39,9 +47,25 @@ def _wait_for_gradients(of_member: Cost, members: int, cluster: Cluster) -> floa
     """Return the seconds of an all-reduce in a group that the backward pass does not hide."""
     inside = cluster.inside
     step = max(step_seconds(part, cluster) for part in of_member.parts)
-    nbytes = 2 * (members - 1) / members * float(of_member.largest.memory.network)
-    seconds = 2 * (members - 1) * inside.latency + nbytes * inside.seconds_per_byte
+    seconds = _add_up(float(of_member.largest.memory.network), members, inside)
     # Where ranks share a host, the all-reduce and the backward pass share its cores.
     if not cluster.beside:
         return CROWDED * seconds
     return max(seconds - BACKWARD_SHARE * step, 0.0)
+
+
+def _wait_for_moments(sums: NormalisedTogether, members: int, inside: Link) -> float:
+    """Return the seconds of a step in which members add up what batch normalisations need.
+
+    Layers compute with the sums, so nothing hides these waits.
+    """
+    all_reduces = sums.ALL_REDUCES * float(sums.layers)
+    # Each all-reduce has its own latency; their bytes are known together.
+    latency = all_reduces * _add_up(0.0, members, inside)
+    return latency + _add_up(float(sums.nbytes), members, replace(inside, latency=0.0))
+
+
+def _add_up(nbytes: float, members: int, inside: Link) -> float:
+    """Return the seconds of an all-reduce in a ring of members."""
+    sent = 2 * (members - 1) / members * nbytes
+    return 2 * (members - 1) * inside.latency + sent * inside.seconds_per_byte

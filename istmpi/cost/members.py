@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from istmpi.cost.counts import PROCESS, Amount, Memory
-from istmpi.cost.run_cost import cost
+from istmpi.cost.run_cost import Cost, cost
 from istmpi.engine.axes import count_bytes
 from istmpi.engine.lengths import Number
 from istmpi.optim.optimizers import choose_optimizer
@@ -73,13 +73,6 @@ def count_group(
     not known. ``passed``: bytes of a pass of an evaluation.
     """
     counted = cost(divide_batch(run, members), architecture, ranks)
-    subnets = sum(len(part.part.ranks) * part.memory.network for part in counted.parts)
-    subnets *= counted.held.taking_part
-    # Each of N members sends 2 (N-1) / N of all gradients in a step.
-    sent = subnets * (count_shared_copies(run, counted.spec, local_steps) + 2 * local_steps)
-    for part in counted.parts:
-        moments = len(part.part.ranks) * _count_moments(run, architecture, part.part.lengths)
-        sent += 2 * local_steps * counted.held.taking_part * moments
     evaluation_bytes = None
     full = count_bytes(architecture.parameters, architecture.lengths)
     if evaluating is not None:
@@ -91,26 +84,57 @@ def count_group(
     member = _keep_buckets(memory, loads * (full + passed), gradient)
     return GroupCost(
         members=members,
-        round_bytes=(members - 1) * sent,
+        round_bytes=(members - 1) * _count_sent_inside(run, architecture, counted, local_steps),
         evaluation_bytes=evaluation_bytes,
         leader=_keep_buckets(memory, loads * full + passed, gradient),
         member=replace(member, owned=0, copies=memory.gradients, buffers=0),
     )
 
 
-def _count_moments(run: Run, architecture: Architecture, lengths: Mapping[str, Number]) -> Number:
-    """Return the bytes of what members add up in a step for batch normalisations: sums, squares and
-    a count in the forward pass, two sums in the backward pass."""
+def _count_sent_inside(
+    run: Run, architecture: Architecture, counted: Cost, local_steps: int
+) -> Number:
+    """Return the bytes of a round inside groups, for each member beside the leader."""
+    subnets = sum(len(part.part.ranks) * part.memory.network for part in counted.parts)
+    # Each of N members sends 2 (N-1) / N of all gradients in a step.
+    sent = subnets * (count_shared_copies(run, counted.spec, local_steps) + 2 * local_steps)
+    for part in counted.parts:
+        sums = count_normalised_together(run, architecture, part.part.lengths)
+        sent += 2 * local_steps * len(part.part.ranks) * sums.nbytes
+    return counted.held.taking_part * sent
+
+
+@dataclass(frozen=True)
+class NormalisedTogether:
+    """The sums of a step for the batch normalisations of a group's whole batch."""
+
+    layers: Number = 0
+    """The number of layers, each as often as a rank has it."""
+    nbytes: Number = 0
+    """Bytes of sums, squares and a count in the forward pass, and of two sums in the backward
+    pass."""
+
+    ALL_REDUCES: ClassVar[int] = 3
+    """The all-reduces of a layer in a step, each of which waits for the one before."""
+
+
+def count_normalised_together(
+    run: Run, architecture: Architecture, lengths: Mapping[str, Number]
+) -> NormalisedTogether:
+    """Return what members add up in a step of a subnet of some ``lengths``."""
     if not architecture.batch_norms:
-        return 0
+        return NormalisedTogether()
     from istmpi.network.norms import select_synchronised
 
     widths = {name: int(lengths[name]) for name in architecture.lengths}
     layers = architecture.batch_norm_layers(architecture.without_values(None, widths))
+    number: Number = 0
     values: Number = 0
     for name, norm in select_synchronised(layers, run.train.sync_batch_norm).items():
-        values += _find_odds(architecture, name, lengths) * (4 * norm.num_features + 1)
-    return values * architecture.dtype.itemsize
+        odds = _find_odds(architecture, name, lengths)
+        number += odds
+        values += odds * (4 * norm.num_features + 1)
+    return NormalisedTogether(layers=number, nbytes=values * architecture.dtype.itemsize)
 
 
 def _find_odds(architecture: Architecture, name: str, lengths: Mapping[str, Number]) -> Number:

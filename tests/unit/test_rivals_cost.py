@@ -22,8 +22,7 @@ from istmpi.training.network import plan_network
 from istmpi.units import in_seconds
 
 PLAIN = Cluster("plain", "by hand", network(0.0, 1e9), (1e12,))
-NETWORK = mlp_network(512, (1024, 512), 64, norm="none")
-"""Three matrices of 524,288, 524,288 and 32,768 values, nothing else."""
+NETWORK = mlp_network(512, (1024, 512), 64, norm="none")  # three matrices of 524,288, 524,288 and 32,768 values
 
 
 def run(**settings):
@@ -132,8 +131,7 @@ def test_advice_knows_what_else_is_cheap():
         assert (ranks, local_steps, epoch) == ("4", str(steps), in_seconds(seconds_of(other, name)))
 
 
-NO_FLOPS = (1e30,)
-"""A speed at which products take no time."""
+NO_FLOPS = (1e30,)  # products take no time
 
 
 def predict(cluster, ranks, **settings):
@@ -173,10 +171,12 @@ def test_the_weights_of_an_evaluation_pass_the_link_of_one_rank(ranks):
 
 @pytest.mark.parametrize("members, hops", [(2, 1), (4, 2), (8, 3)])
 def test_groups_wait_for_their_own_network_and_compute_as_ranks_with_parts_of_the_batch(members, hops):
-    """A step's call goes from member to member, and its gradients around a ring; an evaluation's weights follow it."""
+    """Gradients, and three sums of each of three normalisations, go around a ring; weights and a step's call do not."""
     here = replace(Cluster("fast", "by hand", network(0.0, 1e30), NO_FLOPS), inside=Link(0.001, 0.0))
-    found, _, plan = predict(here, 2, train__group_size=members)
-    assert found.rounds == pytest.approx(6 * plan.local_steps * 0.001 * (hops + 2 * (members - 1)), rel=1e-3)
+    for synchronised, rings in ((False, 1), (True, 1 + 3 * 3)):
+        found, _, plan = predict(here, 2, train__group_size=members, train__sync_batch_norm=synchronised)
+        a_step = 0.001 * (hops + 2 * (members - 1) * rings)
+        assert found.rounds == pytest.approx(6 * plan.local_steps * a_step, rel=1e-3)
     slow = replace(here, flops=(1e9,), inside=Link(0.0, 0.0))
     groups, _, _ = predict(slow, 2, train__group_size=members, train__batch=64)
     ranks, _, _ = predict(slow, 2, train__batch=64 // members)
