@@ -7,6 +7,7 @@ import numpy as np
 
 from istmpi.checkpoint.format import Piece, select_guards
 from istmpi.comm import Communicator
+from istmpi.errors import IstmpiError
 from istmpi.hdf5 import CHECKSUMS
 
 _NONE = -1
@@ -36,18 +37,29 @@ def complete(pieces: Sequence[Piece], described: Described) -> list[Piece]:
     return completed
 
 
-def gather_checksums(pieces: Sequence[Piece], communicator: Communicator) -> list[list[np.ndarray]]:
+def gather_checksums(
+    pieces: Sequence[Piece], communicator: Communicator, refusal: IstmpiError | None
+) -> list[list[np.ndarray]]:
     """Return each rank's checksums, an array for each dataset of ``pieces``. Collective, in one
-    call."""
+    call.
+
+    ``refusal``: why this rank must not save; all ranks then raise it.
+    """
     guards = select_guards(pieces)
     common = [guard.values for guard in guards if not guard.of_root]
     # A rank that writes nothing of a dataset has no checksum there.
-    part = np.full(len(common), _NONE, dtype=np.int64)
-    for number, crcs in enumerate(common):
+    part = np.full(1 + len(common), _NONE, dtype=np.int64)
+    part[0] = refusal is not None
+    for number, crcs in enumerate(common, start=1):
         part[number : number + 1][: len(crcs)] = crcs
     joined = communicator.allgatherv(part, [part.size] * communicator.size)
+    table = joined.reshape(communicator.size, part.size)
+    if table[:, 0].any():
+        with communicator.agreed():
+            if refusal:
+                raise refusal
     by_rank = []
-    for rank, row in enumerate(joined.reshape(communicator.size, part.size)):
+    for rank, row in enumerate(table[:, 1:]):
         received = iter(row.reshape(-1, 1))
         checksums = []
         for guard in guards:

@@ -18,26 +18,31 @@ from istmpi.checkpoint.writers import PARTS, WRITERS, choose
 from istmpi.comm import Communicator, threads_may_call_everywhere
 from istmpi.comm.ledger import SAVING
 from istmpi.config import Checkpoint as Settings
-from istmpi.errors import OutputError
+from istmpi.errors import IstmpiError, OutputError
 from istmpi.files import name_at_last, temporary, writing
 
 _CALL = "checkpoint"
 
 
 def commit(
-    path: Path, header: Header, pieces: Sequence[Piece], writer: str, communicator: Communicator
+    path: Path,
+    header: Header,
+    pieces: Sequence[Piece],
+    writer: str,
+    communicator: Communicator,
+    refusal: IstmpiError | None = None,
 ) -> None:
     """Write a checkpoint to a temporary file; rename it to ``path`` when all ranks' parts are on
     disk. Collective.
 
-    Raises OutputError on every rank if any rank cannot write; an older file at ``path`` is then
-    unchanged.
+    Raises OutputError on every rank if any rank cannot write, and the ``refusal`` of a rank that
+    must not save; an older file at ``path`` is then unchanged.
     """
     # The name and the header are rank 0's: names are random, and times differ.
     beside = temporary(path)
     try:
         with communicator.agreed(), writing(path):
-            WRITERS[writer](beside, header, add_checksums(pieces), communicator)
+            WRITERS[writer](beside, header, add_checksums(pieces), communicator, refusal)
         with communicator.agreed():
             if communicator.rank == 0:
                 # All ranks' parts are on disk now.
@@ -153,14 +158,20 @@ class Saver:
         if not survivable or self._failures >= self._settings.max_failures:
             raise outcome
 
-    def save_now(self, header: Header, pieces: Sequence[Piece], path: Path | None = None) -> Path:
+    def save_now(
+        self,
+        header: Header,
+        pieces: Sequence[Piece],
+        refusal: IstmpiError | None = None,
+        path: Path | None = None,
+    ) -> Path:
         """Save a checkpoint before the call returns, to ``path`` if given. Raises OutputError at
-        the first failure."""
+        the first failure, and the ``refusal`` of a rank that must not save."""
         self.wait()
         with self._communicator.waiting_for_itself(_CALL):
             if path is None:
-                return self._commit(header, pieces)
-            commit(path, header, pieces, self._whole_writer, self._communicator)
+                return self._commit(header, pieces, refusal)
+            commit(path, header, pieces, self._whole_writer, self._communicator, refusal)
             return path
 
     @property
@@ -214,13 +225,15 @@ class Saver:
         except BaseException as error:  # `wait` raises it
             self._outcome = error
 
-    def _commit(self, header: Header, pieces: Sequence[Piece]) -> Path:
+    def _commit(
+        self, header: Header, pieces: Sequence[Piece], refusal: IstmpiError | None = None
+    ) -> Path:
         path = self.folder / file_name(header)
         if self.writer == PARTS:
             path = path.with_suffix("")
-            commit_part(path, header, pieces, self._communicator)
+            commit_part(path, header, pieces, self._communicator, refusal)
         else:
-            commit(path, header, pieces, self.writer, self._communicator)
+            commit(path, header, pieces, self.writer, self._communicator, refusal)
         return path
 
     def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:

@@ -17,7 +17,7 @@ import numpy as np
 from istmpi.checkpoint.format import Header, Piece, create, room_for_structure
 from istmpi.checkpoint.listing import complete, describe_pieces_of_root, gather_checksums
 from istmpi.comm import Communicator
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, IstmpiError
 from istmpi.hdf5 import hdf5_type, new_file
 
 _AT_ONCE = 2**30
@@ -29,7 +29,8 @@ NAME_BYTES = 256
 PARTS = "parts"
 """The choice of a file for each rank's rows (`istmpi.checkpoint.per_host`)."""
 
-Write = Callable[[Path, Header, Sequence[Piece], Communicator], None]
+Write = Callable[[Path, Header, Sequence[Piece], Communicator, IstmpiError | None], None]
+"""Also takes why this rank must not save, which all ranks then raise; None if it may."""
 
 
 def has_parallel_hdf5() -> bool:
@@ -66,23 +67,35 @@ def choose(choice: str, parallel: bool, unseen: str = "") -> str:
     return "direct"
 
 
-def direct(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
+def direct(
+    path: Path,
+    header: Header,
+    pieces: Sequence[Piece],
+    communicator: Communicator,
+    refusal: IstmpiError | None = None,
+) -> None:
     """Write each rank's rows independently, at the datasets' file offsets. Collective."""
     # decision 41: not MPI-IO, which may hold a lock, or gather rows over the slow network.
-    path, offsets = _lay_out(path, header, pieces, communicator)
+    path, offsets = _lay_out(path, header, pieces, communicator, refusal)
     rows = Rows(path)
     for piece in pieces:
         rows.write(piece.bytes, offsets[piece.path] + piece.first_byte)
     rows.close()
 
 
-def root(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
+def root(
+    path: Path,
+    header: Header,
+    pieces: Sequence[Piece],
+    communicator: Communicator,
+    refusal: IstmpiError | None = None,
+) -> None:
     """Let rank 0 write all ranks' rows, which they send to it one after the other. Collective.
 
     Rank 0 has one message of another rank in memory, of at most `MESSAGE` bytes. If it cannot
     write, it receives to the end, because the other ranks wait for it.
     """
-    path, offsets = _lay_out(path, header, pieces, communicator)
+    path, offsets = _lay_out(path, header, pieces, communicator, refusal)
     places = [(offsets[piece.path] + piece.first_byte, piece.bytes.size) for piece in pieces]
     per_rank = communicator.gather_to_root(places)
     with communicator.waiting("rows"):
@@ -158,10 +171,16 @@ def _write_at(descriptor: int, values: np.ndarray, offset: int) -> None:
         done += os.pwrite(descriptor, part, offset + done)
 
 
-def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator) -> None:
+def mpio(
+    path: Path,
+    header: Header,
+    pieces: Sequence[Piece],
+    communicator: Communicator,
+    refusal: IstmpiError | None = None,
+) -> None:
     """Write all ranks' rows together, by parallel HDF5; a rank that fails still takes part in every
     collective call."""
-    path, _ = _lay_out(path, header, pieces, communicator)
+    path, _ = _lay_out(path, header, pieces, communicator, refusal)
     # In parallel HDF5 all ranks write to all datasets.
     described = communicator.broadcast_from_root(describe_pieces_of_root(pieces))
     if communicator.rank:
@@ -190,16 +209,21 @@ def mpio(path: Path, header: Header, pieces: Sequence[Piece], communicator: Comm
 
 
 def _lay_out(
-    path: Path, header: Header, pieces: Sequence[Piece], communicator: Communicator
+    path: Path,
+    header: Header,
+    pieces: Sequence[Piece],
+    communicator: Communicator,
+    refusal: IstmpiError | None,
 ) -> tuple[Path, dict[str, int]]:
     """Let rank 0 create the file at its path, without the rows; return its path, and each dataset's
     file offset, on every rank. Collective.
 
-    A full disk can then only affect rows, not the file's structure.
+    A full disk can then only affect rows, not the file's structure. All ranks raise the ``refusal``
+    of a rank before there is a file.
     """
     offsets: dict[str, int] = {}
     failure: OSError | None = None
-    checksums = gather_checksums(pieces, communicator)
+    checksums = gather_checksums(pieces, communicator, refusal)
     if communicator.rank == 0:
         try:
             with new_file(path, room_for_structure(header, pieces)) as file:

@@ -265,7 +265,8 @@ class Distributed(Loop):
         place = look_for(path.parent, self.communicator)
         parallel = all(self.communicator.allgather(has_parallel_hdf5()))
         writer = choose(training.run.checkpoint.writer, parallel, place.unseen)
-        commit(path, *training.state(), writer, self.communicator)
+        header, pieces, refusal = training.collect_state()
+        commit(path, header, pieces, writer, self.communicator, refusal)
         return path
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:

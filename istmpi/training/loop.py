@@ -24,7 +24,7 @@ from istmpi.checkpoint.state import (
 from istmpi.config.methods import find_method_spec
 from istmpi.engine.partition import Partition
 from istmpi.engine.slots import list_kinds
-from istmpi.errors import DataError, DivergedError
+from istmpi.errors import DataError, DivergedError, IstmpiError
 from istmpi.evaluation.blocks import ValuesOf
 from istmpi.evaluation.evaluator import Score
 from istmpi.evaluation.planning import choose_form
@@ -242,33 +242,38 @@ class Training(Prepared):
             return False
         return not self.done and not self.stop.reason
 
-    def not_finite(self, may_save: Callable[[], None] | None = None) -> str:
+    def not_finite(self) -> str:
         """Describe a value of the network that is not finite on some rank; empty if all are finite.
-        Collective. ``may_save`` is as for `state`."""
+        Collective."""
         # Owners have the newest values only after this.
         self.method.publish()
         with self.communicator.agreed() as agreement:
-            if may_save:
-                may_save()
             agreement.value = self.store.not_finite()
         return next(filter(None, agreement.by_rank), "")
 
     def state(
         self, calibrated: bool = False, may_save: Callable[[], None] | None = None
     ) -> tuple[Header, list[Piece]]:
-        """Return the header and this rank's pieces of a checkpoint. Collective.
+        """Return the header and this rank's pieces of a checkpoint, as `collect_state` does. Raise
+        the refusal of a rank on every rank. Collective."""
+        header, pieces, refusal = self.collect_state(calibrated, may_save)
+        with self.communicator.agreed():
+            if refusal:
+                raise refusal
+        return header, pieces
 
-        ``calibrated``: for prediction; compute a classifier's temperature, and moments of batch
-        normalisations if they are out of date. ``may_save`` raises an IstmpiError, which all ranks
-        then raise, if this rank must not save. Raises DivergedError on every rank if a weight is
-        not finite.
+    def collect_state(
+        self, calibrated: bool = False, may_save: Callable[[], None] | None = None
+    ) -> tuple[Header, list[Piece], IstmpiError | None]:
+        """Return the header and this rank's pieces of a checkpoint, and why this rank must not save
+        them; None if it may. Collective.
+
+        ``calibrated``: for prediction, with a classifier's temperature and present moments. A rank
+        must not save if ``may_save`` raises an IstmpiError, or a weight is not finite.
         """
         self.tally.part()
-        fault = self.not_finite(may_save)
-        if fault:
-            error = DivergedError(f"the network is not finite {self.position}: {fault}; not saved.")
-            error.everywhere = True
-            raise error
+        self.method.publish()
+        refusal = self._find_refusal(may_save)
         if calibrated:
             with self.store.borrowing(self.method.values_on_all_ranks()):
                 self._calibrate()
@@ -283,7 +288,18 @@ class Training(Prepared):
         pieces += own_pieces(self.method.of_this_rank(), self.store)
         if self.run.data.differs:
             pieces.append(own_data_piece(summarise_split(self.dataset.train), self.store))
-        return self.header(calibrated), pieces
+        return self.header(calibrated), pieces, refusal
+
+    def _find_refusal(self, may_save: Callable[[], None] | None) -> IstmpiError | None:
+        if may_save:
+            try:
+                may_save()
+            except IstmpiError as error:
+                return error
+        fault = self.store.not_finite()
+        if not fault:
+            return None
+        return DivergedError(f"the network is not finite {self.position}: {fault}; not saved.")
 
     def _calibrate(self) -> None:
         """Compute what prediction needs and training does not: moments and temperature."""
@@ -374,12 +390,10 @@ class Training(Prepared):
         if not keeps_states or since >= header.round or list_kinds(restored):
             return []
         self.state_since = header.round
+        ranks = self.communicator.size
         why = "the checkpoint has no such states"
-        if header.ranks != self.communicator.size:
-            why = (
-                f"the checkpoint is from {header.ranks} ranks, and this run has "
-                f"{self.communicator.size}"
-            )
+        if header.ranks != ranks:
+            why = f"the checkpoint is from {header.ranks} ranks, and this run has {ranks}"
         return [
             f"optimizer_state = keep: each rank begins with a new optimizer state, because {why}"
         ]

@@ -166,8 +166,7 @@ class RunRecord:
         if best and progress.validation and best.round == progress.round:
             if training.run.checkpoint.best:
                 with training.clock("save"):
-                    state = training.state(calibrated=True, may_save=self._require_lock)
-                    self._saver.save_now(*state, self._folder.path / BEST)
+                    self._save_network(BEST)
         # Without a last round, an overdue evaluation was made up for, and the round is saved.
         if training.checkpoint_due and progress.last_round:
             with training.clock("save"):
@@ -194,7 +193,8 @@ class RunRecord:
         training = self._training
         with training.clock("save"):
             if not training.done:
-                path = self._saver.save_now(*training.state(may_save=self._require_lock))
+                state = training.collect_state(may_save=self._require_lock)
+                path = self._saver.save_now(*state)
                 again = "command with --resume auto"
                 if training.dataset.network:
                     again = "program with resume='auto'"
@@ -205,8 +205,12 @@ class RunRecord:
                 error.everywhere = True
                 raise error
             if network:
-                state = training.state(calibrated=True, may_save=self._require_lock)
-                self._saver.save_now(*state, self._folder.path / NETWORK)
+                self._save_network(NETWORK)
+
+    def _save_network(self, name: str) -> None:
+        """Save the network for prediction in a file of the folder."""
+        state = self._training.collect_state(calibrated=True, may_save=self._require_lock)
+        self._saver.save_now(*state, path=self._folder.path / name)
 
     def save_diverged(self, error: DivergedError) -> None:
         """Save the last network, from before the divergence, if finite; name its file, or the
@@ -217,7 +221,7 @@ class RunRecord:
         if fault:
             error.args = (f"the network was not finite {training.position}: {fault}; not saved.",)
         else:
-            self._saver.save_now(*training.state(calibrated=True), network)
+            self._saver.save_now(*training.collect_state(calibrated=True), path=network)
             error.args = (f"{error} They are saved in {network}.",)
 
     def end(self, network: bool = True) -> Summary:

@@ -12,10 +12,11 @@ from istmpi.data.dataset import Dataset
 from istmpi.evaluation.planning import choose_form, choose_interval, plan_evaluation
 from istmpi.network.architecture import Architecture
 
-CALLS = 5
+CALLS = 4
 """Collective calls of a save after an evaluation, one after the other."""
-_AGREEMENTS = 3
-"""The number of agreements among them."""
+_AGREEMENTS = 2
+"""The number of agreements among them; before a checkpoint, which a thread may write, ranks agree
+once more."""
 _NUMBER = 8
 """Bytes of a checksum, and of a dataset's place in the file."""
 
@@ -51,12 +52,14 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     flushed = flushed_bytes(run, architecture, ranks, unsent)
     if flushed is None:
         return None
-    return flushed + (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
+    agreed = len(checkpoints) * (ranks - 1) * ranks * SLOT
+    return flushed + agreed + (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
 
 
 def count_save_bytes(datasets: int, ranks: int) -> int:
     """Return the bytes that all ranks send for a file to which each writes rows of ``datasets``."""
-    to_all = _AGREEMENTS * SLOT + datasets * _NUMBER
+    # Beside checksums, a rank says whether it may save.
+    to_all = _AGREEMENTS * SLOT + (1 + datasets) * _NUMBER
     # Rank 0 sends the file's name, the number of failures, and the places of datasets and their
     # checksums.
     from_root = NAME_BYTES + (1 + 2 * datasets) * _NUMBER

@@ -143,10 +143,8 @@ def environment():
 
 
 def starting():
-    """``start(ranks, *command, env={}, output=PIPE)`` starts a command on so many ranks: a Job. None outlives the test.
-
-    ``python`` and ``istmpi`` are this environment's. Output is text.
-    """
+    """``start(ranks, *command, env={}, output=PIPE)`` starts a command on so many ranks: a Job. None outlives the
+    test. ``python`` and ``istmpi`` are this environment's. Output is text."""
     jobs = []
 
     def run(*arguments, **settings):
@@ -234,10 +232,8 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def series(tmp_path_factory):
-    """``series(ranks, folder, {name: command}, env={}, under=())`` starts a Series of commands in a folder: a job.
-
-    A command is istmpi's words, or Python code: see `in_turn`. ``under``: the command that starts each rank.
-    """
+    """``series(ranks, folder, {name: command}, env={}, under=())`` starts a Series of commands in a folder: a job. A
+    command is istmpi's words, or Python code: see `in_turn`. ``under``: the command that starts each rank."""
     begun = []
 
     def begin(*arguments, env=None, under=()):

@@ -2,18 +2,19 @@
 
 import json
 import subprocess
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from small import assert_same_bits, small_run, trained, whole
+from small import assert_same_bits, on_root, small_run, trained, whole
 
 from istmpi.checkpoint.format import Piece
 from istmpi.checkpoint.reader import open_checkpoint
-from istmpi.checkpoint.saver import commit
+from istmpi.checkpoint.saver import Saver, commit, prepare_folder
 from istmpi.config import Run
-from istmpi.errors import OutputError
+from istmpi.errors import DivergedError, OutputError
 from istmpi.hdf5 import LOCKING
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
@@ -77,6 +78,31 @@ def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(comm, shared_tm
     with pytest.raises(OutputError, match="network.h5: cannot be written") as raised:
         save(training, shared_tmp / "nowhere" / "network.h5", writer)
     assert raised.value.everywhere
+
+
+@pytest.mark.both
+@pytest.mark.parametrize("writer", [*WRITING, "parts"])
+@pytest.mark.parametrize("kind, said", [(DivergedError, "is nan; not saved"), (OutputError, "taken by another run")])
+def test_if_one_rank_must_not_save_none_writes_a_byte_and_all_say_why(comm, shared_tmp, writer, kind, said):
+    training, _ = trained(comm)
+    on_root(comm, lambda: prepare_folder(shared_tmp))
+    saver = Saver(shared_tmp, replace(training.run.checkpoint, writer=writer), comm)
+    saver.save_now(*training.collect_state())
+    comm.barrier()
+    before = {path: path.read_bytes() for path in shared_tmp.rglob("*.*")}
+    is_last = comm.rank == comm.size - 1
+
+    def fail():
+        if is_last and kind is OutputError:
+            raise OutputError(said)
+
+    if is_last and kind is DivergedError:
+        training.store.tensors["hidden1.linear.weight"][0, 0] = np.nan
+    with pytest.raises(kind, match=said) as raised:
+        saver.save_now(*training.collect_state(calibrated=True, may_save=fail))
+    assert raised.value.everywhere and len({*comm.allgather(str(raised.value))}) == 1
+    assert {path: path.read_bytes() for path in shared_tmp.rglob("*.*")} == before
+    saver.close()
 
 
 @pytest.mark.both

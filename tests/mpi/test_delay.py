@@ -20,10 +20,8 @@ MOMENTUM = {"optimizer__momentum": 0.6, "method__optimizer_state": "carry"}
 
 
 def naive(run, ranks, delay):
-    """The whole network after all rounds: every rank's values are kept whole, after step J - D and after step J.
-
-    A weight is a rank's where both its ends are; that of nobody stays as it is.
-    """
+    """The whole network after all rounds: every rank's values are kept whole, after step J - D and after step J. A
+    weight is a rank's where both its ends are; that of nobody stays as it is."""
     data = open_dataset(run.data.source)
     labels, seed = data.train.labels(), run.train.seed
     network = architecture(data.features, data.outputs, data.task, run.model)

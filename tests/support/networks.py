@@ -245,10 +245,8 @@ class InPlace(TwoLayers):
 
 
 class Grown(nn.Module):
-    """One layer behind the other, each of a kind, a width and a normalisation.
-
-    ``plain`` has so many units, ``gated`` as many gates for them, and ``residual`` adds what went through them.
-    """
+    """One layer behind the other, each of a kind, a width and a normalisation. ``plain`` has so many units, ``gated``
+    as many gates for them, and ``residual`` adds what went through them."""
 
     def __init__(self, features, outputs, kinds=("plain",), widths=(8,), norms=("batch",)):
         super().__init__()

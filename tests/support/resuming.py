@@ -39,9 +39,7 @@ def stop_at(training, round, step):
 
 def assert_goes_on(comm, run, path):
     """Stop rank 1 inside round 2, and resume from a checkpoint: the weights are those of a whole run, bit for bit.
-
-    Returns the progress of the whole run.
-    """
+    Returns the progress of the whole run."""
     whole_run, stopped = Training(run, comm), Training(run, comm)
     load_initial_weights(whole_run), load_initial_weights(stopped)
     progress = list(whole_run.rounds())

@@ -44,7 +44,7 @@ def spoilt(tmp_path, monkeypatch):
     """A whole network.h5, of which one weight is not a number: as an earlier istmpi may have saved it."""
     training = Training(small_run(model__norm="layer"), world())
     training.store.tensors["hidden1.linear.weight"][0, 0] = np.nan
-    monkeypatch.setattr(training, "not_finite", lambda may_save: "")
+    monkeypatch.setattr(training, "_find_refusal", lambda may_save: None)
     monkeypatch.setattr(training.evaluator, "fit_temperature", lambda split: 1.0)
     save(training, tmp_path / "network.h5", calibrated=True)
     return tmp_path / "network.h5"
