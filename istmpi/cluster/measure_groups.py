@@ -32,13 +32,13 @@ def measure_groups(run: Run, architecture: Architecture, membership: Membership)
     """Measure this job's groups with the shapes of the run's subnets; return the same result on
     every process."""
     world = membership.world
-    members = membership.inside.size
+    members = membership.largest
     run, device = choose_device_and_threads(run, world)
     group = join_group(membership, device)
     cluster = _measure_between(divide_batch(run, members), architecture, membership, device)
     if group is None:
         return cluster
-    inside, points = fit_link(list(_all_reduces(group, device)))
+    inside, points = fit_link(list(_all_reduces(group, members, device)))
     hosts = len({process.host for process in find_members(world)})
     groups = counted(membership.groups, "replica group")
     return replace(
@@ -71,8 +71,8 @@ def _measure_between(
     return cluster
 
 
-def _all_reduces(group: ReplicaGroup, device: torch.device) -> Iterator[Point]:
-    members = group.size
+def _all_reduces(group: ReplicaGroup, members: int, device: torch.device) -> Iterator[Point]:
+    """Yield the measured all-reduces of the largest groups, of so many ``members``."""
     for size in MESSAGE_BYTES:
         values = torch.zeros(size // 4, device=device)  # float32
         work = partial(group.add_up, values)

@@ -145,6 +145,8 @@ class Membership:
             groups = divide([host for host, _ in everyone], size)
         self.world = world
         self.groups = len(groups)
+        self.largest = max(len(group) for group in groups)
+        """The number of members of the largest group."""
         self.number = next(number for number, group in enumerate(groups) if world.rank in group)
         members = groups[self.number]
         handle = world.create(members)
@@ -252,7 +254,7 @@ class Membership:
     def _note_signal(self, name: str) -> None:
         self._signal = name
 
-    def collect(self, values: Sequence[float]) -> tuple[list[list[float]], str]:
+    def collect(self, values: Sequence[T]) -> tuple[list[list[T]], str]:
         """Return all members' values, and the first signal that a member got. Collective."""
         reports = self.inside.allgather(([*values], self._signal))
         signals = [signal for _, signal in reports if signal]

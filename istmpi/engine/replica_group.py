@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,10 @@ from istmpi.comm.groups import Membership
 from istmpi.engine.layout import cut
 from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.units import list_first
+
+TIMEOUT = timedelta(days=100)
+"""The longest wait for another member, whose leader may use a slow link. The hang watch finds out
+which process stands still."""
 
 PACK_BYTES = 2**20
 """Tensors of fewer bytes are broadcast together, up to about as many bytes."""
@@ -56,6 +61,9 @@ class Step:
     number: int
     local_step: int
     rate: float
+    options: list[dict[str, Any]]
+    """The options of each group of a program's optimizer, which a schedule has set; empty if none
+    has."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,8 @@ class Collect:
 
 
 def join_group(membership: Membership, device: torch.device) -> ReplicaGroup | None:
-    """Return this process's group; None if it is the only member. Collective in the job.
+    """Return this process's group; None if no group of the job has a second member. Collective in
+    the job.
 
     Raises DataError on all processes if members do not find each other.
     """
@@ -124,7 +133,9 @@ def join_group(membership: Membership, device: torch.device) -> ReplicaGroup | N
                     f"{folder} is not there for all processes of {socket.gethostname()}, which "
                     "meet there as a replica group. Set TMPDIR to a folder that they share."
                 )
-        if inside.size == 1:
+        # One of several hosts may have a single process: its group has one member, so that all
+        # groups take the same steps.
+        if membership.largest == 1:
             return None
         group = ReplicaGroup(membership, device, Path(folder, "members"))
         inside.barrier()
@@ -135,7 +146,7 @@ def join_group(membership: Membership, device: torch.device) -> ReplicaGroup | N
 
 
 class ReplicaGroup:
-    """This member's place in its group, of several members. Creation is collective.
+    """This member's place in its group. Creation is collective.
 
     ``file``: the file in which they find each other.
     """
@@ -176,6 +187,7 @@ class ReplicaGroup:
                 rank=self.member,
                 world_size=self.size,
                 device_id=device_of_nccl,
+                timeout=TIMEOUT,
             )
         # The first wrapper imports a compiler, for which no round shall wait.
         self.wrap(nn.Linear(1, 1).to(device), may_skip=False)
@@ -245,6 +257,10 @@ class ReplicaGroup:
         """Open a context for a backward pass, which averages gradients over members."""
         with self.exchanging("all-reduce"):
             yield
+        self.count_averaging()
+
+    def count_averaging(self) -> None:
+        """Count the bytes with which members average the gradients of a backward pass."""
         self._count_all_reduce(self._gradient_bytes)
 
     def add_up(self, values: torch.Tensor) -> None:
@@ -262,8 +278,9 @@ class ReplicaGroup:
         small: list[torch.Tensor] = []
         with self.exchanging("broadcast"):
             for tensor in tensors:
-                if tensor.is_contiguous() and tensor.nbytes >= PACK_BYTES:
-                    self._broadcast(tensor)
+                if tensor.nbytes >= PACK_BYTES:
+                    # All members send as many messages, however their tensors lie in memory.
+                    self._broadcast_large(tensor)
                     continue
                 if small and (
                     tensor.dtype != small[0].dtype
@@ -273,6 +290,12 @@ class ReplicaGroup:
                     small = []
                 small.append(tensor)
             self._broadcast_packed(small)
+
+    def _broadcast_large(self, tensor: torch.Tensor) -> None:
+        if tensor.is_contiguous():
+            self._broadcast(tensor)
+        else:
+            self._broadcast_packed([tensor])
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         # As bytes, because gloo lacks some dtypes.
@@ -296,9 +319,14 @@ class ReplicaGroup:
 
         Raises IstmpiError if a member is gone.
         """
+        with self._inside.waiting(call), self.naming_lost_member():
+            yield
+
+    @contextmanager
+    def naming_lost_member(self) -> Iterator[None]:
+        """Raise IstmpiError in place of PyTorch's error in a block if a member is gone."""
         try:
-            with self._inside.waiting(call):
-                yield
+            yield
         except RuntimeError as error:
             if not _is_lost_connection(error):
                 raise
@@ -309,9 +337,17 @@ class ReplicaGroup:
             ) from error
 
 
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",  # NCCL
+)
+"""Words of PyTorch's errors if a member is gone."""
+
+
 def _is_lost_connection(error: RuntimeError) -> bool:
-    text = str(error)
-    return "Connection closed by peer" in text or "Connection reset by peer" in text
+    return any(words in str(error) for words in LOST)
 
 
 @contextmanager

@@ -112,7 +112,8 @@ class Method(LocalTraining, ABC):
         step = self.first_step(number) + local_step
         rate = self.rate(step)
         if self.job.group:
-            self.job.group.membership.tell(Step(step, local_step, rate))
+            options = self.plan_options(step)
+            self.job.group.membership.tell(Step(step, local_step, rate, options))
         self.job.communicator.whereabouts.step(local_step + 1)
         self.take_step(step, rate)
 

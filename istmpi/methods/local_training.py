@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,8 +27,10 @@ from istmpi.names import is_own
 from istmpi.outputs import LossOfOutputs
 from istmpi.tasks import OwnTask
 from istmpi.trees import call, map_tensors
+from istmpi.units import list_first
 
 if TYPE_CHECKING:
+    from istmpi.engine.replica_group import ReplicaGroup
     from istmpi.outputs import Outputs
 
 
@@ -69,6 +71,13 @@ class LocalTraining(ABC):
     @abstractmethod
     def rate(self, step: int) -> float:
         """Return the learning rate of a local step, of those numbered through all rounds."""
+
+    def plan_options(self, step: int) -> list[dict[str, Any]]:
+        """Return the options that a program's schedule sets at a local step, for each group of its
+        optimizer; an empty list if it sets none."""
+        if self.job.optimizer is None:
+            return []
+        return self.job.optimizer.plan(step)
 
     def first_step(self, number: int) -> int:
         """Return the number of this rank's first local step in a round; steps are numbered through
@@ -145,16 +154,34 @@ class LocalTraining(ABC):
         """
         group = self.job.group
         assert group is not None, "a rank alone has whole batches"
-        counts = [share * amount.count for amount in self._amounts.values()]
-        by_member, _ = group.membership.collect(counts)
-        totals = [sum(of_amount) for of_amount in zip(*by_member, strict=True)]
+        counts = {name: share * amount.count for name, amount in self._amounts.items()}
+        by_member = self._collect_counts(group, counts)
+        totals = []
+        for name in counts:
+            totals.append(sum(of_member[name] for of_member in by_member))
         self._losses.join_weight(totals[0])
-        loss = self._add_amounts(counts, totals)
+        loss = self._add_amounts([*counts.values()], totals)
         if not self.spec.sends_every_step:
             return loss, loss
         # The mean over groups of what they minimise is then that of the joined batches.
         means = group.membership.average_over_groups(totals)
-        return self._add_amounts(counts, means), loss
+        return self._add_amounts([*counts.values()], means), loss
+
+    @staticmethod
+    def _collect_counts(group: ReplicaGroup, counts: dict[str, float]) -> list[dict[str, float]]:
+        """Return the counts of a loss's amounts on all members. Collective in the group.
+
+        Raises ConfigError if members have other amounts.
+        """
+        named, _ = group.membership.collect([*counts.items()])
+        by_member = [dict(of_member) for of_member in named]
+        for of_member in by_member:
+            if of_member.keys() != by_member[0].keys():
+                raise ConfigError(
+                    f"the loss returns {list_first([*by_member[0]])} for a part of a batch, and "
+                    f"{list_first([*of_member])} for another part. Return the same amounts for all."
+                )
+        return by_member
 
     def _add_amounts(self, counts: Sequence[float], totals: Sequence[float]) -> torch.Tensor:
         """Return the sum of a user's amounts, each as a mean over ``counts``, weighed by their
@@ -238,7 +265,11 @@ class LocalTraining(ABC):
 
     def forward(self, network: Callable[..., Outputs], batch: Batch) -> Outputs:
         """Return the network's outputs. With train.autocast its matrix products are in bfloat16."""
-        with self._calling("forward"):
+        # DistributedDataParallel may exchange with members in a new network's second forward pass.
+        naming: AbstractContextManager[None] = nullcontext()
+        if self.job.group:
+            naming = self.job.group.naming_lost_member()
+        with self._calling("forward"), naming:
             if not self.job.run.train.autocast:
                 return call(network, batch.inputs)
             with torch.autocast(self.job.device.type, torch.bfloat16):

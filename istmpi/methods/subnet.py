@@ -52,7 +52,10 @@ class Subnet:
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = choose_optimizer(job.run.optimizer)
         self.clip = _clip(job)
-        self._sparse = self.spec.name == "sgd" and not self.clip and not changes_gradients
+        # Members of a replica group average dense gradients alone.
+        self._sparse = (
+            self.spec.name == "sgd" and not self.clip and not changes_gradients and not job.group
+        )
         self._sparse_rows: SparseRows | None = None
         # An optimizer that only a program can make is refused here, and not in the first round.
         if not job.optimizer:
@@ -93,6 +96,9 @@ class Subnet:
             return self.network
         for _, layer in linear_layers(self.network):
             layer.writes_gradient = False
+        for module in self.network.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False
         norms = job.architecture.batch_norm_layers(self.network)
         for norm in select_synchronised(norms, job.run.train.sync_batch_norm).values():
             norm.members = job.group

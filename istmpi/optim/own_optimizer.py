@@ -58,6 +58,9 @@ class OwnOptimizer:
         """False if a run is resumed without the scores of its earlier rounds."""
         self._pilot: _Pilot | None = None
         """Runs the schedule; None until the first subnet gives it parameters' names."""
+        self._heard: list[dict[str, Any]] | None = None
+        """The options of the next local step in another member of a replica group; None in a
+        rank."""
 
     @property
     def rates(self) -> dict[str, float]:
@@ -144,16 +147,34 @@ class OwnOptimizer:
 
     def schedule(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Set the optimizer's options to those of the schedule at a local step of the run."""
-        if not self._pilot:
+        options = self._heard
+        if options is None:
+            options = self.plan(step)
+        if not options:
             return
-        # A subnet's optimizer is new, so a schedule of its own would begin at step 0.
-        if self._schedule:
-            planned = self._pilot.groups_at(step)
-            for group, options in zip(optimizer.param_groups, planned, strict=True):
-                group.update((key, value) for key, value in options.items() if key != "params")
+        for group, changed in zip(optimizer.param_groups, options, strict=True):
+            group.update(changed)
+
+    def plan(self, step: int) -> list[dict[str, Any]]:
+        """Return the options that the schedule sets at a local step of the run, for each group of
+        the optimizer; an empty list if it sets none."""
+        if not self._pilot:
+            return []
         if self._curve:
-            for group, lr in zip(optimizer.param_groups, self._pilot.first_rates, strict=True):
-                group["lr"] = self._curve.rate(lr, step)
+            rates = self._pilot.first_rates
+            return [{"lr": self._curve.rate(lr, step)} for lr in rates]
+        if not self._schedule:
+            return []
+        # A subnet's optimizer is new, so a schedule of its own would begin at step 0.
+        planned = []
+        for group in self._pilot.groups_at(step):
+            planned.append({key: value for key, value in group.items() if key != "params"})
+        return planned
+
+    def hear(self, options: list[dict[str, Any]]) -> None:
+        """Take the options of the next local step from the leader of a replica group, which alone
+        knows the run's plan and its scores."""
+        self._heard = options
 
     def rate(self, step: int) -> float:
         """Return the learning rate of the first group; 0 before an optimizer is made."""

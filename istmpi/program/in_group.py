@@ -9,6 +9,8 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from istmpi.comm import Communicator
 from istmpi.comm.groups import Help, Membership
@@ -102,6 +104,9 @@ class Part:
         """The part of the current batch that this process has taken."""
         if group:
             self.share /= group.size
+        self._hooks: list[RemovableHandle] = []
+        self._went_back = False
+        """True if `go_back` has computed gradients of the current local step."""
 
     def tell(self, message: object) -> None:
         """Tell the other members of the replica group, if this process leads one."""
@@ -134,11 +139,37 @@ class Part:
     def go_back(self, loss: torch.Tensor, weight: float) -> None:
         """Compute the gradients of a loss that was multiplied by ``weight``; in a group, their mean
         over members."""
+        averaging: AbstractContextManager[None] = nullcontext()
+        if self._group:
+            averaging = self._group.averaging()
+        with averaging, weighing_inner_losses(weight):
+            loss.backward()
+        self._went_back = True
+
+    def weigh(self, network: nn.Module) -> None:
+        """Weigh the gradients of each backward pass by this member's part of the batch, until
+        `release`. The loop may call ``loss.backward()`` itself."""
         if self._group is None:
-            with weighing_inner_losses(weight):
-                loss.backward()
             return
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                # Before DistributedDataParallel takes the gradient.
+                self._hooks.append(parameter.register_hook(self._weigh))
+
+    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
+        assert self._group is not None, "a rank alone has whole batches"
         # The mean over members divides by their number, which is undone here.
-        factor = self.share * self._group.size
-        with self._group.averaging(), weighing_inner_losses(weight * factor):
-            (loss * factor).backward()
+        return gradient * (self.share * self._group.size)
+
+    def release(self) -> None:
+        """Leave the gradients of the network as they are."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def note_update(self) -> None:
+        """Note that the optimizer moves the weights. Count the bytes of a backward pass that the
+        loop has called itself."""
+        if self._group and not self._went_back:
+            self._group.count_averaging()
+        self._went_back = False

@@ -110,7 +110,7 @@ class MemberLoop(Member):
             elif isinstance(call, Refresh):
                 training.refresh(call)
             elif isinstance(call, Step):
-                training.take_rate(call.rate)
+                training.hear(call)
                 yield call.local_step
             else:
                 training.report()

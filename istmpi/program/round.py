@@ -259,6 +259,7 @@ class Round:
         """Average gradients over ranks, if the method does, before clipping. Raises ConfigError if
         none existed yet."""
         if not self._averaged:
+            self._part.note_update()
             self._require_gradient()
             self._method.complete_gradients()
             self._averaged = True
@@ -299,6 +300,7 @@ class Round:
         Collective."""
         if not self._over:
             self._over = True
+            self._part.release()
             # The attempt holds the clock's phases, which must end before the rollback.
             self._attempt.close()
             self._method.rollback()
@@ -310,6 +312,7 @@ class Round:
             self._local_step = next(self._attempt)
         except StopIteration as end:
             self._over = True
+            self._part.release()
             self._committed = end.value
             self._part.tell(Outcome(end.value))
             return
@@ -318,7 +321,8 @@ class Round:
         self._summed = False
         self._averaged = False
         rate = method.rate(self._step)
-        self._part.tell(Step(self._step, self._local_step, rate))
+        options = method.plan_options(self._step)
+        self._part.tell(Step(self._step, self._local_step, rate, options))
         method.job.communicator.whereabouts.step(self._local_step + 1)
         method.hands_over = False  # a loop may call backward() several times in a step
         # A loop may draw random numbers that the inspection of the network has not seen.
@@ -334,6 +338,7 @@ class Round:
         self.module.train()
         network = self._method.subnet.network
         self._contents = Contents(network, self._method.job.architecture.frozen)
+        self._part.weigh(network)
         self._job.autocast.watch(network, self.device)
         self._job.guard.watch(network, Check(self._look_at))
 

@@ -4,6 +4,7 @@ for, and owns nothing between rounds."""
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from istmpi.comm import HangWatch
 from istmpi.comm.groups import End, Membership, Start
@@ -27,9 +28,16 @@ class MemberTraining(LocalTraining):
     """The number of local steps of this round of a user's own loop."""
     _rate = 0.0
 
-    def take_rate(self, rate: float) -> None:
-        """Take the learning rate of the next local step from the leader."""
-        self._rate = rate
+    def hear(self, call: Step) -> None:
+        """Take the learning rate of the next local step from the leader, and the options of a
+        program's optimizer."""
+        self._rate = call.rate
+        if self.job.optimizer:
+            self.job.optimizer.hear(call.options)
+
+    def plan_options(self, step: int) -> list[dict[str, Any]]:
+        # The leader plans them.
+        return []
 
     def rate(self, step: int) -> float:
         return self._rate
@@ -104,6 +112,7 @@ class Member(Setup):
             training.refresh(call)
         elif isinstance(call, Step):
             self.communicator.whereabouts.step(call.local_step + 1)
+            training.hear(call)
             with self.clock("compute"):
                 training.take_step(call.number, call.rate)
         else:

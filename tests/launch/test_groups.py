@@ -87,6 +87,16 @@ PROGRAM = Path(__file__).parents[2] / "examples" / "replica_groups.py"
 RUN_PROGRAM = "import runpy, sys; sys.argv = ['', 'ist', '24', '{rounds}', '{size}']; runpy.run_path({path!r})"
 
 
+UNEVEN = """
+import socket, sys
+from istmpi.cli.main import main
+
+socket.gethostname = lambda: "small" if rank == 2 else "large"
+sys.argv = ["istmpi", *{words}]
+main()
+"""
+
+
 @pytest.fixture(scope="module")
 def stopped(start_once, folder):
     """How the program of examples/ ended whose member was told to stop."""
@@ -115,8 +125,9 @@ def said(series, stopped, folder):
     for place, size in (("ranks", 1), ("groups", 2)):
         jobs[place]["program"] = RUN_PROGRAM.format(rounds=rounds, size=size, path=str(PROGRAM))
         for epochs in (1, 3):
-            life = (HEAD + LIFE).format(size=size, epochs=epochs, folder=folder / "life" / place)
+            life = (HEAD + JOB + LIFE).format(size=size, epochs=epochs, folder=folder / "life" / place)
             jobs[place][f"life of {epochs} epochs"] = life
+        jobs[place]["loops"] = (HEAD + LOOPS).format(size=size, folder=folder / "loops" / place)
     for message, (command, *words) in REFUSED.items():
         jobs["groups"][message] = [command, "--group-size", "2", *words, "--rounds", "1", "--out", folder / "refused"]
     jobs["groups"]["measure"] = ["measure", *MEASURED, "--out", folder / "here.json"]
@@ -125,8 +136,15 @@ def said(series, stopped, folder):
     for case in CASES:
         plan = ["--dry-run", "--json", "--ranks", "2", "--group-size", "2"]
         jobs["simulated"][case] = [word for word in describe(case) if word != "-q"] + plan
+    # A host with two processes, and one with one.
+    jobs["uneven"] = {
+        "measure": ["measure", "digits", "--hidden", "64,64", "--out", folder / "uneven.json"],
+        "train": [*describe("data-parallel, masked"), "--out", folder / "uneven"],
+    }
+    for name, words in jobs["uneven"].items():
+        jobs["uneven"][name] = UNEVEN.format(words=[*map(str, words), "--set", "train.group_size=0"])
     jobs["ranks"][EVALUATED] = ["evaluate", folder / "groups" / "ist, full" / "network.h5", "--json"]
-    processes = {"groups": 4, "ranks": 2, "simulated": 1}
+    processes = {"groups": 4, "ranks": 2, "simulated": 1, "uneven": 3}
     return {place: series(count, folder, jobs[place]).end(600) for place, count in processes.items()}
 
 
@@ -311,8 +329,11 @@ def accuracy(module, batch):
 
 x = torch.randn(91, 8, generator=torch.Generator().manual_seed(1)).double()
 data = TensorDataset(x, (x[:, 0] > x[:, 1]).long())
-job = istmpi.Distributed(Net, {{}}, example=x[:9], method="local-sgd", local_steps=2, dtype="float64",
-                         checkpoint_every=1, group_size={size}, optimizer=lambda p: torch.optim.SGD(p, lr=0.3))
+settings = dict(method="local-sgd", local_steps=2, dtype="float64", checkpoint_every=1, group_size={size})
+make = lambda parameters: torch.optim.SGD(parameters, lr=0.3)
+"""
+JOB = """
+job = istmpi.Distributed(Net, {{}}, example=x[:9], **settings, optimizer=make)
 """
 LIFE = """
 for round in job.epochs({epochs}, DataLoader(data, batch_size=9, shuffle=True), folder="{folder}", resume="auto"):
@@ -321,6 +342,47 @@ for round in job.epochs({epochs}, DataLoader(data, batch_size=9, shuffle=True), 
     job.keep(seen=job.kept.get("seen", 0) + 1)
     job.evaluate(accuracy, DataLoader(data, batch_size=7), best="best.h5", patience=99)
 print(job.kept["seen"], job.best.round, job.best.score)
+"""
+# Batches of nine examples, and at the end of one, which two members divide.
+LOOPS = """
+class Still(Net):
+    def __init__(self, hidden=8):
+        super().__init__(hidden)
+        self.c = torch.nn.Linear(8, 8).requires_grad_(False)
+        self.register_buffer("d", torch.full((8,), 0.5))
+
+    def forward(self, x):
+        return super().forward(self.c(x) * self.d)
+
+class Bag(torch.nn.Module):
+    def __init__(self, hidden=8):
+        super().__init__()
+        self.a, self.b = torch.nn.EmbeddingBag(50, hidden, mode="sum"), torch.nn.Linear(hidden, 2)
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+def run(name, network=Net, data=data, take={{}}, by_hand=False, **more):
+    job = istmpi.Distributed(network, {{}}, example=data[:9][0], **{{"optimizer": make}} | settings | more)
+    for round in job.rounds(6, folder="{folder}/" + name):
+        for a, b in round.take(DataLoader(data, batch_size=9), **take):
+            loss = torch.nn.functional.cross_entropy(round.module(a), b)
+            if by_hand:
+                loss.backward()
+                round.optimizer.step()
+            else:
+                round.step(loss)
+            weights = torch.cat([values.detach().reshape(-1) for values in round.module.parameters()])
+            print(f"weights, {{name}}: {{weights.double().square().sum():.9g}}")
+        job.evaluate(accuracy, DataLoader(data, batch_size=7))
+
+plateau = lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0)
+ids = torch.randint(0, 50, (91, 4), generator=torch.Generator().manual_seed(2))
+run("cosine and a clip", schedule="cosine", clip=0.5)
+run("plateau, frozen values and a buffer", Still, schedule=plateau)
+run("by hand", by_hand=True)
+run("two batches a step", take={{"accumulate": 2}})
+run("embeddings", Bag, TensorDataset(ids, data.tensors[1]), optimizer="sgd", lr=0.3)
 """
 FAULTY = """
 is_last = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3"
@@ -340,7 +402,7 @@ for round in job.rounds(3, folder="{folder}"):
     }.items(),
 )
 def test_a_fault_of_a_member_of_a_program_is_said_once(start, tmp_path, fault, line):
-    result = start(4, "python", "-c", (HEAD + FAULTY).format(size=2, folder=tmp_path, fault=fault)).end(60)
+    result = start(4, "python", "-c", (HEAD + JOB + FAULTY).format(size=2, folder=tmp_path, fault=fault)).end(60)
     assert result.returncode in (1, 2) and result.stderr.count(f"istmpi: {line}") == 1, result
 
 
@@ -365,6 +427,21 @@ def test_a_program_in_epochs_keeps_values_and_its_best_network_in_groups(said, r
     ranks, groups = (h5py.File(runs / "life" / place / "best.h5") for place in ended)
     for name in ranks["model"]:
         np.testing.assert_allclose(groups["model"][name], ranks["model"][name], rtol=0, atol=1e-12)
+
+
+def test_loops_of_members_have_the_weights_of_ranks_after_each_step(said):
+    outputs = [said[place]["loops"].stdout.splitlines() for place in ("ranks", "groups")]
+    of_ranks, of_groups = ([line for line in output if line.startswith("weights")] for output in outputs)
+    steps = len(of_ranks) // 2
+    first, second = of_ranks[:steps], of_ranks[steps:]
+    assert first != second and of_groups == [*first, *first, *second, *second]
+
+
+def test_hosts_may_have_unequal_groups(runs):
+    assert len(json.loads((runs / "uneven.json").read_text())["measured"]["inside"]["points"]) == 5
+    values = network(runs / "uneven")
+    for name, expected in network(runs / "ranks" / "data-parallel, masked").items():
+        np.testing.assert_allclose(values[name], expected, rtol=0, atol=1e-12)
 
 
 def test_a_program_of_groups_stops_resumes_and_computes_what_its_ranks_do(said, stopped, runs):

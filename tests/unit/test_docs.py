@@ -164,7 +164,7 @@ def test_the_two_cases_of_readme_have_the_figures_of_the_results():
     decayed = {row[0]: row[3].split()[0] for row in tables if len(row) == 4}
     long = {row[0]: float(row[2].replace(",", "")) for row in tables if len(row) == 9 and row[2][0].isdigit()}
     side_by_side, narrow = "IST, never redealt, side by side", "narrow network, {}".format
-    assert f"separately: {decayed[side_by_side]}% on" in README
+    assert f"separately trained subnets: {decayed[side_by_side]}% on" in README
     for method in "SparseLoCo", "local SGD":
         factor = float(f"{long[narrow(method)] / long[side_by_side]:.1g}")
         assert f"{factor:.0f} times the bytes ({method}, {decayed[narrow(method)]}%)" in README
