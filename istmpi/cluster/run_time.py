@@ -30,7 +30,7 @@ from istmpi.evaluation.planning import (
 )
 from istmpi.evaluation.sample import count_sampled, count_scored
 from istmpi.network.architecture import Architecture
-from istmpi.training.saves import CALLS
+from istmpi.training.saves import CALLS, CALLS_OF_MOMENTS
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RunTime:
     are assumed to choose subnets side by side."""
     saving: float | None
     """The save of the network after its evaluation; None if ranks gather its weights once more, or
-    save subnets side by side."""
+    pass examples through subnets side by side."""
 
 
 def predict_run(
@@ -71,11 +71,15 @@ def predict_run(
     of_evaluation = 0.0
     if form in ("merged", "best"):
         of_evaluation += _predict_evaluation(run, architecture, data, cluster, last, plan)
-    saving = None
     if form != "merged":
         of_evaluation += _predict_subnets(run, architecture, data, cluster, last)
-    elif plan.on_one or ranks == 1 or not data.scoring.one_class:
-        saving = CALLS * cluster.small_call(ranks)
+    saving = None
+    # The pass that chose the form has left its logits for the temperature.
+    if ranks == 1 or (plan.on_one and form in ("merged", "best")) or not data.scoring.one_class:
+        calls = CALLS
+        if form != "merged" and architecture.batch_norms:
+            calls += CALLS_OF_MOMENTS
+        saving = calls * cluster.small_call(ranks)
     return RunTime(rounds=of_rounds, evaluations=evaluations * of_evaluation, saving=saving)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,14 +19,15 @@ from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.errors import DivergedError
 from istmpi.evaluation.blocks import SIDE_BY_SIDE, SharedBlocks, ValuesOf
-from istmpi.evaluation.fitting import fit_scale, fit_temperature
+from istmpi.evaluation.fitting import choose_loss, fit_scale, fit_temperature
 from istmpi.evaluation.full import FullNetwork
 from istmpi.evaluation.further import join_over_ranks
 from istmpi.evaluation.in_group import Helpers
 from istmpi.evaluation.likelihood import choose_network
-from istmpi.evaluation.own import OwnSums, join_loss
+from istmpi.evaluation.logits import Logits
+from istmpi.evaluation.own import OwnSums
 from istmpi.evaluation.passing import Passing
-from istmpi.evaluation.planning import plan_evaluation
+from istmpi.evaluation.planning import may_keep_logits, plan_evaluation
 from istmpi.evaluation.sample import (
     choose_fitted_rows,
     count_sampled,
@@ -36,11 +36,7 @@ from istmpi.evaluation.sample import (
 from istmpi.evaluation.score import RankingTotals, Score, Totals
 from istmpi.multilabel import Ranking
 from istmpi.network.architecture import Architecture
-from istmpi.outputs import LossOfOutputs, take_last
 from istmpi.tasks import MultiLabel, OwnTask
-
-if TYPE_CHECKING:
-    from istmpi.outputs import Outputs
 
 
 class Evaluator:
@@ -83,6 +79,9 @@ class Evaluator:
         self.network: FullNetwork | SharedBlocks = self._merged
         """The network that is scored, in the form `form`."""
         self.form = "merged"
+        self._kept: dict[str, Logits] = {}
+        """The subnets' logits of a split that chose the form, until weights may have changed."""
+        self._sink: Logits | None = None
         # One rank is enough to see whether a user's function is a mean over rows.
         self._looks = communicator.rank == 0
         self.note = ""
@@ -118,6 +117,7 @@ class Evaluator:
     def release(self) -> None:
         """Free the memory of loaded weights, which are out of date after a round."""
         self._is_calibrated = False
+        self._kept = {}
         self._merged.release()
         if self._blocks:
             self._blocks.release()
@@ -177,13 +177,24 @@ class Evaluator:
         self.network = network
         self.calibrate()
         if "validation" in self._dataset.splits:
+            self._keep_logits("validation")
             score = self.measure("validation")
         else:
+            self._keep_logits("train")
             score = self.measure("train", self._sample())
+        self._sink = None
         # Ranks may add up in another order, and all must choose the same form.
         scores = np.array([score.score])
         self._communicator.broadcast(scores, root=0)
         return float(scores[0])
+
+    def _keep_logits(self, split: str) -> None:
+        """Let the next pass leave the logits of subnets, which took messages; not too many."""
+        if self.network is self._merged or self._local or not self._dataset.scoring.one_class:
+            return
+        if may_keep_logits(len(self._list_rows(split)), self._dataset.outputs):
+            self._sink = Logits(self._dataset.outputs)
+            self._kept = {split: self._sink}
 
     def measure(self, split: str, rows: np.ndarray | None = None, details: bool = False) -> Score:
         """Return the score on ``rows`` of a split, by default the run's rows.
@@ -250,7 +261,7 @@ class Evaluator:
         finite.
         """
         whole = self.network.labels is None
-        sums = self._passing.add_up(self.network, batches, totals, whole)
+        sums = self._passing.add_up(self.network, batches, totals, whole, self._sink)
         if self.helpers and members > 1:
             for others, margins in self.helpers.collect():
                 sums += others
@@ -335,27 +346,30 @@ class Evaluator:
         ``train`` stands for the calibration sample. Weights must be those of the last score or
         calibration.
         """
-        examples = self._dataset.splits[split]
-        if split == "train":
-            rows = self._sample()
-        else:
-            rows = self._passing.choose_rows(examples)
-        # If the weights were released, their moments are still right.
-        if not self.network.loaded:
-            self.network.load_moments(self.network.moments)
-        # An empty first part, because a rank may have no batch.
-        logits = [torch.zeros(0, self._dataset.outputs, dtype=torch.float64)]
-        labels = [torch.zeros(0, dtype=torch.int64)]
-        for batch in self._own_batches(examples, rows):
-            logits.append(take_last(self._passing.compute(self.network, batch)).double().cpu())
-            labels.append(batch.targets.cpu())
-        self.network.finish()
+        logits = self._kept.get(split)
+        if logits is None or self.network is self._merged:
+            logits = self._pass_for_logits(split)
         if not self.network.computes:
             return 1.0
         add_up = self._sum_over_ranks
         if self.network.on_one:
             add_up = _return_as_it_is  # rank 0 has all logits
-        return fit_temperature(torch.cat(logits), torch.cat(labels), add_up)
+        return fit_temperature(*logits.join(), add_up)
+
+    def _pass_for_logits(self, split: str) -> Logits:
+        # If the weights were released, their moments are still right.
+        if not self.network.loaded:
+            self.network.load_moments(self.network.moments)
+        logits = Logits(self._dataset.outputs)
+        for batch in self._own_batches(self._dataset.splits[split], self._list_rows(split)):
+            logits.add(self._passing.compute(self.network, batch), batch)
+        self.network.finish()
+        return logits
+
+    def _list_rows(self, split: str) -> np.ndarray:
+        if split == "train":
+            return self._sample()
+        return self._passing.choose_rows(self._dataset.splits[split])
 
     def fit_scale(self) -> dict[str, float]:
         """Fit the factors of sums over units to the training loss at the stores' weights.
@@ -372,17 +386,7 @@ class Evaluator:
             ranks = self._communicator.size
         rows = choose_fitted_rows(self._sample(), rank, ranks, least)
         batch = self._dataset.train.batch(rows).to("cpu", self._architecture.dtype)
-        task = self._task
-        loss_of_outputs = LossOfOutputs.from_settings(task.loss, self._run.train)
-        examples = 0
-        if issubclass(task, OwnTask):
-            examples = sum(self._communicator.allgather(batch.examples))
-
-        def loss(outputs: Outputs) -> torch.Tensor:
-            if issubclass(task, OwnTask):
-                return join_loss(task.losses(outputs, batch), examples, self._communicator)
-            return loss_of_outputs(outputs, batch.targets, reduction="sum")
-
+        loss = choose_loss(self._task, self._run.train, batch, self._communicator)
         return fit_scale(self._architecture, self._store, self._communicator, batch, loss)
 
     def _sample(self) -> np.ndarray:

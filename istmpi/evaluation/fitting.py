@@ -17,11 +17,15 @@ import numpy as np
 import torch
 
 from istmpi.comm import Communicator
+from istmpi.config import Train
 from istmpi.data.batch import Batch
 from istmpi.engine.store import ParameterStore
 from istmpi.evaluation.full import FullNetwork
+from istmpi.evaluation.own import join_loss
 from istmpi.network.architecture import Architecture
 from istmpi.network.table import split_power
+from istmpi.outputs import LossOfOutputs
+from istmpi.tasks import OwnTask, Task
 from istmpi.trees import call
 
 if TYPE_CHECKING:
@@ -93,6 +97,24 @@ def fit_scale(
     objective.network.release()
     best = communicator.broadcast_from_root(best)  # all ranks have the same bits
     return {name: float(value) for name, value in zip(objective.names, np.exp(best))}
+
+
+def choose_loss(
+    task: type[Task], settings: Train, batch: Batch, communicator: Communicator
+) -> Callable[[Outputs], torch.Tensor]:
+    """Return a function of a network's outputs: a task's summed loss of this rank's batch.
+    Collective."""
+    loss_of_outputs = LossOfOutputs.from_settings(task.loss, settings)
+    examples = 0
+    if issubclass(task, OwnTask):
+        examples = sum(communicator.allgather(batch.examples))
+
+    def loss(outputs: Outputs) -> torch.Tensor:
+        if issubclass(task, OwnTask):
+            return join_loss(task.losses(outputs, batch), examples, communicator)
+        return loss_of_outputs(outputs, batch.targets, reduction="sum")
+
+    return loss
 
 
 class _Objective:

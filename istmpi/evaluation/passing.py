@@ -26,6 +26,7 @@ from istmpi.tasks import OwnTask, Task, choose_task
 from istmpi.trees import list_tensors
 
 if TYPE_CHECKING:
+    from istmpi.evaluation.logits import Logits
     from istmpi.outputs import Outputs
 
 Network = Callable[..., Any]
@@ -70,14 +71,21 @@ class Passing:
         return PointTotals(task, self._dataset, outputs, loss, further)
 
     def add_up(
-        self, network: Network, batches: Iterable[Batch], totals: Totals, whole: bool = True
+        self,
+        network: Network,
+        batches: Iterable[Batch],
+        totals: Totals,
+        whole: bool = True,
+        logits: Logits | None = None,
     ) -> np.ndarray:
         """Return the sums over batches, not finite if an output is not. ``whole``: True if a pass
-        returns all outputs."""
+        returns all outputs. ``logits`` takes the outputs, too."""
         sums = np.zeros(totals.count)
         for batch in batches:
             outputs = self.compute(network, batch)
             sums += totals.add_up(outputs, batch)
+            if logits:
+                logits.add(outputs, batch)
             if whole and not all(output.isfinite().all() for output in list_tensors(outputs)):
                 sums[:] = np.nan  # so that all ranks see it
         return sums

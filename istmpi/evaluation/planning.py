@@ -35,6 +35,8 @@ SHARE = Fraction(15, 100)
 take by default. The last round is evaluated in any case."""
 MOST = 10
 """The most evaluations of a run by default."""
+MOST_KEPT = 2**18
+"""The most logits that stay in the memory from an evaluation to a save: 2 MB."""
 
 
 def choose_form(run: Run) -> str:
@@ -250,6 +252,37 @@ def _count_passed(run: Run, architecture: Architecture, ranks: int, examples: in
         if name not in present and not parameter.pattern.dealt(groups):
             sent += (ranks - 1) * parameter.size(architecture.lengths) * parameter.itemsize
     return sent
+
+
+def count_calibration_bytes(
+    run: Run, architecture: Architecture, data: Dataset, ranks: int
+) -> int | None:
+    """Return the bytes that a save after an evaluation sends for what prediction needs beside
+    weights: moments, and logits for a classifier's temperature. None if they are not known before
+    the run."""
+    form = choose_form(run)
+    # The moments of subnets travel packed, and their lengths are those of each rank's units.
+    if ranks > 1 and form != "merged" and architecture.batch_norms:
+        return None
+    if ranks == 1 or not data.scoring.one_class:
+        return 0
+    plan = plan_evaluation(run, architecture, data, ranks, ranks)
+    if form in ("merged", "best") and not plan.on_one:
+        return None
+    if form == "merged":
+        return 0
+    if not knows_outputs(run, architecture, data, plan):
+        return None
+    sampled = count_sampled(run, architecture, data, ranks)
+    if form != "best":
+        return _count_passed(run, architecture, ranks, sampled)
+    # The pass that chose the form has left its logits.
+    return 0 if may_keep_logits(sampled, data.outputs) else None
+
+
+def may_keep_logits(examples: int, classes: int) -> bool:
+    """Return True if the logits of so many examples may stay in the memory until a save."""
+    return examples * classes <= MOST_KEPT
 
 
 def knows_outputs(

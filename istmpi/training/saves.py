@@ -9,11 +9,13 @@ from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.cost.one_round import flushed_bytes
 from istmpi.data.dataset import Dataset
-from istmpi.evaluation.planning import choose_form, choose_interval, plan_evaluation
+from istmpi.evaluation.planning import choose_interval, count_calibration_bytes
 from istmpi.network.architecture import Architecture
 
 CALLS = 4
 """Collective calls of a save after an evaluation, one after the other."""
+CALLS_OF_MOMENTS = 2
+"""Collective calls that bring the moments of subnets side by side together."""
 _AGREEMENTS = 2
 """The number of agreements among them; before a checkpoint, which a thread may write, ranks agree
 once more."""
@@ -25,9 +27,8 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     """Return the bytes that all ranks send to save a run's checkpoints and its network, with the
     writer direct.
 
-    None if a save needs more than agreements, checksums and places: weights or logits for a
-    classifier's temperature, or rows that travel. None, too, if the number of saves or of datasets
-    is not known before the run.
+    None if weights travel for a classifier's temperature, or rows, or moments of subnets side by
+    side. None, too, if the number of saves or of datasets is not known before the run.
     """
     writer = run.checkpoint.writer
     of_rows = writer not in ("auto", "direct")
@@ -35,13 +36,9 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
         return None
     if run.data.differs or run.train.resolution or data.network is not None:
         return None
-    if data.scoring.one_class and ranks > 1:
-        plan = plan_evaluation(run, architecture, data, ranks, ranks)
-        # Otherwise ranks add up logits, and may gather weights again.
-        if not plan.on_one or choose_form(run) != "merged":
-            return None
+    calibration = count_calibration_bytes(run, architecture, data, ranks)
     datasets = _count_datasets(run, architecture)
-    if datasets is None:
+    if calibration is None or datasets is None:
         return None
     checkpoints: range | list[int] = []
     if run.checkpoint.every:
@@ -53,7 +50,9 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     if flushed is None:
         return None
     agreed = len(checkpoints) * (ranks - 1) * ranks * SLOT
-    return flushed + agreed + (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
+    return (
+        calibration + flushed + agreed + (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
+    )
 
 
 def count_save_bytes(datasets: int, ranks: int) -> int:

@@ -103,6 +103,20 @@ def test_best_is_whichever_scores_better_on_the_validation_split(comm):
     assert scores["best"][1].form == better
 
 
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("split, settings", [("train", {}), ("validation", {"data__validation": 0.3})])
+def test_a_temperature_needs_no_message_after_the_form_was_chosen_until_the_next_round(comm, split, settings):
+    training, _ = trained(comm, **ONCE, **settings)
+    evaluator, found = training.evaluator, []
+    evaluator.network = evaluator._blocks
+    for _ in range(2):
+        before = comm.traffic.bytes
+        found.append((evaluator.fit_temperature(split), comm.traffic.bytes > before))
+        evaluator.release()
+    (temperature, sent), again = found
+    assert not sent and again == (temperature, True)
+
+
 @pytest.mark.parametrize("settings", [{"method__name": "local-sgd", "evaluate__form": "blocks"}, {}], ids=str)
 def test_a_method_that_deals_nothing_or_anew_has_its_whole_network(comm, settings):
     score, merged = (trained(comm, **settings | form)[1][-1].score for form in ({}, {"evaluate__form": "merged"}))

@@ -27,6 +27,7 @@ SIDE_BY_SIDE = [
     {"method__redeal": 0.0, "method__shares": [3.0, 1.0, 2.0, 1.0][:3]},
     {"method__redeal": 0.0, "evaluate__form": "blocks", "model__norm": "layer", "model__bias": True},
     {"method__redeal": 0.0, "method__partition": ["hidden1"]},
+    {"method__redeal": 0.0, "model__norm": "layer", "model__output_norm": False},
     {"method__name": "joint"},
 ]
 
@@ -98,7 +99,7 @@ def test_a_run_that_depends_on_its_evaluations_keeps_ten(comm):
 
 @pytest.mark.parametrize(
     "settings, every",
-    [*((settings, 2) for settings in KNOWN), *((settings, 0) for settings in KNOWN[::3])],
+    [*product(KNOWN, [2]), *product([*KNOWN[::3], *SIDE_BY_SIDE], [0])],
     ids=name_case,
 )
 def test_planned_bytes_of_saves_are_counted_bytes(comm, shared_tmp, settings, every):
@@ -108,8 +109,13 @@ def test_planned_bytes_of_saves_are_counted_bytes(comm, shared_tmp, settings, ev
     sent = sum(comm.allgather(comm.ledger.sent[SAVING].bytes))
     training = Training(run, comm)
     planned = plan_saves(training.run, training.architecture, training.dataset, comm.size)
-    # Ranks save values of their own, or what they have not yet sent.
-    if settings.get("method__name") in OWN_VALUES or (every and "method__share_every" in settings):
+    # Ranks save values of their own, what they have not yet sent, or moments of their subnets.
+    unsent = every and "method__share_every" in settings
+    if (
+        settings.get("method__name") in OWN_VALUES
+        or unsent
+        or (settings in SIDE_BY_SIDE and "model__norm" not in settings)
+    ):
         assert planned is None
     else:
         assert planned == sent

@@ -18,7 +18,6 @@ class Gpt(nn.Module):
     def forward(self, tokens):
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, 2)).permute(2, 0, 3, 1, 4)
-        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(heads.transpose(1, 2).flatten(2))
+        x = x + self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         x = x + self.down(functional.gelu(self.up(self.norm(x))))
         return functional.linear(self.norm(x), self.tokens.weight)

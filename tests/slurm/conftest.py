@@ -53,8 +53,7 @@ def submit(cluster, tmp_path):
 def undisturbed(tmp_path_factory):
     """The weights of RUN, trained by mpirun on four ranks."""
     out = tmp_path_factory.mktemp("reference") / "run"
-    launcher = os.environ.get("MPIRUN") or "mpirun"
-    command = [launcher, "-n", "4", "istmpi", "train", *RUN, "--out", str(out)]
+    command = [os.environ.get("MPIRUN") or "mpirun", "-n", "4", "istmpi", "train", *RUN, "--out", str(out)]
     done = subprocess.run(
         command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=patient(100)
     )

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def filled_in(*arguments):
-    program = "from istmpi.cli.main import main; main()"
-    command = [sys.executable, "-c", program, "job", "slurm", *arguments]
+    command = [sys.executable, "-c", "from istmpi.cli.main import main; main()", "job", "slurm", *arguments]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout

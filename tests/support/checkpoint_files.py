@@ -44,12 +44,9 @@ OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25, "one": 0.5, "o
 
 def make_checkpoints(folder: Path, launcher: Sequence[str] = ()) -> Path:
     """NETWORK.h5 for each of the above, ``uncalibrated.h5``; ``stopped.h5`` and ``fedavg.h5`` of stopped runs.
-
     NETWORK.h5 for each network of one's own, too, and ``foreign.h5`` of one whose file, ``foreign.py``, leaves a file
     ``trace`` behind when it is run. ``codistillation.h5`` is of ranks with networks of their own, ``local.h5`` of such
-    with data of their own.
-    ``launcher``: ``mpirun -n 3`` for three ranks.
-    """
+    with data of their own. ``launcher``: ``mpirun -n 3`` for three ranks."""
     x = np.random.default_rng(0).normal(3, 2, size=(60, 6)).astype(np.float32)
     y = np.stack([x.sum(axis=1), x[:, 0]], axis=1)
     np.savez(folder / "numbers.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])

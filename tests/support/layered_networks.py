@@ -166,8 +166,7 @@ class Drawn(nn.Module):
                 x = x + rest[0](torch.sigmoid(gate) * values)
             elif kind == "attention":
                 q, k, v = (part.unflatten(-1, (-1, 2)).transpose(1, 2) for part in first(x).chunk(3, -1))
-                attended = functional.scaled_dot_product_attention(q, k, v)
-                x = x + rest[0](attended.transpose(1, 2).flatten(2))
+                x = x + rest[0](functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
             elif kind == "batch":
                 x = torch.relu(rest[0](first(x).transpose(1, 2)).transpose(1, 2))
             elif kind == "recurrent":

@@ -22,11 +22,9 @@ EPSILON = 1e-5
 
 def train(run, network, ranks, groups, shares=None):
     """The full network's weights after all rounds, and the mean loss of every round: ``{name: [...]}``, ``[rounds]``.
-
     ``groups`` are dealt out until the finish, if the run has one; that is then local SGD. ``shares``: of each round,
-    where they are not the same in all.
-    ``network`` is an `istmpi.models.mlp.MLP`; only its lengths and parameter names are used.
-    """
+    where they are not the same in all. ``network`` is an `istmpi.models.mlp.MLP`; only its lengths and parameter names
+    are used."""
     dataset = open_for_training(run.data)
     streams = [stream_of(run, dataset.train, rank, ranks) for rank in range(ranks)]
     store = ParameterStore(network.parameters, network.lengths, ranks=1, rank=0)
@@ -110,11 +108,8 @@ def mask(name, tensor, held):
 
 
 def forward(model, network, weights, held, x, average):
-    """The outputs ``[batch, labels]`` of a subnet, computed on the full network.
-
-    ``average``: how many units of each group a rank had on average when the run began; ``held``: one for those that are
-    there now.
-    """
+    """The outputs ``[batch, labels]`` of a subnet, computed on the full network. ``average``: how many units of each
+    group a rank had on average when the run began; ``held``: one for those that are there now."""
     stages = [*network.lengths][1:]
     for before, stage in zip(network.lengths, stages):
         x = x @ weights[f"{stage}.linear.weight"].T

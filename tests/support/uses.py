@@ -22,10 +22,8 @@ def read_all(split):
 
 def check_uses(comm, path, training, score, logits, plain=None, shape=(-1,)):
     """Training, scoring on these ranks and on one, prediction and exports use the network whose ``logits`` are given.
-
-    The logits are those of the test split, in float64. ``plain``: a module that the state dict of an export fits, which
-    takes examples of a shape.
-    """
+    The logits are those of the test split, in float64. ``plain``: a module that the state dict of an export fits,
+    which takes examples of a shape."""
     x, y = read_all(training.dataset.test)
     regression = y.is_floating_point()
     loss = float((functional.mse_loss if regression else functional.cross_entropy)(logits, y))

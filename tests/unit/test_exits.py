@@ -80,8 +80,7 @@ def test_the_table_has_what_predictions_have(path, istmpi_command):
     assert code == 0
     by_threshold = {row["threshold"]: row for row in json.loads(out)}
     rows = predicted(istmpi_command, path, 0.6)
-    right = np.mean([row["class"] == row["true_class"] for row in rows])
-    assert by_threshold[0.6]["accuracy"] == pytest.approx(right)
+    assert by_threshold[0.6]["accuracy"] == pytest.approx(np.mean([row["class"] == row["true_class"] for row in rows]))
     assert by_threshold[0.6]["flops"] == pytest.approx(np.mean([int(row["flops"]) for row in rows]))
     costs = [row["flops"] for row in by_threshold.values()]
     assert costs == sorted(costs, reverse=True)

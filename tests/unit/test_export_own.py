@@ -48,8 +48,7 @@ def read(path, form):
     else:
         with pytest.importorskip("safetensors").safe_open(path, "pt") as file:
             metadata, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    ties = json.loads(metadata.get("ties", "{}"))
-    return metadata, state | {name: state[first] for name, first in ties.items()}
+    return metadata, state | {name: state[first] for name, first in json.loads(metadata.get("ties", "{}")).items()}
 
 
 def outputs_of(path, form):

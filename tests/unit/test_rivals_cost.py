@@ -146,16 +146,18 @@ def predict(cluster, ranks, **settings):
 @pytest.mark.parametrize("ranks, hops", [(2, 1), (4, 2), (5, 3), (8, 3)])
 def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops):
     """The newest values for their owners, and an evaluation's weights, are messages of each other rank, as in a round;
-    the sums, and the five calls of a save, pass from rank to rank. Bytes and products take no time."""
+    the sums, and the four calls of a save, pass from rank to rank. Bytes and products take no time."""
     cluster = Cluster("late", "by hand", network(latency=0.01, bandwidth=1e30), NO_FLOPS)
     found, planned, plan = predict(cluster, ranks)
     assert planned.on_one
     assert found.rounds == pytest.approx(6 * round_time(plan, cluster).total)
     assert found.evaluations == pytest.approx(3 * 0.01 * (2 * (ranks - 1) + hops))
-    assert found.saving == pytest.approx(5 * 0.01 * hops)
-    # The outputs of subnets side by side for the sample and for the scored examples are added up in two messages each.
+    assert found.saving == pytest.approx(4 * 0.01 * hops)
+    # The outputs of subnets side by side for the sample and for the scored examples are added up in two messages each,
+    # and a save needs two calls more for their moments.
     best, _, _ = predict(cluster, ranks, method__redeal=0.0)
     assert best.evaluations == pytest.approx(found.evaluations + 3 * 0.01 * 4)
+    assert best.saving == pytest.approx(6 * 0.01 * hops)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -187,13 +189,16 @@ def test_groups_wait_for_their_own_network_and_compute_as_ranks_with_parts_of_th
 
 
 def test_what_has_no_prediction_is_left_out(istmpi_command):
-    """Subnets side by side gather weights to be saved once more; a file of a measurement names the cluster."""
+    """Subnets side by side pass examples to be saved; a file of a measurement names the cluster."""
     words = ["train", "digits", "--dry-run", "--cluster", "1gbit"]
     _, out, _ = istmpi_command(*words, "--json", "--redeal", "0", "--set", "data.validation=0.2")
     found = json.loads(out)["seconds"]
     assert found["rounds"] > 0 and found["evaluations"] is None and found["saving"] is None
     _, out, _ = istmpi_command(*words)
     assert "on 1gbit: " in out and "s in saving; not predicted: loading" in out
-    assert "s in evaluations; not predicted: saving, loading" in istmpi_command(*words, "--redeal", "0")[1]
+    assert (
+        "s in evaluations; not predicted: saving, loading"
+        in istmpi_command(*words, "--redeal", "0", "--set", "evaluate.form=blocks")[1]
+    )
     code, _, err = istmpi_command("train", "digits", "--cluster", "1gbit")
     assert code == 2 and "--cluster needs --dry-run" in err

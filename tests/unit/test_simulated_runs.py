@@ -89,8 +89,7 @@ def test_a_run_killed_at_any_call_and_resumed_comes_to_the_same_weights():
     found = []
     kills = [Kill(rank, call) for rank in range(3) for call in range(5 + rank, schedules.calls[rank], 113)]
     for number, kill in enumerate(kills):
-        posted = replace(kill, posted=bool(number % 2))
-        schedule = schedules.run_killed(number, replace(Faults(number), kills=[posted]))
+        schedule = schedules.run_killed(number, replace(Faults(number), kills=[replace(kill, posted=bool(number % 2))]))
         assert schedule.outcomes[0].dead == {kill.rank}
         found.append(schedule.finding)
     assert len(found) >= 6 and not any(found)
