@@ -64,6 +64,9 @@ class Cluster:
     call_seconds: float = 0.0
     """The time of a collective call in which all ranks tell each other a few facts; 0 if it was not
     measured."""
+    save_seconds: float = 0.0
+    """The time of a save in addition to its messages, in which rank 0 makes, syncs and names a
+    file; 0 if it was not measured, as in files of earlier versions."""
     beside: float = 1.0
     """1 if local steps hide transfers; 0 on one host, where the ranks' cores copy the messages."""
     inside: Link = Link(50e-6, 0.5e-9)

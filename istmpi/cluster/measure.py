@@ -18,6 +18,7 @@ from torch import nn
 from istmpi.cluster import timing, transfers
 from istmpi.cluster.figures import Cluster, fit
 from istmpi.cluster.links import measure_links
+from istmpi.cluster.saving import time_file
 from istmpi.comm import Communicator, find_members, library, on_this_host
 from istmpi.config import Run
 from istmpi.config.method_settings import EVEN_DEAL
@@ -27,6 +28,7 @@ from istmpi.devices import choose_device, choose_threads
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.network.architecture import Architecture
 from istmpi.optim.optimizers import choose_optimizer
+from istmpi.record import home
 from istmpi.training.loop import Training
 from istmpi.training.progress import MEASURED
 from istmpi.units import counted
@@ -65,7 +67,7 @@ def measure_beside(
     flops_per_second, product_seconds, touch_seconds, computing = measure_computing(
         run, architecture, communicator.size, everyone, device
     )
-    flops_per_second, step_seconds, transfer_seconds, deal_seconds = _overheads(
+    flops_per_second, step_seconds, transfer_seconds, deal_seconds, save_seconds = _overheads(
         run, communicator, flops_per_second, product_seconds, touch_seconds
     )
     threads = counted(run.train.threads, "thread")
@@ -80,6 +82,7 @@ def measure_beside(
         # Both were timed with their messages.
         transfer_seconds=_subtract(transfer_seconds, of_messages),
         deal_seconds=_subtract(deal_seconds, network.call_seconds),
+        save_seconds=save_seconds,
         measured={**network.measured, **computing},
     )
 
@@ -275,7 +278,7 @@ def _step(
 
 def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
     """Train rounds; return the run's cost, and each phase's median seconds on its slowest rank,
-    without round 1."""
+    without round 1. The seconds of a save are those of rank 0 for its file."""
     training = Training(run, communicator)
     clock = training.clock.seconds
     spent: list[dict[str, float]] = []
@@ -292,6 +295,7 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
     medians = {}
     for phase in spent[-1]:
         medians[phase] = float(np.median([phases[phase] for phases in spent[1:]]))
+    medians["save"] = time_file(home(run.output.folder, run.name), training, communicator)
     return cost(run, training.architecture, communicator.size), medians
 
 
@@ -301,17 +305,20 @@ def _overheads(
     flops_per_second: float,
     product_seconds: float,
     touch_seconds_per_byte: float,
-) -> tuple[float, float, float, float]:
-    """Return FLOP/s and the fixed seconds of a step, a transfer and a round, measured with a tiny
-    network.
+) -> tuple[float, float, float, float, float]:
+    """Return FLOP/s and the fixed seconds of a step, a transfer, a round and a save, measured with
+    a tiny network.
 
-    If the run itself can train here, FLOP/s and the step's seconds come from it.
+    If the run itself can train here, FLOP/s and the seconds of steps and saves come from it.
     """
     with communicator.agreed():
         tiny = Run().override(
             {**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device}
         )
-        tiny = tiny.override({"model.hidden": [max(16, communicator.size)]})
+        folder = str(home(run.output.folder, run.name))
+        tiny = tiny.override(
+            {"model.hidden": [max(16, communicator.size)], "output.folder": folder}
+        )
     plan, seconds = _rounds(tiny, communicator, TINY_ROUNDS)
     transfers = [seconds[phase] for phase in ("hop", "pull", "push") if phase in seconds]
     transfer_seconds = float(np.mean(transfers))
@@ -333,4 +340,4 @@ def _overheads(
     # A step takes no less time than its products: if it seems so, they are faster than measured.
     flops_per_second = max(flops_per_second, flops / max(seconds_left, timing.NOISE * step_seconds))
     fixed_seconds = max(seconds_left - flops / flops_per_second, 0.0)
-    return flops_per_second, fixed_seconds, transfer_seconds, deal_seconds
+    return flops_per_second, fixed_seconds, transfer_seconds, deal_seconds, seconds["save"]

@@ -79,7 +79,7 @@ def predict_run(
         calls = CALLS
         if form != "merged" and architecture.batch_norms:
             calls += CALLS_OF_MOMENTS
-        saving = calls * cluster.small_call(ranks)
+        saving = calls * cluster.small_call(ranks) + cluster.save_seconds
     return RunTime(rounds=of_rounds, evaluations=evaluations * of_evaluation, saving=saving)
 
 

@@ -345,6 +345,7 @@ def cluster(console: Console, cluster: Cluster) -> None:
         ("local step", latency(cluster.step_seconds), "", ""),
         ("deal", latency(cluster.deal_seconds), "", ""),
         ("small call", latency(cluster.call_seconds), "", ""),
+        ("file of a save", latency(cluster.save_seconds), "", ""),
     ]
     console.print(head_text(cluster.name, f", {cluster.source}"))
     console.print(make_table(("", "latency", "rate", "median error of the fit"), rows))

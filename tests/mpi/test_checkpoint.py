@@ -3,6 +3,7 @@
 import json
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -13,6 +14,7 @@ from small import assert_same_bits, on_root, small_run, trained, whole
 from istmpi.checkpoint.format import Piece
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.checkpoint.saver import Saver, commit, prepare_folder
+from istmpi.cluster.saving import time_file
 from istmpi.config import Run
 from istmpi.errors import DivergedError, OutputError
 from istmpi.hdf5 import LOCKING
@@ -103,6 +105,13 @@ def test_if_one_rank_must_not_save_none_writes_a_byte_and_all_say_why(comm, shar
     assert raised.value.everywhere and len({*comm.allgather(str(raised.value))}) == 1
     assert {path: path.read_bytes() for path in shared_tmp.rglob("*.*")} == before
     saver.close()
+
+
+def test_the_file_of_a_save_is_timed_on_the_disk_of_a_folder_that_is_not_there_yet(comm, shared_tmp):
+    training = Training(small_run(), comm)
+    (seconds,) = {*comm.allgather(time_file(shared_tmp / "runs" / "new", training, comm))}
+    assert seconds > 0 and not list(shared_tmp.iterdir())
+    assert time_file(Path("/proc/none"), training, comm) == 0, "nothing can be written there"
 
 
 @pytest.mark.both

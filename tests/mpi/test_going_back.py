@@ -125,8 +125,7 @@ def test_a_finished_network_is_set_aside_too_and_its_outcome_forgotten(comm, tra
 def test_a_damaged_file_never_costs_a_valid_one(comm, trained):
     trained(20, keep=2, killed_after=5)
     damage(comm, [trained.checkpoints / "round-00000004.h5"])
-    said = trained(20, keep=1, killed_after=2)
-    assert "Skipped" in said and names(trained.checkpoints) == ([2], [4])
+    assert "Skipped" in trained(20, keep=1, killed_after=2) and names(trained.checkpoints) == ([2], [4])
     trained(20, keep=1, killed_after=5)
     assert names(trained.checkpoints) == ([4], [4])
     # One of several older files is damaged: all stay until as many are known to be valid.

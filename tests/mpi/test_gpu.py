@@ -33,8 +33,7 @@ def test_scores_and_weights_are_those_of_the_cpu(comm, redeal):
 
 def test_a_checkpoint_of_a_gpu_has_moments_in_host_memory(comm):
     training, _ = trained(comm, **CONVNET, train__device="cuda")
-    moments = training.evaluator.network.moments.values()
-    assert {values.device.type for pair in moments for values in pair} == {"cpu"}
+    assert {values.device.type for pair in training.evaluator.network.moments.values() for values in pair} == {"cpu"}
     training.state(calibrated=True)
 
 

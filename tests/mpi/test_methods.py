@@ -154,8 +154,7 @@ def test_every_rank_trains_its_own_narrow_network(comm):
     """No rank has the full network, and all units are trained: 13 + 11 over all ranks."""
     training, _ = trained(comm)
     layers = [module for module in training.method.subnet.network.modules() if isinstance(module, nn.Linear)]
-    per_rank = comm.allgather([layer.out_features for layer in layers])
-    assert np.sum(per_rank, axis=0).tolist() == [13, 11, 10 * comm.size]
+    assert np.sum(comm.allgather([layer.out_features for layer in layers]), axis=0).tolist() == [13, 11, 10 * comm.size]
 
 
 def test_training_in_bfloat16_stays_near(comm):

@@ -103,8 +103,7 @@ def test_what_was_trained_is_exported_and_goes_on_with_a_text(comm, shared_tmp, 
         program = torch.export.load(export(network, "torch").beside).module()
         tokens = torch.arange(24).view(2, 12)
         with torch.no_grad(), open_checkpoint(network) as opened:
-            expected = CalibratedNetwork(opened).module(tokens)
-            torch.testing.assert_close(program(tokens), expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(program(tokens), CalibratedNetwork(opened).module(tokens), rtol=1e-4, atol=1e-4)
         prompt, out = shared_tmp / "prompt.txt", shared_tmp / "out.txt"
         prompt.write_text("1 2 3 4 5 6 7 8 9 10", encoding="utf-8")
         command = ["predict", network, prompt, "--tokens", 30, "--out", out, "--json"]

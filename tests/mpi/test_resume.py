@@ -217,8 +217,7 @@ def test_a_wider_network_begins_as_the_narrow_one_and_trains_all_weights(comm, s
     training = Training(own_run(**settings), comm)
     assert "narrower in the file, in the first places here" in "\n".join(load_initial_weights(training))
     before = whole(training)
-    begun = save(training, shared_tmp / "wide.h5")
-    losses = [evaluate(file, comm).score.loss for file in (path, begun)]
+    losses = [evaluate(file, comm).score.loss for file in (path, save(training, shared_tmp / "wide.h5"))]
     assert losses[0] == pytest.approx(losses[1], abs=1e-9)
     list(training.rounds())
     after = whole(training)

@@ -284,8 +284,7 @@ def test_messages_are_long_where_the_drawn_deals_have_long_ones(ranks, redeal):
         sizes = {}
         for number in range(1, 4):
             for leg in route.legs(network.parameters, number, fresh=False):
-                busiest = leg_bytes(leg, ranks, network.lengths).max()
-                sizes.setdefault(leg.name, []).append(busiest / (ranks - 1))
+                sizes.setdefault(leg.name, []).append(leg_bytes(leg, ranks, network.lengths).max() / (ranks - 1))
         longest = max(np.mean(sizes[name]) for name in ("pull", "hop", "push"))
         assert sends_long_messages(run, network, ranks) == (longest >= LONG)
     assert not sends_long_messages(run, network, 1)

@@ -153,6 +153,7 @@ def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops):
     assert found.rounds == pytest.approx(6 * round_time(plan, cluster).total)
     assert found.evaluations == pytest.approx(3 * 0.01 * (2 * (ranks - 1) + hops))
     assert found.saving == pytest.approx(4 * 0.01 * hops)
+    assert predict(replace(cluster, save_seconds=0.25), ranks)[0].saving == pytest.approx(found.saving + 0.25)
     # The outputs of subnets side by side for the sample and for the scored examples are added up in two messages each,
     # and a save needs two calls more for their moments.
     best, _, _ = predict(cluster, ranks, method__redeal=0.0)

@@ -139,8 +139,7 @@ def own(**changed):
 
 def mixture(dtype, experts=6, top=2, balance=0.3, z=0.2, hidden=12):
     torch.manual_seed(0)
-    network = Experts(8, experts, hidden, top, balance, z).to(dtype)
-    return network, torch.randn(3, 7, 8, dtype=dtype, requires_grad=True)
+    return Experts(8, experts, hidden, top, balance, z).to(dtype), torch.randn(3, 7, 8, dtype=dtype, requires_grad=True)
 
 
 def with_values(network, values):
