@@ -299,6 +299,18 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
     return cost(run, training.architecture, communicator.size), medians
 
 
+def _make_tiny(run: Run, ranks: int) -> Run:
+    """Return a run of a tiny network on the run's device, with its folder."""
+    changes = {
+        **TINY,
+        "train.threads": torch.get_num_threads(),
+        "train.device": run.train.device,
+        "output.folder": str(home(run.output.folder, run.name)),
+        "model.hidden": [max(16, ranks)],
+    }
+    return Run().override(changes)
+
+
 def _overheads(
     run: Run,
     communicator: Communicator,
@@ -312,13 +324,7 @@ def _overheads(
     If the run itself can train here, FLOP/s and the seconds of steps and saves come from it.
     """
     with communicator.agreed():
-        tiny = Run().override(
-            {**TINY, "train.threads": torch.get_num_threads(), "train.device": run.train.device}
-        )
-        folder = str(home(run.output.folder, run.name))
-        tiny = tiny.override(
-            {"model.hidden": [max(16, communicator.size)], "output.folder": folder}
-        )
+        tiny = _make_tiny(run, communicator.size)
     plan, seconds = _rounds(tiny, communicator, TINY_ROUNDS)
     transfers = [seconds[phase] for phase in ("hop", "pull", "push") if phase in seconds]
     transfer_seconds = float(np.mean(transfers))

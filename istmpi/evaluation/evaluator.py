@@ -44,6 +44,9 @@ class Evaluator:
 
     _is_calibrated = False
     """True if the full network is loaded and calibrated already."""
+    _kept: Logits | None = None
+    """The subnets' logits by which the form was chosen, until weights may have changed."""
+    _sink: Logits | None = None
 
     def __init__(
         self,
@@ -79,9 +82,6 @@ class Evaluator:
         self.network: FullNetwork | SharedBlocks = self._merged
         """The network that is scored, in the form `form`."""
         self.form = "merged"
-        self._kept: dict[str, Logits] = {}
-        """The subnets' logits of a split that chose the form, until weights may have changed."""
-        self._sink: Logits | None = None
         # One rank is enough to see whether a user's function is a mean over rows.
         self._looks = communicator.rank == 0
         self.note = ""
@@ -117,7 +117,7 @@ class Evaluator:
     def release(self) -> None:
         """Free the memory of loaded weights, which are out of date after a round."""
         self._is_calibrated = False
-        self._kept = {}
+        self._kept = None
         self._merged.release()
         if self._blocks:
             self._blocks.release()
@@ -193,8 +193,8 @@ class Evaluator:
         if self.network is self._merged or self._local or not self._dataset.scoring.one_class:
             return
         if may_keep_logits(len(self._list_rows(split)), self._dataset.outputs):
-            self._sink = Logits(self._dataset.outputs)
-            self._kept = {split: self._sink}
+            self._sink = Logits(split, self._dataset.outputs)
+            self._kept = self._sink
 
     def measure(self, split: str, rows: np.ndarray | None = None, details: bool = False) -> Score:
         """Return the score on ``rows`` of a split, by default the run's rows.
@@ -346,8 +346,8 @@ class Evaluator:
         ``train`` stands for the calibration sample. Weights must be those of the last score or
         calibration.
         """
-        logits = self._kept.get(split)
-        if logits is None or self.network is self._merged:
+        logits = self._kept
+        if logits is None or logits.split != split or self.network is self._merged:
             logits = self._pass_for_logits(split)
         if not self.network.computes:
             return 1.0
@@ -360,7 +360,7 @@ class Evaluator:
         # If the weights were released, their moments are still right.
         if not self.network.loaded:
             self.network.load_moments(self.network.moments)
-        logits = Logits(self._dataset.outputs)
+        logits = Logits(split, self._dataset.outputs)
         for batch in self._own_batches(self._dataset.splits[split], self._list_rows(split)):
             logits.add(self._passing.compute(self.network, batch), batch)
         self.network.finish()

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class Logits:
-    """Logits ``[n, classes]`` float64 and labels ``[n]`` of batches, on the CPU."""
+    """Logits ``[n, classes]`` float64 and labels ``[n]`` of batches of a split, on the CPU."""
 
-    def __init__(self, classes: int):
+    def __init__(self, split: str, classes: int):
+        self.split = split
         # An empty first part, because a rank may have no batch.
         self._logits = [torch.zeros(0, classes, dtype=torch.float64)]
         self._labels = [torch.zeros(0, dtype=torch.int64)]

@@ -342,11 +342,10 @@ def cluster(console: Console, cluster: Cluster) -> None:
         ("transfers", latency(cluster.transfer_seconds), handled, error("transfer")),
         ("products", latency(cluster.product_seconds), flops, error("products")),
         ("beside products", "", touched, error("steps")),
-        ("local step", latency(cluster.step_seconds), "", ""),
-        ("deal", latency(cluster.deal_seconds), "", ""),
-        ("small call", latency(cluster.call_seconds), "", ""),
-        ("file of a save", latency(cluster.save_seconds), "", ""),
     ]
+    fixed = {"local step": cluster.step_seconds, "deal": cluster.deal_seconds}
+    fixed |= {"small call": cluster.call_seconds, "file of a save": cluster.save_seconds}
+    rows += [(name, latency(seconds), "", "") for name, seconds in fixed.items()]
     console.print(head_text(cluster.name, f", {cluster.source}"))
     console.print(make_table(("", "latency", "rate", "median error of the fit"), rows))
 
