@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 
 from istmpi.config import Run
+from istmpi.config.methods import find_method_spec
 from istmpi.engine.axes import ITEMSIZE
 from istmpi.engine.slots import Slot
 from istmpi.errors import ConfigError, DataError
@@ -132,7 +133,16 @@ class Header:
         return Course.from_rounds(self.run.train.rounds)
 
     @property
+    def is_sum(self) -> bool:
+        """True if the network is the sum of its subnets."""
+        # The method of a whole network may be one that this version does not know.
+        return bool(self.blocks) and find_method_spec(self.run.method.name).sums_outputs
+
+    @property
     def full_scale(self) -> dict[str, float]:
+        if self.is_sum:
+            # Files of earlier versions have factors that the sum does not use.
+            return {}
         return {**self.scale, **self.fitted}
 
     @property

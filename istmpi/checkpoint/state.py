@@ -14,7 +14,6 @@ from istmpi import __version__
 from istmpi.checkpoint.format import Piece, place
 from istmpi.checkpoint.reader import Checkpoint
 from istmpi.comm import library
-from istmpi.config.methods import find_method_spec
 from istmpi.data.dataset import Dataset
 from istmpi.engine.slots import Slot, select_weights, strip_slot
 from istmpi.engine.store import ParameterStore
@@ -235,8 +234,7 @@ def read_own(checkpoint: Checkpoint) -> Callable[[int], dict[str, torch.Tensor]]
     """Return a function that returns the weights that a subnet has alone, by the subnet's number;
     None unless the network is the sum of its subnets."""
     header = checkpoint.header
-    # The method of a whole network may be one that this version does not know.
-    if not header.blocks or not find_method_spec(header.run.method.name).sums_outputs:
+    if not header.is_sum:
         return None
     values_by_name = {}
     for name in select_weights(checkpoint.own):

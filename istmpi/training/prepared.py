@@ -252,5 +252,8 @@ class Prepared(Setup):
 
 def _scale_first(run: Run, network: Architecture, ranks: int) -> dict[str, float]:
     spec = find_method_spec(run.method.name)
+    if spec.sums_outputs:
+        # The subnets' outputs are added up: each unit counts once, with factor 1.
+        return {}
     dealt = [group for group in spec.groups(run, network) if group in network.summed]
     return dict.fromkeys(dealt, 1 / spec.cut(run, ranks).parts)

@@ -15,7 +15,9 @@ import istmpi
 from istmpi.comm import Communicator
 from istmpi.deploy.export import export
 from istmpi.errors import ConfigError
+from istmpi.program.whole import collect_state_dict
 from istmpi.training.loop import Training
+from istmpi.training.run import load_initial_weights
 
 
 def assert_same_weights(found, subnet):
@@ -194,6 +196,24 @@ def test_subnets_of_a_sum_keep_their_ranks_and_units(comm, shared_tmp):
     alone = Communicator(comm.mpi.Split(comm.rank))
     with pytest.raises(ConfigError, match="is the sum of 3 subnets.* Resume on 3"):
         resumed(alone, path, method__name="joint")
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("names", ["ist joint", "joint ist", "joint local-sgd", "ist joint streamed"])
+def test_a_sum_and_a_whole_network_score_the_same_from_the_same_weights(comm, shared_tmp, names):
+    """Sums over units of the hidden layer have factor 1 in a sum of outputs."""
+    first, second, *streamed = names.split()
+    form = {"ist": "merged", "local-sgd": "merged", "joint": "sum"}
+    settings = PLAIN | {"model__hidden": [13]}
+    one, _ = trained(comm, **settings | {"method__name": first, "evaluate__form": form[first]})
+    init = {"train__init": str(save(one, shared_tmp / "one.h5")), "optimizer__lr": 1e-30}
+    two = Training(small_run(**settings | init | {"method__name": second, "evaluate__form": form[second]}), comm)
+    if streamed:
+        state = collect_state_dict(one)
+        two.init = lambda: state.items()
+    load_initial_weights(two)
+    list(two.rounds())
+    assert two.evaluator.score().loss == pytest.approx(one.evaluator.score().loss, abs=1e-6)
 
 
 @pytest.mark.ranks(only=[3])
