@@ -27,7 +27,7 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from istmpi.outputs import Outputs
 
 
+ROUNDED = 0.05
+"""The largest difference between outputs for the same weights and inputs, relative to the largest
+output."""
 SEVERAL = 4
 """Examples with which a rank looks for parameters that are only added to the outputs."""
 
@@ -78,8 +81,8 @@ class Joint(ReplicatedMethod):
         self._local_step = 0
         self._deal: TrainingLayout | None = None
         # The norm is that of all ranks' gradients, so this method clips in place of the subnet.
-        self._clip = self.subnet.clip
-        self.subnet.clip = 0.0
+        if self.subnet.clip:
+            self.subnet.clip_together = self._clip_together
 
     def round(self, number: int) -> Iterator[int]:
         self.begin(number)
@@ -162,6 +165,8 @@ class Joint(ReplicatedMethod):
         with self.job.clock("all-reduce"):
             # This rank's z, and S, both of the round's start.
             start, total = self._sums.wait(self.place)
+        if self._local_step == 0 and self.needs_batches and not self.reads_batches:
+            self._require_start(outputs.detach(), start)
         return Assumed.apply(outputs, start, total, self._sigma)
 
     def objective(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,14 +198,16 @@ class Joint(ReplicatedMethod):
         return self._local_steps > 1 and super().leaves(local_step, steps)
 
     def before_update(self) -> None:
-        """Clip the gradients by the norm over all ranks; between two exchanges, by an estimate of
-        it: all ranks' parts are taken to be as long as this one's."""
+        """Delete the gradients of a step whose loss is not finite if the round has no copy."""
         if not self._keeps_start and not self._losses.is_last_finite():
             # The sum, and so the loss, is the same on all ranks: none of them takes this step.
             for parameter in self.subnet.network.parameters():
                 parameter.grad = None
-        if not self._clip:
-            return
+
+    def _clip_together(self) -> None:
+        """Clip the gradients by the norm over all ranks; between two exchanges, by an estimate of
+        it: all ranks' parts are taken to be as long as this one's. Collective if a round has one
+        step."""
         gradients = [p.grad for p in self.subnet.network.parameters() if p.grad is not None]
         squares = sum(float(gradient.double().square().sum()) for gradient in gradients)
         if self._local_steps == 1:
@@ -210,10 +217,29 @@ class Joint(ReplicatedMethod):
         else:
             squares *= self.job.communicator.size
         # As nn.utils.clip_grad_norm_, which is kept from a division by 0.
-        factor = self._clip / (sqrt(squares) + 1e-6)
+        factor = self.subnet.clip / (sqrt(squares) + 1e-6)
         if factor < 1:
             for gradient in gradients:
                 gradient.mul_(factor)
+
+    def skip_step(self) -> None:
+        """Take part in what other ranks exchange in a step that this rank leaves out."""
+        if self._local_steps == 1 and self.subnet.clip_together:
+            for parameter in self.subnet.network.parameters():
+                parameter.grad = None
+            self._clip_together()
+
+    def share_overflow(self) -> None:
+        """Let all ranks leave out a step if a scaled gradient of one of them is not finite.
+        Collective if a round has one step; ranks take longer rounds alone."""
+        if self._local_steps > 1:
+            return
+        gradients = [p.grad for p in self.subnet.network.parameters() if p.grad is not None]
+        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        if all(self.job.communicator.allgather(is_finite)):
+            return
+        for gradient in gradients:
+            gradient.fill_(inf)
 
     def _finish_sums(self) -> None:
         if self._sums:
@@ -291,6 +317,23 @@ class Joint(ReplicatedMethod):
 
     def _choose_wire(self, number: int) -> Wire | None:
         return self.shards.route.choose_wire(number, NAME)
+
+    def _require_start(self, outputs: torch.Tensor, start: torch.Tensor) -> None:
+        """Raise ConfigError if a round's first step has other ``outputs`` than at its ``start``,
+        where weights are the same."""
+        # Outputs that are not finite are found out by the loss.
+        if not bool(start.isfinite().all()) or not start.numel():
+            return
+        if outputs.shape == start.shape:
+            difference = float((outputs.double() - start.double()).abs().max())
+            # Autocast of a loop rounds outputs to 8 bits.
+            if difference <= ROUNDED * float(start.abs().max()):
+                return
+        raise ConfigError(
+            "round.module returns other outputs than for the same batch at the round's start. "
+            "Change inputs in the data set, or in a function: round.take(loader, inputs=...). Draw "
+            "no random numbers before round.module."
+        )
 
     def _require_whole(self, returned: Outputs) -> torch.Tensor:
         """Return a network's outputs. Raises ConfigError unless they are one tensor with a row for

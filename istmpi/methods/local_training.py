@@ -231,6 +231,15 @@ class LocalTraining(ABC):
             gradients = self.subnet.list_gradients(self.spec.sends_every_step)
             self.job.group.share(gradients)
 
+    def skip_step(self) -> None:
+        """Leave out a local step that other ranks may take; does nothing by default."""
+        return
+
+    def share_overflow(self) -> None:
+        """Agree with other ranks on gradients that are not finite, if their steps depend on each
+        other; does nothing by default."""
+        return
+
     def before_update(self) -> None:
         """Change the gradients before the optimizer's step; does nothing by default."""
         return

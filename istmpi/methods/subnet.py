@@ -1,7 +1,7 @@
 """The network that this rank trains in a round, and the network's optimizer, which steps without
 communication."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -52,6 +52,8 @@ class Subnet:
         self.tensors: dict[str, torch.Tensor] = {}
         self.spec = choose_optimizer(job.run.optimizer)
         self.clip = _clip(job)
+        self.clip_together: Callable[[], None] | None = None
+        """A method's own way to clip, which replaces `clip`."""
         # Members of a replica group average dense gradients alone.
         self._sparse = (
             self.spec.name == "sgd" and not self.clip and not changes_gradients and not job.group
@@ -196,7 +198,9 @@ class Subnet:
     def end_step(self, number: int, rate: float) -> None:
         """Update the weights by their gradients, with the learning rate ``rate``."""
         optimizer = self._present_optimizer
-        if self.clip:
+        if self.clip_together:
+            self.clip_together()
+        elif self.clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         if self._job.optimizer:
             self._job.optimizer.schedule(optimizer, number)

@@ -121,3 +121,34 @@ def find_fault(loss: Any) -> str:
             "detach"
         )
     return ""
+
+
+def find_fault_of_sum(summed: bool, together: bool) -> str:
+    """Return what is wrong if a loop asks for the sum of all subnets' outputs; empty if nothing is.
+
+    ``summed``: True if it has asked before in this local step. ``together``: True if its batches
+    are those of all ranks.
+    """
+    if summed:
+        return "round.outputs is called a second time in a local step. Keep what it has returned"
+    if not together:
+        return "ranks add up outputs for the same batches: call round.take(loader) for these"
+    return ""
+
+
+def find_fault_of_update(closure: object, lacks_sum: bool) -> str:
+    """Return what is wrong if a loop calls the optimizer's step; empty if nothing is.
+
+    ``lacks_sum``: True if the loss needs the outputs of all subnets, for which the loop did not
+    ask.
+    """
+    if closure is not None:
+        return (
+            "round.optimizer.step takes no closure: compute the loss once, and call loss.backward()"
+        )
+    if lacks_sum:
+        return (
+            "the loss of this method needs the outputs of all subnets. Write loss = "
+            "my_loss(round.outputs(round.module(x)), y)"
+        )
+    return ""

@@ -14,7 +14,14 @@ from istmpi.errors import ConfigError
 from istmpi.methods.joint import Joint
 from istmpi.program.arguments import find_inputs, read_batch
 from istmpi.program.epochs import count_epochs
-from istmpi.program.guard import Check, Contents, find_fault, require_on
+from istmpi.program.guard import (
+    Check,
+    Contents,
+    find_fault,
+    find_fault_of_sum,
+    find_fault_of_update,
+    require_on,
+)
 from istmpi.program.in_group import Part
 from istmpi.program.loaders import count_examples
 from istmpi.program.protocols import Attempts, Job
@@ -52,12 +59,13 @@ class Round:
         """True if the loop has taken the current local step."""
         self._summed = False
         """True if the loop has asked for `outputs` in the current local step."""
+        self._is_together = False  # True if the loop takes batches that all ranks have
         self._averaged = False
         """True if the gradients of the current local step are averaged."""
         self._in_steps = False
         self._noted = False
         self._method.reads_batches = False
-        # A rank may stop early once it knows a step's time: not before all ranks took a loader.
+        # A rank may stop early once it knows a step's time.
         self._method.seconds_a_step = 0.0
         self._part.tell(NextRound(training.rounds_done, self.local_steps))
         self._advance()
@@ -111,6 +119,10 @@ class Round:
         With method joint it is the sum of all subnets' outputs; with other methods, the outputs.
         """
         self._require_next()
+        if self._method.spec.sums_outputs:
+            fault = find_fault_of_sum(self._summed, self._is_together)
+            if fault:
+                raise self._error(fault)
         self._summed = True
         return self._method.assume(returned)
 
@@ -157,6 +169,7 @@ class Round:
         assert isinstance(method, Joint), "the only method that adds up outputs"
         require_alone(source, method.spec.name)
         stream = self._job.streams.find(source.loader, together=True)
+        self._is_together = True
         first = method.find_batch(self._step)
         batches = [stream.at(first + place) for place in range(method.batches_in_a_round)]
         if method.needs_batches:
@@ -188,16 +201,13 @@ class Round:
                         "or round.optimizer.step()"
                     )
                 # Once in a round, because a comparison of all buffers costs more than a small step.
-                if self._local_step + 1 == self.local_steps:
-                    self._require_no_change()
+                is_last = self._local_step + 1 == self.local_steps
+                change = self._contents.find_change() if is_last else ""
+                if change:
+                    raise self._error(change)
                 self._advance()
         finally:
             self._in_steps = False
-
-    def _require_no_change(self) -> None:
-        change = self._contents.find_change()
-        if change:
-            raise self._error(change)
 
     def step(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Take a local step: backward pass, mean over ranks if the method has one, clipping,
@@ -239,6 +249,7 @@ class Round:
 
     def _step_with(self, scaler: torch.amp.GradScaler) -> None:
         self.average_gradients()
+        self._method.share_overflow()
         # After the mean over ranks, all ranks find the same overflows and skip the same steps.
         scaler.unscale_(self.optimizer)
         scaler.step(self.optimizer)  # skips a step whose gradients are not finite
@@ -268,6 +279,7 @@ class Round:
         """Count the current local step as taken without an update, e.g. when a `GradScaler` skips
         it."""
         self._taken = True
+        self._method.skip_step()
 
     def finished(self) -> bool:
         """Return True if all ranks completed the round, False if dropped. Raises ConfigError if
@@ -346,16 +358,9 @@ class Round:
         """Take the current local step: the method ``step`` of `optimizer`."""
         self._require_next()
         method = self._method
-        if closure is not None:
-            raise self._error(
-                "round.optimizer.step takes no closure: compute the loss once, and call "
-                "loss.backward()"
-            )
-        if method.spec.sums_outputs and not self._summed:
-            raise self._error(
-                f"the loss of {method.spec.name} needs the outputs of all subnets. Write loss = "
-                "my_loss(round.outputs(round.module(x)), y)"
-            )
+        fault = find_fault_of_update(closure, method.spec.sums_outputs and not self._summed)
+        if fault:
+            raise self._error(fault)
         self.average_gradients()
         method.subnet.end_step(self._step, method.rate(self._step))
         self._taken = True

@@ -30,6 +30,10 @@ from istmpi.program.loaders import (
 )
 from istmpi.program.rank_files import fetch_files, name_file, read_rank_file, save_rank_file
 
+FACTOR = 31
+MODULUS = 2**61 - 1
+"""The checksum of several batches is a polynomial of their checksums, modulo a prime."""
+
 
 class Rows(Split):
     """A number of examples whose values only the program knows."""
@@ -60,8 +64,8 @@ class Stream(ABC):
     examples: int | None = None
     """The number of examples that this rank draws from; None if it is not known."""
     first: int | None = None
-    """The checksum of the first batch of a loader that keeps its own order; None before the batch
-    is taken."""
+    """The checksum of the first batch of a loader that keeps its own order; if all ranks must take
+    the same batches, that of all batches so far. None before a batch is taken."""
 
     def __init__(self, loader: Iterable[Any]):
         self.loader = loader
@@ -147,6 +151,9 @@ class OrderedStream(Stream):
         batch = self._read()
         if self.first is None:
             self.first = checksum_tensors(batch)
+        elif self.together:
+            # All ranks must have the same batches, also after the first one.
+            self.first = (self.first * FACTOR + checksum_tensors(batch)) % MODULUS
         return batch
 
     def _read(self) -> Any:
@@ -286,7 +293,7 @@ class Streams:
                     "depend on job.communicator.rank, or write round.take(loader, local=True) if "
                     "you intend that."
                 )
-        self._new.clear()
+        self._new = [stream for stream in self._new if stream.together]
 
     def _require_as_before(self, folder: Path, fingerprint: list[int]) -> None:
         """Raise DataError if a data set differs after resuming, but not for local data on another

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import istmpi
 from istmpi.comm import Communicator
 from istmpi.deploy.export import export
-from istmpi.errors import ConfigError
+from istmpi.errors import ConfigError, DataError
 from istmpi.program.whole import collect_state_dict
 from istmpi.training.loop import Training
 from istmpi.training.run import load_initial_weights
@@ -82,7 +82,7 @@ def loss_of(round, batch):
 
 def make_job(comm, network=Perceptron, **settings):
     arguments = {"features": 6, "outputs": 3}
-    return istmpi.Distributed(network, arguments, comm, example=torch.randn(4, 6), **loops.SETTINGS, **settings)
+    return istmpi.Distributed(network, arguments, comm, example=torch.randn(4, 6), **loops.SETTINGS | settings)
 
 
 @pytest.mark.ranks(only=[3])
@@ -113,6 +113,35 @@ def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tm
         job.state_dict()
 
 
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_a_scaler_changes_no_clip(comm, shared_tmp, local_steps):
+    """Gradients are clipped once they have their size again."""
+    loader = DataLoader(
+        TensorDataset(torch.randn(48, 6, generator=loops.seeded(1)), torch.arange(48) % 3), batch_size=8
+    )
+    ends = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        job = make_job(comm, method="joint", lr=0.05, clip=0.05, local_steps=local_steps)
+        for round in loops.begin_rounds(job, 3, shared_tmp / f"run {scaler is None}"):
+            for batch in round.take(loader):
+                round.step(loss_of(round, batch), scaler)
+        ends.append(job.training.method.subnet.network.state_dict())
+    for name, values in ends[0].items():
+        torch.testing.assert_close(values, ends[1][name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.ranks(only=[3])
+def test_batches_of_a_loader_that_differ_later_are_found_out(comm, shared_tmp):
+    batches = [(torch.full((4, 6), float(number * comm.rank)), torch.arange(4) % 3) for number in range(9)]
+    rounds = loops.begin_rounds(make_job(comm, method="joint"), 3, shared_tmp / "run")
+    round = next(rounds)
+    for batch in round.take(batches):
+        round.step(loss_of(round, batch))
+    with pytest.raises(DataError, match="list gives ranks different batches"):
+        next(rounds)
+
+
 class Dropout(Perceptron):
     def forward(self, x):
         return functional.dropout(self.layers(x), 0.5, self.training)
@@ -137,6 +166,12 @@ WRONG = {
         round.step(round.module(x.double()).sum()) for x, _ in round.take(loader)
     ],
     "inputs=lambda": lambda round, loader: next(round.take([{"x": torch.zeros(2)}] * 3)),
+    "a second time in a local step": lambda round, loader: [
+        round.outputs(round.module(x.double())) + round.outputs(round.module(x.double())) for x, _ in round.take(loader)
+    ],
+    "other outputs than for the same batch": lambda round, loader: [
+        round.outputs(round.module(torch.randn_like(x).double())) for x, _ in round.take(loader)
+    ],
     "call round.take": lambda round, loader: [round.step(loss_of(round, next(iter(loader)))) for _ in round.steps()],
 }
 
