@@ -242,7 +242,7 @@ class MethodSpec:
         return StepOutputs(
             # An example that is a graph has an output for each node.
             rows=ceil(run.train.batch * architecture.nodes[0]),
-            values=architecture.code.numbers,
+            values=architecture.numbers,
             dtype=next(iter(architecture.parameters.values())).dtype,
         )
 

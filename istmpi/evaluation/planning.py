@@ -304,7 +304,7 @@ def knows_outputs(
 
 def count_output_bytes(architecture: Architecture, examples: int) -> int:
     """Return the bytes of the outputs of a network with one output for so many examples."""
-    return examples * architecture.code.numbers * architecture.itemsize
+    return examples * architecture.numbers * architecture.itemsize
 
 
 def _count_details(run: Run, data: Dataset, ranks: int, plan: EvaluationPlan) -> int:

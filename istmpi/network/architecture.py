@@ -100,6 +100,17 @@ class Architecture:
     def example_shape(self) -> tuple[int, ...]:
         return self.code.inputs
 
+    @cached_property
+    def numbers(self) -> int:
+        """The number of values that an output has for an example (`UserNetwork.count_numbers`)."""
+        code = self.code
+        if code.example is None:
+            return code.numbers
+        from istmpi.network.trials import seeded
+
+        with seeded():
+            return code.count_numbers(self._build_trial().eval(), self.dtype)
+
     @property
     def outline(self) -> str:
         if self.stages:
@@ -301,7 +312,8 @@ class Architecture:
         """Raise ConfigError unless ``groups``, at least one, can be dealt out and (if ``scaled``)
         their sums scaled."""
         if not groups:
-            raise self._nothing_dealable()
+            why = self.table.describe_undealt()
+            raise ConfigError(f"{self.name}: it has no width that can be dealt out {why}")
         cure = "Use another method, such as --method local-sgd"
         # Only method.partition can leave out a default group.
         if not {*self.default_groups}.issubset(groups):
@@ -320,22 +332,6 @@ class Architecture:
                         f"{self.name}: no factor makes the sums over units of {group} right, in "
                         f"{place}. {cure}, or accept this with --set model.scale=none."
                     )
-
-    def _nothing_dealable(self) -> ConfigError:
-        cure = "Use another method, such as --method local-sgd"
-        reasons = "; ".join(
-            f"{name}: {reason}" for name, reason in self.table.explain_undealt().items()
-        )
-        if not reasons:
-            reasons = "its constructor has no integers"
-            cure += (
-                "; or write a wrapper with its widths as arguments: class Mine(Net): def "
-                "__init__(self, features, outputs, hidden=64): super().__init__(features, outputs, "
-                "Config(hidden=hidden))"
-            )
-        return ConfigError(
-            f"{self.name}: it has no width that can be dealt out ({reasons}). {cure}."
-        )
 
     def require_usable(self, lengths: Lengths, tried: bool = True) -> None:
         """Raise ConfigError if the network cannot be built at these lengths. A network with a

@@ -278,6 +278,19 @@ class Table:
             reasons |= dict.fromkeys(groups, reason)
         return reasons
 
+    def describe_undealt(self) -> str:
+        """Return why no width can be dealt out, and a cure, in words."""
+        cure = "Use another method, such as --method local-sgd"
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.explain_undealt().items())
+        if not reasons:
+            reasons = "its constructor has no integers"
+            cure += (
+                "; or write a wrapper with its widths as arguments: class Mine(Net): def "
+                "__init__(self, features, outputs, hidden=64): super().__init__(features, outputs, "
+                "Config(hidden=hidden))"
+            )
+        return f"({reasons}). {cure}."
+
     def tree(self) -> dict[str, Any]:
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
         # By way of JSON, so that it equals the tree read from a file: tuples are lists.

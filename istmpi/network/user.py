@@ -245,19 +245,38 @@ class UserNetwork:
 
         With an ``example``, all floating-point outputs form a single row.
         """
-        import torch
-
-        try:
-            with torch.set_grad_enabled(gradients):
-                returned = call(network, inputs)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise self._forward_failed(inputs, error) from error
+        returned = self._pass(network, inputs, gradients)
         if self.example is not None:
             return self._flat(returned)
         self._require_outputs(returned, inputs)
         return join_outputs([outputs.flatten(1) for outputs in list_outputs(returned)])
+
+    def _pass(self, network: nn.Module, inputs: tuple[Any, ...], gradients: bool) -> Any:
+        """Return what ``forward`` returns for ``inputs``. Raises ConfigError if it fails."""
+        import torch
+
+        try:
+            with torch.set_grad_enabled(gradients):
+                return call(network, inputs)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise self._forward_failed(inputs, error) from error
+
+    def count_numbers(self, network: nn.Module, dtype: torch.dtype) -> int:
+        """Return the number of values that an output of an own task has for an example: 0 unless
+        ``network`` returns one tensor with rows."""
+        import torch
+
+        inputs = self.examples(2, dtype)
+        returned = self._pass(network, inputs, gradients=False)
+        if not isinstance(returned, torch.Tensor) or not returned.ndim:
+            return 0
+        examples = len(returned)
+        if {tuple(values.shape[:1]) for values in list_tensors(inputs)} == {(2,)}:
+            # A row of outputs may be a part of an example, such as a token.
+            examples = 2
+        return -(-returned.numel() // max(examples, 1))
 
     def _forward_failed(self, inputs: Sequence[torch.Tensor], error: BaseException) -> ConfigError:
         if self.example is not None:

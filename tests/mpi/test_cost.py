@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import networks
+import own_data
 import pytest
 from own_runs import BOTH, DEEP
 from replay_cases import GCN, OTHERS, TEXT, TRANSFORMER, XC
@@ -99,6 +100,8 @@ def cases():
     yield "downpour, three rounds old", combine("downpour", "plain", method__staleness=3)
     yield "joint, clipped", {"method__name": "joint", "method__local_steps": 1, "optimizer__clip": 0.1}
     yield "joint, three passes", {"method__name": "joint", "method__local_steps": 6, "method__passes": 3}
+    own = {"model__name": f"{own_data.FILE}:Logits", "data__source": f"{own_data.FILE}:two_inputs"}
+    yield "joint, outputs that own data do not tell", own | {"method__name": "joint"}
     for case, settings in JOINED.items():
         yield f"joined, {case}", NERF | settings
     yield "joined, own weights", OWN_WEIGHTS | ADAM

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import istmpi
 from istmpi.comm import Communicator
+from istmpi.cost import round_bytes
 from istmpi.deploy.export import export
 from istmpi.errors import ConfigError, DataError
 from istmpi.program.whole import collect_state_dict
@@ -91,7 +92,7 @@ def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tm
     """Ranks draw the same batches from a DataLoader, and a score's module and an export add up what they compute."""
     examples = TensorDataset(torch.randn(48, 6, generator=loops.seeded(1)), torch.arange(48) % 3)
     loader = DataLoader(examples, batch_size=8, shuffle=True)
-    job = make_job(comm, method="joint", lr=0.05, passes=passes)
+    job = make_job(comm, method="joint", lr=0.05, passes=passes, batch=8)
     taken = []
     for round in loops.begin_rounds(job, 2, shared_tmp / "run"):
         for batch in round.take(loader):
@@ -100,6 +101,8 @@ def test_a_loop_takes_one_loader_on_all_ranks_and_scores_the_sum(comm, shared_tm
     assert len(taken) == 6 and comm.allgather(taken) == [taken] * 3
     assert taken == [batch for batch in taken[::passes] for _ in range(passes)] and len(set(map(tuple, taken))) > 1
     assert job.summary.last.examples == 48, "an example that all ranks use counts once"
+    predicted = [round_bytes(job.run, job.training.architecture, 3, number) for number in range(2)]
+    assert job.summary.last.bytes == sum(map(sum, predicted))
     score = job.evaluate(loops.accuracy, loader)
     x, labels = examples.tensors
     with torch.no_grad():
