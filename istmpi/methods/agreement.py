@@ -59,9 +59,6 @@ class StepLosses:
         # It stays on its device: reading it would wait for the step.
         self._losses.append(loss.detach())
 
-    def is_last_finite(self) -> bool:
-        return bool(torch.isfinite(self._losses[-1]))
-
     def values(self) -> list[float]:
         """Return the losses, at full precision of float32, and then, for a user's loss, 1 for each
         step with finite outputs and 0 for others."""
@@ -94,7 +91,7 @@ class StepLosses:
 
     def summarise(self, trained: Iterable[torch.Tensor], is_first_round: bool) -> Summary:
         """Return the mean loss, and the first step that is not finite. ``trained``: the weights
-        that these steps changed."""
+        that these steps changed, or the gradients of a single step."""
         losses = torch.empty(0)
         if self._losses:
             losses = torch.stack(self._losses).float().cpu()
@@ -105,7 +102,7 @@ class StepLosses:
             bad_step = int(bad[0]) + 1
             cause = self._find_cause(bad_step, is_first_round)
         # The last step may have spoilt the weights, which no loss shows.
-        elif not all(torch.isfinite(weight.detach().sum()) for weight in trained):
+        elif not all(torch.isfinite(values.detach().sum()) for values in trained):
             bad_step = len(losses)
         weights = [weight for weight in self._weights if weight is not None]
         if weights and len(weights) == len(self._weights):

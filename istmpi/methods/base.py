@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -323,8 +323,23 @@ class Method(LocalTraining, ABC):
     def _agree(self, number: int, complete: bool) -> None:
         """Agree on a round's mean loss and the next deal, in one message. Raises the errors of
         `local_steps`."""
-        self._join_losses(number)
         trained = self.subnet.network.parameters() if self.steps(number) else ()
+        reports = self._exchange_reports(number, complete, trained)
+        setting = f"optimizer.lr ({self.job.run.optimizer.lr})"
+        if self.job.optimizer:
+            setting = "the learning rate"
+        require_finite(reports, number, f"Lower {setting}.")
+        self.job.stop.settle([report.stop_reason for report in reports])
+        if not all(report.complete for report in reports):
+            raise Dropped
+        self._loss = mean_loss(reports)
+
+    def _exchange_reports(
+        self, number: int, complete: bool, trained: Iterable[torch.Tensor]
+    ) -> list[Report]:
+        """Return the reports of all ranks on a round's local steps, and keep the next deal.
+        Collective. ``trained``: what these steps must have left finite."""
+        self._join_losses(number)
         summary = self._losses.summarise(trained, is_first_round=number == 0)
         self.job.stop.asked()
         deal = self._draw_ahead(number)
@@ -340,11 +355,4 @@ class Method(LocalTraining, ABC):
         reports = exchange(report, self.job.communicator, self.job.clock)
         if deal:
             self._keep(number + self._ahead, deal, [report.digest for report in reports])
-        setting = f"optimizer.lr ({self.job.run.optimizer.lr})"
-        if self.job.optimizer:
-            setting = "the learning rate"
-        require_finite(reports, number, f"Lower {setting}.")
-        self.job.stop.settle([report.stop_reason for report in reports])
-        if not all(report.complete for report in reports):
-            raise Dropped
-        self._loss = mean_loss(reports)
+        return reports

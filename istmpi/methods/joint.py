@@ -26,7 +26,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from istmpi.engine.output_sums import NAME
 from istmpi.engine.store import Tensors
 from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError
+from istmpi.methods.agreement import Report
 from istmpi.methods.job import Job
 from istmpi.methods.output_sums import OutputSums
 from istmpi.methods.replicated import ReplicatedMethod
@@ -79,6 +80,9 @@ class Joint(ReplicatedMethod):
         self._sums: OutputSums | None = None
         self._batches: list[Batch] = []
         self._local_step = 0
+        self._number = 0
+        self._reports: list[Report] = []
+        """The reports on a single step, from before its update; otherwise empty."""
         self._deal: TrainingLayout | None = None
         # The norm is that of all ranks' gradients, so this method clips in place of the subnet.
         if self.subnet.clip:
@@ -86,6 +90,7 @@ class Joint(ReplicatedMethod):
 
     def round(self, number: int) -> Iterator[int]:
         self.begin(number)
+        self._number = number
         self._start = {}
         if self._keeps_start:
             self._start = {name: values.clone() for name, values in self.each_rank().items()}
@@ -99,9 +104,9 @@ class Joint(ReplicatedMethod):
 
     @property
     def _keeps_start(self) -> bool:
-        """True if a round may have to be undone. A round of one step is never left, and a step
-        whose loss is not finite changes nothing (`before_update`). A rank that does not see the
-        loss, or whose user's loop takes the step, does not know that."""
+        """True if a round may have to be undone. A round of one step is never left, and ranks
+        agree that its loss and gradients are finite before they take it (`before_update`). A rank
+        that does not see the loss, or whose user's loop takes the step, does not know that."""
         # The plan counts the copy for a run that reads batches.
         is_planned = self.spec.copies(self.job.run, self.job.communicator.size, 0) > 0
         return is_planned or not self.reads_batches
@@ -198,11 +203,24 @@ class Joint(ReplicatedMethod):
         return self._local_steps > 1 and super().leaves(local_step, steps)
 
     def before_update(self) -> None:
-        """Delete the gradients of a step whose loss is not finite if the round has no copy."""
-        if not self._keeps_start and not self._losses.is_last_finite():
-            # The sum, and so the loss, is the same on all ranks: none of them takes this step.
-            for parameter in self.subnet.network.parameters():
+        """Delete the gradients on all ranks if a loss or a gradient of one is not finite, and the
+        round has no copy. Collective then, in place of the agreement after the step."""
+        if self._keeps_start:
+            return
+        parameters = [*self.subnet.network.parameters()]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self._reports = super()._exchange_reports(self._number, True, gradients)
+        if any(report.bad_step is not None for report in self._reports):
+            for parameter in parameters:
                 parameter.grad = None
+
+    def _exchange_reports(
+        self, number: int, complete: bool, trained: Iterable[torch.Tensor]
+    ) -> list[Report]:
+        # Nothing is to be said twice: a single step has asked before its update.
+        reports = self._reports or super()._exchange_reports(number, complete, trained)
+        self._reports = []
+        return reports
 
     def _clip_together(self) -> None:
         """Clip the gradients by the norm over all ranks; between two exchanges, by an estimate of

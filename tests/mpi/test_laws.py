@@ -93,6 +93,28 @@ def test_the_round_and_the_rank_are_those_that_went_wrong(comm, settings, poison
     assert_same_bits(whole(training), whole(spared))
 
 
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_a_gradient_that_is_not_finite_changes_no_subnet_of_a_sum(comm, local_steps):
+    """Its step's loss is finite, and the gradients of other ranks are."""
+    settings = {"method__name": "joint", "method__local_steps": local_steps, "optimizer__momentum": 0.9}
+    spared, training = (Training(small_run(**settings), comm) for _ in range(2))
+    next(spared.rounds())
+    rounds, method, last = training.rounds(), training.method, comm.size - 1
+    next(rounds)
+    go_back = method._go_back
+
+    def spoiling(*rest):
+        go_back(*rest)
+        if comm.rank == last:
+            next(method.subnet.network.parameters()).grad.view(-1)[0] = np.inf
+
+    method._go_back = spoiling
+    with pytest.raises(DivergedError, match=rf"^rank {last}: .* in round 2, local step {local_steps}; "):
+        next(rounds)
+    assert_same_bits(training.method.of_this_rank(), spared.method.of_this_rank())
+    assert_same_bits(whole(training), whole(spared))
+
+
 @pytest.mark.ranks(also=1)
 def test_weights_that_overflow_in_the_last_step_are_not_kept(comm):
     """Every loss is finite, as it is computed before the step that breaks the weights."""
