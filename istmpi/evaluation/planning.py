@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from istmpi.comm.objects import SLOT
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
 from istmpi.cost.calibration import forward_flops, rounds_flops
@@ -28,7 +29,7 @@ from istmpi.engine.lengths import Number
 from istmpi.evaluation.further import count_further, has_area
 from istmpi.evaluation.sample import count_sampled, count_scored, count_scored_in_training
 from istmpi.network.architecture import Architecture
-from istmpi.tasks import MultiLabel, choose_task
+from istmpi.tasks import MultiLabel, OwnTask, Task, choose_task
 
 SHARE = Fraction(15, 100)
 """The largest part of a run's bytes, and of its time on a link of `FLOPS_A_BYTE`, that evaluations
@@ -60,7 +61,7 @@ def plan_evaluation(
     spec = find_method_spec(run.method.name)
     # A user's loop passes its own batches on every rank; columns and labels may be elsewhere.
     elsewhere = data.network is not None or data.columns or data.labels_on is not None
-    return evaluation_plan(
+    plan = evaluation_plan(
         architecture,
         ranks,
         room=evaluation_memory(run, architecture, trained_on),
@@ -69,10 +70,26 @@ def plan_evaluation(
         spread=issubclass(task, MultiLabel),
         on_one=not elsewhere,
         present=spec.on_all_ranks(run, architecture, ranks),
-        numbers=2
-        + len(architecture.table.output_names) * task.numbers
-        + count_further(task, data, run.evaluate, details=False),
+        numbers=_count_numbers(run, architecture, data, task),
     )
+    if run.data.placement == "local" or not issubclass(task, OwnTask):
+        return plan
+    # Ranks gather a user's sums with their names, and agree that all could read them: two objects,
+    # which fit into a slot unless the names are long.
+    named = 2 * SLOT * ranks * (ranks - 1)
+    sums = None
+    if plan.sums is not None:
+        sums = plan.sums + named
+    return replace(plan, sent=plan.sent + named, sums=sums)
+
+
+def _count_numbers(run: Run, architecture: Architecture, data: Dataset, task: type[Task]) -> int:
+    """Return how many numbers ranks add up for a score."""
+    if issubclass(task, OwnTask):
+        # The count of examples.
+        return 1
+    numbers = 2 + len(architecture.table.output_names) * task.numbers
+    return numbers + count_further(task, data, run.evaluate, details=False)
 
 
 def list_passes(

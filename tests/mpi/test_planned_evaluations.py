@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from masked_data import FILE
 from small import small_run
 
 from istmpi.comm.ledger import EVALUATION, SAVING
@@ -71,6 +72,16 @@ def test_planned_bytes_are_counted_bytes(comm, monkeypatch, settings, where):
     assert total in (planned.least, planned.sent) or len(forms) > 1
     if where == "on one":
         assert total == sum(comm.allgather(comm.ledger.sent[EVALUATION].bytes))
+
+
+@pytest.mark.parametrize("method", ["ist", "local-sgd"])
+def test_planned_bytes_of_losses_and_scores_of_ones_own_are_counted_bytes(comm, method):
+    """Ranks gather sums with their names."""
+    own = {"data__source": f"{FILE}:blank", "model__name": f"{FILE}:Pairs", "model__hidden": 16, "train__batch": 5}
+    training = Training(small_run(train__rounds=5, evaluate__every=2, method__name=method, **own), comm)
+    list(training.rounds())
+    planned = plan_evaluations(training.run, training.architecture, training.dataset, comm.size)
+    assert planned.sent == sum(comm.allgather(comm.ledger.sent[EVALUATION].bytes))
 
 
 @pytest.mark.ranks(min=2)
