@@ -28,6 +28,7 @@ from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
+from istmpi.network.added import clear, find_added
 from istmpi.network.architecture import Architecture, Scale
 from istmpi.network.leaves import prepare
 from istmpi.network.norms import Calibrated, Moments, calibrating, compute_moments
@@ -66,11 +67,17 @@ class Blocks(nn.Module):
         self.subnets = nn.ModuleDict()
         self.weights: dict[int, dict[str, nn.Parameter]] = {}
         """The parameters of each subnet, by its number."""
+        once: Sequence[str] = ()
+        if scale is None and max(numbers) > 0:
+            # A sum has them once. Values of parameters come from the caller.
+            once = find_added(architecture, deal.held(0), only_fixed=True)
         for number in numbers:
             lengths = narrow(deal.lengths, architecture.parameters, deal.held(number))
             subnet = architecture.without_values(scale, lengths).eval()
             # Empty parameters, which the caller fills.
             self.weights[number] = prepare(subnet, elsewhere=())
+            if number > 0:
+                clear(subnet, once)
             self.subnets[str(number)] = subnet
 
     @property

@@ -46,9 +46,7 @@ from istmpi.methods.agreement import Report
 from istmpi.methods.job import Job
 from istmpi.methods.output_sums import OutputSums
 from istmpi.methods.replicated import ReplicatedMethod
-from istmpi.network.added import find_added
-from istmpi.network.trials import seeded
-from istmpi.trees import call, map_tensors
+from istmpi.network.added import clear, find_added
 
 if TYPE_CHECKING:
     from istmpi.comm.codec import Wire
@@ -58,8 +56,6 @@ if TYPE_CHECKING:
 ROUNDED = 0.05
 """The largest difference between outputs for the same weights and inputs, relative to the largest
 output."""
-SEVERAL = 4
-"""Examples with which a rank looks for parameters that are only added to the outputs."""
 
 
 class Joint(ReplicatedMethod):
@@ -316,22 +312,16 @@ class Joint(ReplicatedMethod):
     def _count_once(self) -> None:
         """Keep what is only added to the outputs on rank 0: the sum has it once, as the whole
         network."""
-        network = self.subnet.network
         job = self.job
+        added: list[str] = []
         with job.communicator.agreed():
-            examples = job.architecture.code.examples(SEVERAL, job.architecture.dtype)
-            inputs = map_tensors(lambda values: values.to(job.device), examples)
-            with torch.no_grad(), seeded():
-                outputs = self._require_whole(call(network, inputs))
-            added = find_added(network, inputs, outputs)
-        # Subnets of other widths may round otherwise: one rank decides.
+            # Machines may round otherwise: one rank decides.
+            if job.communicator.rank == 0:
+                dealt = self.holders(0).held(0)
+                added = find_added(job.architecture, dealt, self._require_whole)
         added = job.communicator.broadcast_from_root(added)
-        if job.communicator.rank == 0:
-            return
-        for name in added:
-            parameter = network.get_parameter(name)
-            parameter.detach().zero_()
-            parameter.requires_grad_(False)
+        if job.communicator.rank > 0:
+            clear(self.subnet.network, added)
 
     def _choose_wire(self, number: int) -> Wire | None:
         return self.shards.route.choose_wire(number, NAME)

@@ -4,6 +4,7 @@ import loops
 import numpy as np
 import pytest
 import torch
+from added_network import FORMS, Added
 from joint_oracle import OPTIMIZERS, PLAIN, Oracle
 from perceptron import Perceptron
 from resuming import resumed, save
@@ -81,9 +82,9 @@ def loss_of(round, batch):
     return functional.cross_entropy(round.outputs(round.module(x.double())), y)
 
 
-def make_job(comm, network=Perceptron, **settings):
-    arguments = {"features": 6, "outputs": 3}
-    return istmpi.Distributed(network, arguments, comm, example=torch.randn(4, 6), **loops.SETTINGS | settings)
+def make_job(comm, network=Perceptron, more=None, **settings):
+    settings = {"example": torch.randn(4, 6)} | loops.SETTINGS | settings
+    return istmpi.Distributed(network, {"features": 6, "outputs": 3} | (more or {}), comm, **settings)
 
 
 @pytest.mark.ranks(only=[3])
@@ -145,15 +146,57 @@ def test_batches_of_a_loader_that_differ_later_are_found_out(comm, shared_tmp):
         next(rounds)
 
 
-class Dropout(Perceptron):
-    def forward(self, x):
-        return functional.dropout(self.layers(x), 0.5, self.training)
+def sum_by_hand(form, subnets, x):
+    """Add up the outputs of all subnets' values; what is only added counts once, with the values of rank 0."""
+    total = 0
+    network = Added(6, 3, form, hidden=3).double()
+    for rank, values in enumerate(subnets):
+        network.load_state_dict({name: values[name] * (rank == 0 or name not in FORMS[form][1]) for name in values})
+        total = total + network(x).detach()
+    return total
+
+
+@pytest.mark.ranks(only=[3])
+@pytest.mark.parametrize(
+    "form, equal", [*((form, None) for form in FORMS if FORMS[form][1] is not None), ("gain", 0.0), ("gain", 1.0)]
+)
+def test_what_is_only_added_counts_once(comm, shared_tmp, form, equal):
+    """The sum, its score and its export have it once, also when it is resumed with very large weights."""
+    x = torch.randn(8, 6, generator=loops.seeded(2)).double() if equal is None else torch.full((8, 6), equal).double()
+    if form == "integers":
+        x = torch.arange(5).view(5, 1)
+    for rounds in (2, 4):
+        job = make_job(comm, Added, {"form": form}, method="joint", lr=0.01, local_steps=1, example=x)
+        for round in loops.begin_rounds(job, rounds, shared_tmp / "run", resume="auto"):
+            for _ in round.take([(x, None)]):
+                outputs = round.outputs(round.module(x))
+                expected = sum_by_hand(form, comm.allgather(round.module.state_dict()), x)
+                torch.testing.assert_close(outputs.detach(), expected, rtol=1e-12, atol=1e-12)
+                round.step((outputs / outputs.detach().abs().max()).square().mean())
+            fixed = {name for name, values in round.module.named_parameters() if not values.requires_grad}
+            assert fixed == (FORMS[form][1] - {"frozen", "prior"} if comm.rank else set())
+            with torch.no_grad():
+                round.module.last.weight.mul_(1000)
+        assert round.number == rounds
+    expected = sum_by_hand(form, comm.allgather(round.module.state_dict()), x)
+    job.evaluate(lambda network, x: torch.testing.assert_close(network(x), expected) or 0.0, [x])
+    path = job.save(shared_tmp / "network.h5")
+    if comm.rank == 0 and form not in ("integers", "written"):
+        program = torch.export.load(export(path, "torch", model=job.run.model.name).path).module()
+        torch.testing.assert_close(program(x).detach(), expected)
+
+
+@pytest.mark.ranks(only=[3])
+def test_equal_integers_cannot_tell_what_is_only_added(comm, shared_tmp):
+    job = make_job(comm, Added, {"form": "integers"}, method="joint", example=torch.zeros(4, 1, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="shown.weight is added to the outputs, but all .* example with different"):
+        next(loops.begin_rounds(job, 1, shared_tmp / "run"))
 
 
 @pytest.mark.ranks(only=[3])
 def test_a_second_pass_drops_the_same_units(comm, shared_tmp):
     """While weights stand still, what a rank assumes of a batch is its sum at the round's start."""
-    job = make_job(comm, Dropout, method="joint", lr=1e-30, passes=3)
+    job = make_job(comm, Added, {"form": "dropout"}, method="joint", lr=1e-30, passes=3)
     for round in loops.begin_rounds(job, 2, shared_tmp / "run"):
         sums = []
         for x, _ in round.take([(torch.ones(4, 6), None)]):
@@ -188,20 +231,10 @@ def test_wrong_use_in_a_loop_is_refused(comm, shared_tmp, message):
         WRONG[message](round, loader)
 
 
-class Pair(Perceptron):
-    def forward(self, x):
-        return {"logits": self.layers(x)}
-
-
-class Total(Perceptron):
-    def forward(self, x):
-        return self.layers(x).sum()
-
-
 @pytest.mark.ranks(only=[3])
-@pytest.mark.parametrize("network, kind", [(Pair, "dict"), (Total, "one number")])
-def test_only_one_tensor_of_rows_is_added_up(comm, shared_tmp, network, kind):
-    job = make_job(comm, network, method="joint")
+@pytest.mark.parametrize("kind", ["dict", "one number"])
+def test_only_one_tensor_of_rows_is_added_up(comm, shared_tmp, kind):
+    job = make_job(comm, Added, {"form": kind}, method="joint")
     with pytest.raises(ConfigError, match=f"its forward returns {kind}, but method.name = 'joint' adds up"):
         next(loops.begin_rounds(job, 1, shared_tmp / "run"))
 
