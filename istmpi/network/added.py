@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from istmpi.code import calling
 from istmpi.errors import ConfigError
 from istmpi.network.linear import linear_layers
 from istmpi.network.trials import FEW, seeded
@@ -34,6 +35,7 @@ TOLERANCE = 1e-3
 """The largest relative difference between equal effects: float32 rounds."""
 ROUNDING = 1e-5
 """The rounding of outputs in float32, relative to the largest one."""
+CURE = "The pass tells what is only added to the outputs. Use another method."
 
 
 def find_added(
@@ -146,18 +148,11 @@ class _Trial:
     def find_alike(self, parameters: list[str], fixed: list[str]) -> list[str]:
         """Return the names of the tensors whose gradient is the same for all `DRAWS`. This leaves
         few to be tried one by one."""
-        names = [*parameters, *fixed]
-        try:
-            for name in fixed:
-                self._tensors[name].requires_grad_()
-            first, *others = [self._gradients(names, draw) for draw in DRAWS]
-        except RuntimeError:
-            # A pass that writes to a buffer fails: what it writes to is not only added.
-            if not fixed:
-                raise
-            for name in fixed:
-                self._tensors[name].requires_grad_(False)
-            return self.find_alike(parameters, [])
+        unwritten = self._list_unwritten(fixed)
+        for name in unwritten:
+            self._tensors[name].requires_grad_()
+        names = [*parameters, *unwritten]
+        first, *others = [self._gradients(names, draw) for draw in DRAWS]
         alike = []
         self._first = first
         for name, gradient in first.items():
@@ -168,6 +163,15 @@ class _Trial:
                 alike.append(name)
         return alike
 
+    @torch.no_grad()
+    def _list_unwritten(self, fixed: list[str]) -> list[str]:
+        """Return the names of the buffers that a pass does not write to: those are constants."""
+        if not fixed:
+            return []
+        versions = {name: self._tensors[name]._version for name in fixed}
+        self._forward(self._inputs)
+        return [name for name in fixed if self._tensors[name]._version == versions[name]]
+
     def _gradients(self, names: list[str], draw: int) -> dict[str, torch.Tensor]:
         """Return the gradients by random weights of all outputs, the same for all draws."""
         inputs = self._draw(draw)
@@ -177,7 +181,8 @@ class _Trial:
         generator = torch.Generator().manual_seed(0)
         weights = torch.randn(outputs.shape, generator=generator).to(outputs.dtype)
         tensors = [self._tensors[name] for name in names]
-        results = torch.autograd.grad(outputs, tensors, weights, allow_unused=True)
+        with calling(f"{self._subject}: backward with random weights", cure=CURE):
+            results = torch.autograd.grad(outputs, tensors, weights, allow_unused=True)
         gradients = {}
         for name, gradient in zip(names, results, strict=True):
             if gradient is not None:
@@ -231,7 +236,8 @@ class _Trial:
             return self._call(inputs)
 
     def _call(self, inputs: tuple[Any, ...]) -> torch.Tensor:
-        returned = call(self._network, inputs)
+        with calling(f"{self._subject}: forward with random weights", cure=CURE):
+            returned = call(self._network, inputs)
         if self._require is None:
             return returned
         return self._require(returned)

@@ -14,7 +14,7 @@ FORMS = {
     "gain": (lambda net, z, x: z * net.gain, set()),
     "bend": (lambda net, z, x: torch.relu(z + 5), set()),
     "skip": (lambda net, z, x: z + net.skip(x), {LAST}),
-    "written": (lambda net, z, x: z + 0 * net.state.mul_(1.0), {LAST}),
+    "written": (lambda net, z, x: z + 0 * net.state.mul_(1.0) + net.frozen, {LAST, "frozen"}),
     "integers": (lambda net, z, x: z + net.shown(x), {LAST}),
     "dropout": (lambda net, z, x: functional.dropout(z, 0.5, net.training), None),
     "dict": (lambda net, z, x: {"logits": z}, None),
