@@ -7,14 +7,14 @@ from torch.nn import functional
 LAST = "last.bias"
 FORMS = {
     "bias": (lambda net, z, x: z, {LAST}),
-    "active, large": (lambda net, z, x: z, {LAST}),
+    "active": (lambda net, z, x: z, {LAST}),
     "convolution": (lambda net, z, x: z, {LAST}),
     "two axes": (lambda net, z, x: z.view(x.shape[0], -1, 1), {LAST}),
     "added": (lambda net, z, x: z * net.gain + net.offset + 3 * net.prior + net.frozen, {"offset", "prior", "frozen"}),
     "gain": (lambda net, z, x: z * net.gain, set()),
     "bend": (lambda net, z, x: torch.relu(z + 5), set()),
     "skip": (lambda net, z, x: z + net.skip(x), {LAST}),
-    "written": (lambda net, z, x: z + 0 * net.state.mul_(1.0) + net.frozen, {LAST, "frozen"}),
+    "written": (lambda net, z, x: z + 0 * net.prior.mul_(1.0) + net.frozen, {LAST, "frozen"}),
     "integers": (lambda net, z, x: z + net.shown(x), {LAST}),
     "dropout": (lambda net, z, x: functional.dropout(z, 0.5, net.training), None),
     "dict": (lambda net, z, x: {"logits": z}, None),
@@ -38,11 +38,9 @@ class Added(nn.Module):
         self.offset = nn.Parameter(torch.full((1, outputs), 2.0))
         self.frozen = nn.Parameter(torch.ones(outputs), requires_grad=False)
         self.register_buffer("prior", torch.arange(float(outputs)))
-        self.register_buffer("state", torch.zeros(1))
         nn.init.ones_(self.last.bias)
-        if form == "active, large":
+        if form == "active":
             nn.init.constant_(self.first.bias, 99.0)
-            nn.init.constant_(self.last.weight, 1e6)
 
     def forward(self, x):
         x = {"convolution": x.unsqueeze(-1), "integers": x.flatten()}.get(self.form, x)
