@@ -217,6 +217,16 @@ class ReplicaGroup:
         self.has_part = bool(part)
         return slice(part.start, part.stop)
 
+    def find_place(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Return the number of this member's first batch, and the distance to its next one, if
+        ``ranks`` groups divide batches, of which this is number ``rank``. Groups may be unequal."""
+        return rank + ranks * self.member, ranks * self.size
+
+    @property
+    def processes(self) -> int:
+        """The number of processes of all groups."""
+        return self.membership.world.size
+
     def refresh(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Give the other members the leader's values of some weights."""
         self.membership.tell(Refresh(tuple(tensors)))

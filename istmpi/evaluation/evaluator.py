@@ -105,8 +105,7 @@ class Evaluator:
     def score(self, split: str = "test", details: bool = False) -> Score:
         """Calibrate, and return the score on a split, as `measure` does.
 
-        A network that rank 0 alone has stays loaded until `release`, for `fit_temperature`.
-        """
+        A network that rank 0 alone has stays loaded until `release`, for `fit_temperature`."""
         self.calibrate()
         score = self.measure(split, details=details)
         # A network of several ranks may be large.
@@ -289,12 +288,13 @@ class Evaluator:
 
     def _own_batches(self, split: Split, rows: np.ndarray, members: int = 1) -> Iterator[Batch]:
         """Yield the batches of this process, the first of so many ``members``."""
-        rank, ranks = self._place
         if not self.network.computes:
             return
-        yield from self._passing.divide(
-            split, rows, rank * members, ranks * members, self.network.device
-        )
+        rank, processes = self._place
+        place = (rank, processes * members)
+        if self.helpers:
+            processes = self.helpers.processes
+        yield from self._passing.divide(split, rows, place, processes, self.network.device)
 
     @property
     def _spread(self) -> bool:

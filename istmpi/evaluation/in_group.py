@@ -58,6 +58,11 @@ class Helpers:
         self._side = side
         self._device = device
 
+    @property
+    def processes(self) -> int:
+        """The number of processes of all groups."""
+        return self._group.processes
+
     def call(self, network: object, split: str, details: bool, place: tuple[int, int]) -> int:
         """Let the members score their parts of the leader's examples of a split; return what `load`
         does. Collective in the group.
@@ -168,10 +173,9 @@ class MemberScores:
         """Send the leader the sums over this member's part of a split. Collective in the group."""
         passing = self._passing
         split = self._dataset.splits[request.split]
-        place = request.rank * self._group.size + self._group.member
-        places = request.ranks * self._group.size
+        place = self._group.find_place(request.rank, request.ranks)
         batches = passing.divide(
-            split, passing.choose_rows(split), place, places, self._network.device
+            split, passing.choose_rows(split), place, self._group.processes, self._network.device
         )
         part: object
         if issubclass(passing.task, OwnTask):

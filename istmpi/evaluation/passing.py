@@ -46,12 +46,21 @@ class Passing:
         return choose_scored(self._run, self._dataset, len(split))
 
     def divide(
-        self, split: Split, rows: np.ndarray, place: int, places: int, device: torch.device
+        self,
+        split: Split,
+        rows: np.ndarray,
+        place: tuple[int, int],
+        processes: int,
+        device: torch.device,
     ) -> Iterator[Batch]:
-        """Yield every batch of number ``place`` plus a multiple of ``places``, of the ``rows`` of a
-        split."""
-        parts = divide(self._run, self._dataset, len(rows), places)
-        for part in islice(parts, place, None, places):
+        """Yield the batches of a process, of the ``rows`` of a split.
+
+        ``place``: the number of its first batch, and the distance to the next one. ``processes``:
+        those of the job, each of which may have a batch.
+        """
+        parts = divide(self._run, self._dataset, len(rows), processes)
+        first, distance = place
+        for part in islice(parts, first, None, distance):
             yield split.batch(rows[part]).to(device, self._architecture.dtype)
 
     def compute(self, network: Network, batch: Batch) -> Outputs:

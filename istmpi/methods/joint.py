@@ -54,8 +54,9 @@ if TYPE_CHECKING:
 
 
 ROUNDED = 0.05
+ROUNDED_SHORT = 1.0
 """The largest difference between outputs for the same weights and inputs, relative to the largest
-output."""
+output so far; the second one if the loop computes in 16 bits."""
 
 
 class Joint(ReplicatedMethod):
@@ -79,6 +80,8 @@ class Joint(ReplicatedMethod):
         self._number = 0
         self._reports: list[Report] = []
         """The reports on a single step, from before its update; otherwise empty."""
+        self._largest = 0.0
+        """The largest output at a round's start so far."""
         self._deal: TrainingLayout | None = None
         # The norm is that of all ranks' gradients, so this method clips in place of the subnet.
         if self.subnet.clip:
@@ -238,7 +241,14 @@ class Joint(ReplicatedMethod):
 
     def skip_step(self) -> None:
         """Take part in what other ranks exchange in a step that this rank leaves out."""
-        if self._local_steps == 1 and self.subnet.clip_together:
+        if self._local_steps > 1:
+            return
+        if self._sums is None or not self._sums.complete:
+            raise ConfigError(
+                "round.skip comes before round.outputs, for which the other ranks wait. Ask for "
+                "the outputs of each step."
+            )
+        if self.subnet.clip_together:
             for parameter in self.subnet.network.parameters():
                 parameter.grad = None
             self._clip_together()
@@ -249,6 +259,10 @@ class Joint(ReplicatedMethod):
         if self._local_steps > 1:
             return
         gradients = [p.grad for p in self.subnet.network.parameters() if p.grad is not None]
+        for place, gradient in enumerate(gradients):
+            # Gradients of embeddings may be sparse.
+            if gradient.is_sparse:
+                gradients[place] = gradient._values()
         is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
         if all(self.job.communicator.allgather(is_finite)):
             return
@@ -332,10 +346,15 @@ class Joint(ReplicatedMethod):
         # Outputs that are not finite are found out by the loss.
         if not bool(start.isfinite().all()) or not start.numel():
             return
+        # Few outputs may all be near 0, so their rounding errors are compared with earlier ones.
+        self._largest = max(self._largest, float(start.abs().max()))
+        tolerance = ROUNDED
+        is_short = outputs.dtype in (torch.bfloat16, torch.float16)
+        if is_short or torch.is_autocast_enabled(outputs.device.type):
+            tolerance = ROUNDED_SHORT
         if outputs.shape == start.shape:
             difference = float((outputs.double() - start.double()).abs().max())
-            # Autocast of a loop rounds outputs to 8 bits.
-            if difference <= ROUNDED * float(start.abs().max()):
+            if difference <= tolerance * self._largest:
                 return
         raise ConfigError(
             "round.module returns other outputs than for the same batch at the round's start. "

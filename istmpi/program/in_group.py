@@ -107,6 +107,10 @@ class Part:
         self._hooks: list[RemovableHandle] = []
         self._went_back = False
         """True if `go_back` has computed gradients of the current local step."""
+        self._is_weighed = False
+        """True in a backward pass whose loss is weighed."""
+        self._adds_up = False
+        """True if the network's normalisations add up gradients over members."""
 
     def tell(self, message: object) -> None:
         """Tell the other members of the replica group, if this process leads one."""
@@ -139,27 +143,46 @@ class Part:
     def go_back(self, loss: torch.Tensor, weight: float) -> None:
         """Compute the gradients of a loss that was multiplied by ``weight``; in a group, their mean
         over members."""
-        averaging: AbstractContextManager[None] = nullcontext()
-        if self._group:
-            averaging = self._group.averaging()
-        with averaging, weighing_inner_losses(weight):
-            loss.backward()
+        if self._group is None:
+            with weighing_inner_losses(weight):
+                loss.backward()
+            return
         self._went_back = True
+        # Normalisations over the whole batch add up gradients on the way: they are weighed before.
+        self._is_weighed = True
+        try:
+            with self._group.averaging(), weighing_inner_losses(weight * self._factor):
+                (loss * self._factor).backward()
+        finally:
+            self._is_weighed = False
+
+    @property
+    def _factor(self) -> float:
+        """The weight of this member's part in the mean over members, times their number, by which
+        the mean divides."""
+        assert self._group is not None, "a rank alone has whole batches"
+        return self.share * self._group.size
 
     def weigh(self, network: nn.Module) -> None:
         """Weigh the gradients of each backward pass by this member's part of the batch, until
         `release`. The loop may call ``loss.backward()`` itself."""
         if self._group is None:
             return
+        self._adds_up = any(getattr(layer, "members", None) for layer in network.modules())
         for parameter in network.parameters():
             if parameter.requires_grad:
                 # Before DistributedDataParallel takes the gradient.
                 self._hooks.append(parameter.register_hook(self._weigh))
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        assert self._group is not None, "a rank alone has whole batches"
-        # The mean over members divides by their number, which is undone here.
-        return gradient * (self.share * self._group.size)
+        if self._is_weighed or self._factor == 1.0:
+            return gradient
+        if self._adds_up:
+            raise ConfigError(
+                "this batch is divided into unequal parts, and a batch normalisation takes the "
+                "moments of the whole batch. Call round.step(loss) instead of loss.backward()."
+            )
+        return gradient * self._factor
 
     def release(self) -> None:
         """Leave the gradients of the network as they are."""

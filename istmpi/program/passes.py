@@ -126,4 +126,4 @@ def choose_batches(rank: int, ranks: int, group: ReplicaGroup | None) -> tuple[i
     """Return the place and places of `Passes.add_up`, of a process of one of so many ``ranks``."""
     if group is None:
         return rank, ranks
-    return rank * group.size + group.member, ranks * group.size
+    return group.find_place(rank, ranks)

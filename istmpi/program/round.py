@@ -276,10 +276,10 @@ class Round:
             self._averaged = True
 
     def skip(self) -> None:
-        """Count the current local step as taken without an update, e.g. when a `GradScaler` skips
-        it."""
-        self._taken = True
-        self._method.skip_step()
+        """Count the current local step as taken without an update, as a `GradScaler` skips it."""
+        if not self._taken:
+            self._taken = True
+            self._method.skip_step()
 
     def finished(self) -> bool:
         """Return True if all ranks completed the round, False if dropped. Raises ConfigError if

@@ -353,6 +353,11 @@ class Still(Net):
     def forward(self, x):
         return super().forward(self.c(x) * self.d)
 
+class Normed(Net):
+    def __init__(self, hidden=8):
+        super().__init__(hidden)
+        self.a = torch.nn.Sequential(self.a, torch.nn.BatchNorm1d(hidden))
+
 class Bag(torch.nn.Module):
     def __init__(self, hidden=8):
         super().__init__()
@@ -373,13 +378,15 @@ def run(name, network=Net, data=data, take={{}}, by_hand=False, **more):
                 round.step(loss)
             weights = torch.cat([values.detach().reshape(-1) for values in round.module.parameters()])
             print(f"weights, {{name}}: {{weights.double().square().sum():.9g}}")
-        job.evaluate(accuracy, DataLoader(data, batch_size=7))
+        loader = DataLoader(data, batch_size=7)
+        job.evaluate(accuracy, loader, calibrate=loader if network is Normed else None)
 
 plateau = lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0)
 ids = torch.randint(0, 50, (91, 4), generator=torch.Generator().manual_seed(2))
 run("cosine and a clip", schedule="cosine", clip=0.5)
 run("plateau, frozen values and a buffer", Still, schedule=plateau)
 run("by hand", by_hand=True)
+run("moments of all members", Normed, sync_batch_norm=True)
 run("two batches a step", take={{"accumulate": 2}})
 run("embeddings", Bag, TensorDataset(ids, data.tensors[1]), optimizer="sgd", lr=0.3)
 """
@@ -437,6 +444,9 @@ def test_loops_of_members_have_the_weights_of_ranks_after_each_step(said):
 
 
 def test_hosts_may_have_unequal_groups(runs):
+    for found, expected in zip(lines(runs / "uneven"), lines(runs / "ranks" / "data-parallel, masked"), strict=True):
+        scores = {name: value for name, value in expected.items() if name.endswith(KINDS_OF_SCORES)}
+        assert {name: found[name] for name in scores} == pytest.approx(scores, rel=1e-6)
     values = network(runs / "uneven")
     for name, expected in network(runs / "ranks" / "data-parallel, masked").items():
         np.testing.assert_allclose(values[name], expected, rtol=0, atol=1e-12)

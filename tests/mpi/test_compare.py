@@ -118,7 +118,7 @@ def test_a_comparison_stopped_by_a_file_says_that_it_must_be_removed(compared, c
 
 
 def test_a_run_that_was_stopped_says_of_how_many_ranks_and_what_its_score_is(compared, monkeypatch, comm):
-    def stopped(*_):
+    def stopped(*_, **__):
         error = StoppedError("stopped")
         error.everywhere = True
         raise error
