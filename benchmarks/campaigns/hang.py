@@ -186,7 +186,7 @@ def tell(hangs: list[Hang], options: argparse.Namespace) -> None:
 
 def _hanging(kind: str, rank: int, round: int) -> None:
     """Have that rank hang in a local step of a round, or in what it writes behind it."""
-    from istmpi.checkpoint import writers
+    from istmpi.checkpoint import saver
     from istmpi.methods.base import Method
 
     mine = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", -1))) == rank
@@ -201,7 +201,7 @@ def _hanging(kind: str, rank: int, round: int) -> None:
     if mine and kind == "loop":
         Method.forward = looping
     if mine and kind == "disk":
-        write = writers.direct
+        write = saver.write_file
 
         def waiting(*arguments):
             steps[0] += 1
@@ -209,7 +209,7 @@ def _hanging(kind: str, rank: int, round: int) -> None:
                 time.sleep(SECONDS_TO_START)
             write(*arguments)
 
-        writers.WRITERS["direct"] = waiting
+        saver.write_file = waiting
 
 
 if __name__ == "__main__":

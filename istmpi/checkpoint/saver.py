@@ -14,7 +14,7 @@ from istmpi.checkpoint.folder import FOLDER, file_name, remove_leftovers, retain
 from istmpi.checkpoint.format import Header, Piece, add_checksums
 from istmpi.checkpoint.per_host import commit_part
 from istmpi.checkpoint.sight import Place, look_for
-from istmpi.checkpoint.writers import PARTS, WRITERS, choose
+from istmpi.checkpoint.writers import PARTS, choose, write_file
 from istmpi.comm import Communicator, threads_may_call_everywhere
 from istmpi.comm.ledger import SAVING
 from istmpi.config import Checkpoint as Settings
@@ -42,7 +42,7 @@ def commit(
     beside = temporary(path)
     try:
         with communicator.agreed(), writing(path):
-            WRITERS[writer](beside, header, add_checksums(pieces), communicator, refusal)
+            write_file(writer, beside, header, add_checksums(pieces), communicator, refusal)
         with communicator.agreed():
             if communicator.rank == 0:
                 # All ranks' parts are on disk now.

@@ -8,7 +8,7 @@ Rank 0 first creates the file and all its datasets. A writer leaves a complete f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import h5py
@@ -29,8 +29,8 @@ NAME_BYTES = 256
 PARTS = "parts"
 """The choice of a file for each rank's rows (`istmpi.checkpoint.per_host`)."""
 
-Write = Callable[[Path, Header, Sequence[Piece], Communicator, IstmpiError | None], None]
-"""Also takes why this rank must not save, which all ranks then raise; None if it may."""
+Write = Callable[[Path, Mapping[str, int], Sequence[Piece], Communicator], None]
+"""Writes rows to a file that rank 0 has created, at the file offsets of its datasets."""
 
 
 def has_parallel_hdf5() -> bool:
@@ -67,16 +67,27 @@ def choose(choice: str, parallel: bool, unseen: str = "") -> str:
     return "direct"
 
 
-def direct(
+def write_file(
+    writer: str,
     path: Path,
     header: Header,
     pieces: Sequence[Piece],
     communicator: Communicator,
     refusal: IstmpiError | None = None,
 ) -> None:
+    """Write one file from all ranks, by the writer of a name in `WRITERS`. Collective.
+
+    ``refusal``: why this rank must not save, which all ranks then raise; None if it may.
+    """
+    path, offsets = _lay_out(path, header, pieces, communicator, refusal)
+    WRITERS[writer](path, offsets, pieces, communicator)
+
+
+def direct(
+    path: Path, offsets: Mapping[str, int], pieces: Sequence[Piece], communicator: Communicator
+) -> None:
     """Write each rank's rows independently, at the datasets' file offsets. Collective."""
     # decision 41: not MPI-IO, which may hold a lock, or gather rows over the slow network.
-    path, offsets = _lay_out(path, header, pieces, communicator, refusal)
     rows = Rows(path)
     for piece in pieces:
         rows.write(piece.bytes, offsets[piece.path] + piece.first_byte)
@@ -84,18 +95,13 @@ def direct(
 
 
 def root(
-    path: Path,
-    header: Header,
-    pieces: Sequence[Piece],
-    communicator: Communicator,
-    refusal: IstmpiError | None = None,
+    path: Path, offsets: Mapping[str, int], pieces: Sequence[Piece], communicator: Communicator
 ) -> None:
     """Let rank 0 write all ranks' rows, which they send to it one after the other. Collective.
 
     Rank 0 has one message of another rank in memory, of at most `MESSAGE` bytes. If it cannot
     write, it receives to the end, because the other ranks wait for it.
     """
-    path, offsets = _lay_out(path, header, pieces, communicator, refusal)
     places = [(offsets[piece.path] + piece.first_byte, piece.bytes.size) for piece in pieces]
     per_rank = communicator.gather_to_root(places)
     with communicator.waiting("rows"):
@@ -172,15 +178,10 @@ def _write_at(descriptor: int, values: np.ndarray, offset: int) -> None:
 
 
 def mpio(
-    path: Path,
-    header: Header,
-    pieces: Sequence[Piece],
-    communicator: Communicator,
-    refusal: IstmpiError | None = None,
+    path: Path, offsets: Mapping[str, int], pieces: Sequence[Piece], communicator: Communicator
 ) -> None:
     """Write all ranks' rows together, by parallel HDF5; a rank that fails still takes part in every
     collective call."""
-    path, _ = _lay_out(path, header, pieces, communicator, refusal)
     # In parallel HDF5 all ranks write to all datasets.
     described = communicator.broadcast_from_root(describe_pieces_of_root(pieces))
     if communicator.rank:

@@ -46,6 +46,11 @@ class Member:
     boot: str = ""
     """A name of the host's system since its start: several hosts may have one name."""
 
+    @property
+    def machine(self) -> tuple[str, str]:
+        """The host, which its name alone does not tell."""
+        return self.host, self.boot
+
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (process {self.process})"
 

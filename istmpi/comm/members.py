@@ -33,16 +33,12 @@ def _list_neighbours(communicator: Communicator) -> list[int]:
     # MPI's split by host would spin until the last rank is there, on a core that it may need.
     members = find_members(communicator)
     here = members[communicator.rank]
-    return [
-        rank
-        for rank, member in enumerate(members)
-        if member.host == here.host and member.boot == here.boot
-    ]
+    return [rank for rank, member in enumerate(members) if member.machine == here.machine]
 
 
 def has_a_rank_each(communicator: Communicator) -> bool:
     """Return True if each host has one rank. Collective as `find_members`."""
-    hosts = {(member.host, member.boot) for member in find_members(communicator)}
+    hosts = {member.machine for member in find_members(communicator)}
     return len(hosts) == communicator.size
 
 

@@ -45,8 +45,7 @@ def add_up_hosts(by_rank: Sequence[int | None], members: Sequence[Member]) -> in
         if segments is None:
             return None
         # Ranks of one host read the same counter, one after the other.
-        host = member.host, member.boot
-        by_host[host] = max(segments, by_host.get(host, 0))
+        by_host[member.machine] = max(segments, by_host.get(member.machine, 0))
     if len(by_host) == 1:
         return None
     return sum(by_host.values())

@@ -16,7 +16,7 @@ from istmpi.checkpoint.parts import Copy, list_parts
 from istmpi.checkpoint.per_host import commit_part
 from istmpi.checkpoint.reader import open_checkpoint, open_file
 from istmpi.checkpoint.search import find_newest_valid
-from istmpi.checkpoint.writers import WRITERS
+from istmpi.checkpoint.writers import write_file
 from istmpi.errors import DataError, OutputError
 from istmpi.hdf5 import LOCKING, datasets
 from istmpi.simulated import simulate
@@ -203,7 +203,7 @@ def test_a_whole_file_on_one_disk_is_enough(comm, tmp_path):
     training = trained(comm, 3)
     (tmp_path / "checkpoints").mkdir()
     path = tmp_path / "network.h5"
-    WRITERS["root"](path, *add_all_checksums(training), comm)
+    write_file("root", path, *add_all_checksums(training), comm)
     assert path.exists() == (comm.rank == 0)
     start, said = find(comm, tmp_path)
     assert not said and start.path == path

@@ -11,7 +11,7 @@ from small import on_root, small_run, trained
 
 from istmpi.checkpoint.format import add_checksums
 from istmpi.checkpoint.saver import Saver, prepare_folder
-from istmpi.checkpoint.writers import WRITERS
+from istmpi.checkpoint.writers import write_file
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.objects import SLOT
 from istmpi.errors import DataError
@@ -85,7 +85,7 @@ def test_ranks_that_wait_for_a_disk_alone_say_so(comm, shared_tmp, monkeypatch, 
     training, _ = trained(some)
     on_root(comm, lambda: prepare_folder(shared_tmp))
     saver = Saver(shared_tmp, training.run.checkpoint, some)
-    monkeypatch.setitem(WRITERS, saver.writer, lambda *_: hung.wait())
+    monkeypatch.setattr("istmpi.checkpoint.saver.write_file", lambda *_: hung.wait())
     monkeypatch.setattr("istmpi.checkpoint.saver.name_at_last", lambda *_: None)
     roll_call, limit = watched(some, shared_tmp, said)
     threading.Timer(3 * limit, hung.set).start()
@@ -133,7 +133,7 @@ def test_who_writes_with_others_is_seen_to_wait_for_them(comm, shared_tmp, monke
     monkeypatch.setattr("istmpi.checkpoint.writers.h5py", h5py)
     monkeypatch.setattr("istmpi.checkpoint.writers._write_rows", lambda *_: None)
     before = dict(some.whereabouts.arrivals)
-    WRITERS["mpio"](shared_tmp / "file.h5", header, add_checksums(pieces), some)
+    write_file("mpio", shared_tmp / "file.h5", header, add_checksums(pieces), some)
     (wait,) = seen
     assert (wait.call, wait.ranks, wait.trains) == ("HDF5", some.ranks, True)
     assert wait.number == some.whereabouts.arrivals[wait.group] > before.get(wait.group, 0)
