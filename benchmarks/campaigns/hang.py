@@ -93,7 +93,7 @@ def carry_through(hang: Hang, chance: random.Random) -> None:
             os.kill(job.ranks()[hang.rank], signal.SIGKILL)
     if code != STUCK:
         hang.findings.append(f"exit code {code}: {job.words}: {job.said[-800:]}")
-    said = [line for line in job.said.splitlines() if line.startswith("istmpi: the job ends")]
+    said = [line for line in job.said.splitlines() if line.startswith("istmpi: aborting, a rank does not respond: ")]
     named = {int(rank) for line in said for rank in re.findall(r"rank (\d+) on ", line)}
     if named != {hang.rank}:
         hang.findings.append(f"rank {hang.rank} hung, and the job named {named or 'none'}: {job.said[-800:]}")
