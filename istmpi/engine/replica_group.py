@@ -8,7 +8,6 @@ begins with. Only this module imports torch.distributed.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import tempfile
 import warnings
@@ -30,6 +29,11 @@ from istmpi.units import list_first
 TIMEOUT = timedelta(days=100)
 """The longest wait for another member, whose leader may use a slow link. The hang watch finds out
 which process stands still."""
+
+READS_ITS_FILE = {"nccl"}
+"""Backends with a thread that opens the file in which members found each other, until the process
+ends. The thread waits for a file that is gone, and the process with it. The store itself removes
+the file with the last member."""
 
 PACK_BYTES = 2**20
 """Tensors of fewer bytes are broadcast together, up to about as many bytes."""
@@ -121,28 +125,30 @@ def join_group(membership: Membership, device: torch.device) -> ReplicaGroup | N
     Raises DataError on all processes if members do not find each other.
     """
     inside = membership.inside
-    folder = ""
+    file = ""
     if membership.leads:
-        # A folder of this user alone, in which members find each other.
-        folder = tempfile.mkdtemp(prefix="istmpi-group-")
-    folder = inside.broadcast_from_root(folder)
+        # A file of this user alone, in which members find each other.
+        descriptor, file = tempfile.mkstemp(prefix="istmpi-group-")
+        os.close(descriptor)
+    file = inside.broadcast_from_root(file)
+    group = None
     try:
         with membership.world.agreed():
-            if not Path(folder).is_dir():
+            if not Path(file).is_file():
                 raise DataError(
-                    f"{folder} is not there for all processes of {socket.gethostname()}, which "
+                    f"{file} is not there for all processes of {socket.gethostname()}, which "
                     "meet there as a replica group. Set TMPDIR to a folder that they share."
                 )
         # One of several hosts may have a single process: its group has one member, so that all
         # groups take the same steps.
         if membership.largest == 1:
             return None
-        group = ReplicaGroup(membership, device, Path(folder, "members"))
+        group = ReplicaGroup(membership, device, Path(file))
         inside.barrier()
         return group
     finally:
-        if membership.leads:
-            shutil.rmtree(folder, ignore_errors=True)
+        if membership.leads and (group is None or group.backend not in READS_ITS_FILE):
+            Path(file).unlink(missing_ok=True)
 
 
 class ReplicaGroup:
@@ -175,14 +181,14 @@ class ReplicaGroup:
         """False if the batch had no example for this member, which computes another one's."""
         self._made = 0
         self._gradient_bytes = 0
-        backend = self._choose_backend(device)
+        self.backend = self._choose_backend(device)
         device_of_nccl = None
-        if backend == "nccl":
-            # NCCL connects at once then, and not after the file is gone.
+        if self.backend == "nccl":
+            # NCCL connects at once then, and not in the first step.
             device_of_nccl = device
         with _over_loopback():
             torch.distributed.init_process_group(
-                backend,
+                self.backend,
                 store=torch.distributed.FileStore(str(file), self.size),
                 rank=self.member,
                 world_size=self.size,

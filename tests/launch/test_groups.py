@@ -277,6 +277,28 @@ def test_a_score_that_fails_on_a_member_ends_the_job_with_its_line(start, tmp_pa
     assert int(re.match(r"istmpi: rank (\d)", line)[1]) % 2, "a member that does not lead"
 
 
+READER = """
+import atexit, os, sys
+import istmpi.engine.replica_group as groups
+from istmpi.cli.main import main
+groups.READS_ITS_FILE = {"gloo"}
+atexit.register(lambda: print([name for name in os.listdir(os.environ["TMPDIR"]) if "istmpi" in name]))
+sys.argv[1:] = sys.argv[2:]
+main()
+"""
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_file_that_the_backend_reads_is_there_to_the_end_and_no_longer(start, tmp_path, is_read):
+    """NCCL has a thread that waits for its file. Without it a run ended, but its processes did not."""
+    code = READER if is_read else READER.replace("groups.READS_ITS_FILE", "unused")
+    words = ["--rounds", "1", "--hidden", "32,16", "-q", "--group-size", "2", "--out", tmp_path / "run"]
+    job = start(2, "python", "-c", code, "istmpi", "train", *words, env={"TMPDIR": str(tmp_path)}).end(60)
+    assert job.returncode == 0, job
+    assert job.stdout.count("istmpi-group-") == 2 * is_read
+    assert not list(tmp_path.glob("istmpi-group-*"))
+
+
 LONG = ["train", "--rounds", 10**6, "--group-size", "2", "--checkpoint-every", "1", "--progress", "lines"]
 LONG += ["--set", "evaluate.every=1000000", "--set", "comm.patience=3", "--resume", "auto"]
 
