@@ -53,33 +53,3 @@ def test_a_failure_on_one_rank_fails_all_and_shows_it(job):
     for number, wrong in enumerate(ways):
         assert f"heard of {number} on rank 1" in details
         assert details.count(f"   {wrong}") == 1
-
-
-def test_a_failed_rank_does_not_wait_for_ranks_that_wait_for_it(job):
-    result = job(
-        3,
-        """
-        def test_waits(comm):
-            assert comm.rank != 2, "rank two is out"
-            comm.barrier()
-        """,
-    )
-    assert result.returncode != 0
-    assert "rank 2 ends the job: failed in test_case.py::test_waits (call)" in result.output, result.output
-    assert "rank two is out" in result.output
-
-
-def test_ranks_that_wait_for_each_other_are_ended_by_the_time_limit(job):
-    result = job(
-        2,
-        """
-        from mpi4py import MPI
-
-        @pytest.mark.timeout(2)
-        def test_hangs():
-            MPI.COMM_WORLD.recv(source=1 - MPI.COMM_WORLD.rank)
-        """,
-    )
-    assert result.returncode != 0
-    assert "ends the job: test_case.py::test_hangs still runs after 2 s" in result.output, result.output
-    assert "MPI.COMM_WORLD.recv(source" in result.output

@@ -1,7 +1,7 @@
-"""Networks that multiply in their own way, trained by IST against full networks with masks, whatever the ranks."""
+"""Networks that multiply in their own way, trained by IST against functions of their weights, whatever the ranks."""
 
 import pytest
-from masked_oracle import CASES, score, train
+from functions_oracle import CASES, score, train
 from small import assert_trained, initial_weights, on_root, own_run, whole
 
 from istmpi.training.loop import Training
@@ -22,7 +22,7 @@ def cases():
 
 @pytest.mark.ranks(only=[2, 5])
 @pytest.mark.parametrize("case", [*cases()])
-def test_it_trains_as_the_full_network_with_masks_does(comm, shared_tmp, case):
+def test_it_trains_as_functions_of_its_weights_do(comm, shared_tmp, case):
     row = ROW[case.network]
     on_root(comm, lambda: data(row, shared_tmp))
     settings = {f"model__{name}": length for name, length in case.lengths.items() if name[-1] not in "12"}

@@ -5,17 +5,16 @@ import json
 import numpy as np
 import pytest
 import torch
+from holders import train_plainly
 from resuming import save
 from small import assert_trained, initial_weights, own_run
 from torch.nn import functional
 
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.cli.main import istmpi
-from istmpi.data.batches import Batches, place
 from istmpi.data.prepare import prepare
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
-from istmpi.engine.partition import Partition
 from istmpi.models.moe import MoE
 from istmpi.training.loop import Training
 
@@ -44,36 +43,20 @@ def settings(text, **changed):
 
 def trained_by_hand(run, data, weights, ranks):
     """The weights after all rounds, each rank's experts cut out by hand, and the mean loss of each round."""
-    rows = [place("shared", data.train.labels(), rank, ranks, run.train.seed) for rank in range(ranks)]
-    streams = [Batches(data.train, rows[rank], run.train.batch, run.train.seed, rank) for rank in range(ranks)]
-    losses = []
-    for round in range(run.train.rounds):
-        deal = Partition.draw(EXPERTS, tuple(EXPERTS), ranks, run.train.seed, round)
-        sums = {name: torch.zeros_like(values) for name, values in weights.items()}
-        count = {name: torch.zeros_like(values) for name, values in weights.items()}
-        of_round = []
-        for rank in range(ranks):
-            held = [torch.as_tensor(deal.units[name][rank]) for name in EXPERTS]
-            network = MoE(data.shape, data.outputs, **NETWORK | {"experts": [*map(len, held)]}).double()
-            parts = {}
-            for name, parameter in network.named_parameters():
-                _, number, layer, *rest = [*name.split("."), "", ""]
-                parts[name] = held[int(number)] if layer == "feed_forward" and rest else slice(None)
-                parameter.data = weights[name][parts[name]].clone()
-            optimizer = torch.optim.SGD(network.parameters(), run.optimizer.lr)
-            for step in range(run.method.local_steps):
-                batch = streams[rank].at(round * run.method.local_steps + step)
-                optimizer.zero_grad()
-                loss = functional.cross_entropy(network(batch.inputs[0]).flatten(0, 1), batch.targets.flatten())
-                loss.backward()
-                optimizer.step()
-                of_round.append(float(loss.detach()))
-            for name, parameter in network.named_parameters():
-                sums[name][parts[name]] += parameter.detach()
-                count[name][parts[name]] += 1
-        weights = {name: values / count[name] for name, values in sums.items()}
-        losses.append(np.mean(of_round))
-    return weights, losses
+    axes = {}
+    for name, values in weights.items():
+        place = name.split(".")
+        if place[2:3] == ["feed_forward"]:
+            axes[name] = (f"experts{int(place[1]) + 1}", *[None] * (values.ndim - 1))
+
+    def compute_loss(own, stream, step, factor):
+        batch = stream.at(step)
+        counts = [len(own[f"layers.{number}.feed_forward.gate"]) for number in (0, 1)]
+        network = MoE(data.shape, data.outputs, **NETWORK | {"experts": counts}).double()
+        logits = torch.func.functional_call(network, own, batch.inputs[0])
+        return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+
+    return train_plainly(run, EXPERTS, axes, data.train, weights, ranks, compute_loss)
 
 
 def test_it_trains_as_the_oracle_does(comm, text):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from replay_cases import MLP, OTHERS
 from replaying import CASES, RECORD, arithmetic, keep, replayed, run_of
-from small import on_root, small_run
+from small import on_root
 
 REAL = ("diloco", "sparse-loco", "local-sgd, bfloat16 on the wire", "data-parallel, int8 on the wire", "xc")
 REAL += ("a transformer", "resnet by blocks", "gcn in clusters")
@@ -43,12 +43,3 @@ def test_nothing_has_changed(comm, shared_tmp, case):
         assert np.float64(outcome[name]) == pytest.approx(np.float64(expected[name]), rel=tolerance)
     compared = [name for name in expected if name not in ("bits", *numbers)]
     assert {name: outcome[name] for name in compared} == {name: expected[name] for name in compared}
-
-
-def test_a_change_would_be_noticed(comm):
-    """Another seed gives other bits with the same messages, another share redealt other messages."""
-    once, again, seed = (replayed(comm, small_run(**settings)) for settings in ({}, {}, {"train__seed": 6}))
-    assert once == again
-    assert once["bits"] != seed["bits"] and once["losses"] != seed["losses"]
-    if comm.size > 1:
-        assert once["messages"] != replayed(comm, small_run(method__redeal=0.5))["messages"]

@@ -107,11 +107,3 @@ def test_a_finish_goes_on_with_what_was_fitted(comm, shared_tmp):
     x = torch.ones(2, *training.architecture.example_shape, dtype=next(network.parameters()).dtype)
     network(x)
     torch.testing.assert_close(seen[0], network[0](x) * found[3]["hidden1"])
-
-
-def test_without_the_scale_it_would_be_wrong(comm, shared_tmp):
-    """The tests above can fail: the sum over all units is P times the target."""
-    training, _ = trained(comm, **numbers(comm, shared_tmp))
-    training.store.scale = {}
-    assert (np.sqrt(training.evaluate().loss) > TARGET / 2) == (comm.size > 1)
-    comm.barrier()

@@ -84,13 +84,6 @@ class SlopesLearnt(Heads):
         return -self.slopes[:, None, None] * (places[:, None] - places).abs()
 
 
-class Alibi(SlopesLearnt):
-    """A slope that a head's number decides: heads are not alike."""
-
-    def prepare(self, length):
-        self.register_buffer("slopes", 2.0 ** (-8 * (torch.arange(self.heads) + 1) / self.heads))
-
-
 class Windows(nn.Module):
     """Attention before and behind pairs of places become one: axes of five kinds, with thousands of readings."""
 

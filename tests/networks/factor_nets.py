@@ -60,12 +60,6 @@ class LastOfCumsum(Units):
         return x.cumsum(1)[:, -1]
 
 
-class IndexAdded(Units):
-    def joined(self, x):
-        places = torch.zeros(self.units, dtype=torch.long)
-        return x.new_zeros(len(x), 1, self.outputs).index_add(1, places, x)[:, 0]
-
-
 class SumOfLogarithms(Units):
     """The logarithm of a product: a sum that exp and log hide."""
 
@@ -115,18 +109,6 @@ class RareHead(nn.Module):
     def forward(self, x):
         h = torch.relu(self.first(x))
         return self.rare(h) if x.abs().max() > 20 else self.usual(h)
-
-
-class ShuffledFlow(nn.Module):
-    """Random orders in a plain list."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.order = [torch.randperm(features)]
-        self.first, self.last = nn.Linear(features - 1, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.first(x[:, self.order[0]][:, 1:])))
 
 
 class ChosenFeatures(nn.Module):

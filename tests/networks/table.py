@@ -151,7 +151,6 @@ ATTENTION = (
         default="hidden",
     ),
     *rows("attention_nets", "Heads SlopesLearnt", SEQUENCE, "heads: out.weight"),
-    Row("attention_nets.Alibi", SEQUENCE, undealt={"heads": ORDER}, trains=False),
     Row("attention_nets.Windows", SEQUENCE, "heads: qkv.0.weight up.weight down.weight qkv.1.weight last.weight"),
     Row("attention_nets.Latents", SEQUENCE, "latents"),
     Row(
@@ -213,8 +212,7 @@ TEXT = (
 )
 TRAPS = (
     Row("trap_nets.HeadsFromWidth", SEQUENCE, undealt={"inner": ORDER}, trains=False),
-    Row("trap_nets.GroupsDivisor", IMAGE, undealt={"channels": ORDER}, trains=False),
-    *rows("trap_nets", "WideBranch TrainingBranch Sorted Numbered", FLAT, undealt={"hidden": ORDER}, trains=False),
+    *rows("trap_nets", "TrainingBranch Numbered", FLAT, undealt={"hidden": ORDER}, trains=False),
     Row(
         "trap_nets.DrawsAlways",
         FLAT,
@@ -231,14 +229,13 @@ FACTORS = (
     Row("factor_nets.Units", FLAT, "units"),
     Row("factor_nets.MeanTimesWidth", FLAT, "units: +mean"),
     Row("factor_nets.LastOfCumsum", FLAT, "units: +cumsum"),
-    Row("factor_nets.IndexAdded", FLAT, "units: +index_add", trains=False, refused=HALVES),
     Row("factor_nets.SumOfLogarithms", FLAT, "units: +prod", trains=False, refused=HALVES),
     Row("factor_nets.TwoGates", FLAT, "units: +sum"),
     Row("factor_nets.Distances", FLAT, "units: +norms"),
     Row("factor_nets.Averaged", FLAT, "units"),
     Row("factor_nets.RenormalisedExperts", FLAT, "experts, hidden: second", means="experts"),
     Row("factor_nets.RareHead", FLAT, "hidden: usual.weight rare.weight"),
-    *rows("factor_nets", "ShuffledFlow ChosenFeatures", FLAT, trains=False, refused="draws random values"),
+    Row("factor_nets.ChosenFeatures", FLAT, trains=False, refused="draws random values"),
 )
 JOINED_ROWS = (
     Row("joined_nets.WideAndDeep", FLAT, "hidden1: second.weight, hidden2: last.weight|"),

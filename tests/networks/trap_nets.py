@@ -1,7 +1,6 @@
 """Networks that look alright at few units, or at first sight, as users write them: they know nothing of istmpi."""
 
 from dataclasses import dataclass
-from math import gcd
 
 import torch
 from torch import nn
@@ -19,31 +18,6 @@ class HeadsFromWidth(nn.Module):
     def forward(self, x):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         return self.last(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).mean(1))
-
-
-class GroupsDivisor(nn.Module):
-    """As many groups as the greatest common divisor with 8 says: one, for an odd number of channels."""
-
-    def __init__(self, shape, outputs, channels=16):
-        super().__init__()
-        self.first = nn.Conv2d(shape[0], channels, 3)
-        self.norm, self.last = nn.GroupNorm(gcd(8, channels), channels), nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.norm(self.first(x))).mean((2, 3)))
-
-
-class WideBranch(nn.Module):
-    """Something else from 16 units on."""
-
-    def __init__(self, features, outputs, hidden=16):
-        super().__init__()
-        self.hidden, self.first = hidden, nn.Linear(features, hidden)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        return self.last(x + x.roll(1, -1) if self.hidden >= 16 else x)
 
 
 class Hidden(nn.Module):
@@ -81,13 +55,6 @@ class UnusedLayer(Hidden):
     def __init__(self, features, outputs, hidden=12):
         super().__init__(features, outputs, hidden)
         self.unused = nn.Linear(hidden, hidden)
-
-
-class Sorted(Hidden):
-    """Units in the order of their values: a weight belongs to a place, not to a unit."""
-
-    def changed(self, x):
-        return x.sort(-1).values
 
 
 class Numbered(Hidden):

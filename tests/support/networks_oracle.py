@@ -10,7 +10,7 @@ import networks
 import numpy as np
 import torch
 from batches import plain
-from holders import HoldersMean, stream_of
+from holders import HoldersMean, find_part, stream_of
 from torch.nn import functional
 
 from istmpi.data.sources import open_dataset
@@ -25,10 +25,7 @@ class Oracle:
     make: object
     """Of the lengths of the dealt groups."""
     axes: dict
-    """A group, or ``(before, group, behind)`` where a unit has several positions, for each axis of a parameter.
-
-    Of what is not listed every rank has all.
-    """
+    """As `find_positions` has them, for each axis of a parameter; of what is not listed every rank has all."""
     sums: dict
     """Products that no batch normalisation follows, and the group that they sum over."""
     blocks: dict = field(default_factory=dict)
@@ -121,7 +118,8 @@ def train(oracle, lengths, run, weights, ranks):
             batches = [plain(streams[rank].at(first + step)) for step in range(run.method.local_steps)]
             trained = _local_steps(oracle, lengths, run, {**weights, **own[rank]}, held, ranks, batches, of_round)
             own[rank] = {name: trained.pop(name).clone() for name in everybodys}
-            after.add(trained, {name: _where(oracle, name, weights[name], held) for name in trained})
+            where = {name: find_part(oracle.axes.get(name), weights[name].shape, held, lengths) for name in trained}
+            after.add(trained, where)
         means = {name: sum(one[name] for one in own) / ranks for name in everybodys}
         weights |= after.mean(weights) | means
         if (round + 1) % run.method.share_every == 0:
@@ -136,21 +134,6 @@ def _is_everybodys(oracle, name):
     """Whether a parameter is on every rank whole."""
     of_block = any(name.startswith(f"{path}.") for paths in oracle.blocks.values() for path in paths)
     return not of_block and all(axis is None for axis in oracle.axes.get(name, ()))
-
-
-def _where(oracle, name, values, held):
-    """What a rank holds of a parameter, as an index."""
-    axes = oracle.axes.get(name, (None,) * values.ndim)
-    return np.ix_(*(_positions(axis, length, held) for axis, length in zip(axes, values.shape)))
-
-
-def _positions(axis, length, held):
-    if axis is None:
-        return np.arange(length)
-    before, group, behind = axis if isinstance(axis, tuple) else (1, axis, 1)
-    units = length // before // behind
-    starts = [block * units + unit for block in range(before) for unit in held[group]]
-    return np.array([start * behind + place for start in starts for place in range(behind)])
 
 
 def _local_steps(oracle, lengths, run, weights, held, ranks, batches, losses):
@@ -168,7 +151,7 @@ def _local_steps(oracle, lengths, run, weights, held, ranks, batches, losses):
                     lambda _, __, output, factor=factor: output * factor
                 )
     for name, parameter in narrow.named_parameters():
-        parameter.data = weights[name][_where(oracle, name, weights[name], held)].clone()
+        parameter.data = weights[name][find_part(oracle.axes.get(name), weights[name].shape, held, lengths)].clone()
     for name, group in oracle.sums.items():
         factor = lengths[group] / ranks / counts[group]  # as many as a rank has on average, of the mean
         if name in dict(narrow.named_modules()):

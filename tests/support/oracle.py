@@ -37,18 +37,20 @@ def train(run, network, ranks, groups, shares=None):
     clubs = ranks / run.method.holders
     average = {name: length / clubs if name in groups else length for name, length in network.lengths.items()}
     share = run.method.finish.removeprefix("local-sgd:").removesuffix("%") or 0
+    delay = (run.method.delay or 0) * (ranks > 1)  # nothing leaves one rank
+
+    def draw(round):
+        """What each rank holds in a round: one for each unit that is there."""
+        how = shares[round] if shares else run.method.shares, run.method.redeal, run.method.holders
+        deal = Partition.draw(network.lengths, groups, ranks, run.train.seed, round, *how)
+        return [held_by(rank, deal, network.lengths, groups) for rank in range(ranks)]
+
     for round in range(run.train.rounds):
         if round >= run.train.rounds * (1 - float(share) / 100):
             groups = ()
         before = {name: tensor.clone() for name, tensor in weights.items()}
-        of_round = shares[round] if shares else run.method.shares
-        how = of_round, run.method.redeal, run.method.holders
-        deal = Partition.draw(network.lengths, groups, ranks, run.train.seed, round, *how)
-        ends = []
-        for rank in range(ranks):
-            held = {name: torch.zeros(length, dtype=torch.float64) for name, length in network.lengths.items()}
-            for name in held:
-                held[name][torch.from_numpy(deal.units[name][rank]) if name in groups else slice(None)] = 1
+        ends, early = [], []
+        for rank, held in enumerate(draw(round)):
             mine = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
             what = run.method.optimizer_state or ("keep" if run.method.name == "diloco" else "reset")
             carried = what == "carry"
@@ -67,11 +69,32 @@ def train(run, network, ranks, groups, shares=None):
                 number = local_step if what == "reset" else step
                 for name, gradient in zip(mine, gradients):
                     update(run.optimizer, lr, mine[name].data, gradient, slots[name], number)
+                if local_step == run.method.local_steps - 1 - delay:
+                    early.append({name: [mine[name].detach().clone(), *map(torch.clone, slots[name])] for name in mine})
             ends.append((mine, slots, held))
+        if delay and round < run.train.rounds - 1:
+            for (mine, slots, held), soon, then in zip(ends, early, draw(round + 1)):
+                leave_early(mine, slots, soon, held, then)
         combine(weights, state, ends)
         outer_step(before, weights, velocity, *METHODS[run.method.name].outer(run), [held for _, _, held in ends])
     per_round = torch.tensor(losses, dtype=torch.float64).view(run.train.rounds, -1).mean(dim=1)
     return weights, per_round.tolist()
+
+
+def held_by(rank, deal, lengths, groups):
+    """One for each unit that a rank holds in a deal, zero for others; of what is not dealt out it holds all."""
+    held = {name: torch.zeros(length, dtype=torch.float64) for name, length in lengths.items()}
+    for name in held:
+        held[name][torch.from_numpy(deal.units[name][rank]) if name in groups else slice(None)] = 1
+    return held
+
+
+def leave_early(mine, slots, soon, held, then):
+    """What a rank does not hold ``then``, in the next deal, has the values that it had when it left."""
+    for name, tensor in mine.items():
+        stays = mask(name, tensor, held) * mask(name, tensor, then) > 0
+        late = (tensor.data, *slots[name])
+        tensor.data, *slots[name] = (torch.where(stays, *parts) for parts in zip(late, soon[name]))
 
 
 def combine(weights, state, ends):

@@ -5,7 +5,7 @@ It knows of no axes pattern, layout, transfer or store. From istmpi it takes the
 
 import numpy as np
 import torch
-from holders import HoldersMean, stream_of
+from holders import HoldersMean, find_part, stream_of
 from torch.nn import functional
 
 from istmpi.engine.partition import Partition
@@ -14,32 +14,27 @@ from istmpi.models.transformer import Transformer
 AVERAGES = "exp_avg", "exp_avg_sq"
 
 
-def where(name, shape, held, layers, per_head):
-    """The rows and columns that a rank has of a parameter."""
-    rows, columns = (np.arange(length) for length in (*shape, 1)[:2])
-    for number in range(layers):
-        if not name.startswith(f"layers.{number}."):
-            continue
-        heads, hidden = held[f"heads{number + 1}"], held[f"hidden{number + 1}"]
-        product = name.removeprefix(f"layers.{number}.").removesuffix(".weight")
-        if product in ("attention.query", "attention.key", "attention.value"):
-            width = per_head[product.removeprefix("attention.")]
-            rows = (heads[:, None] * width + np.arange(width)).ravel()
-        elif product == "attention.output":
-            width = per_head["query"]
-            columns = (heads[:, None] * width + np.arange(width)).ravel()
-        elif product in ("feed_forward.up", "feed_forward.gate"):
-            rows = hidden
-        elif product == "feed_forward.down":
-            columns = hidden
-    return (rows,) if len(shape) == 1 else np.ix_(rows, columns)
+def find_axes(settings):
+    """The units on each axis of a parameter, as `find_positions` has them: heads with their rows, and hidden units."""
+    size = settings["head_dim"]
+    queries = settings["queries"] * size
+    axes = {}
+    for number in range(len(settings["heads"])):
+        attention, dense = f"layers.{number}.attention", f"layers.{number}.feed_forward"
+        heads, hidden = f"heads{number + 1}", f"hidden{number + 1}"
+        axes[f"{attention}.query.weight"] = ((1, heads, queries), None)
+        axes[f"{attention}.output.weight"] = (None, (1, heads, queries))
+        for product in ("key", "value"):
+            axes[f"{attention}.{product}.weight"] = ((1, heads, size), None)
+        for product in ("up", "gate"):
+            axes[f"{dense}.{product}.weight"] = (hidden, None)
+        axes[f"{dense}.down.weight"] = (None, hidden)
+    return axes
 
 
 def train(settings, lengths, run, data, weights, ranks):
     """The weights and both of AdamW's averages after all rounds, and the mean loss of each round."""
-    layers = len(settings["heads"])
-    queries = settings["queries"] * settings["head_dim"]
-    per_head = {"query": queries, "key": settings["head_dim"], "value": settings["head_dim"]}
+    axes = find_axes(settings)
     streams = [stream_of(run, data.train, rank, ranks) for rank in range(ranks)]
     state = [{name: torch.zeros_like(values) for name, values in weights.items()} for _ in AVERAGES]
     losses = []
@@ -49,13 +44,13 @@ def train(settings, lengths, run, data, weights, ranks):
         for rank in range(ranks):
             held = {name: parts[rank] for name, parts in deal.units.items()}
             narrow = {**settings, "heads": [], "hidden": []}
-            for number in range(1, layers + 1):
+            for number in range(1, len(settings["heads"]) + 1):
                 narrow["heads"].append(len(held[f"heads{number}"]))
                 narrow["hidden"].append(len(held[f"hidden{number}"]))
             network = Transformer(tuple(data.shape), data.outputs, **narrow).double()
             places = {}
             for name, parameter in network.named_parameters():
-                places[name] = where(name, weights[name].shape, held, layers, per_head)
+                places[name] = find_part(axes.get(name), weights[name].shape, held, lengths)
                 parameter.data = weights[name][places[name]].clone()
             for number, layer in enumerate(network.layers, 1):
                 for product, group in ((layer.attention.output, "heads"), (layer.feed_forward.down, "hidden")):

@@ -233,14 +233,6 @@ def test_an_npz_that_does_not_fit(tmp_path, arrays, message):
         open_dataset(str(tmp_path / "data.npz"))
 
 
-@pytest.mark.parametrize("keep", [0, 40, 600])
-def test_a_truncated_npz_is_refused(tmp_path, keep):
-    np.savez(tmp_path / "data.npz", **example_arrays())
-    (tmp_path / "data.npz").write_bytes((tmp_path / "data.npz").read_bytes()[:keep])
-    with pytest.raises(DataError, match="data.npz"):
-        open_dataset(str(tmp_path / "data.npz"))
-
-
 def test_what_is_missing_or_needs_to_be_prepared_says_so(tmp_path):
     for name in ("cifar.h5", "cifar.tar"):
         (tmp_path / name).touch()

@@ -1,8 +1,6 @@
 """Images: as training sees them, each time another version, and out of folders as ImageNet's."""
 
 import tracemalloc
-from collections import Counter
-from math import sqrt
 
 import images_oracle
 import numpy as np
@@ -59,42 +57,6 @@ def test_without_a_key_nothing_is_random_and_what_is_stored_stays(how):
     for seen in (images.batch(rows), split(how=Augmentation()).batch(rows, 5)):
         np.testing.assert_array_equal(given_to_the_network(seen), given_to_the_network(plain.batch(rows)))
     assert images.features_checksum == plain.features_checksum
-
-
-def chi_square(seen, cells):
-    """How far counts are from equal ones, in standard deviations above what is expected of them."""
-    counts = Counter(seen)
-    assert counts.keys() <= set(cells)
-    expected = len(seen) / len(cells)
-    found = sum((counts[cell] - expected) ** 2 / expected for cell in cells)
-    return (found - (len(cells) - 1)) / sqrt(2 * (len(cells) - 1))
-
-
-def versions(how, size, keys, count):
-    """The versions of one image of different pixels, for each of these keys of so many examples."""
-    image = np.arange(1, size * size + 1, dtype=np.float32)
-    one = ImageSplit(image[None], np.zeros(1, int), shape=(1, size, size), augmentation=how)
-    batches = [given_to_the_network(one.batch(np.zeros(count, int), key)) for key in keys]
-    return image.reshape(size, size), np.concatenate(batches)[:, 0]
-
-
-@pytest.mark.parametrize("keys, count", [(range(1), 9000), (range(3000), 3)], ids=["in a batch", "over batches"])
-def test_every_part_is_equally_likely_mirrored_or_not(keys, count):
-    image, seen = versions(Augmentation(crop=1, flip=True), 4, keys, count)
-    padded, known = np.pad(image, 1), {}
-    for top in range(3):
-        for left in range(3):
-            part = padded[top : top + 4, left : left + 4]
-            known |= {part.tobytes(): (top, left, False), part[:, ::-1].tobytes(): (top, left, True)}
-    assert len(known) == 18
-    assert abs(chi_square([known[one.tobytes()] for one in seen], known.values())) < 4
-
-
-@pytest.mark.parametrize("keys, count", [(range(1), 9000), (range(3000), 3)], ids=["in a batch", "over batches"])
-def test_a_square_is_cut_out_around_any_pixel(keys, count):
-    _, seen = versions(Augmentation(cutout=1), 4, keys, count)
-    assert ((seen == 0).sum(axis=(1, 2)) == 1).all()
-    assert abs(chi_square([int(np.flatnonzero(one == 0)[0]) for one in seen], range(16))) < 4
 
 
 def test_never_twice_the_same_key_and_for_ever_the_same(monkeypatch):

@@ -278,12 +278,6 @@ def test_every_token_is_a_target_in_a_pass_and_the_first_is_not():
             assert targets == list(range(1, len(split) * length + 1)) and count - 1 - len(targets) < length
 
 
-def test_training_comes_to_every_place_of_a_stream():
-    split = TextSplit(np.arange(30, dtype=np.uint8), 7)
-    starts = {int(split.batch(np.arange(4), key).inputs[0][row, 0]) for key in range(200) for row in range(4)}
-    assert starts == set(range(30 - 7))
-
-
 def test_a_batch_is_the_same_on_every_rank_and_machine():
     """A value that stays fixed: other windows would be another run."""
     tokens = (np.arange(5000) * 31 % 256).astype(np.uint8)

@@ -4,9 +4,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from istmpi.cluster.survey import with_lengths
-from istmpi.config import Run
-from istmpi.cost.evaluation import evaluation_memory, evaluation_plan
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
 from istmpi.network.architecture import Architecture
@@ -69,34 +66,6 @@ def test_its_flops_are_those_that_pytorch_counts(network, name):
             join_outputs(module(x)).square().mean().backward()
         per_example = sum(sum(operator.flops(lengths)) for operator in found.operators)
         assert 4 * per_example == counter.get_total_flops(), lengths
-
-
-@pytest.mark.parametrize("name", ["vgg", "resnet"])
-def test_an_evaluation_moves_weights_and_no_activations_of_convolutions(network, name):
-    """With the published channels: calibration and all of CIFAR-10's test images, even at 16 x 16."""
-    ranks = 4
-    found, _ = network(name)
-    widths = dict(zip(["channels1", "channels2", "channels3", "channels4"], [64, 128, 256, 512]))
-    widths |= {"channels5": 512, "inner1": 64, "inner2": 128, "dense1": 4096, "dense2": 4096}
-    full = with_lengths(found, {group: widths.get(group, length) for group, length in found.lengths.items()})
-    sizes = {key: 4 * parameter.size(full.lengths) for key, parameter in full.parameters.items()}
-    passes = [1024] * 10 + [784]
-    outputs = {one.module: 4 * one.outputs(full.lengths, sum(passes)) for one in full.operators}
-    convolutions = sum(outputs[one.module] for one in full.operators if one.kind == "Conv2d")
-    room = evaluation_memory(Run(), full, ranks)
-    plan = evaluation_plan(full, ranks, room, passes)
-    moments = sum(8 + 2 * 4 * one.units for one in full.batch_norms.values())
-    assert plan.gathered_bytes <= room and convolutions > 14 * sum(sizes.values())
-    if name == "resnet":
-        assert plan.sharded == set() and plan.sent == (ranks - 1) * (sum(sizes.values()) + (24 + moments) * ranks)
-    else:  # the last two, whose images are one pixel, and the dense layers
-        tiny = {"features.22.weight", "features.25.weight"}
-        assert all(key in tiny or key.startswith("classifier") for key in plan.sharded)
-        assert plan.sent < 3 * (ranks - 1) * sum(sizes.values())
-    # Without memory for whole weights every leaf would stay where it is, and its outputs travel.
-    scarce = evaluation_plan(full, ranks, 0, passes)
-    assert scarce.sharded == {key for keys in full.leaves.values() for key in keys}
-    assert scarce.sent > (ranks - 1) * convolutions > 6 * plan.sent
 
 
 @pytest.mark.parametrize(
