@@ -48,8 +48,7 @@ def list_words(method: str, hosts: int) -> list[str]:
 def measure_cluster(cluster: Cluster, file: Path) -> None:
     """Let `istmpi measure` write the cluster's figures to a file, unless it is there."""
     if not file.exists():
-        width = f"{WIDTH},{WIDTH}"
-        words = ["measure", "digits", "--batch", "32", "--hidden", width, "--out", str(file)]
+        words = ["measure", "digits", "--batch", "32", "--hidden", f"{WIDTH},{WIDTH}", "--out", str(file)]
         code = cluster.run([sys.executable, "-m", "istmpi", *words])
         assert code == 0, f"the measurement failed with exit code {code}"
 
@@ -63,7 +62,7 @@ def predict(words: list[str], hosts: int, cluster: Path) -> dict:
     return {
         "rounds": found["sent_bytes"],
         "evaluation": [found["evaluations"][name] for name in ("least", "sent")],
-        "saving": found["saving"]["sent"],
+        "saving": [found["saving"][name] for name in ("least", "sent")],
         "seconds": found["seconds"],
     }
 
@@ -95,8 +94,10 @@ def measure(cluster: Cluster, words: list[str]) -> dict:
     }
 
 
-def beside(measured: float, predicted: float | None, digits: int = 2, unit: float = 1.0) -> str:
-    """Write a measured figure, with the predicted one in brackets if there is one."""
+def beside(measured: float, predicted: float | list | None, digits: int = 2, unit: float = 1.0) -> str:
+    """Write a measured figure, with the predicted one in brackets if there is one; of several the nearest."""
+    if isinstance(predicted, list):
+        predicted = min(predicted, key=lambda figure: abs(figure - measured))
     text = f"{measured / unit:.{digits}f}"
     if predicted is not None:
         text += f" ({predicted / unit:.{digits}f})"
@@ -116,7 +117,6 @@ def write_report(folder: Path, results: Path) -> None:
         seconds = predicted.get("seconds", {})
         again = record.get("again")
         resent = record.get("resent")
-        near = min(predicted["evaluation"], key=lambda nbytes: abs(nbytes - sent["evaluation"]["bytes"]))
         lines.append(
             {
                 "P": record["hosts"],
@@ -128,8 +128,8 @@ def write_report(folder: Path, results: Path) -> None:
                 "s, evaluating": beside(record["evaluate"], seconds.get("evaluations")),
                 "s, saving": beside(record["save"], seconds.get("saving")),
                 "MB, rounds": f"{sent['rounds']['bytes'] / 1e6:.2f}",
-                "MB, evaluation": beside(sent["evaluation"]["bytes"], near, 3, unit=1e6),
-                "MB, saving": beside(sent["saving"]["bytes"], predicted.get("saving"), 3, unit=1e6),
+                "MB, evaluation": beside(sent["evaluation"]["bytes"], predicted["evaluation"], 3, unit=1e6),
+                "MB, saving": beside(sent["saving"]["bytes"], predicted["saving"], 3, unit=1e6),
                 "MB, loading": f"{sent['start']['bytes'] / 1e6:.2f}",
                 "interfaces / counted": f"{record['interfaces'] / counted:.2f}",
                 "interfaces / said": f"{record['interfaces'] / on_the_line:.2f}",

@@ -80,7 +80,7 @@ def _plan_around_rounds(
     evaluations = plan_evaluations(run, network, data, ranks)
     figures: dict[str, Any] = {
         "evaluations": asdict(evaluations),
-        "saving": {"sent": plan_saves(run, network, data, ranks)},
+        "saving": asdict(plan_saves(run, network, data, ranks)),
     }
     if cluster is not None:
         from istmpi.cluster.figures import find_cluster

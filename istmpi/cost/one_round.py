@@ -12,7 +12,7 @@ from istmpi.cost.pairs import leg_bytes
 from istmpi.engine.axes import with_slots
 from istmpi.engine.layout import Replicated, TrainingLayout
 from istmpi.engine.partition import draw_ranks
-from istmpi.engine.route import Leg, Route
+from istmpi.engine.route import PUSH, Leg, Route, select_dealt
 from istmpi.engine.shares import Shares
 from istmpi.network.architecture import Architecture
 
@@ -73,6 +73,27 @@ def flushed_bytes(
             deal += 1
         total += _sent(route.flushed(moved, deal), architecture, ranks).sum()
     return int(total)
+
+
+def published_bytes(
+    run: Run, architecture: Architecture, ranks: int, rounds: Sequence[int]
+) -> int | None:
+    """Return the bytes that bring subnets whose outputs are added up to their owners, for saves
+    after ``rounds``; None as in `run_bytes`."""
+    units = sum(architecture.lengths[name] for name in architecture.groups)
+    unknown = isinstance(run.method.shares, str) or run.method.finish
+    if unknown or ranks**2 * units > MOST_WORK:
+        return None
+    route = draw_route(run, architecture, ranks)
+    deal = route.deal(0)
+    moved = with_slots(architecture.parameters, route.stored)
+    dealt = select_dealt(moved, deal)
+    others = {name: parameter for name, parameter in moved.items() if name not in dealt}
+    legs = [Leg(PUSH, dealt, source=deal, target=route.owners, shared=False)]
+    # What is not dealt out is that of rank 0.
+    first = Replicated(architecture.lengths, ranks, members=(0,))
+    legs.append(Leg(PUSH, others, source=first, target=route.owners))
+    return len(rounds) * int(_sent(legs, architecture, ranks).sum())
 
 
 def round_bytes(

@@ -28,6 +28,7 @@ from istmpi.engine.layout import part_shape
 from istmpi.engine.partition import Partition
 from istmpi.engine.store import ParameterStore
 from istmpi.engine.transfer import Transfer
+from istmpi.evaluation.moments import gather_moments
 from istmpi.network.added import clear, find_added
 from istmpi.network.architecture import Architecture, Scale
 from istmpi.network.leaves import prepare
@@ -160,7 +161,7 @@ class SharedBlocks:
         self.architecture = architecture
         self.counts = communicator.rank < deal.ranks
         """False if the subnet of this rank is a copy, whose outputs must not count."""
-        numbers = self._list_numbers()
+        numbers = self._list_numbers(communicator.rank)
         scale = None
         if not summed:
             scale = store.scale
@@ -171,12 +172,12 @@ class SharedBlocks:
         """Mean and variance of the units of batch normalisations: of the subnets here as last
         calibrated, or of all subnets as loaded."""
 
-    def _list_numbers(self) -> Sequence[int]:
-        """Return the numbers of the subnets that are built here."""
-        if self.counts:
-            return range(self.communicator.rank, self.deal.ranks, self.communicator.size)
+    def _list_numbers(self, rank: int) -> Sequence[int]:
+        """Return the numbers of the subnets that a rank builds."""
+        if rank < self.deal.ranks:
+            return range(rank, self.deal.ranks, self.communicator.size)
         # A rank beyond the last subnet repeats one, for it passes the examples, too.
-        return [self.communicator.rank % self.deal.ranks]
+        return [rank % self.deal.ranks]
 
     def calibrate(self, *inputs: Any) -> None:
         """Take the weights, and calibrate the subnets on a batch. Collective."""
@@ -197,18 +198,16 @@ class SharedBlocks:
     def collect_moments(self) -> dict[str, Moments]:
         """Return the moments of all subnets on every rank; None for a layer that no pass called.
         Collective if the network has batch normalisations."""
-        moments: dict[str, Any] = {}
-        if not self.architecture.batch_norms:
-            return moments
-        # As arrays, because a packed tensor is a kilobyte longer.
-        here = {name: map_tensors(torch.Tensor.numpy, pair) for name, pair in self.moments.items()}
-        for of_rank in self.communicator.allgather(here):
-            for name, pair in of_rank.items():
-                moments[name] = pair
-                if pair is not None:
-                    mean, variance = pair
-                    moments[name] = torch.from_numpy(mean), torch.from_numpy(variance)
-        return moments
+        layers = self.architecture.batch_norms
+        if not layers:
+            return {}
+        names_by_rank = []
+        for rank in range(self.communicator.size):
+            numbers = self._list_numbers(rank)
+            names_by_rank.append([f"{number}/{name}" for number in numbers for name in layers])
+        return gather_moments(
+            self.moments, names_by_rank, self.architecture.dtype, self.communicator
+        )
 
     def load_moments(self, moments: Mapping[str, Moments]) -> None:
         self._take_weights()

@@ -114,7 +114,7 @@ class LocalMixture(SharedBlocks):
     build = Mixture
     same_examples = False
 
-    def _list_numbers(self) -> Sequence[int]:
+    def _list_numbers(self, rank: int) -> Sequence[int]:
         return range(self.deal.ranks)
 
     def _take_weights(self) -> None:

@@ -274,15 +274,14 @@ def _count_passed(run: Run, architecture: Architecture, ranks: int, examples: in
 def count_calibration_bytes(
     run: Run, architecture: Architecture, data: Dataset, ranks: int
 ) -> int | None:
-    """Return the bytes that a save after an evaluation sends for what prediction needs beside
-    weights: moments, and logits for a classifier's temperature. None if they are not known before
-    the run."""
+    """Return the bytes that a save after an evaluation sends for a classifier's temperature. None
+    if they are not known before the run."""
     form = choose_form(run)
-    # The moments of subnets travel packed, and their lengths are those of each rank's units.
-    if ranks > 1 and form != "merged" and architecture.batch_norms:
-        return None
     if ranks == 1 or not data.scoring.one_class:
         return 0
+    # Only one rank has labels, and adds up slopes with the others.
+    if data.labels_on is not None:
+        return None
     plan = plan_evaluation(run, architecture, data, ranks, ranks)
     if form in ("merged", "best") and not plan.on_one:
         return None

@@ -72,7 +72,7 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
     if "evaluations" in figures:
         console.print(_describe_evaluations(figures["evaluations"]))
     if figures.get("saving", {}).get("sent") is not None:
-        console.print(f"saving: {figures['saving']['sent']:,} bytes sent by all ranks")
+        console.print(f"saving: {_describe_sent(figures['saving'])}")
     if "seconds" in figures:
         console.print(_describe_seconds(figures["seconds"]))
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
@@ -104,10 +104,14 @@ def _describe_evaluations(evaluations: Mapping[str, Any]) -> str:
         )
     if evaluations["sent"] is None:
         return times
-    sent = f"{evaluations['sent']:,} bytes sent by all ranks"
-    if evaluations["least"] != evaluations["sent"]:
-        sent = f"{evaluations['least']:,} to {sent}, as scores choose the form of the network"
-    return f"{times}: {sent}"
+    return f"{times}: {_describe_sent(evaluations)}"
+
+
+def _describe_sent(planned: Mapping[str, Any]) -> str:
+    sent = f"{planned['sent']:,} bytes sent by all ranks"
+    if planned["least"] == planned["sent"]:
+        return sent
+    return f"{planned['least']:,} to {sent}, as scores choose the form of the network"
 
 
 def _describe_seconds(seconds: Mapping[str, Any]) -> str:

@@ -3,13 +3,16 @@ and its data. Without torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from istmpi.checkpoint.writers import NAME_BYTES
 from istmpi.comm.objects import SLOT
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
-from istmpi.cost.one_round import flushed_bytes
+from istmpi.cost.moments import moments_bytes
+from istmpi.cost.one_round import flushed_bytes, published_bytes
 from istmpi.data.dataset import Dataset
-from istmpi.evaluation.planning import choose_interval, count_calibration_bytes
+from istmpi.evaluation.planning import choose_form, choose_interval, count_calibration_bytes
 from istmpi.network.architecture import Architecture
 
 CALLS = 4
@@ -23,36 +26,67 @@ _NUMBER = 8
 """Bytes of a checksum, and of a dataset's place in the file."""
 
 
-def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int | None:
+@dataclass(frozen=True)
+class PlannedSaves:
+    """The bytes of a run's saves, by all ranks."""
+
+    sent: int | None = None
+    """The most; None if they are not known before the run."""
+    least: int | None = None
+    """The fewest, which differ from the most if scores decide whether moments of subnets travel."""
+
+
+def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> PlannedSaves:
     """Return the bytes that all ranks send to save a run's checkpoints and its network, with the
     writer direct.
 
-    None if weights travel for a classifier's temperature, or rows, or moments of subnets side by
-    side. None, too, if the number of saves or of datasets is not known before the run.
+    They are not known if weights travel for a classifier's temperature, or rows, or if the number
+    of saves or of datasets is not known before the run.
     """
     writer = run.checkpoint.writer
     of_rows = writer not in ("auto", "direct")
     if of_rows or run.checkpoint.best or run.train.max_minutes or run.train.patience:
-        return None
+        return PlannedSaves()
     if run.data.differs or run.train.resolution or data.network is not None:
-        return None
-    calibration = count_calibration_bytes(run, architecture, data, ranks)
-    datasets = _count_datasets(run, architecture)
-    if calibration is None or datasets is None:
-        return None
+        return PlannedSaves()
     checkpoints: range | list[int] = []
     if run.checkpoint.every:
         checkpoints = range(run.checkpoint.every, run.train.rounds, run.checkpoint.every)
-    # Values go to their owners unless an evaluation of the same round has sent them there.
     evaluated = choose_interval(run, architecture, data, ranks)
-    unsent = [number for number in checkpoints if number % evaluated]
-    flushed = flushed_bytes(run, architecture, ranks, unsent)
-    if flushed is None:
-        return None
+    unevaluated = [number for number in checkpoints if number % evaluated]
+    calibration = count_calibration_bytes(run, architecture, data, ranks)
+    datasets = _count_datasets(run, architecture)
+    moments = _count_moments_bytes(run, architecture, ranks)
+    to_owners = _count_bytes_to_owners(run, architecture, ranks, [*checkpoints], unevaluated)
+    if calibration is None or datasets is None or moments is None or to_owners is None:
+        return PlannedSaves()
     agreed = len(checkpoints) * (ranks - 1) * ranks * SLOT
-    return (
-        calibration + flushed + agreed + (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
-    )
+    least = calibration + to_owners + agreed
+    least += (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
+    # Subnets have moments after an evaluation alone.
+    sent = least + (1 + len(checkpoints) - len(unevaluated)) * moments
+    # The full network may have the better score each time, and rank 0 has its moments.
+    if choose_form(run) != "best":
+        least = sent
+    return PlannedSaves(sent=sent, least=least)
+
+
+def _count_moments_bytes(run: Run, architecture: Architecture, ranks: int) -> int | None:
+    """Return the bytes that bring the moments of subnets side by side together; 0 for a network
+    that is never scored so."""
+    if choose_form(run) == "merged":
+        return 0
+    return moments_bytes(run, architecture, ranks)
+
+
+def _count_bytes_to_owners(
+    run: Run, architecture: Architecture, ranks: int, checkpoints: list[int], unevaluated: list[int]
+) -> int | None:
+    """Return the bytes that bring the newest values to their owners for all saves."""
+    if find_method_spec(run.method.name).sums_outputs:
+        return published_bytes(run, architecture, ranks, [*checkpoints, run.train.rounds])
+    # An evaluation of the same round has sent them there.
+    return flushed_bytes(run, architecture, ranks, unevaluated)
 
 
 def count_save_bytes(datasets: int, ranks: int) -> int:
@@ -68,14 +102,21 @@ def count_save_bytes(datasets: int, ranks: int) -> int:
 def _count_datasets(run: Run, architecture: Architecture) -> int | None:
     """Return the number of datasets that have rows of several ranks; None if rounds decide it."""
     spec = find_method_spec(run.method.name)
+    if run.method.finish:
+        return None
+    of_a_parameter = 1 + len(spec.slots(run))
+    shared = len(architecture.parameters) * of_a_parameter + len(architecture.code.given)
+    if spec.sums_outputs:
+        # Each subnet has its own values of what is not dealt out.
+        return shared + len(spec.shared(run, architecture)) * of_a_parameter
     own_values = spec.own_state or spec.own_slots(run) or spec.own_networks or spec.legs
     # Ranks also save what they have not yet sent.
     unsent = run.checkpoint.every and spec.share_every(run) > 1
-    if run.method.finish or own_values or unsent:
+    if own_values or unsent:
         return None
-    of_a_parameter = 1 + len(spec.slots(run))
     if spec.largest:
         if spec.optimizer_slots(run):
             return None
-        of_a_parameter += 1  # the changes that a rank has not sent
-    return len(architecture.parameters) * of_a_parameter + len(architecture.code.given)
+        # The changes that a rank has not sent.
+        shared += len(architecture.parameters)
+    return shared
