@@ -46,7 +46,6 @@ def said(series, folder):
             "export": ["export", network, "--to", "torch", *MODEL],
             "predict": ["predict", network, "digits", *MODEL],
             "onnx": ["export", network, "--to", "onnx", *MODEL],
-            "late": ["train", "--data", f"{FILE}:late", "--hidden", "16", "--out", "late"],
             "page": [*PAGE[2].split(), "--rounds", "3", "--lr", "0.02", "--evaluate-every", "1", "--out", "page"],
             **{name: [*command_of(name)[0], "--out", name] for name in SHOWN},
         },
@@ -81,12 +80,6 @@ def test_from_training_to_an_exported_network(said, folder):
     assert float(own_data.Two.score(outputs, batch)) == pytest.approx(score, abs=1e-3)
     for name in ("predict", "onnx"):
         assert "only the code of its data defines the inputs of its network" in said[name].refusal(alone=True)
-
-
-def test_an_example_that_cannot_be_read_ends_all_ranks_with_its_number(said):
-    assert said["late"].returncode == 2, said["late"]
-    line = f"{FILE}:late: train example 77 cannot be read: ValueError: this file is damaged."
-    assert any(line in error for error in said["late"].errors) and "Traceback" not in said["late"].stderr
 
 
 @pytest.mark.parametrize("name", SHOWN)

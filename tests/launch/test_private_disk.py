@@ -59,16 +59,6 @@ def rounds_on(disks, host):
     return sorted(int(path.name[6:]) for path in disks.host(host, "run/checkpoints").glob("round-????????"))
 
 
-def stop(disks, jobs, name, host):
-    """Stop a command by a file on a host, once it has saved four rounds; return its rounds."""
-    jobs.job.wait_until(disks.host(0, "run/checkpoints/round-00000004").exists)
-    disks.host(host, "run/STOP").touch()
-    jobs.wait(name)
-    done = jobs.outcome(name)
-    assert done.returncode == 75 and f"the file {disks.folder}/run/STOP" in done.errors[0], done
-    return int(re.search(r"after (\d+) of", done.errors[0])[1])
-
-
 DATA = {
     "used": "rank 1: --out .* is not empty",
     "missing": "rank 1: data .*/missing.npz",
@@ -123,7 +113,12 @@ def test_a_run_that_is_stopped_on_any_host_or_killed_goes_on_bit_for_bit(disks):
     stop_file = str(disks.host(1, "run/STOP"))
     waits = f"import os, time\nwhile os.path.exists({stop_file!r}): time.sleep(0.01)"
     jobs = disks.series("01", {"stopped": long, "waits": waits, "killed": long})
-    rounds = stop(disks, jobs, "stopped", host=1)
+    jobs.job.wait_until(disks.host(0, "run/checkpoints/round-00000004").exists)
+    disks.host(1, "run/STOP").touch()
+    jobs.wait("stopped")
+    done = jobs.outcome("stopped")
+    assert done.returncode == 75 and f"the file {disks.folder}/run/STOP" in done.errors[0], done
+    rounds = int(re.search(r"after (\d+) of", done.errors[0])[1])
     assert rounds_on(disks, 0) == rounds_on(disks, 1) and rounds_on(disks, 0)[-1] == rounds
     os.remove(stop_file)
     jobs.job.wait_until(lambda: max(rounds_on(disks, 0), default=0) >= rounds + 6)
@@ -136,37 +131,3 @@ def test_a_run_that_is_stopped_on_any_host_or_killed_goes_on_bit_for_bit(disks):
     assert said["rest"].returncode == said["shared"].returncode == 0, said
     assert weights(disks.host(0)) == weights(shared)
     assert len(rounds_on(disks, 0)) == 2 and rounds_on(disks, 0) == rounds_on(disks, 1)
-
-
-MOVED = """
-import os, sys, time
-while not os.path.exists("rounds"): time.sleep(0.02)
-host = (1, 0, 3)[rank]
-os.makedirs(f"{folder}-host{host}", exist_ok=True)
-assert os.system(f"mount --bind {folder}-host{host} {folder}") == 0
-from istmpi.cli.main import main
-sys.argv = ["istmpi", *words, "--rounds", open("rounds").read()]
-main()
-"""
-
-
-@pytest.mark.timeout(240)
-def test_other_hosts_and_other_numbers_of_ranks_go_on_if_all_parts_are_somewhere(disks):
-    folder = disks.folder
-    words = list(map(str, disks.train("--resume", "auto")))
-    moved = f"folder, words = {str(folder)!r}, {words}{MOVED}"
-    three = disks.series("012", {"stopped": disks.train("--rounds", "100000"), "moved": moved})
-    rounds = stop(disks, three, "stopped", host=2)
-    newest = f"run/checkpoints/round-{rounds:08d}"
-    fewer = [*words, "--rounds", rounds + 2]
-    part, place = str(disks.host(2, newest)), str(disks.host(1, newest))
-    takes_over = f"import shutil\nif rank == 1: shutil.copytree({part!r}, {place!r}, dirs_exist_ok=True)"
-    # On two ranks, at first without the third one's part, then with one of them on a host that has taken it over.
-    said = disks.series("01", {"refused": fewer, "takes over": takes_over, "fewer": fewer}).end()
-    assert f"{newest}: no host has a valid rank-2.h5. Bring it to this folder" in said["refused"].refusal()
-    assert said["fewer"].returncode == 0 and f"resuming from {folder}/{newest}" in said["fewer"].stdout, said["fewer"]
-    # On three again, with hosts that have changed places, and a new one.
-    (folder.parent / "not yet").write_text(str(rounds + 4))
-    (folder.parent / "not yet").rename(folder.parent / "rounds")
-    more = three.end()["moved"]
-    assert more.returncode == 0 and f"after {rounds + 2} of" in more.stdout, more

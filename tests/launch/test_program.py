@@ -33,8 +33,15 @@ for round in rounds:
 print(scaler.state_dict())
 """
 
+IN_TURN = """
+import runpy, sys
+sys.path.insert(0, "")
+sys.argv = ["train.py", how]
+runpy.run_path("train.py")
+"""
 
-def test_a_program_ends_as_the_command_does_and_goes_on_when_killed(mpirun, tmp_path, monkeypatch):
+
+def test_a_program_ends_as_the_command_does_and_goes_on_when_killed(mpirun, series, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
@@ -56,5 +63,6 @@ def test_a_program_ends_as_the_command_does_and_goes_on_when_killed(mpirun, tmp_
     assert stopped.returncode == 75 and "run the same program with resume='auto' to continue" in line
     (tmp_path / "run" / "STOP").unlink()
     assert run("kill").returncode not in (0, 75)
-    states = [state for how in ("end", "peace") for state in re.findall("{'scale.*?}", run(how).stdout)]
+    ended = series(2, tmp_path, {how: f"how = {how!r}{IN_TURN}" for how in ("end", "peace")}).end()
+    states = [state for done in ended.values() for state in re.findall("{'scale.*?}", done.stdout)]
     assert len(states) == 4 and len({*states}) == 1 and weights(tmp_path / "run") == weights(tmp_path / "peace")

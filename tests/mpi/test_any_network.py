@@ -5,7 +5,6 @@ from functions_oracle import CASES, score, train
 from small import assert_trained, initial_weights, on_root, own_run, whole
 
 from istmpi.training.loop import Training
-from tests.networks.failing import FAILING
 from tests.networks.running import data, place
 from tests.networks.table import ROWS
 
@@ -13,15 +12,8 @@ PRECISION = 1e-9
 ROW = {row.network: row for row in ROWS}
 
 
-def cases():
-    reasons = {name: why for why, names in FAILING["oracle"].items() for name in names.split()}
-    for name, case in CASES.items():
-        why = reasons.get(ROW[case.network].name)
-        yield pytest.param(case, id=name, marks=[pytest.mark.xfail(strict=True, reason=why)] * bool(why))
-
-
 @pytest.mark.ranks(only=[2, 5])
-@pytest.mark.parametrize("case", [*cases()])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_it_trains_as_functions_of_its_weights_do(comm, shared_tmp, case):
     row = ROW[case.network]
     on_root(comm, lambda: data(row, shared_tmp))

@@ -64,7 +64,7 @@ NETWORKS = {
     "joined, shares and outer momentum": NERF | {"method__shares": [2.0, 1.0, 1.0], "method__outer_momentum": 0.5},
     **{
         f"growing images, {method}": GROWN | {"method__name": method, **SPECIAL.get(method, {})}
-        for method in ("streaming-diloco", "sparse-loco", "codistillation", "admm")
+        for method in ("streaming-diloco", "admm")
     },
     "growing images, seldom shared": GROWN | {"method__partition": ["hidden"], "method__share_every": 3},
     "growing images, early": GROWN | EARLY,

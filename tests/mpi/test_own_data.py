@@ -3,6 +3,7 @@
 import bad_data
 import pytest
 from own_data import FILE
+from own_runs import own_trained
 from resuming import resumed, save
 from small import Listening, assert_same_bits, own_run, small_run, trained, whole
 
@@ -16,11 +17,6 @@ from istmpi.training.loop import Training
 from istmpi.training.run import run_training
 
 TWO = {"model__name": f"{FILE}:Two", "data__source": f"{FILE}:pairs"}
-
-
-def of_own(comm, **settings):
-    training = Training(own_run(**settings), comm)
-    return training, list(training.rounds())
 
 
 @pytest.mark.parametrize(
@@ -57,13 +53,14 @@ def test_what_examples_draw_is_repeated_when_resumed_and_when_read_ahead(comm, s
 
 def test_two_inputs_a_loss_and_a_score_of_the_users(comm, shared_tmp):
     method = "ist" if comm.size > 1 else "local-sgd"
-    training, progress = of_own(comm, **TWO, method__name=method, train__rounds=12, train__batch=32, optimizer__lr=0.3)
+    settings = {"method__name": method, "train__rounds": 12, "train__batch": 32, "optimizer__lr": 0.3}
+    training, progress = own_trained(comm, **TWO, **settings)
     assert training.score_name == "hits" and progress[-1].score.score > 0.5
     result = evaluate(save(training, shared_tmp / "network.h5"), comm, f"{FILE}:pairs", model=f"{FILE}:Two")
     assert result.score_name == "hits" and result.score.score == pytest.approx(progress[-1].score.score, abs=1e-6)
     # The same network, with the loss and the score by the targets, learns the same.
     by_targets = {**TWO, "model__name": f"{FILE}:Logits", "data__source": f"{FILE}:two_inputs"}
-    other, its = of_own(comm, **by_targets, method__name=method, train__rounds=12, train__batch=32, optimizer__lr=0.3)
+    other, its = own_trained(comm, **by_targets, **settings)
     assert other.score_name == "accuracy"
     assert its[-1].loss == pytest.approx(progress[-1].loss, rel=1e-6)
     assert its[-1].score.score == pytest.approx(progress[-1].score.score, abs=1e-6)
@@ -71,7 +68,7 @@ def test_two_inputs_a_loss_and_a_score_of_the_users(comm, shared_tmp):
 
 def test_a_score_has_its_direction_and_early_stopping_follows_it(comm):
     settings = {"data__source": f"{FILE}:numbers", "data__validation": 0.2, "train__patience": 2, "evaluate__every": 1}
-    training, progress = of_own(
+    training, progress = own_trained(
         comm, **settings, model__name=f"{FILE}:Distance", train__rounds=6, optimizer__lr=0.02, model__outputs=1
     )
     assert training.score_name == "distance (lower is better)" and not higher_is_better(training.score_name)
@@ -88,7 +85,7 @@ def test_a_loss_and_a_score_that_other_data_do_not_use_are_named(comm, shared_tm
 
 
 def test_numbers_are_a_regression_in_their_own_units(comm):
-    training, progress = of_own(
+    training, progress = own_trained(
         comm, data__source=f"{FILE}:numbers", model__name=f"{FILE}:Line", train__rounds=12, optimizer__lr=0.02
     )
     assert training.score_name == "mean absolute error" and training.dataset.targets is None
@@ -98,9 +95,9 @@ def test_numbers_are_a_regression_in_their_own_units(comm):
 def test_collate_may_pad_and_draw(comm):
     settings = {"data__source": f"{FILE}:padded", "model__name": f"{FILE}:Line", "model__outputs": 10}
     settings |= {"model__features": 64, "train__rounds": 12, "train__batch": 32, "optimizer__lr": 0.3}
-    training, progress = of_own(comm, **settings)
+    training, progress = own_trained(comm, **settings)
     assert progress[-1].score.score > 0.4
-    assert [each.loss for each in of_own(comm, **settings, data__ahead=0)[1]] == [each.loss for each in progress]
+    assert [each.loss for each in own_trained(comm, **settings, data__ahead=0)[1]] == [each.loss for each in progress]
 
 
 def test_each_rank_has_data_of_its_own_where_the_function_takes_its_rank(comm):
@@ -155,4 +152,4 @@ def test_a_data_set_a_loss_a_score_or_a_network_that_misbehaves_is_named(comm, d
 
 def test_a_loss_that_is_not_finite_ends_all_ranks(comm):
     with pytest.raises(DivergedError, match="the loss is no longer finite in round 1, local step 1"):
-        of_own(comm, data__source=f"{FILE}:numbers", model__name=f"{FILE}:NotFinite", model__outputs=1)
+        own_trained(comm, data__source=f"{FILE}:numbers", model__name=f"{FILE}:NotFinite", model__outputs=1)

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from own_runs import RESNET
 from replaying import run_of
 from resuming import assert_goes_on, save
 from small import trained
@@ -12,6 +11,7 @@ from small import trained
 from istmpi.cli.plan import show
 from istmpi.comm.ledger import EVALUATION, SAVING
 from istmpi.training.run import run_training
+from tests.networks import dense_nets
 
 LARS = Path(__file__).parents[2] / "examples" / "lars.py"
 FEDAVG = {"method__name": "fedavg", "method__epochs": 1, "method__fraction": 0.5, "train__batch": 64}
@@ -20,7 +20,7 @@ ROWS = {
     "staleness": {"method__name": "downpour", "method__staleness": 2},
     "label shards": {"data__placement": "label-shards", **FEDAVG},
     "top-k and energy": {"evaluate__top_k": [2], "train__watts": 5.0},
-    "exits": RESNET | {"model__exits": [1]},
+    "exits": {"model__name": f"{dense_nets.__file__}:TwoExits"},
     "finish": {"method__name": "data-parallel", "method__finish": "local-sgd:50%"},
     "wider network": {"train__init": "narrow.h5", "train__widen": True},
     "own optimizer": {"optimizer__name": f"{LARS}:Lars", "method__optimizer_state": "carry"},

@@ -23,6 +23,7 @@ from istmpi.evaluation.sample import draw_calibration_rows
 from istmpi.hdf5 import LOCKING
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
+from tests.networks import dense_nets
 
 LABELS, NUMBERS = {"data__source": "labels.npz"}, {"data__source": "numbers.npz", "optimizer__lr": 0.01}
 EXPERTS = {"model__name": "moe", "model__layers": 1, "model__heads": [3], "model__experts": [5], "model__hidden": 6}
@@ -35,7 +36,7 @@ CASES = {
     "several labels": LABELS | {"method__name": "fedavg", "optimizer__lr": 0.5},
     "several labels, a user's network": LABELS | {"model__name": f"{FILE}:Rows"},
     "several labels, exits": LABELS | RESNET | {"model__exits": [1]},
-    "numbers, exits": NUMBERS | {"model__name": f"{FILE}:Early", "train__exit_weights": [0.5, 1.0]},
+    "numbers, exits": NUMBERS | {"model__name": f"{dense_nets.__file__}:TwoExits", "train__exit_weights": [0.5, 1.0]},
     "text": TRANSFORMER | {"train__rounds": 1},
     "experts": EXPERTS,
     "side by side": BLOCKS,

@@ -8,20 +8,6 @@ DIM = 2
 """Numbers of a head."""
 
 
-class Mha(nn.Module):
-    """torch's own attention, of so many heads."""
-
-    def __init__(self, shape, outputs, heads=12):
-        super().__init__()
-        self.first = nn.Linear(shape[-1], heads * DIM)
-        self.attention = nn.MultiheadAttention(heads * DIM, heads, batch_first=True)
-        self.last = nn.Linear(heads * DIM, outputs)
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))
-
-
 class MhaCross(nn.Module):
     """torch's own attention, with keys and values of widths of their own."""
 
@@ -115,37 +101,3 @@ class Latents(nn.Module):
     def forward(self, x):
         attended = torch.softmax(self.latents @ self.key(x).transpose(1, 2), -1) @ self.value(x)
         return self.last(torch.tanh(attended).mean(1))
-
-
-class T5Attention(nn.Module):
-    """Attention as T5's: scores are not divided, and nothing has a bias."""
-
-    def __init__(self, embed, heads):
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v = (nn.Linear(embed, heads * DIM, bias=False) for _ in range(3))
-        self.o = nn.Linear(heads * DIM, embed, bias=False)
-
-    def forward(self, x, distances):
-        q, k, v = (part(x).unflatten(-1, (self.heads, DIM)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        scores = q @ k.transpose(2, 3)
-        scores += distances
-        return self.o((torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2))
-
-
-class T5(nn.Module):
-    """Two layers of attention as T5's: a table of distances is added to the scores of both."""
-
-    def __init__(self, shape, outputs, embed=6, heads=8, hidden=12):
-        super().__init__()
-        self.into, self.buckets = nn.Linear(shape[-1], embed), nn.Embedding(2 * shape[0], heads)
-        self.attention = nn.ModuleList(T5Attention(embed, heads) for _ in range(2))
-        self.wi, self.wo = nn.Linear(embed, hidden, bias=False), nn.Linear(hidden, embed, bias=False)
-        self.last = nn.Linear(embed, outputs)
-
-    def forward(self, x):
-        x, places = self.into(x), torch.arange(x.shape[1])
-        distances = self.buckets(places[:, None] - places + len(places)).permute(2, 0, 1)[None]
-        for attention in self.attention:
-            x = x + attention(x, distances)
-        return self.last((x + self.wo(torch.relu(self.wi(x)))).mean(1))

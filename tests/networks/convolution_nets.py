@@ -2,23 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
-
-
-class Lenet(nn.Module):
-    """Two convolutions, and two dense layers behind a flattening."""
-
-    def __init__(self, shape, outputs, channels=(8, 12), hidden=12):
-        super().__init__()
-        self.first = nn.Conv2d(shape[0], channels[0], 3, padding=1)
-        self.second = nn.Conv2d(*channels, 3, padding=1)
-        self.dense = nn.Linear(channels[1] * (shape[1] // 4) * (shape[2] // 4), hidden)
-        self.last = nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        x = functional.max_pool2d(torch.relu(self.first(x)), 2)
-        x = functional.max_pool2d(torch.relu(self.second(x)), 2)
-        return self.last(torch.relu(self.dense(x.flatten(1))))
 
 
 class GroupsCounted(nn.Module):

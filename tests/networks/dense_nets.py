@@ -30,18 +30,6 @@ class BatchNormed(nn.Module):
         return self.last(torch.relu(self.second_norm(self.second(x))))
 
 
-class Glu(nn.Module):
-    """Gates and values in the two halves of one product."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.up, self.last = nn.Linear(features, 2 * hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        values, gates = self.up(x).chunk(2, dim=-1)
-        return self.last(values * torch.sigmoid(gates))
-
-
 class ResidualBlock(nn.Module):
     """A hidden layer that adds to its input."""
 
@@ -86,18 +74,6 @@ class InPairs(ResidualMlp):
     block = PairsBlock
 
 
-class UnitsAdded(nn.Module):
-    """Each output is the sum of units of its own."""
-
-    def __init__(self, features, outputs, units=12):
-        super().__init__()
-        self.outputs, self.units = outputs, units
-        self.up = nn.Linear(features, outputs * units)
-
-    def forward(self, x):
-        return torch.tanh(self.up(x)).view(len(x), self.outputs, self.units).sum(-1)
-
-
 class TwoExits(nn.Module):
     """A classifier behind each of two hidden layers."""
 
@@ -108,4 +84,4 @@ class TwoExits(nn.Module):
 
     def forward(self, x):
         x = torch.relu(self.first(x))
-        return self.early(x), self.last(torch.relu(self.second(x)))
+        return [self.early(x), self.last(torch.relu(self.second(x)))]

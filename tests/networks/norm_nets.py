@@ -31,20 +31,6 @@ class InstanceTracked(nn.Module):
         return self.last(torch.relu(self.norm(self.second(torch.relu(self.first(x))))).mean((2, 3)))
 
 
-class LayerNormed(nn.Module):
-    """Layer normalisation behind each hidden product."""
-
-    def __init__(self, features, outputs, hidden=(12, 14)):
-        super().__init__()
-        self.first, self.first_norm = nn.Linear(features, hidden[0]), nn.LayerNorm(hidden[0])
-        self.second, self.second_norm = nn.Linear(*hidden), nn.LayerNorm(hidden[1])
-        self.last = nn.Linear(hidden[1], outputs)
-
-    def forward(self, x):
-        x = torch.relu(self.first_norm(self.first(x)))
-        return self.last(torch.relu(self.second_norm(self.second(x))))
-
-
 class BatchNormAct(nn.BatchNorm2d):
     """A batch normalisation with an activation behind it, as timm has it."""
 
@@ -89,17 +75,6 @@ class AndElsewhere(nn.Module):
     def forward(self, x):
         x = self.second(torch.relu(self.first(x)))
         return self.last(torch.relu(self.norm(x)) + torch.tanh(x))
-
-
-class OnSphere(nn.Module):
-    """Units divided by their length before a product sums over them."""
-
-    def __init__(self, features, outputs, hidden=12):
-        super().__init__()
-        self.first, self.last = nn.Linear(features, hidden), nn.Linear(hidden, outputs)
-
-    def forward(self, x):
-        return self.last(functional.normalize(torch.tanh(self.first(x)), dim=-1))
 
 
 class WeightNormed(nn.Module):

@@ -92,7 +92,7 @@ def outputs_of(row, module, values, training=False):
         outputs = module(*examples(row))
         for name, buffer in module.named_buffers():
             buffer.copy_(buffers[name])
-    return torch.cat([one.flatten(1) for one in (outputs if isinstance(outputs, tuple) else (outputs,))], dim=1)
+    return torch.cat([one.flatten(1) for one in (outputs if isinstance(outputs, list) else [outputs])], dim=1)
 
 
 def random_values(module):

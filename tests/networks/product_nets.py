@@ -33,19 +33,6 @@ class Kan(nn.Module):
         return x
 
 
-class Einsum(nn.Module):
-    """Weights with inputs first, multiplied by einsum."""
-
-    def __init__(self, features, outputs, hidden=(12, 14)):
-        super().__init__()
-        self.first, self.second = nn.Parameter(torch.randn(features, hidden[0])), nn.Parameter(torch.randn(*hidden) / 4)
-        self.last = nn.Parameter(torch.randn(hidden[1], outputs) / 4)
-
-    def forward(self, x):
-        x = torch.relu(torch.einsum("bf,fh->bh", x, self.first))
-        return torch.einsum("bh,ho->bo", torch.relu(torch.einsum("bh,hw->bw", x, self.second)), self.last)
-
-
 class Machine(nn.Module):
     """A factorisation machine for each output: half the square of a sum less the sum of squares."""
 

@@ -96,16 +96,12 @@ RESIDUAL = Row(
 )
 DENSE = (
     Row("dense_nets.Mlp", FLAT, "hidden1: second.weight, hidden2: last.weight"),
-    Row("norm_nets.LayerNormed", FLAT, "hidden1: second.weight, hidden2: last.weight"),
     Row("dense_nets.BatchNormed", FLAT, "hidden, wide: last.weight"),
-    Row("dense_nets.Glu", FLAT, "hidden: last.weight"),
     RESIDUAL,
     replace(RESIDUAL, network="dense_nets.InPairs", dtype="float32"),
-    Row("dense_nets.UnitsAdded", FLAT, "units: +sum"),
     Row("dense_nets.TwoExits", FLAT, "hidden1: second.weight early.weight, hidden2: last.weight"),
 )
 CONVOLUTIONS = (
-    Row("convolution_nets.Lenet", IMAGE, "channels1: second.weight, channels2: dense.weight, hidden: last.weight"),
     Row("convolution_nets.GroupsCounted", IMAGE, "groups: last.weight"),
     Row("convolution_nets.GroupsFixed", IMAGE, undealt={"channels": f"{ORDER}|an axis of .* has"}, trains=False),
     Row("convolution_nets.Upsampling", IMAGE, "channels: up.weight, wide: last.weight"),
@@ -118,7 +114,6 @@ NORMS = (
     Row("norm_nets.OfSubclass", IMAGE, "channels1, channels2: last.weight"),
     Row("norm_nets.NormTwice", FLAT, "hidden: second.weight last.weight"),
     Row("norm_nets.AndElsewhere", FLAT, "hidden: second.weight, wide: last.weight"),
-    Row("norm_nets.OnSphere", FLAT, "hidden: last.weight +length"),
     Row("norm_nets.WeightNormed", FLAT, "hidden1: +product +length-of-rows, hidden2: last.weight"),
     Row("norm_nets.SpectralNormed", FLAT, trains=False, refused="buffer"),
     Row("norm_nets.Standardised", IMAGE, "channels1: +product, channels2: last.weight"),
@@ -126,7 +121,6 @@ NORMS = (
 PRODUCTS = (
     Row("product_nets.Bilinear", FLAT, "left: both.weight, right: both.weight", fan={"both.weight": 12}),
     Row("product_nets.Kan", FLAT, "hidden: second"),
-    Row("product_nets.Einsum", FLAT, "hidden1: second, hidden2: last", fan={"first": 6, "second": 12, "last": 14}),
     Row("product_nets.Machine", FLAT, "factors: +sum"),
     Row("product_nets.Vector", FLAT, "hidden: vector"),
 )
@@ -137,7 +131,6 @@ TIED = (
     Row("tied_nets.LogitScale", FLAT, "hidden: last.weight"),
 )
 ATTENTION = (
-    Row("attention_nets.Mha", SEQUENCE, "heads: attention.in_proj_weight attention.out_proj.weight last.weight"),
     Row(
         "attention_nets.MhaCross",
         SEQUENCE,
@@ -153,14 +146,6 @@ ATTENTION = (
     *rows("attention_nets", "Heads SlopesLearnt", SEQUENCE, "heads: out.weight"),
     Row("attention_nets.Windows", SEQUENCE, "heads: qkv.0.weight up.weight down.weight qkv.1.weight last.weight"),
     Row("attention_nets.Latents", SEQUENCE, "latents"),
-    Row(
-        "attention_nets.T5",
-        SEQUENCE,
-        "embed: attention.0.q.weight attention.0.k.weight attention.0.v.weight attention.1.q.weight "
-        "attention.1.k.weight attention.1.v.weight wi.weight last.weight, "
-        "heads: attention.0.o.weight attention.1.o.weight, hidden: wo.weight",
-        default="heads hidden",
-    ),
 )
 RECURRENT = (
     Row(

@@ -40,24 +40,6 @@ def lstm(weights, x, factor):
     return factor["hidden"] * (state @ weights["last.weight"].T) + weights["last.bias"]
 
 
-def autoencoder(weights, x, factor):
-    hidden = torch.tanh(x @ weights["first.weight"].T + weights["first.bias"])
-    code = torch.tanh(factor["hidden"] * (hidden @ weights["second.weight"].T) + weights["second.bias"])
-    back = torch.tanh(factor["code"] * (code @ weights["second.weight"]))
-    return factor["hidden"] * (back @ weights["last.weight"].T) + weights["last.bias"]
-
-
-def mixture(weights, x, factor):
-    """The softmax is over the experts that are there, so that their sum is a mean, and not multiplied."""
-    scores = x @ weights["gate.weight"].T + weights["gate.bias"]
-    shares = torch.softmax(scores, -1)
-    outputs = 0
-    for expert in range(shares.shape[1]):
-        hidden = torch.relu(x @ weights["up"][expert])
-        outputs = outputs + shares[:, expert, None] * factor["hidden"] * (hidden @ weights["down"][expert])
-    return outputs
-
-
 def dense_net(weights, x, factor):
     def product(name, *units):
         parts = torch.cat([x, *(factor["growth"] * part for part in units)], dim=1)
@@ -81,29 +63,6 @@ CASES = {
             "last.weight": (None, "hidden"),
         },
         lstm,
-    ),
-    "autoencoder": Case(
-        "tied_nets.TiedAutoencoder",
-        {"hidden": 13, "code": 11},
-        {
-            "first.weight": ("hidden", None),
-            "first.bias": ("hidden",),
-            "second.weight": ("code", "hidden"),
-            "second.bias": ("code",),
-            "last.weight": (None, "hidden"),
-        },
-        autoencoder,
-    ),
-    "mixture": Case(
-        "expert_nets.SoftExperts",
-        {"experts": 7, "hidden": 11},
-        {
-            "gate.weight": ("experts", None),
-            "gate.bias": ("experts",),
-            "up": ("experts", None, "hidden"),
-            "down": ("experts", "hidden", None),
-        },
-        mixture,
     ),
     "growth": Case(
         "convolution_nets.DenseNet",

@@ -326,18 +326,3 @@ class Noisy(TwoLayers):
 
     def forward(self, x):
         return self.last(functional.dropout(self.first(x), 0.5, training=True))
-
-
-class Early(nn.Module):
-    """Two exits: behind the first hidden layer, and behind both."""
-
-    def __init__(self, features, outputs, hidden=(12, 9)):
-        super().__init__()
-        self.first = nn.Linear(features, hidden[0])
-        self.exit = nn.Linear(hidden[0], outputs)
-        self.second = nn.Linear(hidden[0], hidden[1])
-        self.last = nn.Linear(hidden[1], outputs)
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        return [self.exit(x), self.last(torch.tanh(self.second(x)))]

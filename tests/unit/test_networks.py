@@ -1,7 +1,7 @@
 """The law of any network: what is found in each of tests/networks is what its table says, is true, and is trained so.
 
 The table was written by hand. Permutations and twins are made by code of this file, on the plain module in its full
-size: of istmpi it asks which axes were found. What does not hold yet is listed in tests/networks/failing.py.
+size: of istmpi it asks which axes were found.
 """
 
 import json
@@ -18,7 +18,6 @@ from istmpi.inspection import examine
 from istmpi.inspection.examine import inspect
 from istmpi.network.architecture import Architecture
 from istmpi.network.norms import calibrate
-from tests.networks.failing import FAILING
 from tests.networks.plain import (
     examples,
     lengths_of,
@@ -39,13 +38,9 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def rows(law, having=lambda row: True):
-    """The rows of a law as pytest has them, those that do not hold yet as expected failures."""
-    failing = FAILING.get(law, {})
-    reason = {name: why for why, names in failing.items() for name in names.split()}
-    assert reason.keys() <= {row.name for row in ROWS if having(row)}, f"{law}: {sorted(reason)}"
-    marks = {name: [pytest.mark.xfail(strict=True, reason=why)] for name, why in reason.items()}
-    return [pytest.param(row, id=row.name, marks=marks.get(row.name, ())) for row in ROWS if having(row)]
+def rows(having=lambda row: True):
+    """The rows of a law as pytest has them."""
+    return [pytest.param(row, id=row.name) for row in ROWS if having(row)]
 
 
 def examinable(row):
@@ -82,7 +77,7 @@ def trained(row, folder):
     return train(row, folder)
 
 
-@pytest.mark.parametrize("row", rows("found", examinable))
+@pytest.mark.parametrize("row", rows(examinable))
 def test_what_is_found_is_what_was_written_down(row):
     table = find_table(row)
     assert {*table.groups} == {*row.dealt.split()}
@@ -102,7 +97,7 @@ def assert_near(row, found, expected):
     assert float((found - expected).abs().max()) <= precision * max(float(expected.abs().max()), 1e-6)
 
 
-@pytest.mark.parametrize("row", rows("permuted", widths_in))
+@pytest.mark.parametrize("row", rows(widths_in))
 def test_units_can_be_permuted_at_full_size(row):
     table, module = find_table(row), plain(row)
     values, lengths = random_values(module), lengths_of(row)
@@ -113,7 +108,7 @@ def test_units_can_be_permuted_at_full_size(row):
             assert_near(row, outputs_of(row, module, other, training), outputs_of(row, module, values, training))
 
 
-@pytest.mark.parametrize("row", rows("written", widths_in))
+@pytest.mark.parametrize("row", rows(widths_in))
 def test_what_was_written_down_makes_twins_as_one(row):
     """Each unit is there twice: half of each use that the table names makes the outputs of half the units."""
     table, lengths = find_table(row), lengths_of(row)
@@ -137,7 +132,7 @@ def test_what_was_written_down_makes_twins_as_one(row):
         assert_near(row, outputs_of(row, plain(row), twins, True), expected)
 
 
-@pytest.mark.parametrize("row", rows("scaled", lambda row: widths_in(row) and row.trains is not False))
+@pytest.mark.parametrize("row", rows(lambda row: widths_in(row) and row.trains is not False))
 def test_a_full_network_of_twins_makes_what_a_subnet_does(row):
     """The full network that istmpi builds, by the share of a half, makes the outputs of a subnet of half the units."""
     table, lengths = find_table(row), lengths_of(row)
@@ -163,7 +158,7 @@ def test_a_full_network_of_twins_makes_what_a_subnet_does(row):
 NORMS = ["BatchNormed", "OfSubclass", "NormTwice", "InstanceTracked"]
 
 
-@pytest.mark.parametrize("row", rows("calibrated", lambda row: row.name in NORMS))
+@pytest.mark.parametrize("row", rows(lambda row: row.name in NORMS))
 def test_calibrated_moments_are_those_that_pytorch_keeps(row):
     architecture = Architecture(row.network, find_table(row), row.dtype, network(row))
     module, ours, numbers = plain(row), quiet(architecture.build(lengths_of(row), {})), {}
@@ -188,7 +183,7 @@ def test_calibrated_moments_are_those_that_pytorch_keeps(row):
         torch.testing.assert_close(layer.moments, (kept.running_mean, variance))
 
 
-@pytest.mark.parametrize("row", rows("trained"))
+@pytest.mark.parametrize("row", rows())
 def test_it_is_trained_or_refused_for_a_true_reason(row, folder):
     run = trained(row, folder)
     assert run.stopped == ""
@@ -199,7 +194,7 @@ def test_it_is_trained_or_refused_for_a_true_reason(row, folder):
         assert any(re.search(kind, run.refused) for kind in kinds), run.refused
 
 
-@pytest.mark.parametrize("row", rows("bytes", lambda row: row.trains))
+@pytest.mark.parametrize("row", rows(lambda row: row.trains))
 def test_the_bytes_that_are_sent_are_those_of_the_plan(row, folder):
     run = trained(row, folder)
     assert run.counted and run.counted == run.planned
@@ -208,14 +203,14 @@ def test_the_bytes_that_are_sent_are_those_of_the_plan(row, folder):
 WHOLE = ["Lstm", "SoftExperts", "SoftmaxUnits", "Bilinear", "Kan", "UnusedLayer"]
 
 
-@pytest.mark.parametrize("row", rows("whole", lambda row: row.name in WHOLE))
+@pytest.mark.parametrize("row", rows(lambda row: row.name in WHOLE))
 @pytest.mark.parametrize("ranks, scale", [(1, "share"), (2, "none")])
 def test_where_nothing_is_scaled_nothing_is_refused_for_it(row, folder, ranks, scale):
     run = train(row, folder, ranks, model__scale=scale)
     assert (run.refused, run.stopped) == ("", "") and np.isfinite(run.losses).all()
 
 
-@pytest.mark.parametrize("row", rows("agree", lambda row: not row.trains or ROWS.index(row) % 4 == 0))
+@pytest.mark.parametrize("row", rows(lambda row: not row.trains or ROWS.index(row) % 4 == 0))
 def test_the_command_and_training_agree(row, folder, istmpi_command):
     """What training refuses `istmpi model` refuses, in the same words; what it says can be dealt out trains."""
     code, out, err = istmpi_command("model", place(row), *facts(row, folder), "--json")
@@ -233,14 +228,14 @@ def facts(row, folder):
     return ["--shape", "x".join(map(str, row.shape)), "--outputs", row.outputs, *tokens]
 
 
-@pytest.mark.parametrize("row", rows("initial", lambda row: row.fan))
+@pytest.mark.parametrize("row", rows(lambda row: row.fan))
 def test_initial_values_follow_the_inputs_of_their_use(row):
     bounds = {name: find_table(row).parameters[name].bound for name in row.fan}
     # Where no use is seen, a deviation like the constructor's own is as good.
     assert bounds == pytest.approx({name: inputs**-0.5 for name, inputs in row.fan.items()}, rel=0.05)
 
 
-@pytest.mark.parametrize("row", rows("kept", lambda row: row.kept))
+@pytest.mark.parametrize("row", rows(lambda row: row.kept))
 def test_initial_values_of_the_constructor_are_kept_where_they_are_asked_for(row, folder):
     initial, module = trained(row, folder).initial, plain(row)
     for name in row.kept:
@@ -250,7 +245,7 @@ def test_initial_values_of_the_constructor_are_kept_where_they_are_asked_for(row
 FIRST_OF_EACH_FILE = {row.network.partition(".")[0]: row for row in reversed(ROWS) if row.dealt and row.trains}
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in FIRST_OF_EACH_FILE.values()])
+@pytest.mark.parametrize("row", rows(lambda row: row in FIRST_OF_EACH_FILE.values()))
 def test_subnets_learn_from_the_sum_of_their_outputs(row, folder):
     """Four ranks send the planned bytes, unless a parameter is dealt out in part."""
     joint = train(row, folder, ranks=4, method__name="joint")

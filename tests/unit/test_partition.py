@@ -124,19 +124,6 @@ def test_the_deal_is_fixed_for_ever():
     assert [part.tolist() for part in partly.units["hidden1"]] == [[1, 3, 4, 7], [0, 8, 9], [2, 5, 6]]
 
 
-@given(ranks=st.integers(1, 5), text=st.sampled_from(["features labels", "a labels", "a b", "a b c 3", "a (2 b)"]))
-def test_a_parameter_with_k_dealt_axes_is_held_p_to_the_1_minus_k_times(ranks, text):
-    lengths = {"features": 7, "labels": 3, **{name: ranks * size for name, size in zip("abc", (2, 3, 1))}}
-    deal = draw(ranks, lengths=lengths, groups=("a", "b", "c"))
-    pattern = Pattern.parse(text)
-    held = sum(
-        prod(len(deal.positions(axis, place, rank)) for place, axis in enumerate(pattern.axes)) for rank in range(ranks)
-    )
-    size = prod(pattern.shape(lengths))
-    assert held * ranks ** (pattern.dealt(deal.units) - 1) == size
-    assert deal.copies(pattern.names) == (1 if pattern.dealt(deal.units) else ranks)
-
-
 # ---- layouts: who has which positions of a parameter
 
 SIZES = {"a": 7, "b": 9, "blocks": 6}

@@ -70,18 +70,6 @@ def finite(tensor):
     return torch.where(tensor.isfinite() & (tensor != 0), tensor, torch.ones_like(tensor))
 
 
-@pytest.mark.parametrize(
-    "ranks, staging_bytes, kind", [(1, 2**28, "none"), (2, 1000, "some"), (3, 2**28, "shares"), (5, 5000, "all 0")]
-)
-def test_push_after_pull_is_the_identity_bit_for_bit(ranks, kind, staging_bytes):
-    names = parameters()
-    whole = {name: finite(tensor) for name, tensor in any_values(names, LENGTHS).items()}
-    owners, deal = layout("owners", ranks), layout(kind, ranks)
-    stored = all_parts(whole, names, owners)
-    subnets = move(names, owners, deal, stored, blanks(names, deal), staging_bytes)
-    assert_same_bits(move(names, deal, owners, subnets.tensors, stored, staging_bytes).tensors, stored, names)
-
-
 def held_by_any(deal, parameter):
     """Which elements any rank has in a deal, written down with ``np.ix_``."""
     held = np.zeros(parameter.pattern.shape(LENGTHS), dtype=bool)
@@ -194,18 +182,6 @@ def test_every_element_becomes_the_mean_over_its_holders(ranks, kinds, texts, dt
             received = moved.tensors[rank][name].double().numpy()
             np.testing.assert_allclose(received, expected, atol=tolerance, rtol=0, err_msg=name)
             np.testing.assert_array_equal(received[count[part] == 0], kept[count[part] == 0])
-
-
-def test_the_mean_of_equal_values_is_that_value():
-    """Three copies of 0.1 add up to no multiple of 0.1, and 2**53 + 1 is no float64."""
-    names = parameters(["labels"])
-    source, target = layout("none", 3), layout("owners", 3)
-    value = {dtype: torch.full((3,), 0.1, dtype=getattr(torch, dtype)) for dtype in DTYPES[:-1]}
-    value["int64"] = torch.full((3,), 2**53 + 1)
-    values = [{f"labels {dtype}": tensor for dtype, tensor in value.items()}] * 3
-    moved = move(names, source, target, values, blanks(names, target))
-    for rank, dtype in product(range(3), DTYPES):
-        assert torch.equal(moved.tensors[rank][f"labels {dtype}"], value[dtype][:1]), dtype
 
 
 def test_the_mean_is_the_same_for_every_receiver():
