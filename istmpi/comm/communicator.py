@@ -307,10 +307,12 @@ class Communicator:
                 while not request.Test():
                     backoff.wait_unless(False)
 
-    def waiting(self, call: str) -> AbstractContextManager[None]:
-        """Note a wait for the group's ranks inside a block."""
-        self.whereabouts.arrive(self._name)
-        return self.whereabouts.waits(call, self._name, self.ranks)
+    def waiting(self, call: str, library: str = "") -> AbstractContextManager[None]:
+        """Note a wait for the group's ranks inside a block, whose calls may be those of another
+        ``library`` than MPI."""
+        group = self._name + library
+        self.whereabouts.arrive(group)
+        return self.whereabouts.waits(call, group, self.ranks)
 
     def waiting_for_itself(self, call: str) -> AbstractContextManager[None]:
         """Note a wait for this rank's own work inside a block, such as a write."""

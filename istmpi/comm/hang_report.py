@@ -64,7 +64,8 @@ class Sighting:
     """Seconds since the rank last made progress."""
     arrivals: Mapping[str, int] = field(default_factory=dict)
     """The number of collective calls that the rank has reached, by communicator."""
-    waits: bool = False
+    waiting: tuple[Wait, ...] = ()
+    """The calls in which the rank's training waits for other ranks."""
 
     @classmethod
     def from_whereabouts(cls, whereabouts: Whereabouts, now: float) -> "Sighting":
@@ -76,7 +77,15 @@ class Sighting:
             local_step=whereabouts.local_step,
             still=max(now - whereabouts.moved, 0.0),
             arrivals=dict(whereabouts.arrivals),
-            waits=any(wait.trains for wait in waits),
+            waiting=tuple(wait for wait in waits if wait.trains),
+        )
+
+    def awaits(self, rank: int, other: "Sighting") -> bool:
+        """Return True if this rank waits for ``rank``, whose sighting is ``other``, in a call that
+        it has not reached."""
+        return any(
+            rank in wait.ranks and other.arrivals.get(wait.group, 0) < wait.number
+            for wait in self.waiting
         )
 
     def __str__(self) -> str:
@@ -91,7 +100,7 @@ class Missing:
     member: Member
     why: str
     """``silent``: no answer; ``still``: no progress; ``slow``: progress; ``waits``: a wait for
-    other ranks."""
+    other ranks; ``circle``: a wait for ranks that wait for it."""
     since: float
     """Seconds for which the rank has been silent or still, as far as is known."""
     seen: Sighting | None = None
@@ -110,6 +119,8 @@ class Missing:
             return f"its process answers but has made no progress for {self.since:.0f} s, {where}"
         if self.why == "slow":
             return f"its process answers and has been busy for {self.since:.0f} s, {where}"
+        if self.why == "circle":
+            return f"it waits for ranks that wait for it, {where}: they do not make the same calls"
         return f"it waits for other ranks, {where}"
 
     @property
@@ -129,6 +140,22 @@ def deadline(patience: float, slowest_round: float) -> float:
     return max(patience, TIMES_THE_SLOWEST * slowest_round)
 
 
+def find_circle(sightings: Mapping[int, Sighting], limit: float) -> set[int]:
+    """Return the ranks that have waited for each other for at least ``limit`` seconds, in different
+    calls: each of them waits for one that has not reached its call."""
+    circle = {rank for rank, seen in sightings.items() if seen.waiting and seen.still >= limit}
+    while True:
+        ended = set()
+        for rank in circle:
+            seen = sightings[rank]
+            others = circle - {rank}
+            if not any(seen.awaits(other, sightings[other]) for other in others):
+                ended.add(rank)
+        if not ended:
+            return circle
+        circle -= ended
+
+
 def find_missing(
     wait: Wait,
     members: Sequence[Member],
@@ -144,9 +171,12 @@ def find_missing(
     Ranks that wait for others are left out, unless all missing ranks wait. ``silent_for``: seconds
     since a rank was first asked in vain. ``seen``: each rank's last sighting and its age in
     seconds. ``states``: processes' state letters. A rank with progress in the last ``limit``
-    seconds is slow, otherwise still.
+    seconds is slow, otherwise still. ``answers`` has this rank's own sighting, too.
     """
     absent = []
+    circle = find_circle(answers, limit)
+    if me not in circle:
+        circle = set()
     for member in members:
         rank = member.rank
         if rank == me or rank not in wait.ranks:
@@ -158,6 +188,8 @@ def find_missing(
             absent.append(Missing(member, "silent", since, sighting, ago, states.get(rank)))
         elif answer.arrivals.get(wait.group, 0) < wait.number:
             why = _why_late(answer, limit)
+            if rank in circle:
+                why = "circle"
             absent.append(Missing(member, why, since=answer.still, seen=answer))
     # Ranks that wait for others are not the cause, unless the ranks wait in a circle.
     causes = [missing for missing in absent if missing.why != "waits"]
@@ -165,7 +197,7 @@ def find_missing(
 
 
 def _why_late(answer: Sighting, limit: float) -> str:
-    if answer.waits:
+    if answer.waiting:
         return "waits"
     if answer.still < limit:
         return "slow"
@@ -175,13 +207,13 @@ def _why_late(answer: Sighting, limit: float) -> str:
 def find_stuck(absent: Collection[Missing], limit: float, hurry: bool) -> list[Missing]:
     """Return the missing ranks that end the job.
 
-    They are silent for one deadline (``limit``), or still for two deadlines. After a request to
-    stop (``hurry``), a silent rank ends the job at once, a still rank after one deadline.
+    They are silent for one deadline (``limit``), or still or in a circle for two deadlines. After a
+    request to stop (``hurry``), a silent rank ends the job at once, another one after one deadline.
     """
     if hurry:
-        enough = {"silent": 0.0, "still": limit}
+        enough = {"silent": 0.0, "still": limit, "circle": limit}
     else:
-        enough = {"silent": limit, "still": 2 * limit}
+        enough = {"silent": limit, "still": 2 * limit, "circle": 2 * limit}
     return [
         missing
         for missing in absent
@@ -201,7 +233,7 @@ def describe_missing(
     text = f"waiting for {absent.member} in {where} for {waited:.0f} s: {absent.condition}."
     if phase:
         text += f" The slowest phase so far was {phase}, {in_seconds(seconds)}."
-    if ends and absent.why in ("silent", "still"):
+    if ends and absent.why in ("silent", "still", "circle"):
         text += f" The job ends at {ends:.0f} s if nothing changes."
     return text
 

@@ -273,7 +273,7 @@ class RollCall:
             roll.wait,
             self._members,
             self._rank,
-            answers=roll.answers,
+            answers={**roll.answers, self._rank: Sighting.from_whereabouts(self._where, now)},
             silent_for={rank: roll.began - since for rank, since in self._silent_since.items()},
             seen=self._list_sightings(now),
             states={**roll.states, **self._read_states()},

@@ -68,6 +68,8 @@ class Step:
     options: list[dict[str, Any]]
     """The options of each group of a program's optimizer, which a schedule has set; empty if none
     has."""
+    skipped: int = 0
+    """The number of earlier steps of the round that the leader's loop has left out."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,10 @@ class Refresh:
 
 @dataclass(frozen=True)
 class Collect:
-    """A leader's call for the losses of a round's local steps."""
+    """A leader's call for the losses of a round's local steps, of which its loop has left out
+    ``skipped``."""
+
+    skipped: int
 
 
 def join_group(membership: Membership, device: torch.device) -> ReplicaGroup | None:
@@ -335,7 +340,7 @@ class ReplicaGroup:
 
         Raises IstmpiError if a member is gone.
         """
-        with self._inside.waiting(call), self.naming_lost_member():
+        with self._inside.waiting(call, library="torch"), self.naming_lost_member():
             yield
 
     @contextmanager

@@ -194,6 +194,7 @@ class Method(LocalTraining, ABC):
         began = time.perf_counter()
         complete = True
         self._losses = StepLosses()
+        self.skipped = 0
         with self.job.clock("compute"):
             for local_step in range(steps):
                 if self.leaves(local_step, steps):
@@ -315,7 +316,7 @@ class Method(LocalTraining, ABC):
         group = self.job.group
         if group is None or not self.steps(number):
             return
-        group.membership.tell(Collect())
+        group.membership.tell(Collect(self.skipped))
         parts, signal = group.membership.collect(self._losses.values())
         self._losses.replace(parts)
         self.job.stop.take(signal)

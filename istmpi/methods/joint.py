@@ -241,6 +241,7 @@ class Joint(ReplicatedMethod):
 
     def skip_step(self) -> None:
         """Take part in what other ranks exchange in a step that this rank leaves out."""
+        super().skip_step()
         if self._local_steps > 1:
             return
         if self._sums is None or not self._sums.complete:

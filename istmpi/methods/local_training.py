@@ -57,6 +57,8 @@ class LocalTraining(ABC):
         )
         self.task = job.task
         self.examples = 0
+        self.skipped = 0
+        """The number of local steps of this round that a user's own loop has left out."""
         loss = class_loss(job.task, job.run.train, job.batches)
         self.loss = LossOfOutputs.from_settings(loss, job.run.train)
         self._adjustment = LogitAdjustment(job.batches, job.run.train.logit_adjustment)
@@ -232,8 +234,8 @@ class LocalTraining(ABC):
             self.job.group.share(gradients)
 
     def skip_step(self) -> None:
-        """Leave out a local step that other ranks may take; does nothing by default."""
-        return
+        """Leave out a local step that other ranks may take."""
+        self.skipped += 1
 
     def share_overflow(self) -> None:
         """Agree with other ranks on gradients that are not finite, if their steps depend on each

@@ -105,6 +105,9 @@ class Part:
         if group:
             self.share /= group.size
         self._hooks: list[RemovableHandle] = []
+        self._averaged: set[torch.Tensor] = set()
+        """The parameters whose gradients members have averaged since the last forward pass."""
+        self._parameters: list[nn.Parameter] = []
         self._went_back = False
         """True if `go_back` has computed gradients of the current local step."""
         self._is_weighed = False
@@ -169,10 +172,27 @@ class Part:
         if self._group is None:
             return
         self._adds_up = any(getattr(layer, "members", None) for layer in network.modules())
-        for parameter in network.parameters():
-            if parameter.requires_grad:
-                # Before DistributedDataParallel takes the gradient.
-                self._hooks.append(parameter.register_hook(self._weigh))
+        self._parameters = [values for values in network.parameters() if values.requires_grad]
+        self._hooks.append(network.register_forward_pre_hook(self._begin_pass))
+        for parameter in self._parameters:
+            # Before DistributedDataParallel takes the gradient.
+            self._hooks.append(parameter.register_hook(self._weigh))
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
+
+    def _begin_pass(self, network: nn.Module, inputs: object) -> None:
+        # A pass without gradients has no backward pass, for which DistributedDataParallel prepares.
+        if torch.is_grad_enabled():
+            self._averaged.clear()
+
+    def _note_gradient(self, parameter: torch.Tensor) -> None:
+        """Raise ConfigError in a second backward pass, which members do not average."""
+        if parameter in self._averaged:
+            raise ConfigError(
+                "a second backward pass follows a call of round.module, and a replica group "
+                "averages only the first. Add up the losses and call backward() once, or call "
+                "round.module before each backward pass."
+            )
+        self._averaged.add(parameter)
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
         if self._is_weighed or self._factor == 1.0:
@@ -189,10 +209,17 @@ class Part:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._averaged.clear()
 
     def note_update(self) -> None:
         """Note that the optimizer moves the weights. Count the bytes of a backward pass that the
-        loop has called itself."""
+        loop has called itself. Raises ConfigError if members have gradients of their own."""
         if self._group and not self._went_back:
+            if not self._averaged and any(values.grad is not None for values in self._parameters):
+                raise ConfigError(
+                    "the gradients do not come from loss.backward(), so the processes of a replica "
+                    "group have different ones. Call round.step(loss) or loss.backward()."
+                )
             self._group.count_averaging()
+        self._averaged.clear()
         self._went_back = False

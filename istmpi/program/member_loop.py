@@ -110,7 +110,9 @@ class MemberLoop(Member):
             elif isinstance(call, Refresh):
                 training.refresh(call)
             elif isinstance(call, Step):
+                training.require_same_skips(call.skipped)
                 training.hear(call)
                 yield call.local_step
             else:
+                training.require_same_skips(call.skipped)
                 training.report()

@@ -334,7 +334,7 @@ class Round:
         self._averaged = False
         rate = method.rate(self._step)
         options = method.plan_options(self._step)
-        self._part.tell(Step(self._step, self._local_step, rate, options))
+        self._part.tell(Step(self._step, self._local_step, rate, options, method.skipped))
         method.job.communicator.whereabouts.step(self._local_step + 1)
         method.hands_over = False  # a loop may call backward() several times in a step
         # A loop may draw random numbers that the inspection of the network has not seen.

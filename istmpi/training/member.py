@@ -10,7 +10,7 @@ from istmpi.comm import HangWatch
 from istmpi.comm.groups import End, Membership, Start
 from istmpi.config import Run
 from istmpi.engine.replica_group import Begin, Collect, Refresh, ReplicaGroup, Step
-from istmpi.errors import IstmpiError
+from istmpi.errors import ConfigError, IstmpiError
 from istmpi.evaluation.in_group import Load, MemberScores, Pass
 from istmpi.methods.agreement import StepLosses
 from istmpi.methods.job import LocalJob
@@ -35,6 +35,16 @@ class MemberTraining(LocalTraining):
         if self.job.optimizer:
             self.job.optimizer.hear(call.options)
 
+    def require_same_skips(self, skipped: int) -> None:
+        """Raise ConfigError if the leader's loop has left out another number of this round's steps
+        than that of this member."""
+        if skipped != self.skipped:
+            raise ConfigError(
+                f"process {self._group.membership.world.rank} has called round.skip() "
+                f"{self.skipped} times in this round, and the leader of its replica group "
+                f"{skipped} times. All processes of a group must skip the same local steps."
+            )
+
     def plan_options(self, step: int) -> list[dict[str, Any]]:
         # The leader plans them.
         return []
@@ -53,6 +63,7 @@ class MemberTraining(LocalTraining):
             subnet.renew(call.steps)
         self._group.share(subnet.list_values(call.is_new, call.keeps_state))
         self._losses = StepLosses()
+        self.skipped = 0
 
     @property
     def _group(self) -> ReplicaGroup:

@@ -13,6 +13,7 @@ from istmpi.comm.hang_report import (
     deadline,
     describe_missing,
     describe_slow_call,
+    find_circle,
     find_missing,
     find_stuck,
     keep_stacks,
@@ -23,8 +24,10 @@ MEMBERS = [Member(rank, f"n{rank}", 100 + rank) for rank in range(4)]
 WAIT = Wait("alltoallv", "all", 7, (0, 1, 2, 3), 0.0)
 
 
-def seen(phase="compute", still=1.0, met=6, waits=False):
-    return Sighting(phase, 3, 5, still, {"all": met}, waits)
+def seen(phase="compute", still=1.0, met=6, waits=False, group="some", of=(1, 2)):
+    """``waits``: True in a wait for the ranks ``of`` in the first call on the communicator ``group``."""
+    waiting = (Wait("broadcast", group, 1, of, 0.0),) if waits else ()
+    return Sighting(phase, 3, 5, still, {"all": met}, waiting)
 
 
 def found_in(answers, silent_for=None, states=None, wait=WAIT, limit=30.0):
@@ -56,8 +59,31 @@ def test_a_rank_that_does_not_answer_is_silent_and_one_that_does_is_slow_or_stil
     assert [one.member.rank for one in found_in({1: seen(), 2: seen(), 3: seen()}, wait=of_two)] == [2]
 
 
+def waiting(*of, still=40.0, met=6):
+    return seen(still=still, met=met, waits=True, group="".join(map(str, of)), of=of)
+
+
 @pytest.mark.parametrize(
-    ("why", "hurry", "last"), [("silent", False, 30), ("silent", True, 0), ("still", False, 60), ("still", True, 30)]
+    "sightings, circle",
+    [
+        ([waiting(1), waiting(0)], {0, 1}),
+        ([waiting(1), waiting(2), waiting(0), waiting(0)], {0, 1, 2, 3}),
+        # Rank 2 computes, and ranks 0 and 1 wait for it alone.
+        ([waiting(1), waiting(2), seen(still=99.0)], set()),
+        # Rank 1 waits for rank 0, which has reached this call.
+        ([waiting(1), Sighting("hop", 3, 5, 40.0, {"1": 1}, waiting(0).waiting)], set()),
+        ([waiting(1), waiting(0, still=29.0)], set()),
+    ],
+)
+def test_ranks_that_wait_for_each_other_in_different_calls_wait_in_a_circle(sightings, circle):
+    assert find_circle(dict(enumerate(sightings)), 30.0) == circle
+    if {0, 1} <= circle:
+        (missing,) = found_in(dict(enumerate(sightings)), wait=Wait("alltoallv", "all", 7, (1,), 0.0))
+        assert missing.why == "circle" and "wait for it, in compute" in missing.condition
+
+
+@pytest.mark.parametrize(
+    ("why", "hurry", "last"), [("silent", False, 30), ("silent", True, 0), ("still", False, 60), ("circle", True, 30)]
 )
 def test_nobody_is_waited_for_beyond_a_second_deadline_and_with_a_stop_beyond_the_first(why, hurry, last):
     def stuck(why, since, hurry):
@@ -102,7 +128,7 @@ def test_a_rank_knows_where_it_is():
     with here.waits("barrier", "all", (0, 1)):
         (wait,) = here.waiting.values()
         sighting = Sighting.from_whereabouts(here, wait.since + 2.0)
-    assert (wait.number, wait.trains, sighting.waits, sighting.arrivals) == (1, True, True, {"all": 1})
+    assert (wait.number, wait.trains, sighting.waiting, sighting.arrivals) == (1, True, (wait,), {"all": 1})
     assert not here.waiting
 
 
