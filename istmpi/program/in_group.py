@@ -217,8 +217,8 @@ class Part:
         if self._group and not self._went_back:
             if not self._averaged and any(values.grad is not None for values in self._parameters):
                 raise ConfigError(
-                    "the gradients do not come from loss.backward(), so the processes of a replica "
-                    "group have different ones. Call round.step(loss) or loss.backward()."
+                    "the gradients do not come from loss.backward(), so they differ between the "
+                    "processes of a replica group. Call round.step(loss) or loss.backward()."
                 )
             self._group.count_averaging()
         self._averaged.clear()

@@ -42,7 +42,7 @@ class MemberTraining(LocalTraining):
             raise ConfigError(
                 f"process {self._group.membership.world.rank} has called round.skip() "
                 f"{self.skipped} times in this round, and the leader of its replica group "
-                f"{skipped} times. All processes of a group must skip the same local steps."
+                f"{skipped} times. Skip the same local steps in all processes."
             )
 
     def plan_options(self, step: int) -> list[dict[str, Any]]:
