@@ -174,12 +174,18 @@ def _progress_of_scores(
             label = "training, subnets"
     axes[0].plot(times_of_scores, scores, "o-", color=colour)
     axes[0].set_ylabel(plain(f"{split} {score_name}"))
-    # A user's own loop may have noted no loss.
-    training = [nan if line.value("loss") is None else line.score("loss") for line in lines]
+    training = [_read_loss(line) for line in lines]
     axes[1].plot(times, training, "--", color=GRID, label=label)
     axes[1].plot(times_of_scores, losses, "o-", color=colour, label=f"{split}, whole network")
     axes[1].set_ylabel("loss")
     axes[1].legend()
+
+
+def _read_loss(line: Fields) -> float:
+    """Return the training loss of a round; not a number if a user's own loop noted none."""
+    if line.value("loss") is None:
+        return nan
+    return line.score("loss")
 
 
 # ---- a comparison
