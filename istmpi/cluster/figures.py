@@ -44,7 +44,8 @@ class Cluster:
     source: str
     links: Mapping[str, Link]
     """The link ``alltoallv`` gives the time of transfers, the link ``allreduce`` the time of
-    all-reduces."""
+    all-reduces. The link ``allgather``, in whose messages ranks pass on what others sent, may be
+    missing, as in files of earlier versions."""
     flops: tuple[float, ...]
     """FLOP/s in matrix products: one number for all ranks, or one for each."""
     product_seconds: float = 0.0
@@ -67,6 +68,11 @@ class Cluster:
     save_seconds: float = 0.0
     """The time of a save in addition to its messages, in which rank 0 makes, syncs and names a
     file; 0 if it was not measured, as in files of earlier versions."""
+    alone_seconds_per_flop: float = 0.0
+    """The time of a FLOP of an evaluation on rank 0, with what passes do beside products, while the
+    other ranks wait, so that cores that they share are free; 0 if it was not measured."""
+    evaluation_seconds: float = 0.0
+    """The time of every evaluation on rank 0 that does not depend on sizes."""
     beside: float = 1.0
     """1 if local steps hide transfers; 0 on one host, where the ranks' cores copy the messages."""
     inside: Link = Link(50e-6, 0.5e-9)
@@ -74,11 +80,21 @@ class Cluster:
     memory: float | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
+    def find_link(self, name: str) -> Link:
+        """Return a link; that of transfers if it was not measured."""
+        return self.links.get(name, self.links["alltoallv"])
+
     def speed(self, ranks: range) -> float:
         """Return the FLOP/s of the slowest of some ranks."""
         if len(self.flops) == 1:
             return self.flops[0]
         return min(self.flops[ranks.start : ranks.stop])
+
+    def pass_seconds(self, flops: float, on_one: bool) -> float:
+        """Return the seconds of passes of ``flops`` on each rank, or on rank 0 alone."""
+        if on_one and self.alone_seconds_per_flop:
+            return flops * self.alone_seconds_per_flop
+        return flops / self.speed(range(1))
 
     def small_call(self, ranks: int) -> float:
         """Return the seconds of a collective call of small messages."""

@@ -1,6 +1,6 @@
 """Measures the links of a cluster's ranks. Collective."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ def measure_links(communicator: Communicator) -> tuple[dict[str, Link], dict[str
     """Return the links, and the measurements that each was fitted to."""
     links: dict[str, Link] = {}
     measured: dict[str, Any] = {}
-    for name, points in (("alltoallv", _alltoallv), ("allreduce", _allreduce)):
+    for name, points in _POINTS.items():
         links[name], measured[name] = fit_link(list(points(communicator)))
     return links, measured
 
@@ -60,6 +60,19 @@ def _alltoallv(communicator: Communicator) -> Iterator[Point]:
         yield Point(messages=others, nbytes=nbytes * others, seconds=seconds)
 
 
+def _allgather(communicator: Communicator) -> Iterator[Point]:
+    ranks = communicator.size
+    others = ranks - 1
+    if not others:
+        return
+    for size in MESSAGE_BYTES:
+        nbytes = size // others or 1
+        part = np.zeros(nbytes, dtype=np.uint8)
+        work = partial(communicator.allgatherv, part, [nbytes] * ranks)
+        seconds = timing.time_slowest(communicator, work)
+        yield Point(messages=others, nbytes=nbytes * others, seconds=seconds)
+
+
 def _allreduce(communicator: Communicator) -> Iterator[Point]:
     ranks = communicator.size
     if ranks == 1:
@@ -76,3 +89,11 @@ def _allreduce(communicator: Communicator) -> Iterator[Point]:
         # P-1 messages to add up and P-1 to spread, each 1/P of the values.
         nbytes = 2 * (ranks - 1) / ranks * size
         yield Point(messages=ring.count_waits(size, ranks), nbytes=nbytes, seconds=seconds)
+
+
+_POINTS: Mapping[str, Callable[[Communicator], Iterator[Point]]] = {
+    "alltoallv": _alltoallv,
+    "allreduce": _allreduce,
+    "allgather": _allgather,
+}
+"""The functions that measure links, by the links' names."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from istmpi.cluster import timing, transfers
+from istmpi.cluster.alone import Evaluated, time_alone
 from istmpi.cluster.figures import Cluster, fit
 from istmpi.cluster.links import measure_links
 from istmpi.cluster.saving import time_file
@@ -67,7 +68,7 @@ def measure_beside(
     flops_per_second, product_seconds, touch_seconds, computing = measure_computing(
         run, architecture, communicator.size, everyone, device
     )
-    flops_per_second, step_seconds, transfer_seconds, deal_seconds, save_seconds = _overheads(
+    flops_per_second, step_seconds, spent, evaluation, larger = _overheads(
         run, communicator, flops_per_second, product_seconds, touch_seconds
     )
     threads = counted(run.train.threads, "thread")
@@ -79,10 +80,12 @@ def measure_beside(
         product_seconds=product_seconds,
         step_seconds=step_seconds,
         touch_seconds_per_byte=touch_seconds,
-        # Both were timed with their messages.
-        transfer_seconds=_subtract(transfer_seconds, of_messages),
-        deal_seconds=_subtract(deal_seconds, network.call_seconds),
-        save_seconds=save_seconds,
+        # Both were timed with their messages, of which a share would be added to every round.
+        transfer_seconds=max(spent["transfer"] - of_messages, 0.0),
+        deal_seconds=max(spent["deal"] - network.call_seconds, 0.0),
+        save_seconds=spent["save"],
+        alone_seconds_per_flop=evaluation.find_flop_seconds(larger),
+        evaluation_seconds=evaluation.seconds,
         measured={**network.measured, **computing},
     )
 
@@ -276,9 +279,15 @@ def _step(
     return step
 
 
-def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
-    """Train rounds; return the run's cost, and each phase's median seconds on its slowest rank,
-    without round 1. The seconds of a save are those of rank 0 for its file."""
+def _rounds(
+    run: Run, communicator: Communicator, rounds: int
+) -> tuple[Cost, dict[str, float], Evaluated]:
+    """Train rounds; return the run's cost, each phase's median seconds without round 1, and an
+    evaluation on rank 0.
+
+    Seconds of steps are the slowest rank's. Those of other phases are means over ranks, because a
+    late rank waits less. The seconds of a save are those of rank 0 for its file.
+    """
     training = Training(run, communicator)
     clock = training.clock.seconds
     spent: list[dict[str, float]] = []
@@ -286,17 +295,20 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
         communicator.barrier()
         before = dict(clock)  # the clock adds up over rounds
         training.method.run(number)
-        slowest = {}
+        of_ranks = {}
         # Sorted, because all ranks take part in each exchange of a phase.
         for phase in sorted(clock):
-            seconds = clock[phase] - before.get(phase, 0.0)
-            slowest[phase] = max(communicator.allgather(seconds))
-        spent.append(slowest)
+            seconds = communicator.allgather(clock[phase] - before.get(phase, 0.0))
+            of_ranks[phase] = float(np.mean(seconds))
+            if phase == "compute":
+                of_ranks[phase] = max(seconds)
+        spent.append(of_ranks)
     medians = {}
     for phase in spent[-1]:
         medians[phase] = float(np.median([phases[phase] for phases in spent[1:]]))
     medians["save"] = time_file(home(run.output.folder, run.name), training, communicator)
-    return cost(run, training.architecture, communicator.size), medians
+    evaluated = time_alone(training, communicator)
+    return cost(run, training.architecture, communicator.size), medians, evaluated
 
 
 def _make_tiny(run: Run, ranks: int) -> Run:
@@ -317,18 +329,18 @@ def _overheads(
     flops_per_second: float,
     product_seconds: float,
     touch_seconds_per_byte: float,
-) -> tuple[float, float, float, float, float]:
-    """Return FLOP/s and the fixed seconds of a step, a transfer, a round and a save, measured with
-    a tiny network.
+) -> tuple[float, float, dict[str, float], Evaluated, Evaluated]:
+    """Return FLOP/s, the fixed seconds of a step, those of a transfer, a deal and a save by name,
+    and an evaluation, measured with a tiny network; and an evaluation of the run.
 
     If the run itself can train here, FLOP/s and the seconds of steps and saves come from it.
     """
     with communicator.agreed():
         tiny = _make_tiny(run, communicator.size)
-    plan, seconds = _rounds(tiny, communicator, TINY_ROUNDS)
+    plan, seconds, evaluation = _rounds(tiny, communicator, TINY_ROUNDS)
+    larger = Evaluated()
     transfers = [seconds[phase] for phase in ("hop", "pull", "push") if phase in seconds]
-    transfer_seconds = float(np.mean(transfers))
-    deal_seconds = seconds["deal"] + seconds["wait"]
+    spent = {"transfer": float(np.mean(transfers)), "deal": seconds["deal"] + seconds["wait"]}
     # A run that cannot train here fails on all ranks; then the tiny network's step counts.
     with suppress(IstmpiError):
         steps = {
@@ -337,7 +349,8 @@ def _overheads(
             "method.local_steps": STEPS,
             "train.epochs": None,
         }
-        plan, seconds = _rounds(run.override(steps), communicator, STEP_ROUNDS)
+        plan, seconds, larger = _rounds(run.override(steps), communicator, STEP_ROUNDS)
+    spent["save"] = seconds["save"]
     step_seconds = seconds["compute"] / plan.local_steps
     part = plan.largest
     flops = float(part.flops.products)
@@ -346,4 +359,4 @@ def _overheads(
     # A step takes no less time than its products: if it seems so, they are faster than measured.
     flops_per_second = max(flops_per_second, flops / max(seconds_left, timing.NOISE * step_seconds))
     fixed_seconds = max(seconds_left - flops / flops_per_second, 0.0)
-    return flops_per_second, fixed_seconds, transfer_seconds, deal_seconds, seconds["save"]
+    return flops_per_second, fixed_seconds, spent, evaluation, larger

@@ -39,8 +39,8 @@ class RunTime:
 
     rounds: float
     evaluations: float | None
-    """None for evaluations of sharded networks and of graphs. Those whose scores choose the form
-    are assumed to choose subnets side by side."""
+    """A mean over ranks, as in a run's summary. None for evaluations of sharded networks and of
+    graphs. Those whose scores choose the form are assumed to choose subnets side by side."""
     saving: float | None
     """The save of the network after its evaluation; None if ranks gather its weights once more, or
     pass examples through subnets side by side."""
@@ -138,12 +138,25 @@ def _predict_evaluation(
     if members > 1:
         weights = count_bytes(architecture.parameters, architecture.lengths)
         seconds += (members - 1).bit_length() * weights * cluster.inside.seconds_per_byte
-    seconds += float(flops) / members / cluster.speed(range(1))
+    seconds += cluster.pass_seconds(float(flops) / members, on_one=plan.on_one)
     seconds += passes * len(architecture.operators) * cluster.product_seconds
-    if ranks > 1:
-        # The sums of the score.
+    seconds += cluster.evaluation_seconds
+    # The sums of the score: rank 0 tells them, or all ranks tell each other.
+    if plan.on_one:
+        seconds += _told_seconds(ranks, cluster)
+    elif ranks > 1:
         seconds += cluster.small_call(ranks)
     return seconds
+
+
+def _told_seconds(ranks: int, cluster: Cluster) -> float:
+    """Return the seconds until a rank has what rank 0 tells all, as a mean over ranks.
+
+    Ranks pass it on. In a call of all ranks, each of them waits for as many messages, one after the
+    other, as the last one here.
+    """
+    hops = sum(rank.bit_count() for rank in range(ranks)) / ranks
+    return hops / (ranks - 1).bit_length() * cluster.small_call(ranks)
 
 
 def _message_seconds(ranks: int, nbytes: float, cluster: Cluster) -> float:

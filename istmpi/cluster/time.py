@@ -69,7 +69,7 @@ def exchanges(cost: Cost, cluster: Cluster) -> list[Exchange]:
         hidden_steps = load.steps_behind + BACKWARD_SHARE * during_backward
         # On one host, the all-reduce and the backward pass share cores.
         slower = CROWDED if during_backward and not cluster.beside else 1.0
-        link = cluster.links[load.link]
+        link = cluster.find_link(load.link)
         fixed = load.messages * link.latency
         fixed += float(load.handled) * cluster.handle_seconds_per_byte
         fixed += float(load.averaged) * cluster.average_seconds_per_byte

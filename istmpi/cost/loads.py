@@ -30,6 +30,7 @@ from istmpi.engine.route import (
 
 ALLTOALLV = "alltoallv"
 ALLREDUCE = "allreduce"
+ALLGATHER = "allgather"
 SERVER = "server"
 """The leg of a rival (`istmpi.cost.rivals`): rank 0 gets the values of all ranks, and sends its own
 to them."""
@@ -42,7 +43,8 @@ PICKING = 65
 @dataclass(frozen=True)
 class Load:
     link: str
-    """The link of a cluster (alltoallv or allreduce) whose measured speed gives the time."""
+    """The link of a cluster (alltoallv, allreduce or allgather) whose measured speed gives the
+    time."""
     sent: Number
     """Bytes that all ranks hand to the network: the expectation over deals."""
     messages: int
@@ -238,7 +240,7 @@ def _largest(held: Holdings, top: int) -> Load:
     )
     busiest = (held.ranks - 1) * message
     return Load(
-        ALLTOALLV,
+        ALLGATHER,
         sent=held.ranks * busiest,
         messages=held.ranks - 1,
         busiest=busiest,
@@ -251,7 +253,7 @@ def _gather(held: Holdings) -> Load:
     # Each rank sends its network to every other rank.
     busiest = (held.ranks - 1) * held.network_bytes
     return Load(
-        ALLTOALLV,
+        ALLGATHER,
         sent=held.ranks * busiest,
         messages=held.ranks - 1,
         busiest=busiest,

@@ -1,7 +1,7 @@
 """Says whether a run sends long messages, for which an exchange in pieces is faster."""
 
 from istmpi.config import Run
-from istmpi.cost.loads import ALLTOALLV
+from istmpi.cost.loads import ALLGATHER, ALLTOALLV
 from istmpi.cost.run_cost import phase_costs
 from istmpi.network.architecture import Architecture
 
@@ -14,6 +14,7 @@ def sends_long_messages(run: Run, architecture: Architecture, ranks: int) -> boo
     busiest rank's. The same on all ranks."""
     for cost, _ in phase_costs(run, architecture, ranks):
         for load in cost.loads:
-            if load.link == ALLTOALLV and load.busiest >= LONG * (ranks - 1) > 0:
+            is_exchange = load.link in (ALLTOALLV, ALLGATHER)
+            if is_exchange and load.busiest >= LONG * (ranks - 1) > 0:
                 return True
     return False

@@ -340,15 +340,15 @@ def cluster(console: Console, cluster: Cluster) -> None:
         times = (latency(inside.latency), rate(inside.seconds_per_byte))
         rows.append(("inside a group", *times, error("inside")))
     handled = rate(cluster.handle_seconds_per_byte)
-    touched = rate(cluster.touch_seconds_per_byte)
     flops = f"{number(cluster.flops[0])}FLOP/s"
     rows += [
         ("transfers", latency(cluster.transfer_seconds), handled, error("transfer")),
         ("products", latency(cluster.product_seconds), flops, error("products")),
-        ("beside products", "", touched, error("steps")),
+        ("beside products", "", rate(cluster.touch_seconds_per_byte), error("steps")),
     ]
     fixed = {"local step": cluster.step_seconds, "deal": cluster.deal_seconds}
     fixed |= {"small call": cluster.call_seconds, "file of a save": cluster.save_seconds}
+    fixed["evaluation"] = cluster.evaluation_seconds
     rows += [(name, latency(seconds), "", "") for name, seconds in fixed.items()]
     console.print(head_text(cluster.name, f", {cluster.source}"))
     console.print(make_table(("", "latency", "rate", "median error of the fit"), rows))

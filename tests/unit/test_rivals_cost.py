@@ -143,15 +143,15 @@ def predict(cluster, ranks, **settings):
     return found, plan_evaluation(run, architecture, data, ranks, ranks), cost(run, architecture, ranks)
 
 
-@pytest.mark.parametrize("ranks, hops", [(2, 1), (4, 2), (5, 3), (8, 3)])
-def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops):
+@pytest.mark.parametrize("ranks, hops, told", [(2, 1, 1 / 2), (4, 2, 1), (5, 3, 1), (8, 3, 3 / 2)])
+def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops, told):
     """The newest values for their owners, and an evaluation's weights, are messages of each other rank, as in a round;
-    the sums, and the four calls of a save, pass from rank to rank. Bytes and products take no time."""
+    the sums (a mean over ranks), and the four calls of a save, pass from rank to rank. Only messages take time."""
     cluster = Cluster("late", "by hand", network(latency=0.01, bandwidth=1e30), NO_FLOPS)
     found, planned, plan = predict(cluster, ranks)
     assert planned.on_one
     assert found.rounds == pytest.approx(6 * round_time(plan, cluster).total)
-    assert found.evaluations == pytest.approx(3 * 0.01 * (2 * (ranks - 1) + hops))
+    assert found.evaluations == pytest.approx(3 * 0.01 * (2 * (ranks - 1) + told))
     assert found.saving == pytest.approx(4 * 0.01 * hops)
     assert predict(replace(cluster, save_seconds=0.25), ranks)[0].saving == pytest.approx(found.saving + 0.25)
     # The outputs of subnets side by side for the sample and for the scored examples are added up in two messages each,
@@ -159,6 +159,10 @@ def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops):
     best, _, _ = predict(cluster, ranks, method__redeal=0.0)
     assert best.evaluations == pytest.approx(found.evaluations + 3 * 0.01 * 4)
     assert best.saving == pytest.approx(6 * 0.01 * hops)
+    # An all-gather that was not measured is as late as transfers.
+    gathers = replace(cluster, links={**cluster.links, "allgather": Link(0.03, 0.0)})
+    sparse, later = (predict(one, ranks, method__name="sparse-loco")[0].rounds for one in (cluster, gathers))
+    assert later - sparse == pytest.approx(6 * 0.02 * (ranks - 1))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -167,6 +171,8 @@ def test_the_weights_of_an_evaluation_pass_the_link_of_one_rank(ranks):
     found, planned, plan = predict(cluster, ranks)
     to_owners = float(plan.flush_bytes) / ranks
     assert planned.on_one and found.evaluations == pytest.approx(3 * (planned.sent + to_owners) / 1e6)
+    alone = replace(cluster, flops=(1.0,), alone_seconds_per_flop=1e-30, evaluation_seconds=0.25)
+    assert predict(alone, ranks)[0].evaluations == pytest.approx(found.evaluations + 3 * 0.25)
     of_first = Fraction(plan.start_bytes) / ranks / 10**6
     assert found.rounds == pytest.approx(6 * round_time(plan, cluster).total + float(of_first))
     assert found.saving == 0
