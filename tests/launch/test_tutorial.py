@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 (COMPARE,) = re.findall("^mpirun .* compare .*$", PAGE.read_text(), re.MULTILINE)
 INSTEAD = {
     "wait": "code=0; wait $! || code=$?; [ $code = 75 ]",
-    COMPARE: COMPARE.replace("--rounds 20 --evaluate-every 4", "--rounds 2 --evaluate-every 1"),
+    COMPARE: COMPARE.replace("-n 4", "-n 2").replace("--rounds 20 --evaluate-every 4", "--rounds 2 --evaluate-every 1"),
 }
 
 

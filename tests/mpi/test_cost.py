@@ -93,10 +93,8 @@ def cases():
         yield f"{method}, adam kept", combine(method, "plain", **ADAM | {"method__optimizer_state": "keep"})
     for method in ("ist", "local-sgd", "diloco"):
         yield f"{method}, outer, int8", combine(method, "plain", method__outer_momentum=0.5, method__wire="int8")
-    for case, settings in OTHERS.items():
-        # Sampled batches of a graph have other numbers of nodes.
-        if not settings.keys() & {"train__resolution", "data__graph", "method__redeal"}:
-            yield f"joint, {case}", settings | {"method__name": "joint", "method__optimizer_state": None}
+    for case in ("xc", "xc, momentum, in blocks", "resnet by blocks"):  # tests/unit/test_networks.py has others
+        yield f"joint, {case}", OTHERS[case] | {"method__name": "joint"}
     yield "downpour, three rounds old", combine("downpour", "plain", method__staleness=3)
     yield "joint, clipped", {"method__name": "joint", "method__local_steps": 1, "optimizer__clip": 0.1}
     yield "joint, three passes", {"method__name": "joint", "method__local_steps": 6, "method__passes": 3}

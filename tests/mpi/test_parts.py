@@ -3,9 +3,10 @@
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 
-import h5py
 import pytest
+from damage import flip
 from resuming import save
 from small import Listening, assert_same_bits, on_root, small_run, whole
 
@@ -18,7 +19,7 @@ from istmpi.checkpoint.reader import open_checkpoint, open_file
 from istmpi.checkpoint.search import find_newest_valid
 from istmpi.checkpoint.writers import write_file
 from istmpi.errors import DataError, OutputError
-from istmpi.hdf5 import LOCKING, datasets
+from istmpi.hdf5 import datasets
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 from istmpi.training.run import run_training
@@ -149,17 +150,8 @@ def test_of_a_damaged_part_another_copy_is_taken_and_without_one_an_older_round(
     damaged = "checkpoints/round-00000003/rank-1.h5"
     on_root(comm, lambda: shutil.copy(shared_tmp / "disk1" / damaged, shared_tmp / "disk2" / damaged))
     for name, round in (("disk1", 3), ("disk2", 2)):
-
-        def flip(path=shared_tmp / name / damaged):
-            with h5py.File(path, locking=LOCKING) as file:
-                offset = file["model/hidden1.linear.weight"].id.get_offset()
-                first = file["model/hidden1.linear.weight"].shape[0] // 3
-                row_bytes = 8 * file["model/hidden1.linear.weight"].shape[1]
-            content = bytearray(path.read_bytes())
-            content[offset + first * row_bytes] ^= 1
-            path.write_bytes(content)
-
-        on_root(comm, flip)
+        # The first of 13 rows that rank 1 has.
+        on_root(comm, partial(flip, shared_tmp / name / damaged, "model/hidden1.linear.weight", 4 * 64 * 8))
         start, said = find(comm, disk)
         assert f"{name}/{damaged} is damaged: model/hidden1.linear.weight, rows 4 to 7" in said
         assert resumed(comm, start).rounds_done == round

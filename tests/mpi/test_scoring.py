@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from batches import examples_of
-from damage import reseal
+from damage import flip, reseal
 from own_runs import BOTH, CONVOLUTIONAL, DEEP, FILE, RESNET
 from replay_cases import TEXT, TRANSFORMER
 from replaying import run_of
@@ -20,7 +20,6 @@ from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
 from istmpi.evaluation.fitting import fit_temperature
 from istmpi.evaluation.sample import draw_calibration_rows
-from istmpi.hdf5 import LOCKING
 from istmpi.simulated import simulate
 from istmpi.training.loop import Training
 from tests.networks import dense_nets
@@ -194,13 +193,7 @@ def test_data_that_do_not_fit_are_refused_on_every_rank(comm, shared_tmp):
 
 def test_a_damaged_checkpoint_is_refused_on_every_rank(comm, shared_tmp):
     path, _ = saved(comm, shared_tmp, train__rounds=1)
-    if comm.rank == 0:
-        with h5py.File(path, locking=LOCKING) as file:
-            at = file["model/hidden2.linear.weight"].id.get_offset()
-        content = bytearray(path.read_bytes())
-        content[at + 3] ^= 1
-        path.write_bytes(content)
-    comm.barrier()
+    on_root(comm, lambda: flip(path, "model/hidden2.linear.weight", 3))
     message = r"network.h5 is damaged: model/hidden2.linear.weight, rows 0 to .*checksum"
     with pytest.raises(DataError, match=message) as refused:
         evaluate(path, comm)

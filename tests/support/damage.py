@@ -3,6 +3,7 @@
 import json
 import random
 
+import h5py
 import numpy as np
 from batches import examples_of
 from damaging import damage
@@ -10,7 +11,7 @@ from damaging import damage
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.data.hdf5 import prepared_file
 from istmpi.errors import DataError
-from istmpi.hdf5 import CHECKSUM, CHECKSUMS, all_datasets, datasets, seal
+from istmpi.hdf5 import CHECKSUM, CHECKSUMS, LOCKING, all_datasets, datasets, seal
 
 
 def checkpoint_contents(path):
@@ -45,6 +46,15 @@ def damaged(original, folder, contents, seed, copies):
         outcome, said = judged(path, contents, expected)
         assert outcome != "wrong", f"{what}: {said}"
     return done
+
+
+def flip(path, dataset, at=0):
+    """Change a byte of a dataset's values, on the disk."""
+    with h5py.File(path, locking=LOCKING) as file:
+        place = file[dataset].id.get_offset() + at
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
 
 
 def reseal(file):

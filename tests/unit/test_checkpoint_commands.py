@@ -3,8 +3,8 @@
 import json
 import shutil
 
-import h5py
 import pytest
+from damage import flip
 
 from istmpi.checkpoint.folder import find_files
 from istmpi.cli import output
@@ -16,10 +16,8 @@ def run_folder(checkpoints, tmp_path):
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     shutil.copy(checkpoints / "stopped.h5", tmp_path / "run/checkpoints/round-00000001.h5")
     shutil.copy(checkpoints / "batch.h5", tmp_path / "run/network.h5")
-    content = bytearray((checkpoints / "batch.h5").read_bytes())
-    with h5py.File(checkpoints / "batch.h5") as file:
-        content[file["model/hidden1.linear.weight"].id.get_offset()] ^= 1
-    (tmp_path / "run/checkpoints/round-00000003.h5").write_bytes(content)
+    shutil.copy(checkpoints / "batch.h5", tmp_path / "run/checkpoints/round-00000003.h5")
+    flip(tmp_path / "run/checkpoints/round-00000003.h5", "model/hidden1.linear.weight")
     return tmp_path / "run"
 
 

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from batches import examples_of
-from damage import damaged, data_as_version_1, data_contents
+from damage import damaged, data_as_version_1, data_contents, flip
 from damaging import a_huge_dataset, a_link, another_layout, values_elsewhere
 
 from istmpi.data import hdf5
@@ -137,11 +137,7 @@ def wide(tmp_path):
 
 
 def test_a_damaged_block_is_noticed_when_a_row_of_it_is_read(wide, istmpi_command):
-    with h5py.File(wide) as file:
-        offset = file["train/x"].id.get_offset()
-    content = bytearray(wide.read_bytes())
-    content[offset + 27 * 1600 * 4 + 5] ^= 64  # row 27 is in block 2, rows 20 to 29
-    wide.write_bytes(content)
+    flip(wide, "train/x", 27 * 1600 * 4 + 5)  # row 27 is in block 2, rows 20 to 29
     split = open_prepared(wide).train
     examples_of(split, np.arange(20))
     examples_of(split, np.arange(30, 50)[::-1])

@@ -3,9 +3,9 @@
 import contextlib
 import gzip
 
-import h5py
 import numpy as np
 import pytest
+from damage import flip
 from data_files import read_notes, write_files
 
 from istmpi.data.hdf5 import open_prepared
@@ -119,11 +119,7 @@ def test_rows_without_features_or_labels_are_dropped_and_counted(tmp_path):
 @pytest.mark.parametrize("name", ["train/data", "train/indptr", "train/label_indices"])
 def test_damage_is_found_when_it_is_read(tmp_path, name):
     target = make(tmp_path, {"train.txt": TRAIN, "test.txt": TEST}).target
-    with h5py.File(target) as file:
-        place = file[name].id.get_offset()
-    content = bytearray(target.read_bytes())
-    content[place] ^= 4
-    target.write_bytes(content)
+    flip(target, name)
     with pytest.raises(DataError, match="damaged|prepare it again"):
         rows_of(open_dataset(str(target)).train)
 

@@ -11,7 +11,7 @@ from itertools import product
 import h5py
 import numpy as np
 import pytest
-from damage import damaged, data_contents
+from damage import damaged, data_contents, flip
 from data_files import TEXTS, make_arrays, make_text, write_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,10 +166,7 @@ def test_a_damaged_block_is_noticed_when_a_window_reaches_into_it(tmp_path, istm
     path = prepare("text", source, tmp_path / "data.h5").target
     with h5py.File(path) as file:
         assert len(file["checksums/train/tokens"]) == 4
-        offset = file["train/tokens"].id.get_offset()
-    content = bytearray(path.read_bytes())
-    content[offset + 100_000] ^= 1
-    path.write_bytes(content)
+    flip(path, "train/tokens", 100_000)
     split = open_dataset(str(path), length=1000).train
     assert split.batch(np.arange(99)).inputs[0].flatten().tolist() == [*train[:99_000]]
     split.batch(np.arange(150, 200))

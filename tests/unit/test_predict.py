@@ -4,12 +4,13 @@ import csv
 import io
 import json
 import os
+import shutil
 import sys
 
-import h5py
 import numpy as np
 import pytest
 from batches import examples_of
+from damage import flip
 from exported import open_network
 from plain_mlp import plain
 from small import small_run
@@ -106,11 +107,10 @@ def test_without_calibration_there_is_no_prediction_and_data_for_it_must_fit(che
 
 
 def test_a_damaged_network_predicts_nothing(checkpoints, istmpi_command, tmp_path):
-    content = bytearray((checkpoints / "batch.h5").read_bytes())
-    with h5py.File(checkpoints / "batch.h5") as file:
-        content[file["model/labels.linear.weight"].id.get_offset() + 5] ^= 64
-    (tmp_path / "damaged.h5").write_bytes(content)
-    code, out, err = istmpi_command("predict", tmp_path / "damaged.h5", "digits")
+    damaged = tmp_path / "damaged.h5"
+    shutil.copy(checkpoints / "batch.h5", damaged)
+    flip(damaged, "model/labels.linear.weight", 5)
+    code, out, err = istmpi_command("predict", damaged, "digits")
     assert (code, out) == (2, "") and "model/labels.linear.weight, rows 0 to 9: the checksum differs" in err
 
 
