@@ -27,7 +27,6 @@ from istmpi.names import is_module
 from istmpi.optim import schedules
 from istmpi.record import SETTINGS, find_run
 from istmpi.settings import describe_range, find_help, holds_text, holds_texts, list_choices
-from istmpi.units import counted
 
 if TYPE_CHECKING:
     from istmpi.comm import Communicator
@@ -304,7 +303,10 @@ class Showing:
         rank, ranks = read_launcher()
         if rank != 0 or self.quiet:
             return
-        words = counted(ranks, "rank")
+        # A rank may be a group of processes, which only the settings tell.
+        words = f"{ranks:,} processes"
+        if ranks == 1:
+            words = "1 process"
         tasks = os.environ.get("SLURM_NTASKS", "1")
         if ranks == 1 and tasks != "1":
             words += f" of this SLURM job's {tasks} tasks (srun or mpirun starts all)"

@@ -61,6 +61,8 @@ class Printing(Watch):
             self._task = self._bar.add_task("round", total=run.train.rounds)
             self._bar.start()
         ranks = counted(training.communicator.size, "rank")
+        if training.group:
+            ranks += f" ({training.group.processes} processes in replica groups)"
         self.noticed(f"{run.name} in {folder.path}, {run.method.name} on {ranks}")
         network = training.architecture
         dealt = training.method.spec.groups(run, network)

@@ -196,7 +196,7 @@ def open_stream(
     if draws_at_random(loader):
         drawn = DrawnStream(loader, seed, rank, ranks, local)
         if type(loader.sampler) is SequentialSampler:
-            note("shuffle=False is ignored: each rank draws at random from its part.")
+            note("shuffle=False is ignored: batches are drawn at random.")
         if loader.num_workers:
             note(
                 f"num_workers = {loader.num_workers} is ignored: processes that fork under MPI may "

@@ -124,7 +124,7 @@ def test_a_job_of_several_tasks_in_which_one_rank_trains_is_told(monkeypatch, ca
     for name, value in SCRIPT.items():
         monkeypatch.setenv(name, value)
     Showing().begins("trains")
-    assert "trains on 1 rank of this SLURM job's 4 tasks (srun or mpirun starts all)" in capsys.readouterr().out
+    assert "trains on 1 process of this SLURM job's 4 tasks (srun or mpirun starts all)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
