@@ -1,58 +1,67 @@
-"""Measures an evaluation by rank 0 alone: the other ranks wait, and leave it shared cores."""
+"""Measures evaluations by rank 0 alone: the other ranks wait, and leave it shared cores."""
 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
+from istmpi.cluster.figures import fit
 from istmpi.comm import Communicator
 from istmpi.config import Run
-from istmpi.errors import IstmpiError
-from istmpi.evaluation.planning import count_evaluation_flops
+from istmpi.cost.calibration import SAMPLED, count_values
+from istmpi.evaluation.planning import count_evaluation_flops, list_passes
 from istmpi.training.loop import Training
 
-REPEATS = 3
+WIDTHS = ([16], [128, 128], [512, 512], [1024, 1024])
+"""The hidden widths of the networks that are evaluated."""
+REPEATS = 7
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """An evaluation by a single rank; zeros if it was not measured."""
+class Alone:
+    """The seconds of an evaluation by rank 0: those that do not depend on sizes, of each value that
+    a layer returns, and of each FLOP."""
 
-    seconds: float = 0.0
-    flops: float = 0.0
-
-    def find_flop_seconds(self, larger: Evaluated) -> float:
-        """Return the seconds of a FLOP, by which a ``larger`` evaluation takes longer; 0 if there
-        is none."""
-        if larger.flops <= self.flops:
-            return 0.0
-        return max(larger.seconds - self.seconds, 0.0) / (larger.flops - self.flops)
+    fixed: float = 0.0
+    per_value: float = 0.0
+    per_flop: float = 0.0
 
 
-def time_alone(training: Training, communicator: Communicator) -> Evaluated:
-    """Let rank 0 train the run of a training, and evaluate it after each round; return the same on
-    every rank. Collective.
+def measure_alone(tiny: Run, communicator: Communicator) -> Alone:
+    """Let rank 0 evaluate networks of several widths; return its figures on every rank.
+    Collective.
 
-    It is not measured for a run that rank 0 does not evaluate alone: its network may exceed a
-    rank's memory.
+    ``tiny``: a run of a network with hidden layers.
     """
-    evaluated = Evaluated()
-    if not training.evaluator.plan.on_one:
-        return evaluated
+    figures = Alone()
     with communicator.among([0]) as alone:
         if alone:
-            # The run may not train on a single rank.
-            with suppress(IstmpiError):
-                evaluated = _time_evaluations(training.run, alone)
-    return communicator.broadcast_from_root(evaluated)
+            figures = _fit_evaluations(tiny, alone)
+    return communicator.broadcast_from_root(figures)
 
 
-def _time_evaluations(run: Run, alone: Communicator) -> Evaluated:
+def _fit_evaluations(tiny: Run, alone: Communicator) -> Alone:
+    values: list[float] = []
+    flops: list[float] = []
+    seconds: list[float] = []
+    for hidden in WIDTHS:
+        changes = {"model.hidden": hidden, "evaluate.calibration_examples": SAMPLED}
+        training = Training(tiny.override(changes), alone)
+        run = training.run
+        network = training.architecture
+        data = training.dataset
+        values.append(count_values(network, list_passes(run, network, data, 1, 1)))
+        plan = training.evaluator.plan
+        flops.append(float(count_evaluation_flops(run, network, data, 1, plan)))
+        seconds.append(_time_evaluation(training))
+    (fixed, per_value, per_flop), _ = fit([[1.0] * len(flops), values, flops], seconds)
+    return Alone(fixed, per_value, per_flop)
+
+
+def _time_evaluation(training: Training) -> float:
     """Return the median over `REPEATS`."""
-    training = Training(run, alone)
     times = []
     for number in range(REPEATS):
         # A round fills the caches with other values.
@@ -60,7 +69,4 @@ def _time_evaluations(run: Run, alone: Communicator) -> Evaluated:
         start = time.perf_counter()
         training.evaluate()
         times.append(time.perf_counter() - start)
-    flops = count_evaluation_flops(
-        training.run, training.architecture, training.dataset, 1, training.evaluator.plan
-    )
-    return Evaluated(float(np.median(times)), float(flops))
+    return float(np.median(times))

@@ -68,11 +68,14 @@ class Cluster:
     save_seconds: float = 0.0
     """The time of a save in addition to its messages, in which rank 0 makes, syncs and names a
     file; 0 if it was not measured, as in files of earlier versions."""
-    alone_seconds_per_flop: float = 0.0
-    """The time of a FLOP of an evaluation on rank 0, with what passes do beside products, while the
-    other ranks wait, so that cores that they share are free; 0 if it was not measured."""
     evaluation_seconds: float = 0.0
     """The time of every evaluation on rank 0 that does not depend on sizes."""
+    alone_seconds_per_value: float = 0.0
+    """The time of each value that a layer returns in an evaluation on rank 0, in addition to
+    FLOPs."""
+    alone_seconds_per_flop: float = 0.0
+    """The time of a FLOP of an evaluation on rank 0 while the other ranks wait, so that cores that
+    they share are free; 0 for both if they were not measured."""
     beside: float = 1.0
     """1 if local steps hide transfers; 0 on one host, where the ranks' cores copy the messages."""
     inside: Link = Link(50e-6, 0.5e-9)
@@ -90,11 +93,10 @@ class Cluster:
             return self.flops[0]
         return min(self.flops[ranks.start : ranks.stop])
 
-    def pass_seconds(self, flops: float, on_one: bool) -> float:
-        """Return the seconds of passes of ``flops`` on each rank, or on rank 0 alone."""
-        if on_one and self.alone_seconds_per_flop:
-            return flops * self.alone_seconds_per_flop
-        return flops / self.speed(range(1))
+    def evaluate_alone(self, flops: float, values: float) -> float:
+        """Return the seconds of passes on rank 0 alone, in which layers return ``values``."""
+        seconds = flops * self.alone_seconds_per_flop + values * self.alone_seconds_per_value
+        return seconds or flops / self.speed(range(1))
 
     def small_call(self, ranks: int) -> float:
         """Return the seconds of a collective call of small messages."""

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from istmpi.cluster import timing, transfers
-from istmpi.cluster.alone import Evaluated, time_alone
+from istmpi.cluster.alone import Alone, measure_alone
 from istmpi.cluster.figures import Cluster, fit
 from istmpi.cluster.links import measure_links
 from istmpi.cluster.saving import time_file
@@ -68,7 +68,7 @@ def measure_beside(
     flops_per_second, product_seconds, touch_seconds, computing = measure_computing(
         run, architecture, communicator.size, everyone, device
     )
-    flops_per_second, step_seconds, spent, evaluation, larger = _overheads(
+    flops_per_second, step_seconds, spent, alone = _overheads(
         run, communicator, flops_per_second, product_seconds, touch_seconds
     )
     threads = counted(run.train.threads, "thread")
@@ -84,8 +84,9 @@ def measure_beside(
         transfer_seconds=max(spent["transfer"] - of_messages, 0.0),
         deal_seconds=max(spent["deal"] - network.call_seconds, 0.0),
         save_seconds=spent["save"],
-        alone_seconds_per_flop=evaluation.find_flop_seconds(larger),
-        evaluation_seconds=evaluation.seconds,
+        evaluation_seconds=alone.fixed,
+        alone_seconds_per_value=alone.per_value,
+        alone_seconds_per_flop=alone.per_flop,
         measured={**network.measured, **computing},
     )
 
@@ -279,11 +280,8 @@ def _step(
     return step
 
 
-def _rounds(
-    run: Run, communicator: Communicator, rounds: int
-) -> tuple[Cost, dict[str, float], Evaluated]:
-    """Train rounds; return the run's cost, each phase's median seconds without round 1, and an
-    evaluation on rank 0.
+def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
+    """Train rounds; return the run's cost, and each phase's median seconds without round 1.
 
     Seconds of steps are the slowest rank's. Those of other phases are means over ranks, because a
     late rank waits less. The seconds of a save are those of rank 0 for its file.
@@ -307,8 +305,7 @@ def _rounds(
     for phase in spent[-1]:
         medians[phase] = float(np.median([phases[phase] for phases in spent[1:]]))
     medians["save"] = time_file(home(run.output.folder, run.name), training, communicator)
-    evaluated = time_alone(training, communicator)
-    return cost(run, training.architecture, communicator.size), medians, evaluated
+    return cost(run, training.architecture, communicator.size), medians
 
 
 def _make_tiny(run: Run, ranks: int) -> Run:
@@ -329,17 +326,17 @@ def _overheads(
     flops_per_second: float,
     product_seconds: float,
     touch_seconds_per_byte: float,
-) -> tuple[float, float, dict[str, float], Evaluated, Evaluated]:
+) -> tuple[float, float, dict[str, float], Alone]:
     """Return FLOP/s, the fixed seconds of a step, those of a transfer, a deal and a save by name,
-    and an evaluation, measured with a tiny network; and an evaluation of the run.
+    and those of evaluations, measured with a tiny network.
 
     If the run itself can train here, FLOP/s and the seconds of steps and saves come from it.
     """
     with communicator.agreed():
         tiny = _make_tiny(run, communicator.size)
-    plan, seconds, evaluation = _rounds(tiny, communicator, TINY_ROUNDS)
-    larger = Evaluated()
+    plan, seconds = _rounds(tiny, communicator, TINY_ROUNDS)
     transfers = [seconds[phase] for phase in ("hop", "pull", "push") if phase in seconds]
+    alone = measure_alone(tiny, communicator)
     spent = {"transfer": float(np.mean(transfers)), "deal": seconds["deal"] + seconds["wait"]}
     # A run that cannot train here fails on all ranks; then the tiny network's step counts.
     with suppress(IstmpiError):
@@ -349,7 +346,7 @@ def _overheads(
             "method.local_steps": STEPS,
             "train.epochs": None,
         }
-        plan, seconds, larger = _rounds(run.override(steps), communicator, STEP_ROUNDS)
+        plan, seconds = _rounds(run.override(steps), communicator, STEP_ROUNDS)
     spent["save"] = seconds["save"]
     step_seconds = seconds["compute"] / plan.local_steps
     part = plan.largest
@@ -359,4 +356,4 @@ def _overheads(
     # A step takes no less time than its products: if it seems so, they are faster than measured.
     flops_per_second = max(flops_per_second, flops / max(seconds_left, timing.NOISE * step_seconds))
     fixed_seconds = max(seconds_left - flops / flops_per_second, 0.0)
-    return flops_per_second, fixed_seconds, spent, evaluation, larger
+    return flops_per_second, fixed_seconds, spent, alone

@@ -13,7 +13,7 @@ from istmpi.cluster.group_time import time_rounds
 from istmpi.comm.ring import count_waits
 from istmpi.config import Run
 from istmpi.config.methods import find_method_spec
-from istmpi.cost.calibration import forward_flops
+from istmpi.cost.calibration import count_values, forward_flops
 from istmpi.cost.evaluation import EvaluationPlan
 from istmpi.cost.loads import ALLREDUCE, ALLTOALLV
 from istmpi.cost.run_cost import Cost, phase_costs
@@ -132,20 +132,37 @@ def _predict_evaluation(
         if plan.on_one:
             links = 1
         seconds += _message_seconds(ranks, plan.sent / links, cluster)
-    flops = count_evaluation_flops(run, architecture, data, ranks, plan)
-    passes = len(list_passes(run, architecture, data, ranks, ranks))
-    members = max(run.train.group_size, 1)
-    if members > 1:
-        weights = count_bytes(architecture.parameters, architecture.lengths)
-        seconds += (members - 1).bit_length() * weights * cluster.inside.seconds_per_byte
-    seconds += cluster.pass_seconds(float(flops) / members, on_one=plan.on_one)
-    seconds += passes * len(architecture.operators) * cluster.product_seconds
-    seconds += cluster.evaluation_seconds
+    seconds += _pass_seconds(run, architecture, data, cluster, ranks, plan)
     # The sums of the score: rank 0 tells them, or all ranks tell each other.
     if plan.on_one:
         seconds += _told_seconds(ranks, cluster)
     elif ranks > 1:
         seconds += cluster.small_call(ranks)
+    return seconds
+
+
+def _pass_seconds(
+    run: Run,
+    architecture: Architecture,
+    data: Dataset,
+    cluster: Cluster,
+    ranks: int,
+    plan: EvaluationPlan,
+) -> float:
+    """Return the seconds of the passes of a planned evaluation."""
+    flops = count_evaluation_flops(run, architecture, data, ranks, plan)
+    passes = list_passes(run, architecture, data, ranks, ranks)
+    members = max(run.train.group_size, 1)
+    seconds = cluster.evaluation_seconds
+    if members > 1:
+        weights = count_bytes(architecture.parameters, architecture.lengths)
+        seconds += (members - 1).bit_length() * weights * cluster.inside.seconds_per_byte
+    if plan.on_one or ranks == 1:
+        values = count_values(architecture, passes)
+        seconds += cluster.evaluate_alone(float(flops) / members, values / members)
+    else:
+        seconds += float(flops) / members / cluster.speed(range(1))
+    seconds += len(passes) * len(architecture.operators) * cluster.product_seconds
     return seconds
 
 

@@ -1,6 +1,6 @@
 """Counts the examples to calibrate the full network on, without torch."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from fractions import Fraction
 from math import prod
 
@@ -44,6 +44,17 @@ def forward_flops(architecture: Architecture, ranks: int, sharded: Collection[st
         else:
             whole += flops
     return (shared + normalised) / ranks + whole
+
+
+def count_values(architecture: Architecture, passes: Iterable[int]) -> float:
+    """Return the number of values that layers with weights return in ``passes`` of so many
+    examples."""
+    lengths = architecture.lengths
+    values = 0.0
+    for examples in passes:
+        for operator in architecture.operators:
+            values += float(operator.outputs(lengths, examples))
+    return values
 
 
 def calibration_examples(
