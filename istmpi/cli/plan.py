@@ -74,9 +74,11 @@ def _plan_around_rounds(
     run: Run, network: Architecture, data: Dataset, ranks: int, cluster: str | None
 ) -> dict[str, Any]:
     """Return the figures of evaluations and saves, and with a cluster the seconds of all."""
-    from istmpi.evaluation.planning import plan_evaluations
+    from istmpi.evaluation.planning import choose_interval, plan_evaluations
     from istmpi.training.saves import plan_saves
 
+    # As a training does: the size of the calibration sample depends on the interval.
+    run = run.override({"evaluate.every": choose_interval(run, network, data, ranks)})
     evaluations = plan_evaluations(run, network, data, ranks)
     figures: dict[str, Any] = {
         "evaluations": asdict(evaluations),

@@ -207,5 +207,9 @@ def test_what_has_no_prediction_is_left_out(istmpi_command):
         "s in evaluations; not predicted: saving, loading"
         in istmpi_command(*words, "--redeal", "0", "--set", "evaluate.form=blocks")[1]
     )
+    # The interval that a plan chooses decides how many examples calibrate: given as a setting, it changes nothing.
+    words += ["--ranks", "4", "--rounds", "8", "--batch", "32", "--hidden", "1024,1024", "--method", "local-sgd"]
+    chosen, given = (istmpi_command(*words, "--json", *more)[1] for more in ((), ("--evaluate-every", "4")))
+    assert json.loads(chosen) == json.loads(given)
     code, _, err = istmpi_command("train", "digits", "--cluster", "1gbit")
     assert code == 2 and "--cluster needs --dry-run" in err
