@@ -34,12 +34,12 @@ OWN = {
     "unrecorded": {"model.name": f"{_HERE}/exported_networks.py:Unrecorded"},
     "deciding": {"model.name": f"{_HERE}/exported_networks.py:Deciding"},
     "tied": {"model.name": f"{_HERE}/exported_networks.py:Tied"},
-    "two": {"model.name": f"{_HERE}/exported_networks.py:TwoFactors"},
+    "two": {"model.name": f"{_HERE.parent}/networks/product_nets.py:Bilinear"},
     "counting": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "number"},
     "measuring": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "length"},
 }
 """Settings of networks of one's own."""
-OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25, "one": 0.5, "other": 0.25}
+OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25, "left": 0.5, "right": 0.25}
 
 
 def make_checkpoints(folder: Path, launcher: Sequence[str] = ()) -> Path:

@@ -64,13 +64,3 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.last(functional.linear(torch.relu(self.encode(x)), self.encode.weight.t()))
-
-
-class TwoFactors(nn.Module):
-    def __init__(self, features, outputs, one=4, other=6):
-        super().__init__()
-        self.one, self.other = nn.Linear(features, one), nn.Linear(features, other)
-        self.both = nn.Bilinear(one, other, outputs)
-
-    def forward(self, x):
-        return self.both(torch.relu(self.one(x)), torch.tanh(self.other(x)))

@@ -119,19 +119,6 @@ class Interleaved(nn.Module):
         return self.last(x + self.back(wide) + self.again(wide**2))
 
 
-class Grouped(nn.Module):
-    """A normalisation over groups of channels, which are not interchangeable."""
-
-    def __init__(self, shape, outputs, channels=16):
-        super().__init__()
-        self.conv = nn.Conv2d(shape[0], channels, 3)
-        self.norm = nn.GroupNorm(4, channels)
-        self.last = nn.Linear(channels, outputs)
-
-    def forward(self, x):
-        return self.last(functional.relu(self.norm(self.conv(x))).mean((2, 3)))
-
-
 class Multihead(nn.Module):
     """torch's own attention, which divides its width by the heads."""
 

@@ -17,8 +17,9 @@ from patience import patient
 from istmpi.checkpoint.reader import open_checkpoint
 from istmpi.deploy.export import export
 from istmpi.deploy.network import CalibratedNetwork
+from tests.networks import product_nets
 
-CLASSES = {**vars(networks), **vars(exported_networks)}
+CLASSES = {**vars(networks), **vars(exported_networks), **vars(product_nets)}
 TRACED = ["convolutional", "sharing", "unrecorded", "tied"]
 LOADED = ["convolutional", "sharing", "two"]
 """The networks that torch.export can trace, and those of them whose class can load their state."""

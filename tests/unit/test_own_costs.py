@@ -15,6 +15,7 @@ from istmpi.cost import RIVALS, cost, round_bytes
 from istmpi.data.sources import open_dataset
 from istmpi.models import mlp_network
 from istmpi.training.network import plan_network
+from tests.networks import trap_nets
 
 FILE = Path(networks.__file__)
 EXAMPLE = FILE.parents[2] / "examples" / "convnet.py"
@@ -93,6 +94,7 @@ def test_the_cost_model_compares_methods_on_ones_user_network(istmpi_command, ex
     assert istmpi_command(*words, "--advise")[0] == 0
 
 
+NUMBERED = f"{trap_nets.__file__}:Numbered"
 STEPS = "train", "--dry-run", "--model", f"{FILE}:Steps"
 SMALL = ("model.blocks=[1,1]", "model.channels=[4,6]", "model.inner=[5,7]", "model.exits=[1]")
 EXITS = "train", "--dry-run", "--model", "resnet", *(word for one in SMALL for word in ("--set", one)), "--set"
@@ -101,7 +103,7 @@ EXITS = "train", "--dry-run", "--model", "resnet", *(word for one in SMALL for w
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["train", "--dry-run", "--model", f"{FILE}:Grouped"], "no width that can be dealt out (channels: exchanging"),
+        (["train", "--dry-run", "--model", NUMBERED], "no width that can be dealt out (hidden: exchanging"),
         (
             [*STEPS, "--ranks", "2", "--set", "model.hidden=18"],
             "its constructor fails with hidden = 9: ValueError: 9 is",
