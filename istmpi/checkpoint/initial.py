@@ -10,13 +10,14 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from istmpi.checkpoint.fit import Fit
 from istmpi.checkpoint.reader import Checkpoint, open_checkpoint
 from istmpi.checkpoint.widening import find_place
 from istmpi.config.sections import Train
@@ -26,6 +27,7 @@ from istmpi.errors import ConfigError, DataError, kind_of
 from istmpi.foreign import printable, reading
 from istmpi.network.architecture import Architecture
 from istmpi.network.joined import Factor, as_tensor, changes, of_rows
+from istmpi.network.unheld import find_unheld_factor
 from istmpi.optional import optional
 
 CURE = (
@@ -33,7 +35,6 @@ CURE = (
     "or a state dict saved by torch.save."
 )
 DEFAULTS = Train()
-SHOWN = 6
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _INSIDE = ("state_dict", "model_state_dict", "model")
 """Keys under which other programs save a state dict inside a dictionary."""
@@ -49,6 +50,8 @@ class _File:
     factor: Callable[[str], Factor] = lambda name: 1.0
     network: Architecture | None = None
     """The file's network, if it is one of istmpi."""
+    scale: Mapping[str, float] = field(default_factory=dict)
+    """The factors of its sums (`Architecture.factor`)."""
 
 
 def _from_checkpoint(checkpoint: Checkpoint) -> _File:
@@ -61,6 +64,7 @@ def _from_checkpoint(checkpoint: Checkpoint) -> _File:
         rows=lambda name, first, last: torch.from_numpy(tensors[name].rows(first, last)),
         factor=lambda name: network.weight_factor(name, scale),
         network=network,
+        scale=scale,
     )
 
 
@@ -127,43 +131,6 @@ def _load_state_dict(path: Path) -> Any:
         raise ValueError(why) from None
 
 
-@dataclass(frozen=True)
-class Fit:
-    path: Path
-    fitted: tuple[str, ...]
-    widened: tuple[str, ...]
-    """The fitted parameters that are narrower in the file."""
-    weights: tuple[int, int]
-    """The number of weights that come from the file, and the number of all weights."""
-    missing: tuple[str, ...]
-    misshapen: tuple[str, ...]
-    """Parameters of another shape in the file, as ``name (3 x 2 in the file, 4 x 2 here)``."""
-    unused: tuple[str, ...]
-
-    @property
-    def lines(self) -> list[str]:
-        """Lines for the user: the numbers of the fit, then names that do not fit."""
-        total = len(self.fitted) + len(self.missing) + len(self.misshapen)
-        lines = [
-            f"initial weights from {self.path}: {len(self.fitted)} of {total} parameters fit, "
-            f"{self.weights[0]:,} of {self.weights[1]:,} weights."
-        ]
-        unfitting = {
-            "narrower in the file, in the first places here": self.widened,
-            "wrong shape, ignored": self.misshapen,
-            "not in the file, initialized as usual": self.missing,
-            "only in the file": self.unused,
-        }
-        for problem, names in unfitting.items():
-            if not names:
-                continue
-            shown = ", ".join(map(printable, names[:SHOWN]))
-            if len(names) > SHOWN:
-                shown += f", and {len(names) - SHOWN} more"
-            lines.append(f"{problem}: {shown}.")
-        return lines
-
-
 def check_fit(path: Path, network: Architecture, settings: Train = DEFAULTS) -> Fit:
     """Return a file's fit to a network. Raises the errors of `begin_with`."""
     with _open(path) as file:
@@ -189,6 +156,11 @@ def begin_with(
                 network.give(name, file.rows(source, 0, file.shapes[source][0]))
             else:
                 _read_rows(file, source, network, name, store)
+        if file.scale != store.full_scale:
+            unheld = find_unheld_factor(network, store.full_scale)
+            if file.network:
+                unheld = unheld or find_unheld_factor(file.network, file.scale)
+            fit = replace(fit, unheld=unheld)
     infinite = store.not_finite()
     if infinite:
         dtype = next(iter(store.parameters.values())).dtype

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from istmpi.checkpoint.fit import describe_unheld
 from istmpi.checkpoint.initial import settable_shapes
 from istmpi.code import short
 from istmpi.comm import Communicator
@@ -14,6 +15,7 @@ from istmpi.engine.transfer import Transfer
 from istmpi.errors import ConfigError, DataError, IstmpiError
 from istmpi.network.architecture import Architecture
 from istmpi.network.joined import as_tensor, changes
+from istmpi.network.unheld import find_unheld_factor
 
 Yields = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
@@ -43,7 +45,11 @@ def begin_with_function(
         name = communicator.broadcast_from_root(name)
         if not name:
             count = len(settable_shapes(network))
-            return [f"initial weights from {source}: {len(taken)} of {count} parameters."]
+            lines = [f"initial weights from {source}: {len(taken)} of {count} parameters."]
+            unheld = find_unheld_factor(network, store.full_scale)
+            if unheld:
+                lines.append(describe_unheld(unheld))
+            return lines
         taken.add(name)
         if name in network.frozen:
             _give_frozen(network, name, values, communicator)

@@ -5,8 +5,11 @@ The full network's factors of products are folded into the weights. A chain (an 
 first layer that normalises examples, and a last one that rescales outputs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,6 +24,7 @@ from istmpi.errors import ConfigError
 from istmpi.network.architecture import Architecture
 from istmpi.network.joined import Factor, changes, of_rows
 from istmpi.network.norms import BatchNorm
+from istmpi.network.unheld import find_unheld_factor
 
 _CHUNK = 2**24  # bytes
 
@@ -91,12 +95,11 @@ class State:
     layers: list[Layer]
     ties: Mapping[str, str] = field(default_factory=dict)
     """Further names of tensors that several modules share, each with its name in ``layers``."""
-    untied: tuple[str, ...] = ()
-    """The names in ``layers`` of tensors that the class shares, but the full network does not."""
     problem: str = ""
     """The reason why the class cannot load this state; empty if it can."""
-    calls: Mapping[tuple[Any, ...], Any] = field(default_factory=dict)
-    """Factors of sums that no weight can hold, for `istmpi.network.scaling.multiply_sums`."""
+    scale: Callable[[nn.Module], None] | None = None
+    """Makes the class with this state multiply its sums by factors that no weight can hold; None
+    if there are none."""
     module: nn.Module | None = None
     """The network itself, if no plain class makes it; else None."""
 
@@ -188,23 +191,34 @@ def collect_state(
     """Return the state of a plain class.
 
     The full network's factors (``scale``) are multiplied into ``values``. A product's factor is in
-    its weight; a residual block's factor is in all parameters of the block's ends. Layers that
-    share a weight, but have different factors, each get their own weight. Raises ConfigError for a
+    its weight; a residual block's factor is in all parameters of the block's ends. They are factors
+    of the class's sums if a weight has uses with different factors. Raises ConfigError for a
     bfloat16 buffer.
     """
     module = network.plain()
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    collection = _Collection(values, scale, moments, network, names)
-    # A shared layer comes at each of its paths, for a state dict names all of them.
-    for path, layer in module.named_modules(remove_duplicate=False):
-        collection.add(path, layer)
-    untied: list[str] = []
-    for places in collection.copies.values():
-        # The first place keeps the shared weight; the others have other factors.
-        untied += list(places.values())[1:]
-    calls = network.scaled_calls(scale)
-    problem = _find_problem(module, calls, untied, moments)
-    return State(collection.layers, collection.ties, tuple(untied), problem, calls)
+    collection = _Collection.from_module(module, values, moments, network)
+    collection.collect(module, partial(network.weight_factor, scale=scale))
+    problem = find_unheld_factor(network, scale) or collection.describe_untied()
+    if not problem:
+        problem = _find_problem_of_moments(module, moments)
+        return State(collection.layers, collection.ties, problem)
+    collection = _Collection.from_module(module, values, moments, network)
+    collection.collect(module, lambda name: 1.0)
+    return State(
+        collection.layers,
+        collection.ties,
+        problem,
+        scale=partial(_multiply_sums, network=network, scale=scale),
+    )
+
+
+def _multiply_sums(module: nn.Module, network: Architecture, scale: Mapping[str, float]) -> None:
+    """Make a plain class multiply its sums as the full network does."""
+
+    def factor(groups: tuple[str, ...]) -> float:
+        return network.factor(groups, network.lengths, scale)
+
+    network.multiply(module, network.lengths, factor)
 
 
 @dataclass
@@ -213,7 +227,6 @@ class _Collection:
     collected."""
 
     values: Mapping[str, Any]
-    scale: Mapping[str, float]
     moments: Moments
     network: Architecture
     names: Mapping[int, str]
@@ -225,11 +238,41 @@ class _Collection:
     """The first place of each parameter, by its name and factor."""
     _first_paths: dict[int, str] = field(default_factory=dict)
 
-    def add(self, path: str, layer: nn.Module) -> None:
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        values: Mapping[str, Any],
+        moments: Moments,
+        network: Architecture,
+    ) -> _Collection:
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        return cls(values, moments, network, names)
+
+    def collect(self, module: nn.Module, find_factor: Callable[[str], Factor]) -> None:
+        """Add the tensors of all layers. ``find_factor``: returns a parameter's factor by its
+        name."""
+        # A shared layer comes at each of its paths, for a state dict names all of them.
+        for path, layer in module.named_modules(remove_duplicate=False):
+            self._add(path, layer, find_factor)
+
+    def describe_untied(self) -> str:
+        """Return a place of a tensor that the class shares with a place of another factor, in
+        words; empty if there is none."""
+        for places in self.copies.values():
+            # The first place keeps the shared weight; the others have other factors.
+            for name in [*places.values()][1:]:
+                return (
+                    f"{name} shares its tensor with another layer that has another factor in the "
+                    "full network"
+                )
+        return ""
+
+    def _add(self, path: str, layer: nn.Module, find_factor: Callable[[str], Factor]) -> None:
         """Add the tensors of the layer at ``path``."""
         # A layer that the class holds twice is one layer at its first path.
         first_path = self._first_paths.setdefault(id(layer), path)
-        tensors = self._collect_weights(path, first_path, layer)
+        tensors = self._collect_weights(path, first_path, layer, find_factor)
         if path in self.moments:
             buffers = _name_moments(self.moments[path])
             # PyTorch loads no state without this count, which evaluation does not use.
@@ -242,7 +285,9 @@ class _Collection:
         elif tensors or buffers:
             self.layers.append(Layer(path, type(layer).__name__, {}, tensors | buffers))
 
-    def _collect_weights(self, path: str, first_path: str, layer: nn.Module) -> dict[str, Values]:
+    def _collect_weights(
+        self, path: str, first_path: str, layer: nn.Module, find_factor: Callable[[str], Factor]
+    ) -> dict[str, Values]:
         """Return the layer's weights that have no place yet; tie the others to theirs."""
         tensors: dict[str, Values] = {}
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
@@ -250,7 +295,7 @@ class _Collection:
             place = _name(path, key)
             # A folded factor is of the parameter, any other of the layer in which it stands.
             scaled = name if name in self.network.table.folded else _name(first_path, key)
-            factor = self.network.weight_factor(scaled, self.scale)
+            factor = find_factor(scaled)
             # An array cannot be a dictionary's key, but its bytes can.
             factor_key = factor.tobytes() if isinstance(factor, np.ndarray) else factor
             first_place = self.copies.setdefault(name, {}).setdefault(factor_key, place)
@@ -261,21 +306,9 @@ class _Collection:
         return tensors
 
 
-def _find_problem(
-    module: nn.Module, calls: Mapping[Any, Any], untied: Sequence[str], moments: Moments
-) -> str:
-    """Return the reason why a plain class cannot load a state; empty if it can."""
-    # The first problem of a kind stands for all.
-    for call in calls:
-        return (
-            f"{call[1]} in {call[0] or 'its forward'} has a factor in the full network that no "
-            "weight can hold"
-        )
-    for name in untied:
-        return (
-            f"{name} shares its tensor with another layer that has another factor in the full "
-            "network"
-        )
+def _find_problem_of_moments(module: nn.Module, moments: Moments) -> str:
+    """Return the reason why a plain class cannot load the moments of its batch normalisations;
+    empty if it can."""
     for name in moments:
         if module.get_submodule(name).running_mean is None:
             return f"{name} has no running statistics in its class (track_running_stats=False)"

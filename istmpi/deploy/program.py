@@ -23,7 +23,6 @@ from istmpi.deploy.layers import State
 from istmpi.errors import ConfigError
 from istmpi.foreign import reason
 from istmpi.network.architecture import Architecture
-from istmpi.network.scaling import multiply_sums
 from istmpi.optional import optional
 from istmpi.outputs import join_outputs, list_outputs
 
@@ -135,20 +134,17 @@ def whole_state(state: State) -> dict[str, torch.Tensor]:
 def _make_own_module(
     network: Architecture, tensors: Mapping[str, torch.Tensor], state: State
 ) -> nn.Module:
-    """Return the plain class with a state, also where the class shares or lacks a tensor."""
+    """Return the plain class with a state, also where the class lacks a tensor or a factor."""
     module = network.plain()
     names_of_class = module.state_dict()
     for name, values in tensors.items():
         path, _, key = name.rpartition(".")
-        if name in state.untied:
-            # The class shares this tensor; a parameter of its own takes its place.
-            setattr(module.get_submodule(path), key, nn.Parameter(torch.empty_like(values)))
-        elif name not in names_of_class:
+        if name not in names_of_class:
             # Of a batch normalisation that the class makes without running statistics.
             module.get_submodule(path).register_buffer(key, torch.empty_like(values))
     module.load_state_dict(tensors)
-    if state.calls:
-        multiply_sums(module, lambda: (state.calls, {}))
+    if state.scale:
+        state.scale(module)
     return module
 
 

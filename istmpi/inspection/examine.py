@@ -116,6 +116,7 @@ def examine(network: UserNetwork) -> tuple[Table, Inferred]:
         sums=_scaled_sums(sums, joined, evaluation.bare, unit_sums.layers, inferred.blocks),
         uses=unit_sums.uses,
         folded=folded,
+        elsewhere=_find_used_elsewhere(module, sums, evaluation.recorder),
         joined={**joined, **unit_sums.joined},
         stochastic=stochastic,
         operators=operators.products,
@@ -307,6 +308,18 @@ def _sums(
             if len(axis.segments) > 1:
                 joined[path] = Joined(str(axis), number, layer.weight.ndim)
     return sums, joined
+
+
+def _find_used_elsewhere(
+    module: nn.Module, sums: Collection[str], recorder: Recorder
+) -> tuple[str, ...]:
+    """Return the layers in ``sums`` whose weight the pass has also used outside of such layers."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    used = set(recorder.kept_apart)
+    for addition in recorder.sums:
+        if addition.module not in sums:
+            used.update(addition.parameter.split(","))
+    return tuple(path for path in sums if names[id(module.get_submodule(path).weight)] in used)
 
 
 def _leave_out_never_called(

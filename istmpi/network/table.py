@@ -200,6 +200,9 @@ class Table:
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameters that are only used in sums over units of these groups: factors multiply the
     parameter itself."""
+    elsewhere: tuple[str, ...] = ()
+    """The layers in ``sums`` whose weight the class also uses outside of such layers, so that no
+    factor can multiply the weight itself."""
     joined: Mapping[str, Joined] = field(default_factory=dict)
     """The axes that are sums, by the layers in ``sums`` and the parameters in ``folded`` that sum
     over them."""

@@ -34,12 +34,13 @@ OWN = {
     "unrecorded": {"model.name": f"{_HERE}/exported_networks.py:Unrecorded"},
     "deciding": {"model.name": f"{_HERE}/exported_networks.py:Deciding"},
     "tied": {"model.name": f"{_HERE}/exported_networks.py:Tied"},
+    "gated": {"model.name": f"{_HERE}/exported_networks.py:Gated"},
     "two": {"model.name": f"{_HERE.parent}/networks/product_nets.py:Bilinear"},
     "counting": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "number"},
     "measuring": {"model.name": f"{_HERE}/exported_networks.py:Deciding", "model.on": "length"},
 }
 """Settings of networks of one's own."""
-OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25, "left": 0.5, "right": 0.25}
+OWN_SCALE = {"channels1": 0.5, "channels2": 0.25, "hidden": 0.25, "wide": 0.5, "left": 0.5, "right": 0.25}
 
 
 def make_checkpoints(folder: Path, launcher: Sequence[str] = ()) -> Path:

@@ -56,11 +56,26 @@ class Deciding(nn.Module):
 
 
 class Tied(nn.Module):
-    """An autoencoder with tied weights, and a classifier behind it."""
+    """An autoencoder that uses the weight of a layer once more, and a classifier behind it."""
 
-    def __init__(self, features, outputs, hidden=12):
+    def __init__(self, features, outputs, wide=14, hidden=12):
         super().__init__()
-        self.encode, self.last = nn.Linear(features, hidden), nn.Linear(features, outputs)
+        self.first, self.encode = nn.Linear(features, wide), nn.Linear(wide, hidden)
+        self.last = nn.Linear(wide, outputs)
 
     def forward(self, x):
-        return self.last(functional.linear(torch.relu(self.encode(x)), self.encode.weight.t()))
+        x = torch.relu(self.encode(torch.relu(self.first(x))))
+        return self.last(functional.linear(x, self.encode.weight.t()))
+
+
+class Gated(nn.Module):
+    """Units with gates, which are computed from the weights that add the units up; and a matrix of no layer."""
+
+    def __init__(self, features, outputs, hidden=12, wide=14):
+        super().__init__()
+        self.first, self.last = nn.Linear(features, wide), nn.Linear(hidden, outputs)
+        self.matrix = nn.Parameter(torch.randn(wide, hidden) / 4)
+
+    def forward(self, x):
+        x = torch.relu(torch.relu(self.first(x)) @ self.matrix)
+        return self.last(x * torch.sigmoid(4 * self.last.weight.sum(0)))

@@ -20,7 +20,7 @@ from istmpi.deploy.network import CalibratedNetwork
 from tests.networks import product_nets
 
 CLASSES = {**vars(networks), **vars(exported_networks), **vars(product_nets)}
-TRACED = ["convolutional", "sharing", "unrecorded", "tied"]
+TRACED = ["convolutional", "sharing", "unrecorded", "shaken", "tied", "gated"]
 LOADED = ["convolutional", "sharing", "two"]
 """The networks that torch.export can trace, and those of them whose class can load their state."""
 
@@ -119,6 +119,7 @@ def test_tied_parameters_are_there_once(checkpoints, tmp_path):
     [
         ("shaken", "tied.weight shares its tensor with another layer"),
         ("tied", "linear in its forward has a factor in the full network that no weight can hold"),
+        ("gated", "last.weight has a factor in the full network, and its class also uses this weight outside of last"),
         ("unrecorded", "norm has no running statistics in its class"),
     ],
 )

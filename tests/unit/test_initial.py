@@ -130,6 +130,18 @@ def test_what_fits_and_what_does_not_is_told(tmp_path):
         begun(tmp_path / "none.pt")
 
 
+@pytest.mark.parametrize(
+    "name, words", [("tied", "linear in its forward has a"), ("gated", "also uses this weight outside")]
+)
+def test_a_factor_that_no_weight_can_hold_is_told(checkpoints, name, words):
+    path = checkpoints / f"{name}.h5"
+    with open_checkpoint(path) as checkpoint:
+        of, scale = checkpoint.architecture, checkpoint.header.full_scale
+    for other, is_told in ((scale, False), ({}, True), ({"hidden": 0.5}, True)):
+        _, fit = begun(path, 1, other, of)
+        assert (words in " ".join(fit.lines)) == is_told, fit.lines
+
+
 class Evil:
     def __reduce__(self):
         return print, ("run",)
