@@ -232,8 +232,9 @@ def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks:
         return replace(unknown, sent=sent, least=sent)
     if not knows_outputs(run, architecture, data, plan):
         return unknown
-    scored = _count_passed(run, architecture, ranks, count_scored(run, data, len(data.test)))
-    blocks = len(rounds) * scored
+    blocks = len(rounds) * _count_side_by_side(run, architecture, data, ranks)
+    if data.labels_on is not None:
+        blocks += details
     if form != "best":
         return replace(unknown, sent=flushed + blocks, least=flushed + blocks)
     assert plan.sums is not None, "there are no sharded layers"
@@ -241,6 +242,16 @@ def plan_evaluations(run: Run, architecture: Architecture, data: Dataset, ranks:
     merged = len(rounds) * plan.sums + details
     both = flushed + len(rounds) * _count_choice(run, architecture, data, ranks, plan)
     return replace(unknown, sent=both + max(merged, blocks), least=both + min(merged, blocks))
+
+
+def _count_side_by_side(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> int:
+    """Return the bytes that all ranks send to score subnets side by side."""
+    passed = _count_passed(run, architecture, ranks, count_scored(run, data, len(data.test)))
+    if data.labels_on is None:
+        return passed
+    # One rank has the labels, and tells the others its sums.
+    task = choose_task(data.scoring, run.train.multi_label_loss)
+    return passed + ranks * (ranks - 1) * 8 * _count_numbers(run, architecture, data, task)
 
 
 def _count_choice(

@@ -12,12 +12,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from istmpi.comm import Communicator
+from istmpi.comm.ledger import EVALUATION
 from istmpi.cost import cost, round_bytes
 from istmpi.data.prepare import prepare
 from istmpi.data.sources import open_dataset
 from istmpi.deploy.export import export
 from istmpi.deploy.scoring import evaluate
 from istmpi.errors import ConfigError, DataError
+from istmpi.evaluation.planning import plan_evaluations
 from istmpi.training.loop import Training
 
 pytestmark = pytest.mark.ranks(only=[3])
@@ -178,6 +180,13 @@ def test_labels_on_one_rank_give_the_bits_of_labels_on_all(comm, shared_tmp, kin
     assert_same_bits(whole(other), whole(training))
     other.arrange(3)
     assert other.evaluator.score(details=True) == progress[-1].score
+
+
+def test_bytes_of_evaluations_are_planned_if_one_rank_has_the_labels(comm, table):
+    settings = EVEN | {"data__source": table, "data__labels_on": 1, "evaluate__every": 2}
+    training, _ = trained(comm, **settings)
+    planned = plan_evaluations(training.run, training.architecture, training.dataset, comm.size)
+    assert planned.sent == planned.least == sum(comm.allgather(comm.ledger.sent[EVALUATION].bytes))
 
 
 TABLE = {"data__columns": "even", "method__name": "joint"}
