@@ -25,6 +25,7 @@ from benchmarks.reporting import keep_cell, restore_cells, store_cells
 from istmpi.comm.ledger import estimate_line_bytes
 
 NAME = "whole-command"
+SAVES = ("saving_least", "saving")
 COMMON = ["digits", "--rounds", "8", "--local-steps", "20", "--batch", "32"]
 WIDTH = 1024
 METHODS = {
@@ -97,7 +98,7 @@ def measure(cluster: Cluster, words: list[str]) -> dict:
 def beside(measured: float, predicted: float | list | None, digits: int = 2, unit: float = 1.0) -> str:
     """Write a measured figure, with the predicted one in brackets if there is one; of several the nearest."""
     if isinstance(predicted, list):
-        predicted = min(predicted, key=lambda figure: abs(figure - measured))
+        predicted = min(predicted, key=lambda figure: abs(figure - measured), default=None)
     text = f"{measured / unit:.{digits}f}"
     if predicted is not None:
         text += f" ({predicted / unit:.{digits}f})"
@@ -126,7 +127,7 @@ def write_report(folder: Path, results: Path) -> None:
                 "s, whole command": f"{record['seconds']:.1f}",
                 "s, rounds": beside(record["rounds"], seconds.get("rounds"), digits=1),
                 "s, evaluating": beside(record["evaluate"], seconds.get("evaluations")),
-                "s, saving": beside(record["save"], seconds.get("saving")),
+                "s, saving": beside(record["save"], [seconds[name] for name in SAVES if seconds.get(name)]),
                 "MB, rounds": f"{sent['rounds']['bytes'] / 1e6:.2f}",
                 "MB, evaluation": beside(sent["evaluation"]["bytes"], predicted["evaluation"], 3, unit=1e6),
                 "MB, saving": beside(sent["saving"]["bytes"], predicted["saving"], 3, unit=1e6),

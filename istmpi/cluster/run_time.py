@@ -44,6 +44,8 @@ class RunTime:
     saving: float | None
     """The save of the network after its evaluation; None if ranks gather its weights once more, or
     pass examples through subnets side by side."""
+    saving_least: float | None
+    """The save if scores choose the full network, whose moments rank 0 has."""
 
 
 def predict_run(
@@ -66,21 +68,45 @@ def predict_run(
     form = choose_form(run)
     unknown = form != "merged" and not knows_outputs(run, architecture, data, plan)
     if unknown or plan.sharded or plan.by_units or architecture.nodes[1]:
-        return RunTime(rounds=of_rounds, evaluations=None, saving=None)
+        return RunTime(rounds=of_rounds, evaluations=None, saving=None, saving_least=None)
     last, _ = phases[-1]
     of_evaluation = 0.0
     if form in ("merged", "best"):
         of_evaluation += _predict_evaluation(run, architecture, data, cluster, last, plan)
     if form != "merged":
         of_evaluation += _predict_subnets(run, architecture, data, cluster, last)
-    saving = None
+    shortest, longest = _predict_save(run, architecture, data, ranks, cluster, plan)
+    return RunTime(
+        rounds=of_rounds,
+        evaluations=evaluations * of_evaluation,
+        saving=longest,
+        saving_least=shortest,
+    )
+
+
+def _predict_save(
+    run: Run,
+    architecture: Architecture,
+    data: Dataset,
+    ranks: int,
+    cluster: Cluster,
+    plan: EvaluationPlan,
+) -> tuple[float | None, float | None]:
+    """Return the least and the most seconds of the save of the network; None if they are not
+    known."""
+    form = choose_form(run)
     # The pass that chose the form has left its logits for the temperature.
-    if ranks == 1 or (plan.on_one and form in ("merged", "best")) or not data.scoring.one_class:
-        calls = CALLS
-        if form != "merged" and architecture.batch_norms:
-            calls += CALLS_OF_MOMENTS
-        saving = calls * cluster.small_call(ranks) + cluster.save_seconds
-    return RunTime(rounds=of_rounds, evaluations=evaluations * of_evaluation, saving=saving)
+    is_known = ranks == 1 or (plan.on_one and form in ("merged", "best"))
+    if data.scoring.one_class and not is_known:
+        return None, None
+    seconds = CALLS * cluster.small_call(ranks) + cluster.save_seconds
+    if form == "merged" or not architecture.batch_norms:
+        return seconds, seconds
+    side_by_side = seconds + CALLS_OF_MOMENTS * cluster.small_call(ranks)
+    # Rank 0 has the moments of the full network.
+    if form == "best":
+        return seconds, side_by_side
+    return side_by_side, side_by_side
 
 
 def _predict_subnets(

@@ -120,8 +120,12 @@ def _describe_seconds(seconds: Mapping[str, Any]) -> str:
     for name in ("evaluations", "saving"):
         if seconds[name] is None:
             missing.append(name)
-        else:
-            parts.append(f"{seconds[name]:.3g} s in {name}")
+            continue
+        text = f"{seconds[name]:.3g} s in {name}"
+        least = seconds.get(f"{name}_least", seconds[name])
+        if least != seconds[name]:
+            text = f"{least:.3g} to {text}"
+        parts.append(text)
     unknown = ", ".join([*missing, "loading"])
     return f"on {seconds['cluster']}: {', '.join(parts)}; not predicted: {unknown}"
 

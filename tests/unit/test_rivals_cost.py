@@ -159,6 +159,7 @@ def test_messages_that_follow_each_other_take_a_latency_each(ranks, hops, told):
     best, _, _ = predict(cluster, ranks, method__redeal=0.0)
     assert best.evaluations == pytest.approx(found.evaluations + 3 * 0.01 * 4)
     assert best.saving == pytest.approx(6 * 0.01 * hops)
+    assert best.saving_least == found.saving == found.saving_least
     # An all-gather that was not measured is as late as transfers.
     gathers = replace(cluster, links={**cluster.links, "allgather": Link(0.03, 0.0)})
     sparse, later = (predict(one, ranks, method__name="sparse-loco")[0].rounds for one in (cluster, gathers))
