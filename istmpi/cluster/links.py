@@ -45,32 +45,32 @@ def fit_link(points: Sequence[Point]) -> tuple[Link, dict[str, Any]]:
     return Link(latency, seconds_per_byte), {"points": rows, "median_relative_error": error}
 
 
-def _alltoallv(communicator: Communicator) -> Iterator[Point]:
-    ranks = communicator.size
-    others = ranks - 1
+def _measure_parts(
+    communicator: Communicator, make_work: Callable[[Communicator, int], Callable[[], object]]
+) -> Iterator[Point]:
+    """Yield exchanges in which each rank sends every other one a part. ``make_work``: returns the
+    exchange for parts of so many bytes."""
+    others = communicator.size - 1
     if not others:
         return
     for size in MESSAGE_BYTES:
         nbytes = size // others or 1  # at least a byte, however many ranks there are
-        counts = [nbytes * (peer != communicator.rank) for peer in range(ranks)]
-        starts = [nbytes * peer for peer in range(ranks)]
-        send = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
-        receive = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
-        seconds = timing.time_slowest(communicator, partial(communicator.alltoallv, send, receive))
+        seconds = timing.time_slowest(communicator, make_work(communicator, nbytes))
         yield Point(messages=others, nbytes=nbytes * others, seconds=seconds)
 
 
-def _allgather(communicator: Communicator) -> Iterator[Point]:
+def _make_alltoallv(communicator: Communicator, nbytes: int) -> Callable[[], object]:
     ranks = communicator.size
-    others = ranks - 1
-    if not others:
-        return
-    for size in MESSAGE_BYTES:
-        nbytes = size // others or 1
-        part = np.zeros(nbytes, dtype=np.uint8)
-        work = partial(communicator.allgatherv, part, [nbytes] * ranks)
-        seconds = timing.time_slowest(communicator, work)
-        yield Point(messages=others, nbytes=nbytes * others, seconds=seconds)
+    counts = [nbytes * (peer != communicator.rank) for peer in range(ranks)]
+    starts = [nbytes * peer for peer in range(ranks)]
+    send = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
+    receive = (np.zeros(nbytes * ranks, dtype=np.uint8), counts, starts)
+    return partial(communicator.alltoallv, send, receive)
+
+
+def _make_allgather(communicator: Communicator, nbytes: int) -> Callable[[], object]:
+    part = np.zeros(nbytes, dtype=np.uint8)
+    return partial(communicator.allgatherv, part, [nbytes] * communicator.size)
 
 
 def _allreduce(communicator: Communicator) -> Iterator[Point]:
@@ -92,8 +92,8 @@ def _allreduce(communicator: Communicator) -> Iterator[Point]:
 
 
 _POINTS: Mapping[str, Callable[[Communicator], Iterator[Point]]] = {
-    "alltoallv": _alltoallv,
+    "alltoallv": partial(_measure_parts, make_work=_make_alltoallv),
     "allreduce": _allreduce,
-    "allgather": _allgather,
+    "allgather": partial(_measure_parts, make_work=_make_allgather),
 }
 """The functions that measure links, by the links' names."""
