@@ -196,29 +196,19 @@ def collect_state(
     bfloat16 buffer.
     """
     module = network.plain()
-    collection = _Collection.from_module(module, values, moments, network)
-    collection.collect(module, partial(network.weight_factor, scale=scale))
+    find_factor = partial(network.weight_factor, scale=scale)
+    collection = _Collection.from_module(module, values, moments, network, find_factor)
     problem = find_unheld_factor(network, scale) or collection.describe_untied()
     if not problem:
         problem = _find_problem_of_moments(module, moments)
         return State(collection.layers, collection.ties, problem)
-    collection = _Collection.from_module(module, values, moments, network)
-    collection.collect(module, lambda name: 1.0)
+    collection = _Collection.from_module(module, values, moments, network, lambda name: 1.0)
     return State(
         collection.layers,
         collection.ties,
         problem,
-        scale=partial(_multiply_sums, network=network, scale=scale),
+        scale=partial(network.multiply_at, lengths=network.lengths, scale=scale),
     )
-
-
-def _multiply_sums(module: nn.Module, network: Architecture, scale: Mapping[str, float]) -> None:
-    """Make a plain class multiply its sums as the full network does."""
-
-    def factor(groups: tuple[str, ...]) -> float:
-        return network.factor(groups, network.lengths, scale)
-
-    network.multiply(module, network.lengths, factor)
 
 
 @dataclass
@@ -231,6 +221,8 @@ class _Collection:
     network: Architecture
     names: Mapping[int, str]
     """The name of each parameter, by its id."""
+    find_factor: Callable[[str], Factor]
+    """Returns the factor of a parameter by its name."""
     layers: list[Layer] = field(default_factory=list)
     ties: dict[str, str] = field(default_factory=dict)
     """The place of each tensor that is another one's, and the place of the other."""
@@ -245,16 +237,14 @@ class _Collection:
         values: Mapping[str, Any],
         moments: Moments,
         network: Architecture,
+        find_factor: Callable[[str], Factor],
     ) -> _Collection:
         names = {id(parameter): name for name, parameter in module.named_parameters()}
-        return cls(values, moments, network, names)
-
-    def collect(self, module: nn.Module, find_factor: Callable[[str], Factor]) -> None:
-        """Add the tensors of all layers. ``find_factor``: returns a parameter's factor by its
-        name."""
+        collection = cls(values, moments, network, names, find_factor)
         # A shared layer comes at each of its paths, for a state dict names all of them.
         for path, layer in module.named_modules(remove_duplicate=False):
-            self._add(path, layer, find_factor)
+            collection._add(path, layer)
+        return collection
 
     def describe_untied(self) -> str:
         """Return a place of a tensor that the class shares with a place of another factor, in
@@ -268,11 +258,11 @@ class _Collection:
                 )
         return ""
 
-    def _add(self, path: str, layer: nn.Module, find_factor: Callable[[str], Factor]) -> None:
+    def _add(self, path: str, layer: nn.Module) -> None:
         """Add the tensors of the layer at ``path``."""
         # A layer that the class holds twice is one layer at its first path.
         first_path = self._first_paths.setdefault(id(layer), path)
-        tensors = self._collect_weights(path, first_path, layer, find_factor)
+        tensors = self._collect_weights(path, first_path, layer)
         if path in self.moments:
             buffers = _name_moments(self.moments[path])
             # PyTorch loads no state without this count, which evaluation does not use.
@@ -285,9 +275,7 @@ class _Collection:
         elif tensors or buffers:
             self.layers.append(Layer(path, type(layer).__name__, {}, tensors | buffers))
 
-    def _collect_weights(
-        self, path: str, first_path: str, layer: nn.Module, find_factor: Callable[[str], Factor]
-    ) -> dict[str, Values]:
+    def _collect_weights(self, path: str, first_path: str, layer: nn.Module) -> dict[str, Values]:
         """Return the layer's weights that have no place yet; tie the others to theirs."""
         tensors: dict[str, Values] = {}
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
@@ -295,7 +283,7 @@ class _Collection:
             place = _name(path, key)
             # A folded factor is of the parameter, any other of the layer in which it stands.
             scaled = name if name in self.network.table.folded else _name(first_path, key)
-            factor = find_factor(scaled)
+            factor = self.find_factor(scaled)
             # An array cannot be a dictionary's key, but its bytes can.
             factor_key = factor.tobytes() if isinstance(factor, np.ndarray) else factor
             first_place = self.copies.setdefault(name, {}).setdefault(factor_key, place)

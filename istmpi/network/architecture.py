@@ -205,9 +205,7 @@ class Architecture:
             parameter.data = parameter.data.contiguous()
         self._require_shapes(network, lengths)
         if scale is not None:
-            self.multiply(
-                network, lengths, cache(lambda groups: self.factor(groups, lengths, scale))
-            )
+            self.multiply_at(network, lengths, scale)
         return network
 
     def _require_shapes(self, network: nn.Module, lengths: Lengths) -> None:
@@ -290,6 +288,10 @@ class Architecture:
             axes={key: Pattern.parse(text).axes[0] for key, text in axes.items()},
         )
         multiply(network, places, lengths, factor)
+
+    def multiply_at(self, network: nn.Module, lengths: Lengths, scale: Scale) -> None:
+        """Make a network multiply its sums by their `factor` at the given lengths."""
+        self.multiply(network, lengths, cache(lambda groups: self.factor(groups, lengths, scale)))
 
     def scaled_calls(self, scale: Scale) -> dict[tuple[Any, ...], float]:
         """Return the full network's factors, other than 1, of the calls in ``uses``, for
