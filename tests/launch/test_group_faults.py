@@ -1,0 +1,103 @@
+"""Replica groups of which a process fails, is killed or stopped, or whose program is wrong."""
+
+import os
+import re
+import signal
+
+import pytest
+from following import lines, wait_for_rounds
+from group_programs import HEAD, JOB
+from masked_data import FILE
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_score_that_fails_on_a_member_ends_the_job_with_its_line(start, tmp_path):
+    words = ["train", "--data", f"{FILE}:blank", "--model", f"{FILE}:Picky", "--rounds", "2", "--local-steps", "2"]
+    result = start(4, "istmpi", *words, "--group-size", "2", "-q", "--out", tmp_path / "run").end(60)
+    assert result.returncode == 2, result
+    (line,) = result.errors
+    assert line.startswith("istmpi: rank ") and "Picky: score fails: ValueError: no score here" in line
+    assert int(re.match(r"istmpi: rank (\d)", line)[1]) % 2, "a member that does not lead"
+
+
+READER = """
+import atexit, os, sys
+import istmpi.engine.replica_group as groups
+from istmpi.cli.main import main
+groups.READS_ITS_FILE = {"gloo"}
+atexit.register(lambda: print([name for name in os.listdir(os.environ["TMPDIR"]) if "istmpi" in name]))
+sys.argv[1:] = sys.argv[2:]
+main()
+"""
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_file_that_the_backend_reads_is_there_to_the_end_and_no_longer(start, tmp_path, is_read):
+    """NCCL has a thread that waits for its file. Without it a run ended, but its processes did not."""
+    code = READER if is_read else READER.replace("groups.READS_ITS_FILE", "unused")
+    words = ["--rounds", "1", "--hidden", "32,16", "-q", "--group-size", "2", "--out", tmp_path / "run"]
+    job = start(2, "python", "-c", code, "istmpi", "train", *words, env={"TMPDIR": str(tmp_path)}).end(60)
+    assert job.returncode == 0, job
+    assert job.stdout.count("istmpi-group-") == 2 * is_read
+    assert not list(tmp_path.glob("istmpi-group-*"))
+
+
+LONG = ["train", "--rounds", 10**6, "--group-size", "2", "--checkpoint-every", "1", "--progress", "lines"]
+LONG += ["--set", "evaluate.every=1000000", "--set", "comm.patience=3", "--resume", "auto"]
+
+
+def test_a_run_goes_on_that_is_stopped_and_whose_member_is_killed_or_stopped(start, series, tmp_path):
+    folder = tmp_path / "run"
+    long = [*LONG, "--out", folder]
+    removed = f"import os\nif rank == 0: os.remove({str(folder / 'STOP')!r})"
+    commands = series(4, tmp_path, {"signal": long, "file": long, "removed": removed, "killed": long})
+    wait_for_rounds(folder, 3, job := commands.job)
+    os.kill(job.ranks[3], signal.SIGTERM)
+    commands.wait("signal")
+    before = lines(folder)
+    wait_for_rounds(folder, len(before) + 2, job, unlike=before)
+    (folder / "STOP").touch()
+    commands.wait("file")
+    before = lines(folder)
+    wait_for_rounds(folder, len(before) + 2, job, unlike=before)
+    os.kill(job.ranks[3], signal.SIGKILL)
+    assert job.end(60).returncode not in (0, 75)
+    assert [commands.outcome(name).returncode for name in ("signal", "file")] == [75, 75]
+
+    before = lines(folder)
+    job = start(4, "istmpi", *long)
+    wait_for_rounds(folder, len(before) + 2, job, unlike=before)
+    os.kill(job.ranks[1], signal.SIGSTOP)
+    result = job.end(90)
+    assert result.returncode == 76 and "Skipped" not in result.stdout + result.stderr, result
+    assert re.search("aborting, a rank does not respond: rank 1 on .*its process is stopped", result.errors[-1])
+
+
+FAULTY = """
+is_last = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "{last}"
+for round in job.rounds(3, folder="{folder}"):
+    for a, b in round.take(DataLoader(data, batch_size=9)):
+        loss = torch.nn.functional.cross_entropy(round.module(a), b)
+        if round.number > 1 and is_last:
+            {fault}
+        else:
+            round.step(loss)
+    job.evaluate(lambda module, batch: 1.0 / (round.number < 2 or not is_last), DataLoader(data, batch_size=7))
+"""
+
+
+@pytest.mark.parametrize(
+    "processes, fault, line",
+    [
+        (4, "sys.exit()", "rank 3 ended its program while rank 2 waits for it in all-reduce"),
+        (4, "round.step(loss)", "the score fails: ZeroDivisionError"),
+        (2, "loss.backward(); round.skip()", r"process 1 has called round.skip\(\) 1 times in this round"),
+        (2, "round.skip()", "aborting, a rank does not respond: rank 1 .* it waits for ranks that wait for it"),
+    ],
+)
+def test_a_fault_of_a_member_of_a_program_is_said_once(start, tmp_path, processes, fault, line):
+    code = HEAD + "settings['comm_patience'] = 2" + JOB + FAULTY
+    code = code.format(size=2, folder=tmp_path, fault=fault, last=processes - 1)
+    result = start(processes, "python", "-c", code).end(60)
+    assert result.returncode in (1, 2, 76) and len(re.findall("istmpi: " + line, result.stderr)) == 1, result
