@@ -14,7 +14,7 @@ from istmpi.config import Run
 from istmpi.cost import Cost, phase_costs
 from istmpi.errors import ConfigError
 from istmpi.methods import limits
-from istmpi.methods.group_limits import require_groups
+from istmpi.methods.group_limits import FEWEST, require_groups
 from istmpi.models.tables import Facts, find_table
 from istmpi.names import has_table
 from istmpi.network.architecture import Architecture
@@ -67,8 +67,9 @@ class Described:
             phase = run.override({"method.name": name})
             for network in (self.architecture, *self.smaller.values()):
                 limits.require_usable(run, phase, self.data, network, ranks, members, examples)
-                # Without a job, the processes of a host are not known.
-                require_groups(phase, self.data, network, group_size or run.train.group_size or 1)
+                # Without a job, the processes of a host are not known, but there may be two.
+                processes = group_size or run.train.group_size or FEWEST
+                require_groups(phase, self.data, network, processes)
         return costs
 
 

@@ -16,6 +16,7 @@ from istmpi.cost.members import GroupCost, count_group
 from istmpi.data.callable.source import is_function
 from istmpi.data.dataset import Dataset
 from istmpi.foreign import one_line
+from istmpi.methods.group_limits import require_size
 from istmpi.network.architecture import Architecture
 from istmpi.report import tables
 
@@ -23,6 +24,8 @@ from istmpi.report import tables
 def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False) -> None:
     """Print the plan of a run on ``ranks`` ranks, with its seconds on a ``cluster``, or print it as
     JSON."""
+    if cluster is not None:
+        require_size(run)
     planned = describe_run(run, None, ranks=ranks)
     run = planned.run
     network = planned.architecture

@@ -61,7 +61,7 @@ class Choice:
         faster = speed_up(self.scenario.alone(), self.seconds)
         if faster < max(LEAST_EFFICIENCY * self.ranks, 1):
             return False
-        if self.cost.largest.memory.total > (self.scenario.cluster.memory or inf):
+        if self.scenario.memory(self.cost).total > (self.scenario.cluster.memory or inf):
             return False
         return self.cost.held.share_of_a_rank >= LEAST_SHARE
 
@@ -88,7 +88,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
         )
         rows = _rows(scenario, 2, scenario.run.method.local_steps, best)
         return Advice(first=first, rows=rows, notes=notes)
-    gigabytes = float(chosen.cost.largest.memory.total / 1e9)
+    gigabytes = float(chosen.scenario.memory(chosen.cost).total / 1e9)
     share = float(chosen.cost.held.share_of_a_rank)
     needs = f"A rank needs {gigabytes:.3g} GB. An example trains {share:.0%} of the network."
     notes = [_explain(chosen, beaten, most_ranks), needs, *notes]

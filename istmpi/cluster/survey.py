@@ -10,8 +10,11 @@ from istmpi.cluster.figures import Cluster
 from istmpi.cluster.group_time import time_rounds
 from istmpi.cluster.time import RoundTime, round_time
 from istmpi.config import Run
+from istmpi.cost.counts import Memory
+from istmpi.cost.members import count_group
 from istmpi.cost.rivals import find_method
 from istmpi.cost.run_cost import Cost, cost
+from istmpi.methods.group_limits import REFUSED, require_size
 from istmpi.network.architecture import Architecture
 
 FIGURE_2 = {
@@ -36,8 +39,22 @@ class Scenario:
     shared_batch: bool = False
     """True if methods that send in each step divide train.batch among the ranks."""
 
+    def __post_init__(self) -> None:
+        require_size(self.run)
+
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
+
+    def memory(self, plan: Cost) -> Memory:
+        """Return the memory of the largest rank of a cost, or of the leader of its replica
+        group."""
+        members = self.run.train.group_size
+        if members < 2:
+            return plan.largest.memory
+        group = count_group(
+            self.run, self.architecture, plan.ranks, members, plan.local_steps, method=plan.method
+        )
+        return group.leader
 
     def time(self, plan: Cost) -> RoundTime:
         """Return the seconds of a round of a cost; a rank may be a replica group."""
@@ -55,8 +72,10 @@ class Scenario:
 
     def can(self, method: str) -> bool:
         """Return False if a method deals out units, but there are none, unless method.partition is
-        empty."""
+        empty, or needs outputs that replica groups do not exchange."""
         spec = find_method(method)
+        if self.run.train.group_size > 1 and method in REFUSED:
+            return False
         if not spec.deals or self.run.method.partition == ():
             return True
         return bool(spec.groups(self.run, self.architecture))
@@ -113,7 +132,7 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
     examples = plan.examples_per_step
     time = scenario.time(plan)
     epoch = time.total * scenario.examples / float(steps * examples)
-    largest = plan.largest
+    memory = scenario.memory(plan)
     products = plan.flops("products", "first_input_gradient")
     received = plan.received_elements
     row: Row = {
@@ -129,10 +148,8 @@ def _row(scenario: Scenario, method: str, ranks: int, alone: float) -> Row:
         "sent_bytes_at_start": plan.start_bytes,
         "flops_per_step": products,
         "flops_per_step_without_first_input_gradient": plan.flops("products"),
-        "memory_bytes": largest.memory.total,
-        **{
-            f"memory_{name}_bytes": getattr(largest.memory, name) for name in asdict(largest.memory)
-        },
+        "memory_bytes": memory.total,
+        **{f"memory_{name}_bytes": amount for name, amount in asdict(memory).items()},
         "compute_seconds_per_round": time.compute,
         "transfer_seconds_per_round": time.transfer,
         "seconds_per_round": time.total,

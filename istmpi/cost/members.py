@@ -65,14 +65,15 @@ def count_group(
     local_steps: int,
     evaluating: int | None = None,
     passed: Amount = 0,
+    method: str | None = None,
 ) -> GroupCost:
     """Return the cost of ``ranks`` groups of several members, which take ``local_steps`` in a
     round.
 
     ``evaluating``: the groups whose members get the full network in an evaluation; None if that is
-    not known. ``passed``: bytes of a pass of an evaluation.
+    not known. ``passed``: bytes of a pass of an evaluation. ``method``: as for `cost`.
     """
-    counted = cost(divide_batch(run, members), architecture, ranks)
+    counted = cost(divide_batch(run, members), architecture, ranks, method)
     evaluation_bytes = None
     full = count_bytes(architecture.parameters, architecture.lengths)
     if evaluating is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from istmpi.comm.groups import WHOLE_HOST
 from istmpi.config.methods import METHODS
 from istmpi.errors import ConfigError
 from istmpi.settings import shown
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 REFUSED = ("codistillation", "joint")
 """The methods whose losses need other ranks' outputs, which only leaders have."""
+FEWEST = 2
+"""The members of the smallest group that divides a batch."""
 DIVISIBLE = (CLASSIFICATION, REGRESSION, NEXT_TOKEN, DENSE_LABELS, OWN)
 """The tasks whose batches members can divide: each tensor has a row for each example."""
 
@@ -26,11 +29,7 @@ def require_groups(phase: Run, data: Dataset, network: Architecture, members: in
     setting = f"train.group_size = {train.group_size or 'host'}"
     if members == 1:
         return
-    if phase.method.name in REFUSED:
-        raise ConfigError(
-            f"{setting} does not go with method {phase.method.name}. Use another method, or leave "
-            "it out."
-        )
+    require_divisible(phase, phase.method.name)
     if data.task not in DIVISIBLE:
         raise ConfigError(
             f"{setting} does not go with {TASKS[data.task].inputs} ({data.task}), whose batches "
@@ -47,6 +46,25 @@ def require_groups(phase: Run, data: Dataset, network: Architecture, members: in
         raise ConfigError(
             f"train.class_weights = {shown(weights)} with {setting}: a part of a batch may have "
             "no weight. Give weights above 0."
+        )
+
+
+def require_divisible(run: Run, method: str) -> None:
+    """Raise ConfigError if replica groups, which the run may have, cannot train with a method."""
+    size = run.train.group_size
+    if size != 1 and method in REFUSED:
+        raise ConfigError(
+            f"train.group_size = {size or 'host'} does not go with method {method}. Use another "
+            "method, or leave it out."
+        )
+
+
+def require_size(run: Run) -> None:
+    """Raise ConfigError if the size of a run's groups is known only in its job."""
+    if run.train.group_size == WHOLE_HOST:
+        raise ConfigError(
+            "train.group_size = host: seconds and memory need the processes of a group. Give "
+            "train.group_size = N."
         )
 
 

@@ -67,6 +67,8 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
     if figures["sent_bytes"] is not None:
         sent = f"{figures['sent_bytes']:,} bytes sent by all ranks"
         console.print(f"this run's seed: {sent} in rounds")
+    if not run.train.group_size:
+        console.print("bytes inside groups and memory need --group-size N")
     if "group" in figures:
         console.print(_describe_group(figures["ranks"], figures["group"]))
     if "evaluations" in figures:

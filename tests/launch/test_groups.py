@@ -15,6 +15,7 @@ import torch
 from following import lines, wait_for_rounds
 from group_programs import HEAD, JOB
 from masked_data import FILE
+from small import assert_near
 
 from istmpi.amounts import amounts_in
 from istmpi.config.methods import METHODS
@@ -168,8 +169,7 @@ def test_groups_compute_and_send_what_ranks_do(runs, case):
     ranks, groups = network(runs / "ranks" / case), network(runs / "groups" / case)
     # Rounded values and chosen elements jump where the last bits differ.
     nearest = 1e-12 if "model.dtype=float64" in CASES[case] else 1e-3
-    for name, values in ranks.items():
-        np.testing.assert_allclose(groups[name], values, rtol=0, atol=nearest)
+    assert_near(groups, ranks, nearest)
     for alone, together in zip(lines(runs / "ranks" / case), lines(runs / "groups" / case), strict=True):
         assert (alone["bytes"], alone["examples"]) == (together["bytes"], together["examples"])
         assert together["loss"] == pytest.approx(alone["loss"], rel=1e-5)
@@ -202,9 +202,7 @@ def test_the_network_of_groups_is_evaluated_as_in_the_run(said, runs):
 
 @pytest.mark.parametrize("alike", [("whole", "apart"), ("regrouped", "simulated")])
 def test_one_group_of_all_is_data_parallel_and_groups_resume_as_others(runs, alike):
-    first, second = (network(runs / name) for name in alike)
-    for name, values in first.items():
-        np.testing.assert_allclose(second[name], values, rtol=0, atol=1e-12)
+    assert_near(*(network(runs / name) for name in alike), 1e-12)
 
 
 REFUSED = {
@@ -346,8 +344,7 @@ def test_a_program_in_epochs_keeps_values_and_its_best_network_in_groups(said, r
     # Each process prints the same.
     assert ended["groups"] == 2 * ended["ranks"]
     ranks, groups = (h5py.File(runs / "life" / place / "best.h5") for place in ended)
-    for name in ranks["model"]:
-        np.testing.assert_allclose(groups["model"][name], ranks["model"][name], rtol=0, atol=1e-12)
+    assert_near(groups["model"], ranks["model"], 1e-12)
 
 
 def test_loops_of_members_have_the_weights_of_ranks_after_each_step(said):
@@ -362,9 +359,7 @@ def test_hosts_may_have_unequal_groups(runs):
     for found, expected in zip(lines(runs / "uneven"), lines(runs / "ranks" / "data-parallel, masked"), strict=True):
         scores = {name: value for name, value in expected.items() if name.endswith(KINDS_OF_SCORES)}
         assert {name: found[name] for name in scores} == pytest.approx(scores, rel=1e-6)
-    values = network(runs / "uneven")
-    for name, expected in network(runs / "ranks" / "data-parallel, masked").items():
-        np.testing.assert_allclose(values[name], expected, rtol=0, atol=1e-12)
+    assert_near(network(runs / "uneven"), network(runs / "ranks" / "data-parallel, masked"), 1e-12)
 
 
 def test_a_program_of_groups_stops_resumes_and_computes_what_its_ranks_do(said, stopped, runs):
@@ -372,6 +367,4 @@ def test_a_program_of_groups_stops_resumes_and_computes_what_its_ranks_do(said, 
     ranks, groups = (runs / "runs" / f"replica-groups-ist-{size}" for size in (1, 2))
     for place, folder in (("ranks", ranks), ("groups", groups)):
         assert said[place]["program"].stdout.count(f"round {len(lines(folder))}: accuracy") == 1, place
-    ranks, groups = network(ranks), network(groups)
-    for name, values in ranks.items():
-        np.testing.assert_allclose(groups[name], values, rtol=0, atol=1e-12)
+    assert_near(network(groups), network(ranks), 1e-12)

@@ -51,5 +51,4 @@ def test_a_failure_on_one_rank_fails_all_and_shows_it(job):
     details = result.output.split("short test summary")[0]  # which repeats them where CI is set
     assert details.count("[rank 1 of 3") == 2, details
     for number, wrong in enumerate(ways):
-        assert f"heard of {number} on rank 1" in details
-        assert details.count(f"   {wrong}") == 1
+        assert f"heard of {number} on rank 1" in details and details.count(f"   {wrong}") == 1

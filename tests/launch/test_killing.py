@@ -36,8 +36,7 @@ def test_kills_lose_an_interval_each_and_change_nothing(start, series, tmp_path)
         for rank in killed:
             os.kill(ranks[rank], signal.SIGKILL)
         result = job.end(30)
-        assert result.returncode not in (0, 75)
-        assert "Skipped" not in result.stdout + result.stderr
+        assert result.returncode not in (0, 75) and "Skipped" not in result.stdout + result.stderr
         # The one that was being written when the ranks were killed may be lost, and the rounds since it was begun.
         assert len(lines(folder)) > allowed
         allowed = len(lines(folder)) - (2 if "--sync-checkpoints" in how else 4)

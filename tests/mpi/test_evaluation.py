@@ -62,8 +62,7 @@ def test_the_score_is_that_of_the_whole_network(comm, shared_tmp, case):
     score = progress[-1].score
     loss, accuracy = scored(plain(training, calibration_sample(training, 1024)), *read_all(training.dataset.test))
     assert score.examples == len(training.dataset.test)
-    assert score.loss == pytest.approx(loss, abs=1e-10)
-    assert score.score == pytest.approx(accuracy)
+    assert score.loss == pytest.approx(loss, abs=1e-10) and score.score == pytest.approx(accuracy)
     assert len({one.score.loss for one in progress}) == 4
 
 
@@ -115,8 +114,7 @@ def test_where_every_rank_has_its_own_file_the_weights_travel(comm, shared_tmp):
     loss, accuracy = scored(forward, together["x_test"], together["y_test"])
     score = progress[-1].score
     assert (score.examples, score.loss) == (len(together["y_test"]), pytest.approx(loss, abs=1e-10))
-    assert score.score == pytest.approx(accuracy)
-    assert comm.allgather(score) == [score] * comm.size
+    assert score.score == pytest.approx(accuracy) and comm.allgather(score) == [score] * comm.size
     comm.barrier()
 
 

@@ -23,8 +23,7 @@ def test_a_stop_before_the_first_step_loses_nothing(comm, shared_tmp):
     expected, _ = trained(comm, **MOMENTUM)
     training = Training(small_run(**MOMENTUM), comm)
     training.stop._signal = "a test"
-    assert list(training.rounds()) == []
-    assert training.rounds_done == 0
+    assert list(training.rounds()) == [] and training.rounds_done == 0
     path = save(training, shared_tmp / "stopped.h5")
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.own == {} and not any("/" in name for name in checkpoint.tensors)
@@ -58,8 +57,7 @@ def test_other_ranks_continue_the_loss_curve(comm, shared_tmp, method, inside):
         after = list(other.rounds())
         assert after[-1].round == 16
         curve = [progress.loss for progress in before]
-        assert after[0].loss < (curve[0] + curve[1]) / 2
-        assert after[-1].loss < curve[-1]
+        assert after[0].loss < (curve[0] + curve[1]) / 2 and after[-1].loss < curve[-1]
     comm.barrier()
 
 

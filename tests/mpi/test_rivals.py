@@ -129,8 +129,7 @@ def test_sparse_loco_has_no_copies_for_a_rollback_while_it_sends(comm, monkeypat
         take(*arguments)
 
     monkeypatch.setattr(SparseMean, "take", noted)
-    assert len(list(training.rounds())) == 4
-    assert copies == []
+    assert len(list(training.rounds())) == 4 and copies == []
 
 
 CASES = {

@@ -29,8 +29,11 @@ def resolved(run="digits", assignments=(), **given):
 
 
 def test_a_plan_under_a_launcher_is_of_its_ranks_and_is_printed_once():
-    plans = [cli("train", "--dry-run", env={"PMI_RANK": rank, "PMI_SIZE": "2", "COLUMNS": "40"}) for rank in "01"]
-    assert [plan.returncode for plan in plans] == [0, 0] and plans[1].stdout == ""
+    environment = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "COLUMNS": "40"}
+    ranks = [(rank, size) for rank in "01" for size in ("1", "host")]
+    plans = [cli("train", "--dry-run", "--group-size", n, env={"PMI_RANK": rank, **environment}) for rank, n in ranks]
+    assert [plan.returncode for plan in plans] == [0] * 4 and plans[2].stdout + plans[3].stdout == ""
+    assert "ist on 1 rank," in plans[1].stdout and "1 replica group of 2: " in plans[1].stdout
     assert "ist on 2 ranks" in plans[0].stdout and "hidden1.linear.weight" in plans[0].stdout.split()
 
 
@@ -126,6 +129,11 @@ def test_what_is_no_file_is_refused_and_not_waited_for(istmpi_command, tmp_path,
         ("train --dry-run --set method.wire=int8 --finish codistillation:50%", "does not go with codistillation"),
         ("train --dry-run --set method.wire=bfloat16 --set model.dtype=float64", "model.dtype = 'float64'"),
         ("train --ranks 4", "--ranks needs --dry-run"),
+        ("train --dry-run --method joint --group-size host", "train.group_size = host does not go with method joint"),
+        ("train --dry-run --batch 3 --group-size host", "train.batch = 3 leaves a member of 2 fewer than two examples"),
+        ("train --dry-run --cluster 1gbit --group-size host", "= host: seconds and memory need the processes"),
+        ("costmodel digits --set train.group_size=0", "= host: seconds and memory need the processes of a group"),
+        ("costmodel digits --set train.group_size=2 --compare joint", "= 2 does not go with method joint"),
         ("train --gpu", "no option --gpu. See: istmpi train --help"),
         ("compare --method ist", "no option --method; did you mean --methods? See: istmpi compare --help"),
         ("simulate --set train.group_size=2", "train.group_size = 2 is for istmpi train under mpirun"),
@@ -284,8 +292,7 @@ def test_a_name_that_the_locale_cannot_show_ends_no_command(tmp_path):
     (tmp_path / "table.csv").write_text(f"a,b\n{rows}", encoding="utf-8")
     words = ["prepare", "csv", str(tmp_path / "table.csv"), str(tmp_path / "table.h5")]
     result = cli(*words, env={"PYTHONIOENCODING": "ascii"})
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "\\u72ac" in result.stdout
+    assert (result.returncode, result.stderr) == (0, "") and "\\u72ac" in result.stdout
 
 
 def test_a_run_whose_standard_streams_are_closed_trains(tmp_path):

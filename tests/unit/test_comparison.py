@@ -30,8 +30,7 @@ def test_one_lucky_evaluation_reaches_nothing():
         last = count - 1
         assert smooth(scores) == [median(scores[i - 1 : i + 2]) if 0 < i < last else scores[i] for i in range(count)]
     lucky = curve("ist", [0.1, 0.9, 0.2, 0.3, 0.6, 0.7])
-    assert find_reached(lucky.points, 0.5).round == 5
-    assert find_reached(lucky.points, 0.8) is None
+    assert find_reached(lucky.points, 0.5).round == 5 and find_reached(lucky.points, 0.8) is None
     assert find_reached(lucky.points, 0.7).round == 6, "the last evaluation counts as it is"
 
 
@@ -96,8 +95,7 @@ def repeats(method, steps, first=0):
 def test_a_ratio_is_the_median_over_seeds_not_the_ratio_of_medians(runs, ratio):
     found = compare(runs, [0.9])
     ist, local = found.groups
-    assert found.ratio(ist, "seconds", 0.9) == 1
-    assert found.ratio(local, "seconds", 0.9) == ratio
+    assert found.ratio(ist, "seconds", 0.9) == 1 and found.ratio(local, "seconds", 0.9) == ratio
 
 
 def test_where_nothing_is_sent_or_no_run_arrives_the_ratio_is_one_or_none():

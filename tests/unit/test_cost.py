@@ -271,6 +271,17 @@ def test_a_dry_run_says_them(istmpi_command):
     _, out, _ = istmpi_command(*words)
     facts = (f"{plan['sent_bytes']:,} bytes sent by all ranks", "FLOPs a local step", "bytes sent a round", "memory")
     assert all(fact in out.replace("\n", " ") for fact in facts)
+    assert "bytes inside groups and memory need --group-size N\n" in istmpi_command(*words, "--group-size", "host")[1]
+
+
+def test_both_forms_of_a_prediction_have_the_memory_of_a_groups_leader(istmpi_command):
+    """Only a dry run knows the passes of an evaluation."""
+    words = "digits", "--ranks", "2", "--json", "--set", "train.group_size=2"
+    leader = json.loads(istmpi_command("train", *words, "--dry-run")[1])["group"]["leader"]
+    methods = "--compare", "ist,local-sgd"
+    row, other = json.loads(istmpi_command("costmodel", *words, *methods)[1])["rows"]
+    wanted = {f"memory_{name}_bytes": amount for name, amount in leader.items() if name != "evaluation"}
+    assert row | wanted == row and other["memory_network_bytes"] > row["memory_network_bytes"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -165,12 +165,15 @@ def _plan(run: Run, ranks: int | None, cluster: str | None, as_json: bool) -> No
     """Print what a run would cost on ``ranks``; by default on those of the job, or 4."""
     from istmpi.cli.plan import show
     from istmpi.comm import rank_variable, read_launcher
+    from istmpi.comm.launcher import on_this_host
 
     # Inside a job, the plan is for its ranks.
     if ranks is None:
         ranks = 4
         if rank_variable():
-            ranks = max(read_launcher()[1] // max(run.train.group_size, 1), 1)
+            if not run.train.group_size:
+                run = run.override({"train.group_size": on_this_host()[1]})
+            ranks = max(read_launcher()[1] // run.train.group_size, 1)
     show(run, ranks, cluster, as_json)
 
 
