@@ -41,7 +41,7 @@ MOST_ELEMENTS = 2**24
 TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
 STEPS = 10
-STEP_ROUNDS = 4
+STEP_ROUNDS = 9
 
 
 def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:

@@ -7,7 +7,9 @@ import numpy as np
 
 from istmpi.comm import Communicator
 
-SECONDS = 0.3  # in which a piece of work is repeated; longer work is done once
+SECONDS = 0.3  # in which a piece of work is repeated
+LONG_SECONDS = 1.0  # of work that is done once
+LEAST_REPETITIONS = 3
 MOST_REPETITIONS = 25
 TURN_SECONDS = 0.04  # about the time of the calls that are timed together
 MOST_INNER = 1000
@@ -21,17 +23,21 @@ times."""
 def time_slowest(communicator: Communicator, work: Callable[[], object]) -> float:
     """Return the seconds of ``work()`` on the slowest rank. Collective.
 
-    They are those of the first call if it takes over `SECONDS`, otherwise a median over
-    repetitions.
+    They are those of the first call if it takes over `LONG_SECONDS`, otherwise a median over at
+    least `LEAST_REPETITIONS`: calls over a long distance differ by the packets that are sent again.
     """
     once = _slowest(communicator, work, 1)
-    if once > SECONDS:
+    if once > LONG_SECONDS:
         return once
     # Several calls are timed together, because a barrier and a clock cost time, too.
     inner = min(max(int(TURN_SECONDS / once), LEAST_INNER), MOST_INNER)
+    if once > SECONDS:
+        inner = 1
     times: list[float] = []
-    while sum(times) * inner < SECONDS and len(times) < MOST_REPETITIONS:
+    while len(times) < LEAST_REPETITIONS or sum(times) * inner < SECONDS:
         times.append(_slowest(communicator, work, inner))
+        if len(times) == MOST_REPETITIONS:
+            break
     return float(np.median(times))
 
 

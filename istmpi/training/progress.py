@@ -35,7 +35,8 @@ class LastRound:
     """Measurements of the last completed round of training."""
 
     seconds: float
-    """Seconds on the slowest rank, from the moment when all ranks have reached the round."""
+    """Seconds from the moment when all ranks have reached the round, or from the end of the last
+    one: a mean over ranks."""
     bytes: int
     examples: int
     phases: Mapping[str, float]
@@ -254,7 +255,9 @@ class Tally:
             elsewhere_by_rank,
         ) = zip(*by_rank, strict=True)
         last = LastRound.from_ranks(
-            max(took_by_rank),
+            # A mean, so that rounds which follow each other add up to the time that has passed:
+            # over a long distance, another rank is the last one in each round.
+            sum(took_by_rank) / len(by_rank),
             sum(sent_by_rank),
             sum(examples_by_rank),
             phases_by_rank,
