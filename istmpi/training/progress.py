@@ -36,7 +36,8 @@ class LastRound:
 
     seconds: float
     """Seconds from the moment when all ranks have reached the round, or from the end of the last
-    one: a mean over ranks."""
+    one: a mean over ranks, so that rounds which follow each other add up to the time that has
+    passed. Over a long distance, another rank is the last one in each round."""
     bytes: int
     examples: int
     phases: Mapping[str, float]
@@ -255,8 +256,6 @@ class Tally:
             elsewhere_by_rank,
         ) = zip(*by_rank, strict=True)
         last = LastRound.from_ranks(
-            # A mean, so that rounds which follow each other add up to the time that has passed:
-            # over a long distance, another rank is the last one in each round.
             sum(took_by_rank) / len(by_rank),
             sum(sent_by_rank),
             sum(examples_by_rank),
