@@ -215,7 +215,7 @@ def test_a_run_that_would_begin_anew_is_not_started_again(tmp_path):
 
 
 ANY_LAUNCHER = """case $* in
-    *--version) echo "PALS 1.2"; exit ;;
+    *--version) echo "${SAYS:-PALS 1.2}"; exit ;;
     "hostlist "*) echo a b; exit ;;
     --mpi=list) echo pmi2; exit ;;
 esac
@@ -237,8 +237,18 @@ JSRUN = "jsrun -n {ranks} -r {ranks-per-host} -c {cores} {hosts}"
     [
         ([], SLURM, "srun --nodes=2 --ntasks=2 "),
         (["--sockets", "2"], SLURM, "srun --ntasks-per-socket=1 --cpu-bind=sockets --nodes=2 --ntasks=4 "),
+        (["--sockets", "2", "--launcher", "mpirun"], {"SAYS": "HYDRA"}, "mpirun -n 2 -ppn 2 -bind-to socket work"),
+        (
+            ["--sockets", "2", "--launcher", "mpirun"],
+            {"SAYS": "mpirun (Open MPI) 4.1.4"},
+            "mpirun -n 2 --map-by ppr:1:socket --bind-to socket work",
+        ),
         (["--launcher", "cray_shasta"], SLURM, "srun --mpi=cray_shasta --nodes=2"),
-        (["--threads", "3"], {"FLUX_URI": "local://here"}, "flux run --nodes=2 --ntasks=2 --cores-per-task=3 work"),
+        (
+            ["--sockets", "2", "--threads", "3"],
+            {"FLUX_URI": "local://here"},
+            "flux run --nodes=2 --ntasks=4 --cores-per-task=3 work",
+        ),
         (["--launcher", "pals", "--hosts", "hosts"], {}, "mpiexec -n 2 --ppn 1 --depth "),
         (["--launcher", JSRUN, "--hosts", "hosts", "--threads", "5"], {}, "jsrun -n 2 -r 1 -c 5 a,b work"),
     ],
@@ -246,7 +256,7 @@ JSRUN = "jsrun -n {ranks} -r {ranks-per-host} -c {cores} {hosts}"
 def test_launchers_of_other_machines_get_their_words(tmp_path, words, environment, started):
     """Stand-ins check the words alone: none of these launchers ran on a machine of its own."""
     (tmp_path / "hosts").write_text("a\nb\n")
-    programs = dict.fromkeys(("srun", "flux", "mpiexec", "jsrun"), ANY_LAUNCHER)
+    programs = dict.fromkeys(("srun", "flux", "mpiexec", "jsrun", "mpirun"), ANY_LAUNCHER)
     path = stand_ins(tmp_path, scontrol="printf 'a\\nb\\n'", **programs)
     command = [ROOT / "bin/istmpi-run", *words, "work"]
     done = subprocess.run(
@@ -261,6 +271,8 @@ def test_launchers_of_other_machines_get_their_words(tmp_path, words, environmen
     lines = (tmp_path / "started").read_text().splitlines()
     assert lines[-1].startswith(started) and lines[-1].endswith(" work"), lines
     assert "istmpi doctor --meet" in lines[-2] and lines[-2].startswith(started.removesuffix("work")), lines
+    warned = "--sockets 2 with --launcher flux does not bind to sockets; give the binding yourself." in done.stderr
+    assert warned == ("flux" in started)
     assert ("do not meet" in done.stderr) == (
         environment.get("SLURM_JOB_NODELIST") is not None and "--launcher" not in words
     )

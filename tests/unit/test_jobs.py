@@ -78,9 +78,8 @@ def test_the_processes_of_a_node_train_one_subnet_unless_another_size_of_groups_
         script = job(form, "digits", nodes, 2, *several, "--", *options)
         assert f"\nset -- {train}\n" in script and ("--ranks-per-host 8" in script) == bool(several)
     assert f"\nset -- {file}\n" in job(form, file, nodes, 2, "--gpus", 8)
-    if form != "ec2":
-        script = job(form, "digits", nodes, 2, "--sockets", 2)
-        assert "--sockets 2)\n" in script and "\nset -- digits --group-size host\n" in script
+    script = job(form, "digits", nodes, 2, "--sockets", 2)
+    assert "--sockets 2)\n" in script and "\nset -- digits --group-size host\n" in script
 
 
 GRAMMAR = {
@@ -174,6 +173,7 @@ def test_ec2_fills_in_what_was_asked_for(harmful, tmp_path):
         (("slurm", "digits", "--", "--lrr", "2"), "No such option"),
         (("pbs", "digits", "--gpus", 8, "--", "--group-size", 3), "train.group_size = 3 does not divide the 8"),
         (("lsf", "digits", "--gpus", 8, "--sockets", 2), "--gpus and --sockets both say"),
+        (("ec2", "digits", "--instances", 2, "--gpus", 8, "--sockets", 2), "--gpus and --sockets both say"),
         (("slurm", "digits", "--gpus", 2, "--", "--method", "joint"), "host does not go with method joint"),
     ],
 )  # fmt: skip

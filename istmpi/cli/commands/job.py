@@ -88,7 +88,7 @@ def _script(context: click.Context, run: str, options: tuple[str, ...], **parame
     table = read_toml(TEMPLATES / "schedulers.toml", "Install istmpi again.")
     scheduler = table[form]
     parameters = {key: value for key, value in parameters.items() if value is not None}
-    per_node = parameters.get("gpus") or parameters.get("sockets", 1)
+    per_node = _count_processes(parameters)
     # At least a core for each process.
     cores = parameters.get("cores", max(8, per_node))
     _require_sound(parameters, options, scheduler, per_node, cores)
@@ -152,8 +152,6 @@ def _require_sound(
         )
     if "restarts" in parameters and "restarts" not in scheduler["options"]:
         raise click.UsageError("--restarts is for istmpi job slurm only.")
-    if "gpus" in parameters and "sockets" in parameters:
-        raise click.UsageError("--gpus and --sockets both say how many processes a node has.")
     if cores < ranks:
         option = "--gpus" if "gpus" in parameters else "--sockets"
         raise ConfigError(f"--cores {cores}: must be at least {option}, {ranks}.")
@@ -240,6 +238,7 @@ def _limits(text: str) -> dict[str, Any]:
 @_OPTIONS
 @whole("--instances", "N", "Instances, one rank on each.", 1, MOST_RANKS, required=True)
 @whole("--gpus", "N", "GPUs of each instance, which train its subnet together.", 1, 64)
+@whole("--sockets", "N", "Sockets of each instance, with a process for each.", 1, 64)
 @text("--type", "TYPE", "Instance type.", default="m5.2xlarge")
 @flag(
     "--spot",
@@ -260,7 +259,6 @@ def ec2(
     options: tuple[str, ...],
     key: str | None,
     ssh_from: str | None,
-    gpus: int | None,
     **parameters: Any,
 ) -> None:
     """Print a script that makes a cluster on EC2, trains RUN there, fetches the results and removes
@@ -274,9 +272,10 @@ def ec2(
     has them.
     """
     instances = parameters["instances"]
-    per_host = gpus or 1
+    per_host = _count_processes(parameters)
     options = join_each_host(run, options, per_host)
     resolved = check((run, *options), instances * per_host, nodes=instances)
+    each = {"ranks-per-host": parameters["gpus"], "sockets": parameters["sockets"]}
     arguments = [run, *options]
     if Path(resolved.data.source).is_file():
         arguments += ["--data", resolved.data.source]
@@ -286,13 +285,22 @@ def ec2(
         f"REGION=({shlex.join(list_options({'region': parameters['region'] or None}))})",
         f"UP=({shlex.join(_list_cluster_options(parameters))})",
         f"SEND=({shlex.join(_list_sent(run, resolved.data.source))})",
-        f"EACH=({shlex.join(list_options({'ranks-per-host': gpus}))})",
+        f"EACH=({shlex.join(list_options(each))})",
         f"FOLDER={shlex.quote(str(_find_shared_folder(resolved)))}",
     ]
     for name, value in {"KEY": key, "SSH_FROM": ssh_from}.items():
         if value:
             lines.append(f"{name}={shlex.quote(value)}")
     print_script(read_template("ec2/train.sh"), "ec2", lines, arguments)
+
+
+def _count_processes(parameters: Mapping[str, Any]) -> int:
+    """Return the processes of a node. Raises UsageError if two options say so."""
+    gpus = parameters.get("gpus")
+    sockets = parameters.get("sockets")
+    if gpus and sockets:
+        raise click.UsageError("--gpus and --sockets both say how many processes a node has.")
+    return gpus or sockets or 1
 
 
 def _list_sent(*names: str) -> list[str]:
