@@ -161,10 +161,12 @@ class RunFolder:
         if not self.metrics():
             self._write_metrics(lines)
 
-    def amend(self, scores: Mapping[str, Any]) -> None:
-        """Add to the last line of metrics.jsonl the scores of an evaluation that a stop put off."""
-        *before, last = self.metrics()
-        self._write_metrics([*before, {**last, **scores}])
+    def amend(self, fields: Mapping[str, Any]) -> None:
+        """Add to the last line of metrics.jsonl what was not known when it was written."""
+        lines = self.metrics()
+        for line in lines[-1:]:
+            line.update(fields)
+        self._write_metrics(lines)
 
     def _write_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
         self.write(METRICS, "".join(json.dumps(line) + "\n" for line in lines))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from istmpi import comm
 from istmpi.checkpoint.folder import NETWORK
 from istmpi.checkpoint.saver import Saver
-from istmpi.comm.ledger import EVALUATION, SAVING, START
+from istmpi.comm.ledger import EVALUATION, ROUNDS, SAVING, START
 from istmpi.cost import cost
 from istmpi.cost.calibration import SHARE
 from istmpi.data.graph.split import GraphSplit
@@ -194,7 +194,7 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
             f"{duration(elapsed)}{since} with evaluation and saving: {_phases(summary.seconds)}; "
             f"loading took {duration(loading)}"
         ),
-        "sent": f"{size(last.bytes)} by all ranks{_describe_sent(summary)}",
+        "sent": _describe_sent(summary),
         "energy": _describe_energy(summary),
         "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),
@@ -203,10 +203,16 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
 
 
 def _describe_sent(summary: Summary) -> str:
-    """Return what this job sent outside its rounds, and all of it with headers."""
-    text = ""
+    """Return the values that the run's rounds sent, and all that this job sent by purpose, which
+    adds up to the summary's ``sent``."""
+    text = f"{size(summary.last.bytes)} of values by all ranks"
+    values = summary.last.bytes - summary.earlier_bytes
+    if summary.earlier_bytes:
+        text += f"; in this job {size(values)}"
+    others = {"agreements": summary.sent[ROUNDS].bytes - values}
     for purpose, name in ((EVALUATION, "evaluations"), (SAVING, "saving"), (START, "loading")):
-        nbytes = summary.sent[purpose].bytes
+        others[name] = summary.sent[purpose].bytes
+    for name, nbytes in others.items():
         if nbytes:
             text += f"; {name} {size(nbytes)}"
     if summary.line_bytes is not None:

@@ -10,7 +10,7 @@ from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING
 
-from istmpi.comm.ledger import ROUNDS
+from istmpi.comm.ledger import ROUNDS, Sent
 from istmpi.engine.shares import name_share
 
 if TYPE_CHECKING:
@@ -354,6 +354,15 @@ def record_loss(loss: float) -> float | None:
     if isnan(loss):
         return None
     return loss
+
+
+def record_elsewhere(sent: Mapping[str, Sent]) -> Line:
+    """Return the bytes outside rounds in the line of metrics.jsonl."""
+    line: Line = {}
+    for purpose, sent_for_it in sent.items():
+        if purpose != ROUNDS:
+            line[f"{purpose}_bytes"] = sent_for_it.bytes
+    return line
 
 
 def _record_round(last: LastRound) -> dict[str, float]:

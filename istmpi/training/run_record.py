@@ -34,7 +34,7 @@ from istmpi.lock import FolderLock
 from istmpi.record import SETTINGS, SUMMARY, RunFolder, known
 from istmpi.training.energy import Energy, HostJoules, Meter, choose_energy
 from istmpi.training.loop import Training
-from istmpi.training.progress import Progress
+from istmpi.training.progress import Progress, record_elsewhere
 from istmpi.training.watch import BestNetwork, Summary, Watch
 
 
@@ -69,6 +69,7 @@ class RunRecord:
         """The rounds done when this job began."""
         self._recorded = training.rounds_done
         """The last round that has a line in metrics.jsonl."""
+        self._earlier_bytes = training.tally.counts.bytes
 
     def begin(
         self,
@@ -258,12 +259,11 @@ class RunRecord:
             last = training.progress(score)
         best = _score_best(training, self._folder, last, self.note)
         # All that ranks tell each other for the summary travels together.
-        ledger = communicator.ledger
         messages = communicator.allgather(
             (
                 dict(training.clock.seconds),
-                ledger.sent,
-                ledger.resends.count(),
+                communicator.ledger.sent,
+                communicator.ledger.resends.count(),
                 self._meter.describe(),
             )
         )
@@ -277,6 +277,7 @@ class RunRecord:
             last=replace(last, last_round=None, slowest=None),
             seconds=seconds,
             sent=sent,
+            earlier_bytes=self._earlier_bytes,
             line_bytes=self._estimate_line_bytes(sent),
             resent_bytes=self._estimate_resent_bytes(resent),
             data=training.data_summary.fingerprint,
@@ -291,10 +292,20 @@ class RunRecord:
     def _write_summary(self, summary: Summary) -> None:
         with self._communicator.agreed():
             if self._first:
+                self._complete_last_line(summary)
                 text = json.dumps(asdict(summary, dict_factory=known), default=str, indent=2)
                 # Lists of numbers, such as a confusion's rows, on a line each.
                 text = re.sub(r"\[[^][{}\"]*\]", lambda match: " ".join(match[0].split()), text)
                 self._folder.write(SUMMARY, text + "\n")
+
+    def _complete_last_line(self, summary: Summary) -> None:
+        """Add to this job's last line what its evaluation and the save after it have sent."""
+        if self._recorded == self._started or self._folder.pending:
+            return
+        try:
+            self._folder.amend(record_elsewhere(summary.sent))
+        except DataError as error:  # another program has changed the file
+            self.note(str(error))
 
     def _estimate_line_bytes(self, sent: Mapping[str, Sent]) -> int | None:
         communicator = self._communicator

@@ -33,6 +33,8 @@ class Summary:
     """The job's seconds by phase, the mean over ranks."""
     sent: dict[str, Sent] = field(default_factory=dict)
     """Bytes and calls of all ranks in this job, by purpose."""
+    earlier_bytes: int = 0
+    """The part of ``last.bytes`` that earlier jobs of the run sent."""
     line_bytes: int | None = None
     """About how many bytes of this job travelled between hosts, with headers; None unless there are
     several hosts of one rank each. Without `resent_bytes`."""

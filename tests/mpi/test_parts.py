@@ -210,10 +210,7 @@ def add_all_checksums(training):
 @pytest.mark.ranks(only=[2])
 def test_a_part_is_no_checkpoint_for_others(comm, shared_tmp):
     path = spread(comm, shared_tmp, 2) / f"checkpoints/round-00000002/rank-{comm.rank}.h5"
-    with (
-        pytest.raises(DataError, match="the rows of one rank alone. .*: istmpi checkpoint gather"),
-        open_checkpoint(path),
-    ):
+    with pytest.raises(DataError, match="one rank alone. .*: istmpi checkpoint gather"), open_checkpoint(path):
         pass
     with open_file(path) as part:
         assert list(part.errors()) == [] and list(part.part_errors(1 - comm.rank))

@@ -38,11 +38,7 @@ DOG = "train/dog/0.png"
         (["TRAIN/cat/#.png*3", "TRAIN/dog/0.png", "Testing/cat/#.png*2"], {"train": 4, "test": 2}, ""),
         (["train/a/0.png", DOG, "VALID/a/0.png"], {"train": 2, "test": 1}, "validation examples are used for testing"),
         (["trn/a/0.png", "trn/dog/0.png", "tst/a/0.png", "dev/a/0.png"], {"train": 2, "test": 1, "validation": 1}, ""),
-        (
-            [f"my/{DOG}", "my/train/a/0.png", "my/test/a/b/0.png", "my/logo.png"],
-            {"train": 2, "test": 1},
-            "such as my/logo",
-        ),
+        ([f"my/{DOG}", "my/train/a/0.png", "my/test/a/b/0.png", "my/logo.png"], {"train": 2, "test": 1}, "as my/logo"),
         (["my/cat/2019/#.png*5", "my/dog/#.png*5"], {"train": 8, "test": 2}, "classes are the folders in my/"),
         (["train/train/0.png", DOG, "test/train/0.png"], {"train": 2, "test": 1}, ""),
         (["train/a/0.png", DOG, "valid/a/0.png", "validation/a/0.png"], {"train": 2, "test": 2}, ""),

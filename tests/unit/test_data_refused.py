@@ -101,11 +101,7 @@ ALONE = [
     ("csv", tables(train="0 1", test="no yes"), "has the test label no; training has 0, 1."),
     ("csv", tables(train="0 1", test="-1 -1"), "no training example has the test label -1"),
     ("csv", {"train.csv": b"1,\x002,a\n"}, "train.csv is not a table: line contains NUL, .*plain UTF-8"),
-    (
-        "csv",
-        tables(train="0 1", test="0.0 1.0"),
-        "are whole numbers, such as 0, but the label 0.0 of another split has",
-    ),
+    ("csv", tables(train="0 1", test="0.0 1.0"), "are whole numbers, such as 0, but the label 0.0 of another split"),
     ("images", pictures("cat/test/0.png", "dog/train/0.png"), "cat/test/0.png has a folder test/, but a split"),
     ("images", pictures("train/cat/val/0.png", "test/cat/0.png"), "train/cat/val/0.png has a folder val/"),
     ("images", pictures("Train/cat/0.png", "more/cat/0.png"), "more/cat/0.png is in neither"),
@@ -116,7 +112,7 @@ ALONE = [
     (
         "images",
         pictures("train/a/0.png", "val/a/0.png", "val/b/0.png"),
-        "val/b/0.png is of class b, which train/ lacks.",
+        "val/b/0.png is of class b, which train/ lacks",
     ),
     ("images", pictures("train/a/0.png", "train/b/0.png"), "has no test examples"),
     ("images", pictures("train/n/images/0.png", "val/images/0.png"), "is of class images, which .*annotations"),

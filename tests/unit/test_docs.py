@@ -174,8 +174,8 @@ def test_the_two_cases_of_readme_have_the_figures_of_the_results():
     ("said", "page", "sources"),
     [
         ("1.1 GB into .venv", "quickstart.md", ["| `.venv` | 1,149 MB"]),
-        ("a first run, 3 to 6 minutes", "quickstart.md", ["178 s in all", "| the prediction is printed | | 347 |"]),
-        ("# 15 to 60 minutes", "tests.md", ["tests cut | idle | 15:34 |", "a slow machine | 57 |"]),
+        ("a first run, 3-6 minutes", "quickstart.md", ["178 s in all", "| the prediction is printed | | 347 |"]),
+        ("# 15-60 minutes", "tests.md", ["tests cut | idle | 15:34 |", "a slow machine | 57 |"]),
     ],
 )
 def test_what_readme_says_of_time_and_room_was_measured(said, page, sources):

@@ -118,12 +118,8 @@ def test_a_connection_without_an_answer_is_seen():
 
 def test_a_hang_is_ended_with_its_place():
     """As MPI_Init hangs: in C, without Python's lock."""
-    program = (
-        "import ctypes\n"
-        "from istmpi.doctor.watchdog import limit\n"
-        "with limit(3, 'starting MPI', 0.2):\n"
-        "    ctypes.CDLL(None).sleep(60)\n"
-    )
+    program = "import ctypes; from istmpi.doctor.watchdog import limit\nwith limit(3, 'starting MPI', 0.2):\n"
+    program += "    ctypes.CDLL(None).sleep(60)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(30))
     assert result.returncode == -signal.SIGKILL
     assert result.stderr == f"istmpi doctor: rank 3 on {socket.gethostname()} hangs while starting MPI\n"

@@ -1,6 +1,7 @@
 """About how many bytes travel between hosts: told where each rank has a host of its own, and nowhere else."""
 
 import json
+import re
 from dataclasses import replace
 
 import torch
@@ -9,7 +10,9 @@ from small import small_run
 from istmpi.comm import allreduce, members, resends, ring
 from istmpi.comm.hang_report import Member
 from istmpi.comm.ledger import START, estimate_line_bytes
+from istmpi.record import RunFolder
 from istmpi.simulated import simulate
+from istmpi.units import size
 
 
 def test_segments_messages_and_a_start_have_their_bytes():
@@ -74,6 +77,12 @@ def test_a_job_tells_its_bytes_and_its_energy_at_its_end_in_its_summary_and_its_
         assert summary.get("line_bytes") == expected and ("B on the line, with headers" in out) == (hosts == 3)
         again = 7 * hosts * (1448 + 66) if hosts > 1 else None
         assert summary.get("resent_bytes") == again and ("B again\n" in out) == (hosts > 1)
+        line, sent = RunFolder(folder).metrics()[-1], {name: found["bytes"] for name, found in summary["sent"].items()}
+        told = [*re.findall(r"(?:  |in this job |; \w+ )([\d.]+ k?B)", re.search("sent  .*B", out)[0])]
+        values = line["round_bytes"], sent.pop("rounds") - line["round_bytes"]
+        parts = [*values, sent["evaluation"], sent["saving"], sent["start"]]
+        assert told[-5:] == [size(nbytes) for nbytes in parts] and (rounds > 1) == ("in this job" in out), out
+        assert told[0] == size(line["bytes"]) and sent == {name: line[f"{name}_bytes"] for name in sent}
         assert summary["energy"]["source"] == "train.watts" and "of this job (train.watts)" in out
         code, out, _ = istmpi_command("report", folder)
         assert code == 0 and "energy (train.watts)" in out
