@@ -101,6 +101,7 @@ def advise(scenario: Scenario, most_ranks: int) -> Advice:
             "See docs/results.md, Few units a rank.",
         ]
     notes += _note_joint(chosen)
+    notes += _note_experts(chosen)
     first = (
         f"Run {chosen.method} on {chosen.ranks} ranks with "
         f"{counted(chosen.local_steps, 'local step')}: an epoch in {in_seconds(chosen.seconds)}, "
@@ -162,6 +163,28 @@ def _note_joint(chosen: Choice) -> Iterator[str]:
             "the network is too narrow for the task; method.passes lowers its bytes "
             "(docs/methods.md)."
         )
+
+
+def _note_experts(chosen: Choice) -> Iterator[str]:
+    """Yield a note on experts by likelihood if each rank has text of its own, and units to hold."""
+    scenario = chosen.scenario
+    is_local_text = scenario.run.data.placement == "local" and scenario.architecture.code.tokens
+    if not is_local_text or chosen.ranks > (scenario.most_ranks("ist") or 0):
+        return
+    never_redealt = scenario.run.override({"method.redeal": 0.0})
+    stay = replace(scenario, run=never_redealt)
+    experts = replace(chosen, scenario=stay, method="ist").cost
+    sent = float(experts.round_bytes)
+    bytes_sent = "nothing"
+    if sent:
+        bytes_sent = f"{number(sent)}B a round, and nothing if method.partition has all widths"
+    yield (
+        "Experts by likelihood were ahead of local-sgd where each rank had text of another domain: "
+        "method.redeal = 0 and evaluate.form = likelihood. They send "
+        f"{bytes_sent}. A rank needs {float(experts.largest.memory.total) / 1e9:.3g} GB. An "
+        f"evaluation passes each text through {chosen.ranks} networks, and istmpi predict holds "
+        "all of them (docs/methods.md)."
+    )
 
 
 def _best_choices(scenario: Scenario, most_ranks: int) -> dict[str, Choice]:

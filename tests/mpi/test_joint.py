@@ -223,9 +223,8 @@ def test_wrong_use_in_a_loop_is_refused(comm, shared_tmp, message):
 def test_only_one_tensor_of_rows_that_differ_is_added_up(comm, shared_tmp, form):
     example = torch.zeros(4, 1).long() if form == "integers" else torch.ones(4, 6)
     job = make_job(comm, Added, {"form": form}, method="joint", example=example)
-    with pytest.raises(
-        ConfigError, match=f"its forward returns {form}, but .* adds up|shown.weight is added .* different"
-    ):
+    message = f"its forward returns {form}, but .* adds up|shown.weight is added .* different"
+    with pytest.raises(ConfigError, match=message):
         next(loops.begin_rounds(job, 1, shared_tmp / "run"))
 
 

@@ -49,9 +49,8 @@ def test_examples_to_predict_have_the_scale_of_training(tmp_path, trained, given
     np.savez(tmp_path / "new.npz", **in_splits(*(np.ones((30, 4), given),) * 2))
     blocks = read_inputs(str(tmp_path / "new.npz"), "arrays", (4,), reading=reading)
     if refused:
-        with pytest.raises(
-            DataError, match="new.npz: its features are (floats|bytes), but .*. Give x in the same form"
-        ):
+        message = "new.npz: its features are (floats|bytes), but .*. Give x in the same form"
+        with pytest.raises(DataError, match=message):
             next(blocks)
         if given == "f4":
             with pytest.raises(DataError, match="its features are floats, but bytes in the network's training data"):

@@ -117,18 +117,14 @@ FIGURES = {"latency": 0, "seconds_per_byte": 1}
     ],
     ids=str,
 )
-def test_a_cluster_file_that_cannot_be_used(tmp_path, content, message):
+def test_a_cluster_reads_back_as_it_was_saved_and_a_file_that_cannot_be_used_is_refused(tmp_path, content, message):
     path = tmp_path / "c.json"
-    PRESETS["home"].save(path)
+    measured = replace(preset("m5.2xlarge"), measured={"alltoallv": {"points": [{"bytes": 8, "seconds": 1e-6}]}})
+    measured.save(path)
+    assert load(path) == measured
     path.write_text(content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content))
     with pytest.raises(DataError, match=rf"c\.json.*{message}.*istmpi measure"):
         load(path)
-
-
-def test_a_cluster_reads_back_as_it_was_saved(tmp_path):
-    measured = replace(preset("m5.2xlarge"), measured={"alltoallv": {"points": [{"bytes": 8, "seconds": 1e-6}]}})
-    measured.save(tmp_path / "c.json")
-    assert load(tmp_path / "c.json") == measured
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -171,17 +167,14 @@ def test_advice_respects_memory_and_prefers_what_changes_less_where_it_costs_lit
 # ---- how measurements become figures
 
 
-def test_short_messages_count_as_much_as_long_ones():
+def test_short_messages_count_as_much_as_long_ones_and_no_coefficient_is_negative():
     """Points off by tenths, up and down: by absolute errors the latency would be lost beside the longest message."""
     sizes = np.array([1e2, 1e3, 1e8, 2e8])
     seconds = (1e-5 + 1e-9 * sizes) * [1.1, 0.9, 1.1, 0.9]
     (latency, each), error = fit([np.ones(4), sizes], seconds)
     assert latency == pytest.approx(1e-5, rel=0.15) and each == pytest.approx(1e-9, rel=0.15)
     assert 0.05 < error < 0.15
-
-
-def test_no_coefficient_is_negative():
-    """Falling times would give a negative rate: it becomes zero, and the rest the best constant."""
+    # Falling times would give a negative rate: it becomes zero, and the rest the best constant.
     (latency, each), _ = fit([[1, 1, 1], [1.0, 2.0, 3.0]], [3.0, 2.0, 1.0])
     assert each == 0 and 1 <= latency <= 3
 
@@ -252,14 +245,13 @@ def test_the_picture_shows_figure_2(tmp_path):
         low, high = axis.get_ylim()
         numbers = [tick.get_text() for tick in axis.get_yticklabels() if low <= tick.get_position()[1] <= high]
         assert any(numbers), "also where all values are equal"
-    assert list_coinciding({"a": {1: 1.0, 2: 2.0}, "b": {2: 2.001}, "c": {1: 1.0, 2: 3.0}, "d": {1: np.nan}}) == [
-        ["a", "b"]
-    ]
+    lines = {"a": {1: 1.0, 2: 2.0}, "b": {2: 2.001}, "c": {1: 1.0, 2: 3.0}, "d": {1: np.nan}}
+    assert list_coinciding(lines) == [["a", "b"]]
     costmodel("--plot", str(tmp_path / "f.pdf"), "--json")
     assert (tmp_path / "f.pdf").stat().st_size > 10_000
 
 
-def test_it_takes_the_run_files_that_train_takes_and_goes_on_for_others_beyond_the_units(tmp_path):
+def test_it_takes_the_run_files_that_train_takes_and_counts_the_ranks_that_units_allow(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[model]\nhidden = [64, 32]\n[method]\nname = 'local-sgd'\nlocal_steps = 3")
     text = costmodel(str(file), "--batch", "16", "--ranks", "1..8")
@@ -267,9 +259,7 @@ def test_it_takes_the_run_files_that_train_takes_and_goes_on_for_others_beyond_t
     text = costmodel("--layers", "100-40-10", "--ranks", "32,64,100000")
     assert "ist allows at most 40 ranks: hidden1 has 40 units." in text
     assert any(line.split()[:1] == ["100000"] for line in text.splitlines())
-
-
-def test_with_several_holders_of_a_unit_it_counts_the_ranks_that_they_divide():
+    # Several holders of a unit divide the ranks.
     words = ["--layers", "100-3-10", "--set", "method.holders=2"]
     rows = json.loads(costmodel(*words, "--compare", "ist", "--json"))["rows"]
     assert [row["ranks"] for row in rows] == [2, 4], "three units with two holders each are enough for six ranks"
@@ -277,10 +267,8 @@ def test_with_several_holders_of_a_unit_it_counts_the_ranks_that_they_divide():
 
 
 def test_options_change_the_cluster():
-    default, slow = (
-        json.loads(costmodel("--json", "--compare", "ist", "--ranks", "8", *extra))["rows"][0]
-        for extra in ([], ["--bandwidth", "250Mbit"])
-    )
+    words = ["--json", "--compare", "ist", "--ranks", "8"]
+    default, slow = (json.loads(costmodel(*words, *more))["rows"][0] for more in ([], ["--bandwidth", "250Mbit"]))
     assert slow["transfer_seconds_per_round"] > 8 * default["transfer_seconds_per_round"]
     assert slow["compute_seconds_per_round"] == default["compute_seconds_per_round"]
     rich = json.loads(costmodel("--json", "--memory", "1GB", "--latency", "1ms"))

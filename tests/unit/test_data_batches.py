@@ -119,9 +119,8 @@ def test_alpha_says_how_uneven_by_label_is():
 def test_a_rank_without_rows_and_labels_that_are_no_classes_are_refused():
     with pytest.raises(DataError, match=r"rank \d+ of 64 gets no training example of 12 .* raise alpha"):
         all_rows("by-label", np.arange(12) % 3, 64)
-    with pytest.raises(
-        DataError, match=r"rank \d of 7 gets no training example of 3 .* use fewer shards or fewer ranks"
-    ):
+    message = r"rank \d of 7 gets no training example of 3 .* use fewer shards or fewer ranks"
+    with pytest.raises(DataError, match=message):
         all_rows("label-shards", np.arange(3), 7)
     for placement in BY_CLASS:
         with pytest.raises(ConfigError, match=f"^{placement} placement needs classes"):

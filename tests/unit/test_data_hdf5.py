@@ -114,9 +114,8 @@ def test_without_checksums_too_no_link_is_followed_and_rows_lie_in_one_piece(fil
     """A link may lead to a pipe, and the shape of a dataset in chunks may claim any size."""
     damage(file, data_as_version_1)
     damage(file, lambda opened: edit(opened, random.Random(seed)))
-    with pytest.raises(
-        DataError, match="is a link|another file|virtual|not stored contiguously|has no dataset"
-    ) as refused:
+    message = "is a link|another file|virtual|not stored contiguously|has no dataset"
+    with pytest.raises(DataError, match=message) as refused:
         open_prepared(file)
     assert str(file) in str(refused.value) and "\n" not in str(refused.value)
 

@@ -47,10 +47,8 @@ def test_the_deal_covers_every_group_and_is_disjoint(ranks, widths, round, seed,
 
 
 def test_groups_and_shares_that_do_not_fit_are_refused_by_name():
-    with pytest.raises(
-        ConfigError,
-        match=r"^hidden2 has 13 units, but the run has 14 ranks; .* widen hidden2, or .* method.holders = 2\.$",
-    ):
+    message = r"^hidden2 has 13 units, but the run has 14 ranks; .* widen hidden2, or .* method.holders = 2\.$"
+    with pytest.raises(ConfigError, match=message):
         draw(ranks=14)
     draw(ranks=14, groups=["hidden1"])  # the other group is not dealt
     with pytest.raises(ConfigError, match="partition names hidden9, which is not an axis .*; axes: features"):

@@ -19,7 +19,7 @@ from istmpi.errors import ConfigError
 from istmpi.evaluation.planning import plan_evaluation
 from istmpi.models import mlp_network
 from istmpi.training.network import plan_network
-from istmpi.units import in_seconds
+from istmpi.units import in_seconds, number
 
 PLAIN = Cluster("plain", "by hand", network(0.0, 1e9), (1e12,))
 NETWORK = mlp_network(512, (1024, 512), 64, norm="none")  # three matrices of 524,288, 524,288 and 32,768 values
@@ -124,11 +124,19 @@ def test_advice_knows_what_else_is_cheap():
         other = scenario.run.override({**settings, "method.local_steps": steps})
         rate = link_rate(cost(other, mlp_network(4096, hidden, 35), 4, name), scenario.cluster)
         ranks, local_steps, epoch, link = rows[title]
-        number, unit = f"{link} ".split(" ")[:2]
+        amount, unit = f"{link} ".split(" ")[:2]
         sizes = {"Gbit/s": 1e9, "Mbit/s": 1e6}
-        assert (0 if number == "none" else float(number) * sizes[unit]) == pytest.approx(float(rate), rel=0.01)
+        assert (0 if amount == "none" else float(amount) * sizes[unit]) == pytest.approx(float(rate), rel=0.01)
         other = Scenario(other, mlp_network(4096, hidden, 35), scenario.cluster, 84_843)
         assert (ranks, local_steps, epoch) == ("4", str(steps), in_seconds(seconds_of(other, name)))
+    # Joint training is named where its outputs are fewer bytes than the weights of a narrow network.
+    joint = cost(run(method__local_steps=steps), scenario.architecture, 4, "joint").round_bytes
+    weights = cost(run(), mlp_network(4096, (1024, 1024), 35), 4, "local-sgd").round_bytes
+    outputs, replaced = (f"{number(float(count))}B" for count in (joint, weights))
+    said = f"joint sends {outputs} a round, and local-sgd of a network 1/P as wide {replaced}. Try joint where "
+    assert any(note.startswith(said) for note in advice.notes) and joint < weights
+    many_outputs = replace(scenario, architecture=mlp_network(64, (4096,), 4096))
+    assert not any(note.startswith("joint") for note in advise(many_outputs, 4).notes)
 
 
 NO_FLOPS = (1e30,)  # products take no time
@@ -204,10 +212,8 @@ def test_what_has_no_prediction_is_left_out(istmpi_command):
     assert found["rounds"] > 0 and found["evaluations"] is None and found["saving"] is None
     _, out, _ = istmpi_command(*words)
     assert "on 1gbit: " in out and "s in saving; not predicted: loading" in out
-    assert (
-        "s in evaluations; not predicted: saving, loading"
-        in istmpi_command(*words, "--redeal", "0", "--set", "evaluate.form=blocks")[1]
-    )
+    _, out, _ = istmpi_command(*words, "--redeal", "0", "--set", "evaluate.form=blocks")
+    assert "s in evaluations; not predicted: saving, loading" in out
     # The interval that a plan chooses decides how many examples calibrate: given as a setting, it changes nothing.
     words += ["--ranks", "4", "--rounds", "8", "--batch", "32", "--hidden", "1024,1024", "--method", "local-sgd"]
     chosen, given = (istmpi_command(*words, "--json", *more)[1] for more in ((), ("--evaluate-every", "4")))

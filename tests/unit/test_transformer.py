@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from istmpi.cluster.advice import advise
+from istmpi.cluster.figures import preset
+from istmpi.cluster.survey import Scenario
 from istmpi.config import Run
+from istmpi.cost import cost
 from istmpi.errors import ConfigError
 from istmpi.inspection.examine import inspect
 from istmpi.models import architecture
@@ -16,6 +20,7 @@ from istmpi.network.architecture import Architecture
 from istmpi.network.arguments import user_network
 from istmpi.network.trials import one_thread
 from istmpi.tasks import NEXT_TOKEN
+from istmpi.units import number
 
 WINDOW, WORDS = 12, 20
 SMALL = {"layers": 3, "embed": 10, "heads": [4, 5, 3], "head_dim": 6, "hidden": [7, 8, 9]}
@@ -39,6 +44,17 @@ def alone():
 def examined(number):
     own = user_network("transformer", (WINDOW,), WORDS, {**SMALL, **KINDS[number]}, NEXT_TOKEN)
     return Architecture("transformer", inspect(own), "float64", own)
+
+
+@pytest.mark.parametrize("changed, said", [({}, 1), ({"data.placement": "shared"}, 0), ({"method.partition": []}, 0)])
+def test_advice_names_experts_by_likelihood_where_each_rank_has_text_of_its_own(changed, said):
+    run = Run().override({"data.source": "site-{rank}.h5", "data.placement": "local", **changed})
+    text = Scenario(run, examined(0), preset("100gbit"), 1000)
+    notes = [note for note in advise(text, 2).notes if note.startswith("Experts by likelihood")]
+    plan = cost(run.override({"method.redeal": 0.0}), text.architecture, 2, "ist")
+    needs = f"{number(float(plan.round_bytes))}B a round, and nothing if method.partition has all widths. A rank needs "
+    needs += f"{float(plan.largest.memory.total) / 1e9:.3g} GB. An evaluation passes each text through 2 networks"
+    assert [needs in note for note in notes] == [True] * said
 
 
 def module(**changed):
@@ -117,9 +133,7 @@ def test_what_cannot_be_built_is_refused_in_one_line(changed, said):
     with pytest.raises(ConfigError, match=said) as refused:
         user_network("transformer", (WINDOW,), WORDS, {**SMALL, **changed}, NEXT_TOKEN).build()
     assert "\n" not in str(refused.value)
-
-
-def test_text_is_not_for_an_mlp_and_images_are_no_text():
+    # Text is not for an mlp, and images are no text.
     with pytest.raises(ConfigError, match="model.name = 'mlp' takes numbers, but these data are text"):
         architecture(WINDOW, WORDS, NEXT_TOKEN, Run().model)
     with pytest.raises(ConfigError, match=r"examples of shape \(3, 8, 8\) are not windows of tokens"):
