@@ -195,6 +195,7 @@ def outcome(summary: Summary, rounds: int, loading: float, elapsed: float) -> di
             f"loading took {duration(loading)}"
         ),
         "sent": _describe_sent(summary),
+        "waits": _describe_waits(summary),
         "energy": _describe_energy(summary),
         "network": str(summary.folder / NETWORK),
         "run folder": str(summary.folder),
@@ -220,6 +221,19 @@ def _describe_sent(summary: Summary) -> str:
     if summary.resent_bytes:
         text += f"; TCP of the hosts sent about {size(summary.resent_bytes)} again"
     return text
+
+
+def _describe_waits(summary: Summary) -> str:
+    """Return this job's collective calls, each of which takes a round trip at least; empty for
+    ranks of one host, where they take no time."""
+    if summary.line_bytes is None:
+        return ""
+    calls = {purpose: sent.calls for purpose, sent in summary.sent.items()}
+    return (
+        f"{sum(calls.values()):,} calls of this job, one after the other: "
+        f"{calls[ROUNDS]:,} in rounds, {calls[EVALUATION]:,} in evaluations, "
+        f"{calls[SAVING]:,} to save, {calls[START]:,} to load"
+    )
 
 
 def _describe_energy(summary: Summary) -> str:

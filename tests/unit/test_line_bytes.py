@@ -75,6 +75,7 @@ def test_a_job_tells_its_bytes_and_its_energy_at_its_end_in_its_summary_and_its_
         nbytes, calls = (sum(sent[name] for sent in summary["sent"].values()) for name in ("bytes", "calls"))
         expected = estimate_line_bytes(nbytes, calls, 3) if hosts == 3 else None
         assert summary.get("line_bytes") == expected and ("B on the line, with headers" in out) == (hosts == 3)
+        assert (f"waits      {calls:,} calls of this job" in out) == (hosts == 3)
         again = 7 * hosts * (1448 + 66) if hosts > 1 else None
         assert summary.get("resent_bytes") == again and ("B again\n" in out) == (hosts > 1)
         line, sent = RunFolder(folder).metrics()[-1], {name: found["bytes"] for name, found in summary["sent"].items()}
