@@ -31,10 +31,10 @@ def test_its_commands_run_in_order_in_one_folder(series, tmp_path):
         if not said:
             steps = {"pictures": "allow_pictures()", "bin/quickstart": first_run(), **steps}
         said |= series(ranks, tmp_path, steps).end(200)
-    assert commands == 8 and not any(done.returncode for done in said.values()), said
+    assert commands == 7 and not any(done.returncode for done in said.values()), said
     assert {"runs", "digits.html", "answers.jsonl"} <= {path.name for path in tmp_path.iterdir()}
     runs = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert runs == {"digits", "first", "compare-digits", "convnet", "two_targets"}
+    assert runs == {"digits", "first", "compare-digits", "convnet"}
     shown = re.search(r"^The first command ends with\n\n```\n(.*?)^```", README, re.DOTALL | re.MULTILINE)[1]
     trained = next(done.stdout for line, done in said.items() if "--out runs/first" in line)
     rounds, sent, network = shown.splitlines()

@@ -121,32 +121,28 @@ def measured(method):
 
 
 def controlled(networks, method):
-    """The seconds of a control, which are all computed, and the MB of its run on the digits."""
-    figures = []
+    """The seconds of a control, which are all computed."""
     for network, accuracy in zip(networks, REACHED.values()):
         (row,) = [row for row in rows(RESULTS / "controls.md") if row[:3] == [network, "alike", method]]
-        figures.append((float(re.search(rf"{accuracy} in \d+ steps, ([\d.]+) s", row[-1])[1]), "*"))
-    (row,) = [row for row in rows(RESULTS / "controls.md") if row[:3] == [networks[0], "alike", method]]
-    return figures, float(row[10])
+        yield float(re.search(rf"{accuracy} in \d+ steps, ([\d.]+) s", row[-1])[1]), "*"
 
 
-def sent(method):
-    """The MB that eight ranks send in 240 steps on the digits, as the cost model counts them."""
-    run = Run().override({"method.name": method, "method.local_steps": 20, "model.hidden": (4096,)})
-    plan = cost(run, mlp_network(4096, (4096,), 10), 8)
-    return float(12 * plan.round_bytes + plan.start_bytes) / 1e6
+def sent(method, features=4096, hidden=(4096,), ranks=8, rounds=12, redeal=1.0):
+    """The MB of rounds of 20 steps, as the cost model counts them; by default of 240 steps on the digits."""
+    run = Run().override({"method.name": method, "method.local_steps": 20, "method.redeal": redeal})
+    plan = cost(run, mlp_network(features, hidden, 10), ranks)
+    return float(rounds * plan.round_bytes + plan.start_bytes) / 1e6
 
 
 def test_the_first_table_of_readme_has_the_figures_of_the_results():
     narrow = ["spoken digits 4096-512-10", "CIFAR-10 3072-512-512-10"]
-    networks = [DIGITS, CIFAR]
     expected = [
         ([*measured("data parallel")], sent("data-parallel")),
         ([*measured("local SGD")], sent("local-sgd")),
-        ([*measured("IST")], controlled(networks[:1], "IST")[1]),
-        ([*measured("IST, a tenth redealt")], controlled(networks, "IST, a tenth redealt")[1]),
-        controlled(networks, "IST, never redealt"),
-        controlled(narrow, "narrow network, local SGD"),
+        ([*measured("IST")], sent("ist")),
+        ([*measured("IST, a tenth redealt")], sent("ist", redeal=0.1)),
+        (controlled([DIGITS, CIFAR], "IST, never redealt"), sent("ist", redeal=0.0)),
+        (controlled(narrow, "narrow network, local SGD"), sent("local-sgd", hidden=(512,))),
     ]
     shown = [row[1:] for row in rows(ROOT / "README.md")[2:]]
     for (*cells, megabytes), (seconds, total) in zip(shown, expected, strict=True):
@@ -159,15 +155,19 @@ def test_the_first_table_of_readme_has_the_figures_of_the_results():
 
 
 def test_the_two_cases_of_readme_have_the_figures_of_the_results():
-    """Accuracies from the table with weight decay, megabytes from that of four ranks."""
+    """Accuracies from the tables with weight decay, megabytes from the cost model."""
     tables = rows(ROOT / "docs" / "results.md")
     decayed = {row[0]: row[3].split()[0] for row in tables if len(row) == 4}
-    long = {row[0]: float(row[2].replace(",", "")) for row in tables if len(row) == 9 and row[2][0].isdigit()}
-    side_by_side, narrow = "IST, never redealt, side by side", "narrow network, {}".format
-    assert f"separately trained subnets: {decayed[side_by_side]}% on" in README
-    for method in "SparseLoCo", "local SGD":
-        factor = float(f"{long[narrow(method)] / long[side_by_side]:.1g}")
-        assert f"{factor:.0f} times the bytes ({method}, {decayed[narrow(method)]}%)" in README
+    assert f"separately trained subnets: {decayed['IST, never redealt, side by side']}% on" in README
+    assert sent("ist", 768, (512, 512), 4, 200, redeal=0.0) == 0
+    for title, method in {"SparseLoCo": "sparse-loco", "local SGD": "local-sgd"}.items():
+        megabytes = f"{sent(method, 768, (128, 128), 4, 200):.0f} MB"
+        assert f"{megabytes} ({title}, {decayed[f'narrow network, {title}']}%)" in README
+    (tuned,) = [row for row in tables if row[0] == "CIFAR-10, 16 (five seeds)"]
+    sparse, ensemble = (cell.split(", ")[1].split()[0] for cell in tuned[2:4])
+    assert (
+        f"{sparse}% for about as many bytes (SparseLoCo)" in README.replace("\n ", "") and f"{ensemble}% for" in README
+    )
 
 
 @pytest.mark.parametrize(
