@@ -47,7 +47,9 @@ LONG = ["train", "--rounds", 10**6, "--group-size", "2", "--checkpoint-every", "
 LONG += ["--set", "evaluate.every=1000000", "--set", "comm.patience=3", "--resume", "auto"]
 
 
-def test_a_run_goes_on_that_is_stopped_and_whose_member_is_killed_or_stopped(start, series, tmp_path):
+# Members that do not lead, and leaders.
+@pytest.mark.parametrize("killed, stopped", [(3, 1), (0, 2)])
+def test_a_run_goes_on_that_is_stopped_and_whose_member_is_killed_or_stopped(start, series, tmp_path, killed, stopped):
     folder = tmp_path / "run"
     long = [*LONG, "--out", folder]
     removed = f"import os\nif rank == 0: os.remove({str(folder / 'STOP')!r})"
@@ -61,17 +63,17 @@ def test_a_run_goes_on_that_is_stopped_and_whose_member_is_killed_or_stopped(sta
     commands.wait("file")
     before = lines(folder)
     wait_for_rounds(folder, len(before) + 2, job, unlike=before)
-    os.kill(job.ranks[3], signal.SIGKILL)
+    os.kill(job.ranks[killed], signal.SIGKILL)
     assert job.end(60).returncode not in (0, 75)
     assert [commands.outcome(name).returncode for name in ("signal", "file")] == [75, 75]
 
     before = lines(folder)
     job = start(4, "istmpi", *long)
     wait_for_rounds(folder, len(before) + 2, job, unlike=before)
-    os.kill(job.ranks[1], signal.SIGSTOP)
+    os.kill(job.ranks[stopped], signal.SIGSTOP)
     result = job.end(90)
     assert result.returncode == 76 and "Skipped" not in result.stdout + result.stderr, result
-    assert re.search("aborting, a rank does not respond: rank 1 on .*its process is stopped", result.errors[-1])
+    assert re.search(f"aborting, a rank does not respond: rank {stopped} on .*its process is stopped", result.errors[-1])
 
 
 FAULTY = """
