@@ -54,7 +54,7 @@ def _describe_ranks(training: Training) -> str:
     hosts = list(dict.fromkeys(training.hosts))
     words = f"{ranks} on {counted(len(hosts), 'host')}: {list_first(hosts)}"
     if training.group:
-        words += f", in replica groups of {training.group.processes} processes in all"
+        words += f", in {training.group.membership.in_words}"
     # A launcher sets the variable, even for a single rank.
     if ranks == 1 and not comm.rank_variable():
         words += " (started without mpirun; use mpirun -n P istmpi train for P ranks)"

@@ -19,6 +19,7 @@ from istmpi.comm.ledger import GROUP, Sent
 from istmpi.comm.objects import SLOT
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.signals import receiver
+from istmpi.units import list_first
 
 T = TypeVar("T")
 Help = Callable[[Any], None]
@@ -70,6 +71,16 @@ def divide(hosts: Sequence[str], size: int) -> list[tuple[int, ...]]:
         for first in range(0, len(of_host), step):
             groups.append(tuple(of_host[first : first + step]))
     return sorted(groups)
+
+
+def name_processes(groups: Sequence[Sequence[int]]) -> dict[int, str]:
+    """Return what messages call each process: its number in the job, and its place in a group."""
+    names = {}
+    for rank, group in enumerate(groups):
+        for member, process in enumerate(group):
+            place = f"member {member}" if member else "leader"
+            names[process] = f"process {process} ({place} of rank {rank})"
+    return names
 
 
 class Leaders(Communicator):
@@ -145,8 +156,10 @@ class Membership:
             groups = divide([host for host, _ in everyone], size)
         self.world = world
         self.groups = len(groups)
-        self.largest = max(len(group) for group in groups)
-        """The number of members of the largest group."""
+        self.sizes = [len(group) for group in groups]
+        """The number of members of each group."""
+        if self.largest > 1:
+            world.whereabouts.names = name_processes(groups)
         self.number = next(number for number, group in enumerate(groups) if world.rank in group)
         members = groups[self.number]
         handle = world.create(members)
@@ -168,6 +181,18 @@ class Membership:
     @property
     def leads(self) -> bool:
         return self.inside.rank == 0
+
+    @property
+    def largest(self) -> int:
+        """The number of members of the largest group."""
+        return max(self.sizes)
+
+    @property
+    def in_words(self) -> str:
+        """The groups and the processes of each."""
+        if len({*self.sizes}) == 1:
+            return f"replica groups of {self.sizes[0]} processes each"
+        return f"replica groups of {list_first(self.sizes)} processes"
 
     @property
     def communicator(self) -> Communicator:

@@ -45,6 +45,8 @@ class Member:
     """True if threads of the rank may call MPI."""
     boot: str = ""
     """A name of the host's system since its start: several hosts may have one name."""
+    name: str = ""
+    """The name of a process of a replica group in messages; empty for a rank."""
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -52,6 +54,8 @@ class Member:
         return self.host, self.boot
 
     def __str__(self) -> str:
+        if self.name:
+            return f"{self.name} on {self.host} (PID {self.process})"
         return f"rank {self.rank} on {self.host} (process {self.process})"
 
 

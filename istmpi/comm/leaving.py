@@ -120,8 +120,9 @@ def _answer(everyone: Communicator, left: dict[int, list[dict[str, int]]]) -> No
                     continue
                 if arrivals.get(wait.group, 0) < wait.number:
                     text = (
-                        f"rank {rank} ended its program while rank {everyone.rank} waits for it "
-                        f"in {wait.call}. End the program on all ranks, or raise an error."
+                        f"{where.name(rank)} ended its program while "
+                        f"{where.name(everyone.rank)} waits for it in {wait.call}. End the "
+                        "program on all ranks, or raise an error."
                     )
                     everyone.mpi.send(text, rank, _WAITS)
                     return

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from istmpi.comm import hang_report as report
@@ -271,7 +271,7 @@ class RollCall:
         self._note_silence(roll)
         absent = report.find_missing(
             roll.wait,
-            self._members,
+            self._name_members(),
             self._rank,
             answers={**roll.answers, self._rank: Sighting.from_whereabouts(self._where, now)},
             silent_for={rank: roll.began - since for rank, since in self._silent_since.items()},
@@ -284,6 +284,11 @@ class RollCall:
             self._decide_to_end(hopeless, roll)
         else:
             self._report(absent, roll, now)
+
+    def _name_members(self) -> list[Member]:
+        """Return all processes as messages call them: groups may be formed after the watch."""
+        names = self._where.names
+        return [replace(member, name=names.get(member.rank, "")) for member in self._members]
 
     def _note_silence(self, roll: _Roll) -> None:
         for rank in roll.answers:

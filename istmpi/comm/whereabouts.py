@@ -6,7 +6,7 @@ through `waits`, and so do waits for checkpoints.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,8 @@ class Whereabouts:
         # decision 20: counts, because a message for each call would slow down what works.
         self.arrivals: dict[str, int] = {}
         self.waiting: dict[str, Wait] = {}
+        self.names: Mapping[int, str] = {}
+        """The names of processes in messages of a job of replica groups; empty without groups."""
         self._bytes = 0
         self.restart()
 
@@ -69,6 +71,10 @@ class Whereabouts:
         self.awake_since = self._round_began = self._phase_began = self.moved
         self._watched: float | None = None
         self._stepping = ""
+
+    def name(self, rank: int) -> str:
+        """Return what messages call a rank of the job."""
+        return self.names.get(rank, f"rank {rank}")
 
     def watch(self, now: float) -> bool:
         """Note a look of the watch; return True if this process was stopped since its last look."""

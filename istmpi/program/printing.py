@@ -62,7 +62,7 @@ class Printing(Watch):
             self._bar.start()
         ranks = counted(training.communicator.size, "rank")
         if training.group:
-            ranks += f" ({training.group.processes} processes in replica groups)"
+            ranks += f" ({training.group.membership.in_words})"
         self.noticed(f"{run.name} in {folder.path}, {run.method.name} on {ranks}")
         network = training.architecture
         dealt = training.method.spec.groups(run, network)

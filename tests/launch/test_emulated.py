@@ -94,7 +94,7 @@ def test_a_stopped_member_on_another_host_is_named(start, tmp_path, monkeypatch)
         finally:
             cluster.down()
     assert result.returncode == 76, result
-    assert "a rank does not respond: rank 3 on istmpi-test-1" in result.errors[-1], result
+    assert "a rank does not respond: process 3 (member 1 of rank 1) on istmpi-test-1" in result.errors[-1], result
 
 
 WRONG = {

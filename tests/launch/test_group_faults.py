@@ -73,7 +73,9 @@ def test_a_run_goes_on_that_is_stopped_and_whose_member_is_killed_or_stopped(sta
     os.kill(job.ranks[stopped], signal.SIGSTOP)
     result = job.end(90)
     assert result.returncode == 76 and "Skipped" not in result.stdout + result.stderr, result
-    assert re.search(f"aborting, a rank does not respond: rank {stopped} on .*its process is stopped", result.errors[-1])
+    assert "in replica groups of 2 processes each" in result.stdout
+    name = {1: "process 1 (member 1 of rank 0)", 2: "process 2 (leader of rank 1)"}[stopped]
+    assert f"a rank does not respond: {name} on " in result.errors[-1] and "is stopped" in result.errors[-1]
 
 
 FAULTY = """
@@ -92,10 +94,10 @@ for round in job.rounds(3, folder="{folder}"):
 @pytest.mark.parametrize(
     "processes, fault, line",
     [
-        (4, "sys.exit()", "rank 3 ended its program while rank 2 waits for it in all-reduce"),
+        (4, "sys.exit()", r"process 3 \(member 1 of rank 1\) ended its program while process 2 .* in all-reduce"),
         (4, "round.step(loss)", "the score fails: ZeroDivisionError"),
         (2, "loss.backward(); round.skip()", r"process 1 has called round.skip\(\) 1 times in this round"),
-        (2, "round.skip()", "aborting, a rank does not respond: rank 1 .* it waits for ranks that wait for it"),
+        (2, "round.skip()", "aborting, a rank does not respond: process 1 .* it waits for ranks that wait for it"),
     ],
 )
 def test_a_fault_of_a_member_of_a_program_is_said_once(start, tmp_path, processes, fault, line):

@@ -141,7 +141,7 @@ def said(series, stopped, folder):
     # A host with two processes, and one with one.
     jobs["uneven"] = {
         "measure": ["measure", "digits", "--hidden", "64,64", "--out", folder / "here.json"],
-        "train": [*describe("data-parallel, masked"), "--out", folder / "uneven"],
+        "train": [word for word in describe("data-parallel, masked") if word != "-q"] + ["--out", folder / "uneven"],
     }
     for name, words in jobs["uneven"].items():
         jobs["uneven"][name] = UNEVEN.format(words=[*map(str, words), "--set", "train.group_size=0"])
@@ -356,7 +356,8 @@ def test_loops_of_members_have_the_weights_of_ranks_after_each_step(said):
     assert first != second and of_groups == [*first, *first, *second, *second]
 
 
-def test_hosts_may_have_unequal_groups(runs):
+def test_hosts_may_have_unequal_groups(said, runs):
+    assert "in replica groups of 2, 1 processes" in said["uneven"]["train"].stdout
     for found, expected in zip(lines(runs / "uneven"), lines(runs / "ranks" / "data-parallel, masked"), strict=True):
         scores = {name: value for name, value in expected.items() if name.endswith(KINDS_OF_SCORES)}
         assert {name: found[name] for name in scores} == pytest.approx(scores, rel=1e-6)
