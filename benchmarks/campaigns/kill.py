@@ -75,6 +75,7 @@ class Case:
     ranks: int
     folder: Path
     kills: Counter = field(default_factory=Counter)
+    killed: list = field(default_factory=list)  # the processes of each kill, of which some lead replica groups
     rounds: int = 0
     findings: list[str] = field(default_factory=list)
     private: bool = False
@@ -207,7 +208,8 @@ def kill_once(case: Case, chance: random.Random, moment: str, start_takes: float
                 wait_until(lambda: being_written(out), job)
             else:
                 time.sleep(chance.random() * 0.1)
-        for rank in chance.choice([ranks, *([rank] for rank in ranks)]):
+        case.killed.append([*map(ranks.index, chance.choice([ranks, *([rank] for rank in ranks)]))])
+        for rank in [ranks[place] for place in case.killed[-1]]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, signal.SIGKILL)
         code = job.end(SECONDS_TO_END)
@@ -382,6 +384,7 @@ def tell(cases: list[Case], options: argparse.Namespace) -> None:
         row = {"method": name, "runs": len(its), "kills": kills.total()}
         row |= {moment: kills[moment] for moment in MOMENTS}
         rows.append(row | {"rounds": sum(case.rounds for case in its), "findings": sum(len(c.findings) for c in its)})
+    kept = "kills", "killed", "findings"
     report(
         name_results(options),
         f"Kills of runs with {options.ranks} processes, and what came of them",
@@ -390,5 +393,5 @@ def tell(cases: list[Case], options: argparse.Namespace) -> None:
         "and its calibration are, bit for bit, those of an uninterrupted run. Writers of checkpoints: "
         f"{counted_writers(cases)}. {libraries()}.",
         folder=options.results,
-        facts={"cases": [{**case.settings, "kills": case.kills, "findings": case.findings} for case in cases]},
+        facts={"cases": [case.settings | {name: vars(case)[name] for name in kept} for case in cases]},
     )
