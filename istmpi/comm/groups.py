@@ -77,8 +77,8 @@ def name_processes(groups: Sequence[Sequence[int]]) -> dict[int, str]:
     """Return what messages call each process: its number in the job, and its place in a group."""
     names = {}
     for rank, group in enumerate(groups):
-        for member, process in enumerate(group):
-            place = f"member {member}" if member else "leader"
+        places = ["leader", *(f"member {member}" for member in range(1, len(group)))]
+        for process, place in zip(group, places, strict=True):
             names[process] = f"process {process} ({place} of rank {rank})"
     return names
 
