@@ -49,7 +49,10 @@ def _find_parts(places: Sequence[Path]) -> tuple[dict[int, Path], int, int]:
             key = (header.round, header.ranks, int(checkpoint.file.attrs[CHECKSUM]))
         saves.setdefault(key, {}).setdefault(part, path)
     if not saves:
-        raise DataError(f"{list_first(places)}: no parts of a checkpoint are there.")
+        raise DataError(
+            f"{list_first(places)}: no parts of a checkpoint are there. Their folder must keep its "
+            "name, such as round-00000010."
+        )
     problems = []
     for key in sorted(saves, reverse=True):
         round, ranks, _ = key

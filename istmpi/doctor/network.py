@@ -9,19 +9,22 @@ from pathlib import Path
 from istmpi.comm import Communicator
 from istmpi.comm.loopback import INTERFACES, LOOPBACK
 from istmpi.doctor.finding import Finding, green, red, yellow
+from istmpi.units import list_first
 
 _INFINIBAND = Path("/sys/class/infiniband")
 _SIOCGIFADDR = 0x8915  # Linux: the request for an interface's address
+EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
 CHOICES = (
     "OMPI_MCA_btl_tcp_if_include",
-    "OMPI_MCA_btl_tcp_if_exclude",
+    EXCLUDE,
     "FI_TCP_IFACE",
     INTERFACES,
 )
 
 
 def check_interfaces(communicator: Communicator) -> list[Finding]:
-    """Return the finding on interfaces: yellow if MPI might choose a wrong one. Collective."""
+    """Return the finding on interfaces: yellow if MPI might choose a wrong one, red if a host lacks
+    the chosen one. Collective."""
     interfaces = []
     for _, name in socket.if_nameindex():
         address = _address(name)
@@ -41,25 +44,54 @@ def judge_interfaces(
 
     ``chosen``: the environment variables that choose an interface.
     """
-    # The first host stands for all: clusters have like hosts.
+    # Clusters have like hosts, so the first one is described.
     interfaces, fast = next(iter(by_host.values()))
     fact = ", ".join(interfaces) or "loopback only"
     if fast:
         fact += f"; InfiniBand or similar: {', '.join(fast)}"
     # istmpi itself chooses the loopback for ranks of one host.
     ours = len(by_host) == 1 and chosen == {INTERFACES: LOOPBACK}
+    cure = (
+        f"bin/istmpi-run --interface NAME sets {', '.join(CHOICES[::2])}; "
+        "NAME is the interface between the hosts."
+    )
     if chosen and not ours:
         choices = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        lacking = _find_lacking(by_host, chosen)
+        if lacking:
+            return red("network", f"{lacking}, but {choices}; {fact}", cure)
         return green("network", f"{fact}; chosen by {choices}")
     if len(by_host) == 1:
         return green("network", f"{fact}; all ranks are on one host")
-    if len(interfaces) > 1 and not fast:
-        cure = (
-            f"bin/istmpi-run --interface NAME sets {', '.join(CHOICES[::2])}; "
-            "NAME is the interface between the hosts."
-        )
-        return yellow("network", f"{fact}; MPI may choose a slow or unconnected interface", cure)
+    for host, (several, fast_here) in by_host.items():
+        if len(several) > 1 and not fast_here:
+            fact = f"{host}: {', '.join(several)}; MPI may choose a slow or unconnected interface"
+            return yellow("network", fact, cure)
     return green("network", fact)
+
+
+def _find_lacking(by_host: dict[str, tuple[list[str], list[str]]], chosen: dict[str, str]) -> str:
+    """Return which hosts lack a chosen interface, in words; empty if none does."""
+    for name in _read_names(chosen):
+        hosts = []
+        for host, (interfaces, fast) in by_host.items():
+            if name not in [*fast, *(interface.split()[0] for interface in interfaces)]:
+                hosts.append(host)
+        if hosts:
+            return f"{name} is not on {list_first(hosts)}"
+    return ""
+
+
+def _read_names(chosen: dict[str, str]) -> list[str]:
+    """Return the names of interfaces and devices that variables choose."""
+    names = []
+    for variable, value in chosen.items():
+        if variable == EXCLUDE or value.startswith("^"):
+            continue
+        # UCX adds a device's port to its name.
+        names += [name.split(":")[0] for name in value.split(",")]
+    # Networks, as 10.0.0.0/24, and UCX's word for all devices are no names.
+    return [name for name in names if "/" not in name and name not in ("all", LOOPBACK)]
 
 
 def describe_ring(silent: list[tuple[int, int]]) -> Finding:

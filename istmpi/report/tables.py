@@ -73,8 +73,8 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
         console.print(_describe_group(figures["ranks"], figures["group"]))
     if "evaluations" in figures:
         console.print(_describe_evaluations(figures["evaluations"]))
-    if figures.get("saving", {}).get("sent") is not None:
-        console.print(f"saving: {_describe_sent(figures['saving'])}")
+    if "saving" in figures:
+        console.print(f"saving: {_describe_saving(figures['saving'])}")
     if "seconds" in figures:
         console.print(_describe_seconds(figures["seconds"]))
     steps = sum(phase["rounds"] * phase["local_steps"] for phase in phases)
@@ -107,6 +107,12 @@ def _describe_evaluations(evaluations: Mapping[str, Any]) -> str:
     if evaluations["sent"] is None:
         return times
     return f"{times}: {_describe_sent(evaluations)}"
+
+
+def _describe_saving(planned: Mapping[str, Any]) -> str:
+    if planned["sent"] is None:
+        return f"not predicted ({planned['unknown']})"
+    return f"{_describe_sent(planned)}; about {size(planned['rows'])} more if hosts share no folder"
 
 
 def _describe_sent(planned: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ and its data. Without torch."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from istmpi.checkpoint.writers import NAME_BYTES
 from istmpi.comm.objects import SLOT
@@ -12,6 +13,7 @@ from istmpi.config.methods import find_method_spec
 from istmpi.cost.moments import moments_bytes
 from istmpi.cost.one_round import flushed_bytes, published_bytes
 from istmpi.data.dataset import Dataset
+from istmpi.engine.layout import cut
 from istmpi.evaluation.planning import choose_form, choose_interval, count_calibration_bytes
 from istmpi.network.architecture import Architecture
 
@@ -34,6 +36,11 @@ class PlannedSaves:
     """The most; None if they are not known before the run."""
     least: int | None = None
     """The fewest, which differ from the most if scores decide whether moments of subnets travel."""
+    rows: int | None = None
+    """The bytes of other ranks' rows in the network's file, which also travel to rank 0 if hosts
+    share no folder; None if ``sent`` is."""
+    unknown: str = ""
+    """Why the bytes are not known, in words; empty if they are."""
 
 
 def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) -> PlannedSaves:
@@ -43,12 +50,9 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     They are not known if weights travel for a classifier's temperature, or rows, or if the number
     of saves or of datasets is not known before the run.
     """
-    writer = run.checkpoint.writer
-    of_rows = writer not in ("auto", "direct")
-    if of_rows or run.checkpoint.best or run.train.max_minutes or run.train.patience:
-        return PlannedSaves()
-    if run.data.differs or run.train.resolution or data.network is not None:
-        return PlannedSaves()
+    unknown = _find_unknown(run, data)
+    if unknown:
+        return PlannedSaves(unknown=unknown)
     checkpoints: range | list[int] = []
     if run.checkpoint.every:
         checkpoints = range(run.checkpoint.every, run.train.rounds, run.checkpoint.every)
@@ -58,8 +62,10 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     datasets = _count_datasets(run, architecture)
     moments = _count_moments_bytes(run, architecture, ranks)
     to_owners = _count_bytes_to_owners(run, architecture, ranks, [*checkpoints], unevaluated)
-    if calibration is None or datasets is None or moments is None or to_owners is None:
-        return PlannedSaves()
+    if calibration is None:
+        return PlannedSaves(unknown="weights or labels travel for the temperature of the classes")
+    if datasets is None or moments is None or to_owners is None:
+        return PlannedSaves(unknown="each rank saves its own values")
     agreed = len(checkpoints) * (ranks - 1) * ranks * SLOT
     least = calibration + to_owners + agreed
     least += (1 + len(checkpoints)) * count_save_bytes(datasets, ranks)
@@ -68,7 +74,35 @@ def plan_saves(run: Run, architecture: Architecture, data: Dataset, ranks: int) 
     # The full network may have the better score each time, and rank 0 has its moments.
     if choose_form(run) != "best":
         least = sent
-    return PlannedSaves(sent=sent, least=least)
+    rows = _count_rows_of_others(run, architecture, ranks)
+    return PlannedSaves(sent=sent, least=least, rows=rows)
+
+
+def _find_unknown(run: Run, data: Dataset) -> str:
+    """Return the setting that makes the bytes of saves unknown before the run; empty if none
+    does."""
+    writer = run.checkpoint.writer
+    if writer not in ("auto", "direct"):
+        return f"checkpoint.writer = {writer}"
+    reasons = {
+        "checkpoint.best": run.checkpoint.best,
+        "train.max_minutes": run.train.max_minutes,
+        "train.patience": run.train.patience,
+        "train.resolution": run.train.resolution,
+        "each rank has its own data": run.data.differs,
+        "a program has the loop": data.network is not None,
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+def _count_rows_of_others(run: Run, architecture: Architecture, ranks: int) -> int:
+    """Return the bytes of all tensors that owners store, without those of rank 0."""
+    total = 0
+    for parameter in architecture.parameters.values():
+        rows, *columns = parameter.pattern.shape(architecture.lengths)
+        others = rows - len(cut(rows, ranks, 0))
+        total += others * prod(columns) * parameter.itemsize
+    return total * (1 + len(find_method_spec(run.method.name).slots(run)))
 
 
 def _count_moments_bytes(run: Run, architecture: Architecture, ranks: int) -> int | None:

@@ -12,9 +12,7 @@ from own_data import FILE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAGE = re.search(
-    r"```python\n(# mine.py: mpirun -n 4 istmpi (.*?)\n.*?)```",
-    (EXAMPLES.parent / "docs" / "data.md").read_text(),
-    re.DOTALL,
+    r"(?s)```python\n(# mine.py: mpirun -n 4 istmpi (.*?)\n.*?)```", (EXAMPLES / "../docs/data.md").read_text()
 )
 MODEL = ("--model", f"{FILE}:Two")
 RUN = ("train", "--data", f"{FILE}:pairs", *MODEL, "--local-steps", "4", "--batch", "16", "--lr", "0.3")

@@ -118,6 +118,8 @@ def test_other_ranks_get_the_rows_that_they_need_and_no_others(comm, shared_tmp,
         assert_same_datasets(gathered, whole_file)
 
     on_root(comm, gather_all)
+    with pytest.raises(DataError, match="no parts .* Their folder must keep its name, such as round-00000010."):
+        gather([shared_tmp], shared_tmp / "none.h5")
 
 
 def assert_same_datasets(one, other):

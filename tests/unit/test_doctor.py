@@ -88,6 +88,11 @@ ETH, OTHER, BRIDGE = "eth0 (10.0.0.1)", "eth0 (10.0.0.2)", "docker0 (172.17.0.1)
         ({"a": ([ETH], [])}, {"UCX_NET_DEVICES": "lo"}, "green", "eth0 (10.0.0.1); all ranks are on one host"),
         ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {}, "yellow", "MPI may choose a slow or unconnected"),
         ({"a": ([ETH, BRIDGE], []), "b": ([OTHER], [])}, {"FI_TCP_IFACE": "eth0"}, "green", "by FI_TCP_IFACE=eth0"),
+        ({"a": ([ETH], []), "b": ([OTHER, BRIDGE], [])}, {}, "yellow", "b: eth0 (10.0.0.2), docker0 (172.17.0.1)"),
+        ({"a": ([ETH], []), "b": ([OTHER, BRIDGE], [])}, {"FI_TCP_IFACE": "docker0"}, "red", "docker0 is not on a"),
+        ({"a": ([ETH], []), "b": ([OTHER], [])}, {"UCX_NET_DEVICES": "wg0"}, "red", "wg0 is not on a, b"),
+        ({"a": ([ETH], []), "b": ([OTHER], [])}, {"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/24"}, "green", "0.0/24"),
+        ({"a": ([ETH], ["mlx5_0"]), "b": ([OTHER], ["mlx5_0"])}, {"UCX_NET_DEVICES": "mlx5_0:1,eth0"}, "green", "_0:1"),
         ({"a": ([ETH, "ib0 (10.1.0.1)"], ["mlx5_0"]), "b": ([OTHER], [])}, {}, "green", "mlx5_0"),
     ],
 )  # fmt: skip
