@@ -278,11 +278,7 @@ def test_a_method_of_the_command_line_drops_what_only_the_file_s_method_reads(tm
 
 def test_a_rank_that_a_launcher_terminates_while_it_leaves_keeps_its_exit_code():
     """srun and mpirun do so when another rank has left; with 143 a job script would queue the job again."""
-    program = (
-        "import atexit, os, signal; from istmpi.cli.main import main\n"
-        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
-        "main()"
-    )
+    program = "import atexit, os; from istmpi.cli.main import main; atexit.register(os.kill, os.getpid(), 15); main()"
     done = subprocess.run([sys.executable, "-c", program, "train", "nowhere.toml"], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
 
