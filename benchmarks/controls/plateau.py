@@ -51,7 +51,8 @@ METHODS: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(["narrow, local SGD", "narrow, J = 80, local SGD"], {"method.name": "local-sgd"}),
     **dict.fromkeys(["narrow, SparseLoCo", "narrow, J = 80, SparseLoCo"], {"method.name": "sparse-loco"}),
     **dict.fromkeys(["joint", "joint, J = 1", "joint, J = 60"], {"method.name": "joint"}),
-    **dict.fromkeys(["joint, int8", "joint, J = 1, int8"], SHORT_OUTPUTS),
+    # Ranks of joint see the same batches: eight have seen as many examples with eight times the batch.
+    **dict.fromkeys(["joint, int8", "joint, J = 1, int8", "joint, 8 x the batch, int8"], SHORT_OUTPUTS),
     **{f"joint, {passes} passes, int8": SHORT_OUTPUTS | {"method.passes": passes} for passes in (2, 4)},
     "whole, local SGD": {"method.name": "local-sgd"},
     "whole, SparseLoCo": {"method.name": "sparse-loco"},
@@ -173,7 +174,7 @@ class Cell:
                 "method.local_steps": row.steps // row.rounds or 1,
                 "optimizer.lr": self.rate,
                 "optimizer.schedule": "cosine",
-                "train.batch": task.batch,
+                "train.batch": task.batch * (8 if "8 x the batch" in row.method else 1),
                 "train.rounds": row.rounds,
                 "train.patience": EVALUATIONS,
                 "train.seed": self.seed,
