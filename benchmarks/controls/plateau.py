@@ -1,7 +1,6 @@
 """IST and narrow networks in long runs, each at the best learning rate inside its grid.
 
     python -m benchmarks.controls.plateau --cells FOLDER --task reuters             # resumes; all its widths and ranks
-    python -m benchmarks.controls.plateau --cells FOLDER --task cifar --seeds 1     # the first seed of everything
     python -m benchmarks.controls.plateau --cells FOLDER --report                   # only the tables
 
 A row is a method at a number of ranks and at a width a rank. The rates are 3 times apart; more are tried until the
