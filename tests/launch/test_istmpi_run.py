@@ -1,6 +1,7 @@
 """bin/istmpi-run: what it copies nobody can plant, exit codes are the same for any MPI, lost hosts are replaced."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -219,10 +220,10 @@ ANY_LAUNCHER = """case $* in
     "hostlist "*) echo a b; exit ;;
     --mpi=list) echo pmi2; exit ;;
 esac
-echo "$(basename "$0") $*" >>started
+echo "${0##*/} $*" >>started; echo $OMP_NUM_THREADS $UCX_NET_DEVICES $FI_TCP_IFACE $OMPI_MCA_btl_tcp_if_include >vars
 case $* in
     *--mpi=pmi2*) exit 1 ;;
-    *=4*--meet*) echo "4 ranks meet: all" ;;
+    *=4*--meet* | *"-n 4"*--meet*) echo "4 ranks meet: all" ;;
     *--meet*) echo "2 ranks meet: all" ;;
 esac"""
 """Stands in for srun, flux and mpiexec: it notes its words, and only ranks of --mpi=pmi2 do not meet."""
@@ -239,9 +240,9 @@ JSRUN = "jsrun -n {ranks} -r {ranks-per-host} -c {cores} {hosts}"
         (["--sockets", "2"], SLURM, "srun --ntasks-per-socket=1 --cpu-bind=sockets --nodes=2 --ntasks=4 "),
         (["--sockets", "2", "--launcher", "mpirun"], {"SAYS": "HYDRA"}, "mpirun -n 2 -ppn 2 -bind-to socket work"),
         (
-            ["--sockets", "2", "--launcher", "mpirun"],
+            ["--sockets", "2", "--launcher", "mpirun", "--hosts", "hosts", "--interface", "lo"],
             {"SAYS": "mpirun (Open MPI) 4.1.4"},
-            "mpirun -n 2 --map-by ppr:1:socket --bind-to socket work",
+            r"mpirun -n 4 --hostfile \S+ (-x \w+ ){2}-x UCX_NET_DEVICES --map-by ppr:1:socket --bind-to socket work",
         ),
         (["--launcher", "cray_shasta"], SLURM, "srun --mpi=cray_shasta --nodes=2"),
         (
@@ -249,18 +250,17 @@ JSRUN = "jsrun -n {ranks} -r {ranks-per-host} -c {cores} {hosts}"
             {"FLUX_URI": "x"},
             "flux run --nodes=2 --ntasks=4 --cores-per-task=3 work",
         ),
-        (["--launcher", "pals", "--hosts", "hosts"], {}, "mpiexec -n 2 --ppn 1 --depth "),
+        (["--launcher", "pals", "--hosts", "hosts", "--interface", "lo"], {}, "mpiexec -n 2 --ppn 1 --depth "),
         (["--launcher", JSRUN, "--hosts", "hosts", "--threads", "5"], {}, "jsrun -n 2 -r 1 -c 5 a,b work"),
     ],
 )
 def test_launchers_of_other_machines_get_their_words(tmp_path, words, environment, started):
-    """Stand-ins check the words alone: none of these launchers ran on a machine of its own."""
+    """Stand-ins check the words and variables alone: none of these launchers ran on a machine of its own."""
     (tmp_path / "hosts").write_text("a\nb\n")
     programs = dict.fromkeys(("srun", "flux", "mpiexec", "jsrun", "mpirun"), ANY_LAUNCHER)
     path = stand_ins(tmp_path, scontrol="printf 'a\\nb\\n'", **programs)
-    command = [ROOT / "bin/istmpi-run", *words, "work"]
     done = subprocess.run(
-        list(map(str, command)),
+        list(map(str, [ROOT / "bin/istmpi-run", *words, "work"])),
         env={**os.environ, "PATH": path, "SLURM_JOB_ID": JOB, **environment},
         cwd=tmp_path,
         capture_output=True,
@@ -269,10 +269,12 @@ def test_launchers_of_other_machines_get_their_words(tmp_path, words, environmen
     )
     assert done.returncode == 0, done
     lines = (tmp_path / "started").read_text().splitlines()
-    assert lines[-1].startswith(started) and lines[-1].endswith(" work"), lines
-    assert "istmpi doctor --meet" in lines[-2] and lines[-2].startswith(started.removesuffix("work")), lines
-    warned = "--sockets 2 with --launcher flux does not bind to sockets; give the binding yourself." in done.stderr
-    assert warned == ("flux" in started)
+    assert re.match(started, lines[-1]) and lines[-1].endswith(" work"), lines
+    assert "istmpi doctor --meet" in lines[-2] and re.match(started.removesuffix("work"), lines[-2]), lines
+    threads, *interfaces = (tmp_path / "vars").read_text().split()
+    assert interfaces == ["lo"] * 3 * ("lo" in words)
+    assert threads == dict(zip(words[::2], words[1::2], strict=True)).get("--threads", threads)
+    assert ("--sockets 2 with --launcher flux does not bind to sockets; give" in done.stderr) == ("flux" in started)
     assert ("do not meet" in done.stderr) == ("SLURM_JOB_NODELIST" in environment and "--launcher" not in words)
 
 
