@@ -73,7 +73,12 @@ class HangWatch:
         if _may_call_rolls(communicator, patience):
             mailbox = ThreadMailbox(communicator.duplicate().mpi)
             self._roll_call = RollCall(
-                self._job, members, communicator.rank, self._where, mailbox, self._closing
+                job=self._job,
+                members=members,
+                rank=communicator.rank,
+                where=self._where,
+                mailbox=mailbox,
+                closing=self._closing,
             )
         self._thread = threading.Thread(target=self._serve, name="roll-call", daemon=True)
         if self._roll_call or self._launcher.there:

@@ -78,7 +78,7 @@ def evaluate(
         moments = _read_moments(checkpoint, calibrate)
         values_of = read_own(checkpoint)
     device = _choose_device(run, communicator)
-    evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device)
+    evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device=device)
     _arrange(evaluator, header, network, values_of, moments)
     with _refuse_divergence(f"{path}: ", f"on the {split} split of {source}"):
         score = evaluator.measure(split, details=True)

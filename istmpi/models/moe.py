@@ -69,7 +69,9 @@ class MoE(Transformer):
             dropout=dropout,
         )
         for number, layer in enumerate(self.layers):
-            layer.feed_forward = Experts(embed, of_layer(experts, number), hidden, top, balance, z)
+            layer.feed_forward = Experts(
+                embed, of_layer(experts, number), hidden=hidden, top=top, balance=balance, z=z
+            )
 
 
 def _require_experts(experts: tuple[int, ...], top: int) -> None:

@@ -30,7 +30,13 @@ def choose_optimizer(settings: OptimizerSettings) -> OptimizerSpec:
         state = settings.state or ()
         slots = tuple(name for name in state if name != "step")
         # The operations are an estimate: the step, and a moving average for each slot.
-        return OptimizerSpec(PROGRAM, slots, "step" in state, 2 + 4 * len(slots), _refuse)
+        return OptimizerSpec(
+            name=PROGRAM,
+            slots=slots,
+            counts_steps="step" in state,
+            flops=2 + 4 * len(slots),
+            make=_refuse,
+        )
     if settings.name == "sgd":
         return _choose_sgd(settings)
     if settings.name in OPTIMIZERS:
@@ -79,7 +85,13 @@ def _choose_ours(
         kind = getattr(local, OPTIMIZERS[settings.name])
         return kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay, **arguments)
 
-    return OptimizerSpec(settings.name, slots, settings.name != "sgd", flops, make)
+    return OptimizerSpec(
+        name=settings.name,
+        slots=slots,
+        counts_steps=settings.name != "sgd",
+        flops=flops,
+        make=make,
+    )
 
 
 def _refuse(parameters: object) -> "torch.optim.Optimizer":

@@ -29,14 +29,23 @@ def probe(name: str, make: Make) -> OptimizerSpec:
     # An estimate: the step, and a moving average for each slot.
     flops = 2 + 4 * len(slots)
     if slots or counts_steps:
-        kept = OptimizerSpec(name, slots, counts_steps, flops, make)
+        kept = OptimizerSpec(
+            name=name, slots=slots, counts_steps=counts_steps, flops=flops, make=make
+        )
         if trial.needs_nothing_else(kept):
             problem = ""
         elif not problem:
             problem = "it does not start at zero, or it has more values"
     if problem:
         slots = ()
-    return OptimizerSpec(name, slots, counts_steps, flops, make, problem)
+    return OptimizerSpec(
+        name=name,
+        slots=slots,
+        counts_steps=counts_steps,
+        flops=flops,
+        make=make,
+        problem=problem,
+    )
 
 
 class _Trial:

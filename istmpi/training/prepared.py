@@ -181,11 +181,11 @@ class Prepared(Setup):
         if self.group:
             helpers = Helpers(self.group, self.size.side, self.device)
         self.evaluator = Evaluator(
-            self.run,
-            self.architecture,
-            self.dataset,
-            self.store,
-            self.communicator,
+            run=self.run,
+            architecture=self.architecture,
+            dataset=self.dataset,
+            store=self.store,
+            communicator=self.communicator,
             device=self.device,
             helpers=helpers,
         )

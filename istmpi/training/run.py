@@ -69,10 +69,9 @@ def run_training(
             return None
         communicator = membership.communicator
     begin = partial(_begin_training, run, communicator, membership)
-    opening = open_run(
-        run, communicator, begin, watch, resume, deadline, signals, stop, membership, hang_watch
-    )
-    with opening as (training, _, record):
+    opening = partial(open_run, run, communicator, begin=begin, watch=watch, resume=resume)
+    stoppable = partial(opening, deadline=deadline, signals=signals, stop=stop)
+    with stoppable(membership=membership, hang_watch=hang_watch) as (training, _, record):
         if record is None:
             return None
         for progress in training.rounds():
@@ -163,7 +162,9 @@ def _open_record(
     lock = keeper.make(start, trained)
     if not keeper.place.shared:
         training.stop.look_here()
-    record = RunRecord(training, folder, watch, lock, hang_watch, trained, keeper.place)
+    record = RunRecord(
+        training, folder, watch, lock, hang_watch, trained=trained, place=keeper.place
+    )
     record.begin(start, notes, lines, at_the_end)
     try:
         yield training, folder, record

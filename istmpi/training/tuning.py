@@ -350,9 +350,8 @@ class TunedComparison(Comparison):
 
     def _train_to(self, run: Run, watch: Watch, rounds: int, seconds: float) -> None:
         begin = partial(Training, run, self._communicator)
-        with open_run(
-            run, self._communicator, begin, watch, "auto", None, False, self._stop
-        ) as opened:
+        opening = partial(open_run, run, self._communicator, begin=begin, watch=watch)
+        with opening(resume="auto", deadline=None, signals=False, stop=self._stop) as opened:
             training, _, record = opened
             assert record is not None, "a trial saves no network that would end its run"
             for progress in training.rounds():

@@ -103,7 +103,7 @@ def command(
         resolved = resolve(run, assignments, parameters, REFUSED, read_as)
         scores = as_targets(targets)
         stop_at, loggers = open_watches(communicator, stop_before_walltime, log)
-    request = Request(resolved, names, repeats, grid, scores, stop_at)
+    request = Request(resolved, names, repeats=repeats, grid=grid, targets=scores, stop_at=stop_at)
     return _compare(request, loggers, shown, communicator)
 
 
