@@ -69,7 +69,8 @@ def weigh_labels(targets: Labels, loss: str) -> tuple[torch.Tensor, torch.Tensor
 
 
 def compute_totals(logits: torch.Tensor, loss: str) -> torch.Tensor:
-    """Return the total of each example, ``[b]``, over the labels of ``logits``, ``[b, n]``."""
+    """Return the total of each example, ``[b]``, over the labels of ``logits``, ``[b, n]``: its
+    log-sum-exp (softmax), or its sum of softplus (binary)."""
     from torch.nn import functional
 
     if loss == "softmax":

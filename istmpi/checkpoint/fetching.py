@@ -48,32 +48,33 @@ class Layout:
 
     size: int
     extents: Mapping[str, Extent]
-    structure: Sequence[tuple[int, bytes]]
-    """Places in the file, and the bytes from there on."""
+    between: Sequence[tuple[int, bytes]]
+    """The bytes before, between and after the rows of datasets, each with its place in the
+    file."""
 
     @staticmethod
     def from_file(path: Path) -> "Layout":
         with h5py.File(path, "r", locking=LOCKING) as file:
             extents = {name: _measure(file, name) for name in datasets(file)}
         size = path.stat().st_size
-        structure = []
+        between = []
         end = 0
         with path.open("rb") as content:
             for extent in sorted(extents.values(), key=lambda extent: extent.offset):
                 if not extent.nbytes:
                     continue
                 content.seek(end)
-                structure.append((end, content.read(extent.offset - end)))
+                between.append((end, content.read(extent.offset - end)))
                 end = extent.offset + extent.nbytes
             content.seek(end)
-            structure.append((end, content.read()))
-        return Layout(size=size, extents=extents, structure=structure)
+            between.append((end, content.read()))
+        return Layout(size=size, extents=extents, between=between)
 
     def begin(self, path: Path) -> None:
         """Create a file whose rows are all holes. Raises OSError."""
         with path.open("xb") as file:
             file.truncate(self.size)
-            for offset, content in self.structure:
+            for offset, content in self.between:
                 file.seek(offset)
                 file.write(content)
 

@@ -256,7 +256,7 @@ def _pair(
     }
     candidates = {}
     for name in shapes:
-        source = names.get(name, names.get(plain_name(network, name)))
+        source = names.get(name, names.get(name_in_exports(network, name)))
         if source is not None:
             candidates[name] = source
     return shapes, candidates
@@ -286,9 +286,9 @@ def settable_shapes(network: Architecture) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def plain_name(network: Architecture, name: str) -> str:
-    """Return a parameter's name in exported files: an mlp's ``stage.linear.weight`` is
-    ``stage.weight`` there."""
+def name_in_exports(network: Architecture, name: str) -> str:
+    """Return a parameter's name in exported files: of an mlp, ``hidden1.linear.weight`` is
+    ``hidden1.weight`` there, and ``hidden1.norm.weight`` is ``hidden1_norm.weight``."""
     if not network.stages:
         return name
     stage, key, kind = name.split(".")
@@ -342,7 +342,7 @@ def _remove_prefixes(names: Mapping[str, str], network: Architecture) -> dict[st
     wrapper.
     """
     own_names = list(settable_shapes(network))
-    expected = {*own_names, *(plain_name(network, name) for name in own_names)}
+    expected = {*own_names, *(name_in_exports(network, name) for name in own_names)}
     plain = dict(names)
     while plain and expected.isdisjoint(plain):
         # The first name's prefix is the only candidate, because all names must share it.

@@ -25,41 +25,41 @@ def complete_setting(setting: str) -> Complete:
 
 
 def _complete_setting(
-    setting: str, context: Context, parameter: Parameter, begun: str
+    setting: str, context: Context, parameter: Parameter, typed: str
 ) -> list[CompletionItem]:
     words = list_choices(type_of(setting))
     if setting == "data.source":
         words = ("digits",)
-    offered = _offer(words, begun)
+    offered = _offer(words, typed)
     if setting in _OF_FILES:
         return [_FILE, *offered]
     return offered
 
 
-def complete_methods(context: Context, parameter: Parameter, begun: str) -> list[CompletionItem]:
+def complete_methods(context: Context, parameter: Parameter, typed: str) -> list[CompletionItem]:
     """Offer methods, also behind a comma."""
-    before, comma, last = begun.rpartition(",")
+    before, comma, last = typed.rpartition(",")
     chosen = before.split(",")
     words = []
     for name in (*METHODS, NARROW):
         if name.startswith(last) and name not in chosen:
             words.append(f"{before}{comma}{name}")
-    return _offer(words, begun)
+    return _offer(words, typed)
 
 
-def complete_names(context: Context, parameter: Parameter, begun: str) -> list[CompletionItem]:
+def complete_names(context: Context, parameter: Parameter, typed: str) -> list[CompletionItem]:
     """Offer the names of settings with an equals sign."""
-    return _offer(dict.fromkeys(f"{setting.name}=" for setting in every_setting()), begun)
+    return _offer(dict.fromkeys(f"{setting.name}=" for setting in every_setting()), typed)
 
 
-def complete_run(context: Context, parameter: Parameter, begun: str) -> list[CompletionItem]:
+def complete_run(context: Context, parameter: Parameter, typed: str) -> list[CompletionItem]:
     """Offer the built-in runs, the folders of runs, and files."""
-    return [_FILE, *_offer([*shipped(), *_list_folders(SETTINGS)], begun)]
+    return [_FILE, *_offer([*shipped(), *_list_folders(SETTINGS)], typed)]
 
 
-def complete_folder(context: Context, parameter: Parameter, begun: str) -> list[CompletionItem]:
+def complete_folder(context: Context, parameter: Parameter, typed: str) -> list[CompletionItem]:
     """Offer the folders of runs and comparisons, and files."""
-    return [_FILE, *_offer(_list_folders(SETTINGS, COMPARISON), begun)]
+    return [_FILE, *_offer(_list_folders(SETTINGS, COMPARISON), typed)]
 
 
 def _list_folders(*records: str) -> list[str]:
@@ -74,5 +74,5 @@ def _list_folders(*records: str) -> list[str]:
     return folders
 
 
-def _offer(words: Iterable[str], begun: str) -> list[CompletionItem]:
-    return [CompletionItem(word) for word in words if word.startswith(begun)]
+def _offer(words: Iterable[str], typed: str) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in words if word.startswith(typed)]

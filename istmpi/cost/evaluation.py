@@ -114,12 +114,12 @@ def evaluation_plan(
     totals = 8 * numbers
     if spread:
         totals = RANKED
-    missing = {name: nbytes for name, nbytes in sizes.items() if name not in present}
+    missing_bytes = {name: nbytes for name, nbytes in sizes.items() if name not in present}
     fits = ranks > 1 and not local and whole <= room
-    if on_one and fits and _is_quick_on_one(architecture, passes, missing):
-        return _plan_on_one(architecture, ranks, missing, whole, totals)
+    if on_one and fits and _pays_on_one(architecture, passes, missing_bytes):
+        return _plan_on_one(architecture, ranks, missing_bytes, whole, totals)
     return _plan_on_all(
-        architecture, ranks, room, passes, sizes, missing, totals, local=local, spread=spread
+        architecture, ranks, room, passes, sizes, missing_bytes, totals, local=local, spread=spread
     )
 
 
@@ -129,24 +129,25 @@ def _plan_on_all(
     room: Amount,
     passes: Sequence[int],
     sizes: dict[str, int],
-    missing: dict[str, int],
+    missing_bytes: dict[str, int],
     totals: int,
     local: bool,
     spread: bool,
 ) -> EvaluationPlan:
     """Plan an evaluation in which all ranks gather weights or compute outputs.
 
-    ``sizes``: bytes of each parameter; ``missing``: of those that some ranks lack. ``totals``:
-    bytes of a score's sums.
+    ``sizes``: bytes of each parameter; ``missing_bytes``: of the weights that some ranks lack.
+    ``totals``: bytes of a score's sums.
     """
     choices: list[Weights] = []
     if ranks > 1:
-        choices += _choices(architecture, ranks, passes, sizes, spread, missing)
+        choices += _choices(architecture, ranks, passes, sizes, spread, missing_bytes)
     excess = sum(sizes.values()) - room
     chosen = _choose_sharded(architecture, ranks, passes, choices, excess, local)
     sharded = frozenset(name for weights in chosen for name in weights.names)
     gathered = sum(nbytes for name, nbytes in sizes.items() if name not in sharded)
-    sent = (ranks - 1) * sum(nbytes for name, nbytes in missing.items() if name not in sharded)
+    gathered_missing = [size for name, size in missing_bytes.items() if name not in sharded]
+    sent = (ranks - 1) * sum(gathered_missing)
     if sharded and not local:
         sent += sum(weights.sharded for weights in choices if sharded.issuperset(weights.names))
     elif not local:
@@ -182,13 +183,13 @@ def _list_sizes(architecture: Architecture) -> dict[str, int]:
     }
 
 
-def _is_quick_on_one(
-    architecture: Architecture, passes: Sequence[int], missing: dict[str, int]
+def _pays_on_one(
+    architecture: Architecture, passes: Sequence[int], missing_bytes: dict[str, int]
 ) -> bool:
     """Return True if a single rank saves messages and takes little time for the products of all
-    passes."""
+    passes. ``missing_bytes``: of the weights that some ranks lack."""
     # Moments of a batch over all ranks take three messages for each normalisation.
-    if not missing and not architecture.batch_norms:
+    if not missing_bytes and not architecture.batch_norms:
         return False
     return _count_products(architecture, passes) <= FLOPS_OF_ONE
 
@@ -205,13 +206,13 @@ def _count_products(
 
 
 def _plan_on_one(
-    architecture: Architecture, ranks: int, missing: dict[str, int], whole: int, totals: int
+    architecture: Architecture, ranks: int, missing_bytes: dict[str, int], whole: int, totals: int
 ) -> EvaluationPlan:
-    """Plan an evaluation for which rank 0 alone gathers the ``missing`` weights."""
+    """Plan an evaluation for which rank 0 alone gathers the weights that others have."""
     owners = Owners(dict(architecture.lengths), ranks)
     sums = (ranks - 1) * totals
     sent = sums
-    for name, nbytes in missing.items():
+    for name, nbytes in missing_bytes.items():
         length, *_ = architecture.parameters[name].pattern.shape(architecture.lengths)
         sent += nbytes - nbytes // length * len(owners.rows(length, 0))
     return EvaluationPlan(
@@ -308,7 +309,7 @@ def _choices(
     passes: Sequence[int],
     sizes: dict[str, int],
     spread: bool,
-    missing: dict[str, int],
+    missing_bytes: dict[str, int],
 ) -> Iterator[Weights]:
     """Yield the weights of leaves that can be sharded: every rank owns a row of each."""
     for paths in _group_leaves(architecture):
@@ -330,7 +331,7 @@ def _choices(
             names=names,
             nbytes=sum(sizes[name] for name in names),
             sharded=sharded,
-            gathered=sum(missing.get(name, 0) for name in names),
+            gathered=sum(missing_bytes.get(name, 0) for name in names),
         )
 
 

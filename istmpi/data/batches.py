@@ -41,7 +41,9 @@ class Batches:
         self._cached: tuple[int, np.ndarray] | None = None
         # One thread: a user's data set need not be safe for several.
         self._reader = ThreadPoolExecutor(1, "reader")
-        self._waiting: dict[int, Future] = {}
+        self._reads_begun: dict[int, Future] = {}
+        """Reads of batches that the thread has begun or will begin, by their steps; `at` takes them
+        out."""
 
     def at(self, step: int) -> Batch:
         """Return a step's batch; a thread reads ``split.ahead`` more. A failed batch raises its
@@ -50,14 +52,14 @@ class Batches:
             return self._split.batch(self.indices(step), self._key(step))
         steps = range(step, step + self._split.ahead + 1)
         # After a return to an earlier round, batches that were read ahead are not needed.
-        for passed in self._waiting.keys() - set(steps):
-            self._waiting.pop(passed).cancel()
+        for passed in self._reads_begun.keys() - set(steps):
+            self._reads_begun.pop(passed).cancel()
         for coming in steps:
-            if coming not in self._waiting:
-                self._waiting[coming] = self._reader.submit(
+            if coming not in self._reads_begun:
+                self._reads_begun[coming] = self._reader.submit(
                     self._split.batch, self.indices(coming), self._key(coming)
                 )
-        return self._waiting.pop(step).result()
+        return self._reads_begun.pop(step).result()
 
     @property
     def labels(self) -> np.ndarray:

@@ -90,7 +90,7 @@ class _Recorder(TorchDispatchMode):
         self._seen += [(tensor, flops) for tensor in list_tensors(result)]
         return result
 
-    def find(self, outputs: torch.Tensor) -> int:
+    def flops_until(self, outputs: torch.Tensor) -> int:
         """Return the FLOPs up to ``outputs``; a tensor that no call made counts all."""
         for tensor, flops in self._seen:
             if tensor.data_ptr() == outputs.data_ptr():
@@ -107,7 +107,7 @@ def count_flops(network: CalibratedNetwork) -> list[int]:
     batch = network.batch(np.zeros((1, network.features), np.float32))
     with FlopCounterMode(display=False) as counter, _Recorder(counter) as recorder:
         outputs = list_outputs(network.outputs(batch))
-    return [recorder.find(tensor) for tensor in outputs]
+    return [recorder.flops_until(tensor) for tensor in outputs]
 
 
 def score_exits(

@@ -207,7 +207,7 @@ def collect_state(
         collection.layers,
         collection.ties,
         problem,
-        scale=partial(network.multiply_at, lengths=network.lengths, scale=scale),
+        scale=partial(network.scale_sums, lengths=network.lengths, scale=scale),
     )
 
 

@@ -118,7 +118,8 @@ class Steady(Watching):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        # A draw for each position would not move with its unit.
+        # A draw for each position would not move with its unit. Dropout is the identity, as in an
+        # evaluation: a constant for its draws would keep or drop all units at once.
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         outputs = func(*args, **(kwargs or {}))

@@ -143,8 +143,9 @@ def require_finite(reports: Sequence[Report], number: int, cure: str) -> None:
     # The earliest step shows where it began: averaged gradients spread it to all ranks by the
     # next step.
     step, rank = min(diverged)
+    # All ranks have the same reports, so they choose the same cause.
     causes = [report.cause for report in reports]
-    advice = causes[rank] or max(causes) or cure
+    advice = causes[rank] or next(filter(None, causes), "") or cure
     error = DivergedError(
         f"rank {rank}: the loss is no longer finite in round {number + 1}, local step {step}; "
         f"the weights from before that round are kept. {advice}"

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from istmpi.engine.replica_group import ReplicaGroup
     from istmpi.outputs import Outputs
 
+UNTIL_LOSS_IS_KNOWN = 1.0
+"""The weight of a member's part for an own task: only the loss knows how much counts in a part, and
+`_join_amounts` weighs by it."""
+
 
 class LocalTraining(ABC):
     """The local steps of a subnet. In a group each member takes a part of the batch, weighed by
@@ -123,8 +127,8 @@ class LocalTraining(ABC):
         self.subnet.end_step(step, rate)
 
     def _take_part(self, batch: Batch) -> tuple[Batch, float | None]:
-        """Return this member's part of a batch, and how much of the batch's mean it is; None for
-        a rank alone."""
+        """Return this member's part of a batch, and the part's weight in the batch's loss; None for
+        a rank alone. The weights of all members add up to 1, except for an own task."""
         group = self.job.group
         if group is None:
             return batch, None
@@ -140,11 +144,10 @@ class LocalTraining(ABC):
                 f"{self.job.run.data.source}: a batch has a tensor without a row for each example, "
                 "so a replica group cannot divide it. Leave train.group_size out."
             )
-        if issubclass(self.task, OwnTask):
-            # Only the loss knows how much counts.
-            return part, float(not is_idle)
         if is_idle:
             return part, 0.0
+        if issubclass(self.task, OwnTask):
+            return part, UNTIL_LOSS_IS_KNOWN
         return part, self._weigh(part) / self._weigh(batch)
 
     def _join_amounts(self, share: float) -> tuple[torch.Tensor, torch.Tensor]:

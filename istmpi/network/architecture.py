@@ -102,14 +102,14 @@ class Architecture:
 
     @cached_property
     def numbers(self) -> int:
-        """The number of values that an output has for an example (`UserNetwork.count_numbers`)."""
+        """The values that an output has for an example: `UserNetwork.count_values_an_example`."""
         code = self.code
         if code.example is None:
             return code.numbers
         from istmpi.network.trials import seeded
 
         with seeded():
-            return code.count_numbers(self._build_trial().eval(), self.dtype)
+            return code.count_values_an_example(self._build_trial().eval(), self.dtype)
 
     @property
     def outline(self) -> str:
@@ -205,7 +205,7 @@ class Architecture:
             parameter.data = parameter.data.contiguous()
         self._require_shapes(network, lengths)
         if scale is not None:
-            self.multiply_at(network, lengths, scale)
+            self.scale_sums(network, lengths, scale)
         return network
 
     def _require_shapes(self, network: nn.Module, lengths: Lengths) -> None:
@@ -289,7 +289,7 @@ class Architecture:
         )
         multiply(network, places, lengths, factor)
 
-    def multiply_at(self, network: nn.Module, lengths: Lengths, scale: Scale) -> None:
+    def scale_sums(self, network: nn.Module, lengths: Lengths, scale: Scale) -> None:
         """Make a network multiply its sums by their `factor` at the given lengths."""
         self.multiply(network, lengths, cache(lambda groups: self.factor(groups, lengths, scale)))
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+BATCH = 2
+"""The number of examples in a batch that is made up to count values."""
 IN_A_ROW = 3
 """The number of features in each sparse row that is made up."""
 
@@ -263,19 +265,23 @@ class UserNetwork:
         except BaseException as error:
             raise self._forward_failed(inputs, error) from error
 
-    def count_numbers(self, network: nn.Module, dtype: torch.dtype) -> int:
-        """Return the number of values that an output of an own task has for an example: 0 unless
-        ``network`` returns one tensor with rows."""
+    def count_values_an_example(self, network: nn.Module, dtype: torch.dtype) -> int:
+        """Return the number of values that an output of an own task has for an example, rounded up:
+        0 unless ``network`` returns one tensor with rows.
+
+        If every input has `BATCH` rows, the outputs are for `BATCH` examples, whatever their first
+        axis is; otherwise the first axis of the outputs counts examples.
+        """
         import torch
 
-        inputs = self.examples(2, dtype)
+        inputs = self.examples(BATCH, dtype)
         returned = self._pass(network, inputs, gradients=False)
         if not isinstance(returned, torch.Tensor) or not returned.ndim:
             return 0
         examples = len(returned)
-        if {tuple(values.shape[:1]) for values in list_tensors(inputs)} == {(2,)}:
+        if {tuple(values.shape[:1]) for values in list_tensors(inputs)} == {(BATCH,)}:
             # A row of outputs may be a part of an example, such as a token.
-            examples = 2
+            examples = BATCH
         return -(-returned.numel() // max(examples, 1))
 
     def _forward_failed(self, inputs: Sequence[torch.Tensor], error: BaseException) -> ConfigError:

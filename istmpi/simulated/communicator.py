@@ -78,9 +78,9 @@ class SimulatedCommunicator:
         name: str,
         brought: Any,
         needs: Sequence[int] | None,
-        leave: Callable[[list[Any]], Any] = lambda _: None,
+        finish: Callable[[list[Any]], Any] = lambda _: None,
     ) -> Operation:
-        """Begin a collective call; ``leave`` gets the values in the order of ranks.
+        """Begin a collective call; ``finish`` gets the values in the order of ranks.
 
         ``needs``: the ranks whose values this rank needs; None for all.
         """
@@ -89,11 +89,11 @@ class SimulatedCommunicator:
         if needs is not None:
             needed = [self.members[rank] for rank in needs]
 
-        def leave_in_order(by_member: dict[int, Any]) -> Any:
-            return leave([by_member.get(member) for member in self.members])
+        def finish_in_order(by_member: dict[int, Any]) -> Any:
+            return finish([by_member.get(member) for member in self.members])
 
         return self._job.collectives.enter(
-            self._context, self._me, name, brought, needed, leave_in_order
+            self._context, self._me, name, brought, needed, finish_in_order
         )
 
     def _wait_for(self, request: Operation) -> Any:
@@ -105,8 +105,8 @@ class SimulatedCommunicator:
         return self._begin_collective("Barrier", None, None)
 
     def Ialltoallv(self, send: Sequence[Any], receive: Sequence[Any]) -> Operation:
-        def leave(brought: list[Any]) -> None:
-            parts = [part[self.rank] if part else b"" for part in brought]
+        def finish(of_ranks: list[Any]) -> None:
+            parts = [part[self.rank] if part else b"" for part in of_ranks]
             for rank, (target, part) in enumerate(zip(_split(receive), parts, strict=True)):
                 if len(target):
                     target[:] = _require_length(part, len(target), f"Alltoallv from rank {rank}")
@@ -114,7 +114,7 @@ class SimulatedCommunicator:
         parts = [bytes(part) for part in _split(send)]
         # As in MPI, a rank leaves once it has received, even if others still wait.
         needs = [rank for rank, count in enumerate(receive[1]) if count]
-        return self._begin_collective("Alltoallv", parts, needs, leave)
+        return self._begin_collective("Alltoallv", parts, needs, finish)
 
     def Iallgatherv(self, send: Any, receive: Sequence[Any]) -> Operation:
         return self._gather("Allgatherv", send, receive)
@@ -128,44 +128,44 @@ class SimulatedCommunicator:
     def _gather(self, name: str, send: Any, receive: Any, root: int | None = None) -> Operation:
         """Begin a gather, to all ranks if ``root`` is None."""
 
-        def leave(brought: list[bytes]) -> None:
+        def finish(of_ranks: list[bytes]) -> None:
             if name.endswith("v"):
-                for target, part in zip(_split(receive), brought, strict=True):
+                for target, part in zip(_split(receive), of_ranks, strict=True):
                     target[:] = _require_length(part, len(target), name)
             else:
                 target = view_bytes(receive)
-                target[:] = _require_length(b"".join(brought), len(target), name)
+                target[:] = _require_length(b"".join(of_ranks), len(target), name)
 
         part = bytes(view_bytes(send))
         if root is None:
-            return self._begin_collective(name, part, None, leave)
+            return self._begin_collective(name, part, None, finish)
         if root == self.rank:
-            return self._begin_collective(f"{name} at {root}", part, None, leave)
+            return self._begin_collective(f"{name} at {root}", part, None, finish)
         # A rank that only sends needs no other rank, and has no result.
         return self._begin_collective(f"{name} at {root}", part, [])
 
     def Ibcast(self, buffer: Any, root: int = 0) -> Operation:
         values = view_bytes(buffer)
 
-        def leave(brought: list[bytes]) -> None:
+        def finish(of_ranks: list[bytes]) -> None:
             if self.rank != root:
-                values[:] = _require_length(brought[root], len(values), "Bcast")
+                values[:] = _require_length(of_ranks[root], len(values), "Bcast")
 
         brought = bytes(values) if self.rank == root else None
-        return self._begin_collective(f"Bcast of {root}", brought, [root], leave)
+        return self._begin_collective(f"Bcast of {root}", brought, [root], finish)
 
     def Iallreduce(
         self, send: Any, receive: np.ndarray, op: Callable[[Any, Any], Any] = np.add
     ) -> Operation:
-        def leave(brought: list[np.ndarray]) -> None:
-            result = brought[0]
-            for values in brought[1:]:
+        def finish(of_ranks: list[np.ndarray]) -> None:
+            result = of_ranks[0]
+            for values in of_ranks[1:]:
                 result = op(result, values)
             receive[...] = result
 
         values = receive if send is IN_PLACE else send
         # A copy, because an all-reduce in place overwrites the memory that other ranks still read.
-        return self._begin_collective("Allreduce", values.copy(), None, leave)
+        return self._begin_collective("Allreduce", values.copy(), None, finish)
 
     def Barrier(self) -> None:
         self._wait_for(self.Ibarrier())

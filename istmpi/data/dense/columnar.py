@@ -21,7 +21,7 @@ def is_columnar(name: str) -> bool:
 
 
 def read_columnar(archive: Archive, name: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the fields of the names of columns, as line 1, and of each row.
+    """Yield (line number, fields): first (1, names of columns), then each row.
 
     A null and NaN are empty fields, flags are 1 and 0, and dates and times have the form of ISO
     8601. Raises DataError if pyarrow is missing or the file is damaged.
