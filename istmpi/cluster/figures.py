@@ -61,7 +61,8 @@ class Cluster:
     transfer_seconds: float = 0.0
     """The time of every transfer in addition to its messages."""
     deal_seconds: float = 0.0
-    """The time of a round to deal units and plan transfers, and of waits for late ranks."""
+    """The time of a round to deal units and plan transfers, of waits for late ranks, and of first
+    steps, which are slower after a pause."""
     call_seconds: float = 0.0
     """The time of a collective call in which all ranks tell each other a few facts; 0 if it was not
     measured."""

@@ -40,8 +40,9 @@ MOST_ELEMENTS = 2**24
 
 TINY = {"method.local_steps": 20, "train.batch": 16}
 TINY_ROUNDS = 12
-STEPS = 10
-STEP_ROUNDS = 9
+FEW_STEPS = 5
+MANY_STEPS = 25
+STEP_ROUNDS = 6
 
 
 def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
@@ -82,7 +83,7 @@ def measure_beside(
         touch_seconds_per_byte=touch_seconds,
         # Both were timed with their messages, of which a share would be added to every round.
         transfer_seconds=max(spent["transfer"] - of_messages, 0.0),
-        deal_seconds=max(spent["deal"] - network.call_seconds, 0.0),
+        deal_seconds=max(spent["deal"] - network.call_seconds, 0.0) + spent["begin"],
         save_seconds=spent["save"],
         evaluation_seconds=alone.fixed,
         alone_seconds_per_value=alone.per_value,
@@ -320,6 +321,26 @@ def _make_tiny(run: Run, ranks: int) -> Run:
     return Run().override(changes)
 
 
+def _time_steps(
+    run: Run, communicator: Communicator
+) -> tuple[Cost, dict[str, float], float, float]:
+    """Train rounds of few and of many local steps; return the cost and the phases of the latter,
+    the seconds of a step, and those in which a round's first steps are slower.
+
+    After a pause, such as a wait for a distant rank, caches have other values.
+    """
+    run = run.override({"method.name": "ist", "method.shares": None, "train.epochs": None})
+    short = run.override({"method.local_steps": FEW_STEPS})
+    long = run.override({"method.local_steps": MANY_STEPS})
+    _, few = _rounds(short, communicator, STEP_ROUNDS)
+    plan, many = _rounds(long, communicator, STEP_ROUNDS)
+    mean = many["compute"] / MANY_STEPS
+    of_step = (many["compute"] - few["compute"]) / (MANY_STEPS - FEW_STEPS)
+    # Noise: a step takes some time, and no more than the mean of all.
+    of_step = min(max(of_step, timing.NOISE * mean), mean)
+    return plan, many, of_step, many["compute"] - MANY_STEPS * of_step
+
+
 def _overheads(
     run: Run,
     communicator: Communicator,
@@ -327,8 +348,8 @@ def _overheads(
     product_seconds: float,
     touch_seconds_per_byte: float,
 ) -> tuple[float, float, dict[str, float], Alone]:
-    """Return FLOP/s, the fixed seconds of a step, those of a transfer, a deal and a save by name,
-    and those of evaluations, measured with a tiny network.
+    """Return FLOP/s, the fixed seconds of a step, those of a transfer, a deal, a save and a round's
+    first steps by name, and those of evaluations, measured with a tiny network.
 
     If the run itself can train here, FLOP/s and the seconds of steps and saves come from it.
     """
@@ -338,17 +359,13 @@ def _overheads(
     transfers = [seconds[phase] for phase in ("hop", "pull", "push") if phase in seconds]
     alone = measure_alone(tiny, communicator)
     spent = {"transfer": float(np.mean(transfers)), "deal": seconds["deal"] + seconds["wait"]}
+    step_seconds = seconds["compute"] / plan.local_steps
+    begin = 0.0
     # A run that cannot train here fails on all ranks; then the tiny network's step counts.
     with suppress(IstmpiError):
-        steps = {
-            "method.name": "ist",
-            "method.shares": None,
-            "method.local_steps": STEPS,
-            "train.epochs": None,
-        }
-        plan, seconds = _rounds(run.override(steps), communicator, STEP_ROUNDS)
+        plan, seconds, step_seconds, begin = _time_steps(run, communicator)
     spent["save"] = seconds["save"]
-    step_seconds = seconds["compute"] / plan.local_steps
+    spent["begin"] = begin
     part = plan.largest
     flops = float(part.flops.products)
     seconds_left = step_seconds - part.flops.product_count * product_seconds

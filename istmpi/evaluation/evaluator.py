@@ -160,6 +160,10 @@ class Evaluator:
         blocks = self._score_of_form(subnets)
         subnets.release()
         merged = self._score_of_form(self._merged)
+        # Ranks may add up in another order, and all must choose the same form.
+        scores = np.array([blocks, merged])
+        self._communicator.broadcast(scores, root=0)
+        blocks, merged = map(float, scores)
         if self._dataset.scoring.higher_is_better:
             blocks_win = blocks > merged
         else:
@@ -171,8 +175,8 @@ class Evaluator:
         return "merged"
 
     def _score_of_form(self, network: FullNetwork | SharedBlocks) -> float:
-        """Return the score of a form of the network on the validation split or, if there is none,
-        on the calibration sample. Collective."""
+        """Return this rank's score of a form of the network on the validation split or, if there is
+        none, on the calibration sample. Collective."""
         self.network = network
         self.calibrate()
         if "validation" in self._dataset.splits:
@@ -182,10 +186,7 @@ class Evaluator:
             self._keep_logits("train")
             score = self.measure("train", self._sample())
         self._sink = None
-        # Ranks may add up in another order, and all must choose the same form.
-        scores = np.array([score.score])
-        self._communicator.broadcast(scores, root=0)
-        return float(scores[0])
+        return score.score
 
     def _keep_logits(self, split: str) -> None:
         """Let the next pass leave the logits of subnets, which took messages; not too many."""
