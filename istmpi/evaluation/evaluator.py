@@ -163,12 +163,9 @@ class Evaluator:
         # Ranks may add up in another order, and all must choose the same form.
         scores = np.array([blocks, merged])
         self._communicator.broadcast(scores, root=0)
-        blocks, merged = map(float, scores)
-        if self._dataset.scoring.higher_is_better:
-            blocks_win = blocks > merged
-        else:
-            blocks_win = blocks < merged
-        if blocks_win:
+        if not self._dataset.scoring.higher_is_better:
+            scores = -scores
+        if scores[0] > scores[1]:
             self._merged.release()
             return "blocks"
         self._is_calibrated = True

@@ -114,8 +114,8 @@ def test_the_state_of_an_evaluated_network(comm, method):
 
 
 def test_a_whole_run(comm, shared_tmp):
-    """A start takes ten calls: eight, one of them on each host, and the creation of two communicators, of a host
-    and for checkpoints. The network's file takes four calls after an evaluation."""
+    """A start takes ten calls: eight, one of them on each host, and the creation of two communicators: of a host's
+    ranks, and for checkpoints. The network's file takes four calls after an evaluation."""
     run_training(small_run(output__folder=str(shared_tmp / "run"), method__name="ist"), comm)
     calls = {purpose: sent.calls for purpose, sent in comm.ledger.sent.items()}
     if comm.size > 1:
