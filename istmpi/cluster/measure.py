@@ -281,11 +281,11 @@ def _step(
     return step
 
 
-def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, dict[str, float]]:
-    """Train rounds; return the run's cost, and each phase's median seconds without round 1.
+def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Training, dict[str, float]]:
+    """Train rounds; return the training, and each phase's median seconds without round 1.
 
     Seconds of steps are the slowest rank's. Those of other phases are means over ranks, because a
-    late rank waits less. The seconds of a save are those of rank 0 for its file.
+    late rank waits less.
     """
     training = Training(run, communicator)
     clock = training.clock.seconds
@@ -305,8 +305,17 @@ def _rounds(run: Run, communicator: Communicator, rounds: int) -> tuple[Cost, di
     medians = {}
     for phase in spent[-1]:
         medians[phase] = float(np.median([phases[phase] for phases in spent[1:]]))
-    medians["save"] = time_file(home(run.output.folder, run.name), training, communicator)
-    return cost(run, training.architecture, communicator.size), medians
+    return training, medians
+
+
+def _find_cost(training: Training) -> Cost:
+    return cost(training.run, training.architecture, training.communicator.size)
+
+
+def _time_save(training: Training) -> float:
+    """Return the seconds of rank 0 for the file of a save."""
+    run = training.run
+    return time_file(home(run.output.folder, run.name), training, training.communicator)
 
 
 def _make_tiny(run: Run, ranks: int) -> Run:
@@ -321,11 +330,9 @@ def _make_tiny(run: Run, ranks: int) -> Run:
     return Run().override(changes)
 
 
-def _time_steps(
-    run: Run, communicator: Communicator
-) -> tuple[Cost, dict[str, float], float, float]:
-    """Train rounds of few and of many local steps; return the cost and the phases of the latter,
-    the seconds of a step, and those in which a round's first steps are slower.
+def _time_steps(run: Run, communicator: Communicator) -> tuple[Cost, float, float, float]:
+    """Train rounds of few and of many local steps; return the cost of the latter, and the seconds
+    of a step, those in which a round's first steps are slower, and those of a save.
 
     After a pause, such as a wait for a distant rank, caches have other values.
     """
@@ -333,12 +340,13 @@ def _time_steps(
     short = run.override({"method.local_steps": FEW_STEPS})
     long = run.override({"method.local_steps": MANY_STEPS})
     _, few = _rounds(short, communicator, STEP_ROUNDS)
-    plan, many = _rounds(long, communicator, STEP_ROUNDS)
+    training, many = _rounds(long, communicator, STEP_ROUNDS)
     mean = many["compute"] / MANY_STEPS
     of_step = (many["compute"] - few["compute"]) / (MANY_STEPS - FEW_STEPS)
     # Noise: a step takes some time, and no more than the mean of all.
     of_step = min(max(of_step, timing.NOISE * mean), mean)
-    return plan, many, of_step, many["compute"] - MANY_STEPS * of_step
+    begin = many["compute"] - MANY_STEPS * of_step
+    return _find_cost(training), of_step, begin, _time_save(training)
 
 
 def _overheads(
@@ -355,16 +363,18 @@ def _overheads(
     """
     with communicator.agreed():
         tiny = _make_tiny(run, communicator.size)
-    plan, seconds = _rounds(tiny, communicator, TINY_ROUNDS)
+    training, seconds = _rounds(tiny, communicator, TINY_ROUNDS)
+    plan = _find_cost(training)
     transfers = [seconds[phase] for phase in ("hop", "pull", "push") if phase in seconds]
     alone = measure_alone(tiny, communicator)
     spent = {"transfer": float(np.mean(transfers)), "deal": seconds["deal"] + seconds["wait"]}
     step_seconds = seconds["compute"] / plan.local_steps
     begin = 0.0
+    save = _time_save(training)
     # A run that cannot train here fails on all ranks; then the tiny network's step counts.
     with suppress(IstmpiError):
-        plan, seconds, step_seconds, begin = _time_steps(run, communicator)
-    spent["save"] = seconds["save"]
+        plan, step_seconds, begin, save = _time_steps(run, communicator)
+    spent["save"] = save
     spent["begin"] = begin
     part = plan.largest
     flops = float(part.flops.products)

@@ -34,10 +34,10 @@ def time_slowest(communicator: Communicator, work: Callable[[], object]) -> floa
     if once > SECONDS:
         inner = 1
     times: list[float] = []
-    while len(times) < LEAST_REPETITIONS or sum(times) * inner < SECONDS:
+    while len(times) < LEAST_REPETITIONS or (
+        len(times) < MOST_REPETITIONS and sum(times) * inner < SECONDS
+    ):
         times.append(_slowest(communicator, work, inner))
-        if len(times) == MOST_REPETITIONS:
-            break
     return float(np.median(times))
 
 
