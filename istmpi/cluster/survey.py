@@ -14,7 +14,7 @@ from istmpi.cost.counts import Memory
 from istmpi.cost.members import count_group
 from istmpi.cost.rivals import find_method
 from istmpi.cost.run_cost import Cost, cost
-from istmpi.methods.group_limits import REFUSED, require_size
+from istmpi.methods.group_limits import is_divisible, require_size
 from istmpi.network.architecture import Architecture
 
 FIGURE_2 = {
@@ -74,7 +74,7 @@ class Scenario:
         """Return False if a method deals out units, but there are none, unless method.partition is
         empty, or needs outputs that replica groups do not exchange."""
         spec = find_method(method)
-        if self.run.train.group_size > 1 and method in REFUSED:
+        if not is_divisible(self.run, method):
             return False
         if not spec.deals or self.run.method.partition == ():
             return True

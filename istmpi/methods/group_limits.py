@@ -26,7 +26,7 @@ DIVISIBLE = (CLASSIFICATION, REGRESSION, NEXT_TOKEN, DENSE_LABELS, OWN)
 def require_groups(phase: Run, data: Dataset, network: Architecture, members: int) -> None:
     """Raise ConfigError if a group of ``members`` cannot train a phase of a run."""
     train = phase.train
-    setting = f"train.group_size = {train.group_size or 'host'}"
+    setting = _describe_size(phase)
     if members == 1:
         return
     require_divisible(phase, phase.method.name)
@@ -49,13 +49,21 @@ def require_groups(phase: Run, data: Dataset, network: Architecture, members: in
         )
 
 
+def _describe_size(run: Run) -> str:
+    return f"train.group_size = {run.train.group_size or 'host'}"
+
+
+def is_divisible(run: Run, method: str) -> bool:
+    """Return False if the run asks for replica groups, and a method does not train in them."""
+    return run.train.group_size == 1 or method not in REFUSED
+
+
 def require_divisible(run: Run, method: str) -> None:
-    """Raise ConfigError if replica groups, which the run may have, cannot train with a method."""
-    size = run.train.group_size
-    if size != 1 and method in REFUSED:
+    """Raise ConfigError if a method is not divisible."""
+    if not is_divisible(run, method):
         raise ConfigError(
-            f"train.group_size = {size or 'host'} does not go with method {method}. Use another "
-            "method, or leave it out."
+            f"{_describe_size(run)} does not go with method {method}. Use another method, or leave "
+            "it out."
         )
 
 
@@ -93,6 +101,5 @@ def require_no_groups(run: Run) -> None:
     """Raise ConfigError if a run asks for replica groups where there are none."""
     if run.train.group_size != 1:
         raise ConfigError(
-            f"train.group_size = {run.train.group_size or 'host'} is for istmpi train under "
-            "mpirun. Leave it out here."
+            f"{_describe_size(run)} is for istmpi train under mpirun. Leave it out here."
         )
