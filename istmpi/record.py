@@ -164,8 +164,8 @@ class RunFolder:
     def amend(self, fields: Mapping[str, Any]) -> None:
         """Add to the last line of metrics.jsonl what was not known when it was written."""
         lines = self.metrics()
-        for line in lines[-1:]:
-            line.update(fields)
+        if lines:
+            lines[-1].update(fields)
         self._write_metrics(lines)
 
     def _write_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:

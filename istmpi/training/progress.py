@@ -10,7 +10,7 @@ from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING
 
-from istmpi.comm.ledger import ROUNDS, Sent
+from istmpi.comm.ledger import ROUNDS
 from istmpi.engine.shares import name_share
 
 if TYPE_CHECKING:
@@ -356,13 +356,9 @@ def record_loss(loss: float) -> float | None:
     return loss
 
 
-def record_elsewhere(sent: Mapping[str, Sent]) -> Line:
-    """Return the bytes outside rounds in the line of metrics.jsonl."""
-    line: Line = {}
-    for purpose, sent_for_it in sent.items():
-        if purpose != ROUNDS:
-            line[f"{purpose}_bytes"] = sent_for_it.bytes
-    return line
+def record_elsewhere(sent: Mapping[str, int]) -> dict[str, float]:
+    """Return the bytes outside rounds, which are given by purpose, in the line of metrics.jsonl."""
+    return {f"{purpose}_bytes": nbytes for purpose, nbytes in sent.items()}
 
 
 def _record_round(last: LastRound) -> dict[str, float]:
@@ -371,8 +367,7 @@ def _record_round(last: LastRound) -> dict[str, float]:
         line["examples_per_second"], line["bytes_per_second"] = last.rates
     for phase, seconds in last.phases.items():
         line[f"{phase.replace('-', '_')}_seconds"] = seconds
-    for purpose, nbytes in last.sent_elsewhere.items():
-        line[f"{purpose}_bytes"] = nbytes
+    line |= record_elsewhere(last.sent_elsewhere)
     if last.background:
         line["background_seconds"] = last.background
     by_phase = {"compute": last.compute, "wait": last.wait, "exchange": last.exchange}

@@ -303,7 +303,7 @@ class RunRecord:
         if self._recorded == self._started or self._folder.pending:
             return
         try:
-            self._folder.amend(record_elsewhere(summary.sent))
+            self._folder.amend(record_elsewhere(summary.sent_elsewhere))
         except DataError as error:  # another program has changed the file
             self.note(str(error))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from istmpi.checkpoint.saver import Saver
-from istmpi.comm.ledger import Sent
+from istmpi.comm.ledger import ROUNDS, Sent
 from istmpi.errors import IstmpiError
 from istmpi.evaluation.evaluator import Score
 from istmpi.record import RunFolder
@@ -50,6 +50,11 @@ class Summary:
     slowest: Slowest | None = None
     """The rank for which other ranks waited in this job; None if the waiting was below
     `WORTH_SAYING`."""
+
+    @property
+    def sent_elsewhere(self) -> dict[str, int]:
+        """Bytes of all ranks in this job outside rounds, by purpose."""
+        return {purpose: sent.bytes for purpose, sent in self.sent.items() if purpose != ROUNDS}
 
     @property
     def examples_per_second(self) -> float:
