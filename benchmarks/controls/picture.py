@@ -33,6 +33,32 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Mapping]]], path: Pat
         figure.savefig(path)
 
 
+def draw_bytes(panels: Mapping[str, Sequence[Mapping[str, str]]], path: Path) -> None:
+    """Draw the scores of a report's rows against what all ranks sent, a panel each; bars are 95% intervals."""
+    with use_look():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6 * len(panels), 4.5), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, (title, rows) in zip(axes, panels.items(), strict=True):
+            for row in rows:
+                # Variants of joint have nearly the bytes of the method itself, whose name stands on the other side.
+                is_variant = row["method"].startswith("joint") and row["method"].count(",") > 1
+                side = -8 if is_variant else 8
+                aligned = "right" if is_variant else "left"
+                style, filled = _look(row["method"].lower().replace("sparseloco", "sparse-loco").replace(" ", "-"))
+                # Rows of a single seed have no interval.
+                error = float(row["+-"] or 0)
+                marker = "*" if "side by side" in row["method"] else style.marker
+                sent, score = float(row["MB sent"]), float(row["score"])
+                axis.errorbar(sent, score, error, fmt=marker, color=style.colour, mfc=filled, markersize=8, capsize=3)
+                axis.annotate(row["method"], (sent, score), (side, 3), textcoords="offset points", ha=aligned, size=8)
+            axis.set(title=title, xlabel="MB that all ranks send in rounds", xscale="log")
+            axis.margins(x=0.4, y=0.1)
+        axes[0].set(ylabel="accuracy, P@1 (test)")
+        figure.savefig(path)
+
+
 def draw_times(known: Mapping[str, Mapping[str, Sequence[Mapping]]], title: str, path: Path) -> None:
     """Draw the records by line rate, one panel each, and method: means of accuracies, medians of seconds."""
     with use_look():

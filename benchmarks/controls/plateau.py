@@ -22,7 +22,7 @@ from statistics import mean
 
 from benchmarks import reporting
 from benchmarks.controls.identifiers import prepare as prepare_identifiers
-from benchmarks.controls.picture import draw_curves
+from benchmarks.controls.picture import draw_bytes, draw_curves
 from benchmarks.controls.rivals import interval, record_in
 from benchmarks.controls.tasks import TASKS as SHORT
 from benchmarks.processes import cells_parser, run_cells
@@ -75,7 +75,12 @@ PANELS = {
     "Reuters, 4 ranks, 16 units, a part each": ("reuters", 4, 16),
     "Reuters, 8 ranks, 4 units, all data": ("reuters-alike", 8, 4),
 }
-"""The picture: a panel for a task, a number of ranks and a width a rank."""
+"""The picture of curves: a panel for a task, a number of ranks and a width a rank."""
+SUMS = {
+    "CIFAR-10, 8 ranks of 16 units, all data": ("cifar-alike", 8, 16),
+    "Reuters, 8 ranks of 4 units, all data": ("reuters-alike", 8, 4),
+}
+"""The picture of bytes, for rows whose subnets may add up their outputs."""
 
 
 @dataclass(frozen=True)
@@ -359,12 +364,21 @@ def main() -> None:
     if options.report and not options.task:
         panels = {title: curves(campaign, TASKS[name], *of_rank) for title, (name, *of_rank) in PANELS.items()}
         draw_curves(panels, options.results / "plateau.svg")
+        known = {title: lines_of_sums(campaign, TASKS[name], *of_rank) for title, (name, *of_rank) in SUMS.items()}
+        draw_bytes(known, options.results / "joint-bytes.svg")
 
 
 def curves(campaign: Campaign, task: Task, ranks: int, width: int) -> dict[str, list[dict]]:
     """Return the records of a panel by method."""
     rows = [row for row in rows_of(task) if (row.ranks, row.width) == (ranks, width)]
     return {row.method: found for row in rows if (found := campaign.records(row))}
+
+
+def lines_of_sums(campaign: Campaign, task: Task, ranks: int, width: int) -> list[dict]:
+    """Return the table's lines without regularisation: sums in int8, and subnets that never move side by side."""
+    rows = [row for row in rows_of(task) if (row.ranks, row.width, row.regularised) == (ranks, width, "")]
+    lines = [line for row in rows for line in campaign.lines(row) if line["method"] != NEVER]
+    return [line for line in lines if not line["method"].startswith(JOINT) or "int8" in line["method"]]
 
 
 if __name__ == "__main__":

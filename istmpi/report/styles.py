@@ -57,18 +57,19 @@ STYLES = {
     "sparse-loco": Style(WINE, "x"),
     "fedavg": Style(GREEN, "v"),
     "dynamic-averaging": Style(SKY, "P"),
-    "codistillation": Style(VERMILLION, "X"),
-    "admm": Style(ASH, "*"),
+    "codistillation": Style(YELLOW, "X"),
+    "joint": Style(VERMILLION, "*"),
+    "admm": Style(ASH, "p"),
     "downpour": Style(RUST, "H"),
     "easgd": Style(MOSS, "+"),
     "ist-push-pull": Style(BLUE, "h", ":"),
     "data-parallel-broadcast": Style(INK, "<", "--"),
     "narrow": Style(ORANGE, ">", "-."),
     "pytorch-ddp": Style(INK, "d", "-."),
-    "pytorch-local-sgd": Style(ORANGE, "p", "--"),
+    "pytorch-local-sgd": Style(ORANGE, "1", "--"),
 }
 
-UNKNOWN_MARKERS = ("1", "2", "3", "4", "|", "_")
+UNKNOWN_MARKERS = ("2", "3", "4", "|", "_")
 LINES = ("-", "--", "-.", ":")
 """The line styles that distinguish a method's groups."""
 
