@@ -1,27 +1,39 @@
 """Idioms of networks: which are found, trained and refused, and whether the full network says what its subnets do.
 
-    python -m benchmarks.controls.networks --json any-network.json             # keeps a state
-    python -m benchmarks.controls.networks --before any-network.json           # sets the state of now beside it
+    python -m benchmarks.controls.networks
 
 The networks are those of tests/networks. Each is examined, and trained by IST for two rounds on two simulated ranks, on
 random data of its shape. Then each unit is there twice in a full network: by the share of a half its outputs must be
-those of a subnet with half the units. Of a default deal the largest difference is told, in the largest output.
+those of a subnet with half the units. Of a default deal the largest difference is told, in the largest output. Method
+joint trains each network for two rounds on four simulated ranks, by the command and in a loop of one's own; it counts
+as trained if all losses are finite, and the bytes are those that were predicted.
 """
 
 import argparse
-import json
+import math
 import os
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import istmpi
 from benchmarks.reporting import RESULTS, commit
+from istmpi.comm.communicator import Communicator
+from istmpi.cost import round_bytes
+from istmpi.errors import IstmpiError
 from istmpi.inspection.examine import inspect
 from istmpi.network.architecture import Architecture
+from istmpi.network.table import Table
+from istmpi.simulated import simulate
 from tests.networks.plain import kind_of, outputs_of, quiet, random_values, twinned
 from tests.networks.plain import lengths_of as widths_of
 from tests.networks.running import network, place, train
-from tests.networks.table import ROWS, Row
+from tests.networks.table import NODES, OUTPUTS, ROWS, TOKENS, VOCABULARY, Row
 
 ALIKE = 1e-6
 """The share of the largest output by which outputs may differ."""
@@ -45,7 +57,65 @@ def examined(row: Row, folder: Path) -> dict[str, str]:
     return {"found": found, "trained": trained, "full": full, "words": short(words, row)}
 
 
-def off(row: Row, table: object) -> str:
+def sums_by_command(row: Row, folder: Path) -> str:
+    """Return whether joint trains a network as `istmpi train` does, or the words of its refusal."""
+    run = train(row, folder, ranks=4, method__name="joint", train__rounds=2)
+    if run.refused or run.stopped:
+        return short(run.refused or run.stopped, row)
+    is_right = run.counted == run.planned and all(math.isfinite(loss) for loss in run.losses)
+    return "trained" if is_right else f"wrong: losses {run.losses}, {run.counted} bytes, {run.planned} predicted"
+
+
+def sums_in_own_loop(row: Row, folder: Path) -> str:
+    """Return whether joint trains a network in a loop of one's own, or the words of its refusal."""
+    if row.shape == NODES:
+        return "a graph is for the command"
+    try:
+        losses, sent, planned = simulate(lambda communicator: own_loop(row, folder, communicator), 4).require()[0]
+    except IstmpiError as error:
+        return short(str(error), row)
+    is_right = sent == planned and all(math.isfinite(loss) for loss in losses)
+    return "trained" if is_right else f"wrong: losses {losses}, {sent} bytes, {planned} predicted"
+
+
+def own_loop(row: Row, folder: Path, communicator: Communicator) -> tuple[list[float], int, int]:
+    """Train two rounds on random values; return the losses, the bytes of all ranks and those that were predicted."""
+    random = torch.Generator().manual_seed(0)
+    if row.shape == TOKENS:
+        x = torch.randint(0, VOCABULARY, (16, *row.shape), generator=random)
+        y = torch.randint(0, VOCABULARY, (16, *row.shape), generator=random)
+    else:
+        x = torch.randn(16, *row.shape, generator=random, dtype=getattr(torch, row.dtype))
+        y = torch.arange(16) % OUTPUTS
+    settings: dict[str, Any] = {name.replace(".", "_"): value for name, value in row.settings.items()}
+    settings["dtype"] = row.dtype
+    job = istmpi.Distributed(
+        kind_of(row),
+        dict(network(row).facts),
+        communicator,
+        example=x[:4],
+        method="joint",
+        local_steps=2,
+        lr=0.05,
+        batch=4,
+        device="cpu",
+        threads=1,
+        **settings,
+    )
+    losses = []
+    for round in job.rounds(2, folder=folder / f"own-{row.name}"):
+        for inputs, targets in round.take(DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)):
+            outputs = round.outputs(round.module(inputs))
+            loss = cross_entropy(outputs.flatten(0, -2), targets.flatten())
+            losses.append(float(loss))
+            round.step(loss)
+    architecture = job.training.architecture
+    planned = sum(sum(round_bytes(job.run, architecture, communicator.size, number)) for number in range(2))
+    assert job.summary and job.summary.last
+    return losses, job.summary.last.bytes, planned
+
+
+def off(row: Row, table: Table) -> str:
     """Return how far the outputs of a full network of twins are from those of a subnet."""
     lengths = widths_of(row)
     groups = [name for name in table.dealt if name not in table.blocks and name not in row.means.split()]
@@ -71,42 +141,40 @@ def short(words: str, row: Row) -> str:
     return f"{words[:150]} ..." if len(words) > 154 else words
 
 
-def summary(verdicts: dict[str, dict[str, str]]) -> str:
-    """Return the counts of a state."""
-    trained = [verdict for verdict in verdicts.values() if verdict["trained"] != "refused"]
-    refused = [row for row in ROWS if row.network in verdicts and verdicts[row.network]["trained"] == "refused"]
-    truly = sum(bool(row.trains) for row in refused)
-    wrong = sum(verdict["full"] not in ("right", "") for verdict in trained)
-    text = f"{len(verdicts)} networks: {len(trained)} are trained, of which {wrong} say something else in full; "
-    return text + f"{len(refused)} are refused, {truly} of which could be trained."
-
-
 def main() -> None:
-    """Examine all networks; print and write what is found."""
+    """Examine and train all networks; print and write what is found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--before", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS / "any-network.md")
+    parser.add_argument("--only", action="append", help="the name of a network; may be repeated")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        verdicts = {row.network: examined(row, Path(folder)) for row in ROWS}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(verdicts, indent=1) + "\n")
-    before = json.loads(arguments.before.read_text()) if arguments.before else {}
-    states = [before, verdicts] if before else [verdicts]
-    heads = ["found, and dealt out by default", "loss of two rounds", "full network", "refused"]
-    lines = [f"- {name}: {summary(state)}" for name, state in zip(("before", "now"), states)]
-    columns = [f"{head}{', now' * number}" for number in range(len(states)) for head in heads]
-    lines += ["", f"| network | idiom | {' | '.join(columns)} |", f"| {' | '.join(['---'] * (len(columns) + 2))} |"]
-    for row in ROWS:
-        keys = ("found", "trained", "full", "words")
-        cells = [state[row.network][key] if row.network in state else "not tried" for state in states for key in keys]
-        lines.append(f"| {row.name} | {' '.join((kind_of(row).__doc__ or '').split())} | {' | '.join(cells)} |")
+    rows = [row for row in ROWS if row.name in (arguments.only or [row.name])]
+    verdicts = []
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["XDG_CACHE_HOME"] = name
+        folder = Path(name)
+        for row in rows:
+            verdict = examined(row, folder)
+            verdict["joint"] = sums_by_command(row, folder)
+            verdict["loop"] = sums_in_own_loop(row, folder)
+            verdicts.append(verdict)
+    trained = [verdict for verdict in verdicts if verdict["trained"] != "refused"]
+    other = sum(verdict["full"] not in ("right", "") for verdict in trained)
+    joint, loop = (sum(verdict[way] == "trained" for verdict in verdicts) for way in ("joint", "loop"))
+    lines = [
+        f"{len(rows)} networks. IST trains {len(trained)}, of which {other} say something else in full, and refuses "
+        f"the others. joint trains {joint} by the command and {loop} in a loop of one's own, and refuses the others.",
+        "",
+        "| network | idiom | found, and dealt out by default | loss of two rounds | full network | refused | joint "
+        "| joint, own loop |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row, verdict in zip(rows, verdicts):
+        idiom = " ".join((kind_of(row).__doc__ or "").split())
+        lines.append(f"| {' | '.join([row.name, idiom, *verdict.values()])} |")
     text = "\n".join(lines) + "\n"
     print(text)
-    arguments.out.write_text(f"# Any network: {len(ROWS)} idioms\n\n{__doc__}\nAt {commit()}.\n\n{text}")
+    arguments.out.write_text(f"# Any network: {len(rows)} idioms\n\n{__doc__}\nAt {commit()}.\n\n{text}")
 
 
 if __name__ == "__main__":
