@@ -100,7 +100,7 @@ ALONE = [
     ("csv", tables(train="<=50K >50K", test="<=50K. >50K."), "no training example has the test label <=50K."),
     ("csv", tables(train="0 1", test="no yes"), "has the test label no; training has 0, 1."),
     ("csv", tables(train="0 1", test="-1 -1"), "no training example has the test label -1"),
-    ("csv", {"train.csv": b"1,\x002,a\n"}, "train.csv is not a table: line contains NUL, .*plain UTF-8"),
+    ("csv", {"train.csv": b"1,\x002,a\n"}, "train.csv is not a table: line contains NUL.*plain UTF-8"),
     ("csv", tables(train="0 1", test="0.0 1.0"), "are whole numbers, such as 0, but the label 0.0 of another split"),
     ("images", pictures("cat/test/0.png", "dog/train/0.png"), "cat/test/0.png has a folder test/, but a split"),
     ("images", pictures("train/cat/val/0.png", "test/cat/0.png"), "train/cat/val/0.png has a folder val/"),

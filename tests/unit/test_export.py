@@ -40,17 +40,17 @@ def run_safetensors(path, x):
     with safetensors.safe_open(path, "pt") as file:
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
         network = sequential(json.loads(file.metadata()["layers"]), state)
-    with torch.no_grad():
-        return network(torch.from_numpy(x)).numpy()
+    return network(torch.from_numpy(x)).detach().numpy()
 
 
 def run_onnx(path, x):
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     onnx.checker.check_model(str(path), full_check=True)
+    if x.dtype == np.float64 and sys.version_info < (3, 11):
+        pytest.skip("onnxruntime 1.23, the last one for Python 3.10, fuses silu to a kernel that has no doubles")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert [one.shape for one in session.get_inputs()] == [["batch", x.shape[1]]]
-    (outputs,) = session.run(["output"], {"input": x})
-    return outputs
+    return session.run(["output"], {"input": x})[0]
 
 
 def run_npz(path, x):
