@@ -14,7 +14,7 @@ from istmpi.cost.counts import Memory
 from istmpi.cost.members import count_group
 from istmpi.cost.rivals import find_method
 from istmpi.cost.run_cost import Cost, cost
-from istmpi.methods.group_limits import is_divisible, require_size
+from istmpi.methods.group_limits import is_divisible, require_groups, require_size
 from istmpi.network.architecture import Architecture
 
 FIGURE_2 = {
@@ -41,6 +41,8 @@ class Scenario:
 
     def __post_init__(self) -> None:
         require_size(self.run)
+        members = self.run.train.group_size
+        require_groups(self.run, self.run.method.name, self.architecture, members)
 
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
@@ -74,7 +76,7 @@ class Scenario:
         """Return False if a method deals out units, but there are none, unless method.partition is
         empty, or needs outputs that replica groups do not exchange."""
         spec = find_method(method)
-        if not is_divisible(self.run, method):
+        if not is_divisible(self.run, method, self.architecture):
             return False
         if not spec.deals or self.run.method.partition == ():
             return True

@@ -5,42 +5,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from istmpi.comm.groups import WHOLE_HOST
-from istmpi.config.methods import METHODS
+from istmpi.config.methods import runs_in_passes
 from istmpi.errors import ConfigError
 from istmpi.settings import shown
-from istmpi.tasks import CLASSIFICATION, DENSE_LABELS, NEXT_TOKEN, OWN, REGRESSION, TASKS
+from istmpi.tasks import GRAPH, SPARSE_ROWS
 
 if TYPE_CHECKING:
     from istmpi.config import Run
-    from istmpi.data.dataset import Dataset
     from istmpi.network.architecture import Architecture
 
 REFUSED = ("codistillation", "joint")
 """The methods whose losses need other ranks' outputs, which only leaders have."""
 FEWEST = 2
 """The members of the smallest group that divides a batch."""
-DIVISIBLE = (CLASSIFICATION, REGRESSION, NEXT_TOKEN, DENSE_LABELS, OWN)
-"""The tasks whose batches members can divide: each tensor has a row for each example."""
 
 
-def require_groups(phase: Run, data: Dataset, network: Architecture, members: int) -> None:
-    """Raise ConfigError if a group of ``members`` cannot train a phase of a run."""
-    train = phase.train
-    setting = _describe_size(phase)
+def require_groups(run: Run, method: str, network: Architecture, members: int) -> None:
+    """Raise ConfigError if a group of ``members`` cannot train a network by a method.
+
+    A job, its plan and ``istmpi costmodel`` call this function, so that they refuse the same runs.
+    """
+    train = run.train
+    setting = _describe_size(run)
     if members == 1:
         return
-    require_divisible(phase, phase.method.name)
-    if data.task not in DIVISIBLE:
+    if method in REFUSED:
         raise ConfigError(
-            f"{setting} does not go with {TASKS[data.task].inputs} ({data.task}), whose batches "
-            "are not divided. Leave it out."
+            f"{setting} does not go with method {method}. Use another method, or leave it out."
         )
+    _require_divided_inputs(network, setting)
     if train.sync_batch_norm:
         from istmpi.network.norms import select_synchronised
 
         full = network.without_values(None)
         select_synchronised(network.batch_norm_layers(full), everywhere=True)
-    _require_examples(phase, network, members, setting)
+    _require_examples(run, method, network, members, setting)
     weights = train.class_weights
     if isinstance(weights, tuple | list) and not all(weights):
         raise ConfigError(
@@ -53,18 +52,23 @@ def _describe_size(run: Run) -> str:
     return f"train.group_size = {run.train.group_size or 'host'}"
 
 
-def is_divisible(run: Run, method: str) -> bool:
-    """Return False if the run asks for replica groups, and a method does not train in them."""
-    return run.train.group_size == 1 or method not in REFUSED
+def _require_divided_inputs(network: Architecture, setting: str) -> None:
+    """Raise ConfigError if members cannot divide a batch: it lacks a row for each example."""
+    undivided = {SPARSE_ROWS: network.code.sparse, GRAPH: network.code.graph}
+    for inputs, is_given in undivided.items():
+        if is_given:
+            raise ConfigError(
+                f"{setting} does not go with {inputs}, whose batches are not divided. Leave it out."
+            )
 
 
-def require_divisible(run: Run, method: str) -> None:
-    """Raise ConfigError if a method is not divisible."""
-    if not is_divisible(run, method):
-        raise ConfigError(
-            f"{_describe_size(run)} does not go with method {method}. Use another method, or leave "
-            "it out."
-        )
+def is_divisible(run: Run, method: str, network: Architecture) -> bool:
+    """Return False if the run asks for replica groups that cannot train by a method."""
+    try:
+        require_groups(run, method, network, run.train.group_size)
+    except ConfigError:
+        return False
+    return True
 
 
 def require_size(run: Run) -> None:
@@ -76,15 +80,17 @@ def require_size(run: Run) -> None:
         )
 
 
-def _require_examples(phase: Run, network: Architecture, members: int, setting: str) -> None:
+def _require_examples(
+    run: Run, method: str, network: Architecture, members: int, setting: str
+) -> None:
     """Raise ConfigError if a member may get fewer examples than it can compute with."""
-    batch = phase.train.batch
+    batch = run.train.batch
     least = members
     reason = "an example"
-    if network.batch_norms and not phase.train.sync_batch_norm:
-        if METHODS[phase.method.name].in_passes:
+    if network.batch_norms and not run.train.sync_batch_norm:
+        if runs_in_passes(method):
             raise ConfigError(
-                f"{setting} does not go with method {phase.method.name} and batch normalisation: "
+                f"{setting} does not go with method {method} and batch normalisation: "
                 "a pass may end with one example. Set train.sync_batch_norm, use another "
                 "normalisation, or leave it out."
             )

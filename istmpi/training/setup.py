@@ -205,7 +205,7 @@ class Setup:
         require_further(size.dataset, self.run.evaluate)
         if self._membership:
             members = self._membership.inside.size
-            require_groups(phase, size.dataset, size.architecture, members)
+            require_groups(phase, phase.method.name, size.architecture, members)
         else:
             require_no_groups(self.run)
 

@@ -21,7 +21,7 @@ from istmpi.config.methods import METHODS
 from istmpi.cost import RIVALS, find_method
 from istmpi.errors import ConfigError, OutputError
 from istmpi.foreign import MOST
-from istmpi.methods.group_limits import require_divisible
+from istmpi.methods.group_limits import require_groups
 from istmpi.names import is_module
 from istmpi.report import tables
 from istmpi.units import counted, number
@@ -185,7 +185,7 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
         named = compare.split(",")
     for method in named:
         find_method(method)  # refuses one that has no cost
-        require_divisible(scenario.run, method)
+        require_groups(scenario.run, method, scenario.architecture, scenario.run.train.group_size)
         if not scenario.can(method):
             scenario.architecture.require_dealable(())
     if compare is None:
