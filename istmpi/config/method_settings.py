@@ -69,7 +69,7 @@ class SpecificSettings:
     redeal: Annotated[
         float,
         Meta(ge=0, le=1),
-        "Fraction of each group's units to redeal each round.",
+        "Fraction of each unit group to redeal each round.",
     ] = 1.0
     holders: Annotated[
         Count,

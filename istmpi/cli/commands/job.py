@@ -52,7 +52,7 @@ def command() -> None:
 @whole(
     "--gpus",
     "N",
-    "GPUs of each node. A process for each trains the node's subnet with the others; after --, "
+    "GPUs of each node. The node's processes, one for each, are a replica group; after --, "
     "--group-size 1 makes each a rank.",
     1,
     MOST_RANKS,

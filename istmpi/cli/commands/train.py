@@ -91,14 +91,14 @@ def command(
     \b
     unit        a neuron, a channel or an attention head, with its weights
     deal        the random choice of the units that each rank trains in a round
-    group       units that are dealt out together, usually those of a layer
+    unit group  units that are dealt out together, usually those of a layer
     subnet      the part of the network that a rank trains in a round
     local step  an optimizer step on one rank, without communication
     round       local steps of all ranks, and the exchange that follows
     owner       the rank that keeps a weight between rounds
     pull, push  owners send weights to ranks that train them, and get them back
     hop         a rank sends weights straight to the ranks that train them next
-    redeal      the fraction of a group's units that change rank in a round
+    redeal      the fraction of a unit group that changes rank in a round
     """
     if ranks is not None and not dry_run:
         raise click.UsageError("--ranks needs --dry-run; to train on P ranks use mpirun -n P.")
