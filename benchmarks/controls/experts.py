@@ -26,6 +26,7 @@ from benchmarks.controls.rivals import interval, record_in
 from benchmarks.processes import cells_parser, run_cells
 from benchmarks.reporting import keep_cell, report, restore_cells, store_cells
 from istmpi.comm import Communicator
+from istmpi.comm.stopping import StopSources
 from istmpi.config import Run
 from istmpi.devices import HOST
 from istmpi.engine.slots import select_weights
@@ -114,10 +115,10 @@ def measured(run: Run, ensemble: bool, end: float, communicator: Communicator) -
     Raises StoppedError at the ``end`` (Unix time). Collective.
     """
     begin = partial(Training, run, communicator)
-    with open_run(run, communicator, begin, None, "auto", end, signals=False) as (training, _, record):
-        for progress in training.rounds() if record else ():
-            record.add(progress)
+    with open_run(run, communicator, begin, StopSources(end), None, "auto") as (training, _, record):
         if record:
+            for progress in training.rounds():
+                record.add(progress)
             record.end()
         forms = {}
         if ensemble:
@@ -126,8 +127,7 @@ def measured(run: Run, ensemble: bool, end: float, communicator: Communicator) -
         for form in () if ensemble else ("merged", "blocks")[: 1 + (run.method.redeal == 0)]:
             training.evaluator.arrange(training.method.holders(training.rounds_done - 1), form)
             forms[form] = training.evaluator.score().loss
-    counts = training.tally.counts
-    return {"nats": forms, "bytes": counts.bytes, "loss": counts.loss}
+    return {"nats": forms, "bytes": training.tally.counts.bytes, "loss": training.tally.counts.loss}
 
 
 def simulated(cell: Cell, folder: Path, end: float) -> str:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,25 @@ class StopSign:
         if self._file and self._file.exists():
             return f"{_FILE_REASON}{self._file}"
         return ""
+
+
+@dataclass(frozen=True)
+class StopSources:
+    """The sources of a run's early stop: a file STOP in its folder, and what its caller names."""
+
+    deadline: float | None = None
+    """The Unix time at which the run stops; only rank 0's counts."""
+    signals: bool = False
+    """True if signals to the process stop it."""
+    shared: StopSign | None = None
+    """The sign of several runs in turns, which replaces file and deadline."""
+
+    def open(self, communicator: Communicator, folder: Path) -> StopSign:
+        """Return the sign of a run in ``folder``. Collective."""
+        sign = self.shared or StopSign(communicator, folder / FILE, self.deadline)
+        if self.signals:
+            sign.listen()
+        return sign
 
 
 NO_END = ("N/A", "NONE", "UNKNOWN", "UNLIMITED")

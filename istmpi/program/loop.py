@@ -12,7 +12,7 @@ from weakref import WeakMethod
 from istmpi.checkpoint.parts import Copy
 from istmpi.comm import Communicator
 from istmpi.comm.leaving import at_the_end
-from istmpi.comm.stopping import StopSign
+from istmpi.comm.stopping import StopSign, StopSources
 from istmpi.config import Run
 from istmpi.engine.replica_group import Begun, Restored
 from istmpi.errors import ConfigError
@@ -103,7 +103,8 @@ class Loop:
         describes the other arguments, and the errors.
         """
         plan = partial(self._plan, {"train.rounds": rounds, "output.folder": str(folder)})
-        yield from self._iterate(plan, resume, watch, signals, deadline, network)
+        stops = StopSources(deadline, signals)
+        yield from self._iterate(plan, resume, watch, stops, network)
 
     def epochs(
         self,
@@ -139,7 +140,8 @@ class Loop:
             settings = passes.settings(self.run, epochs)
             return self._plan(settings | {"output.folder": str(folder)}, passes)
 
-        yield from self._iterate(plan, resume, watch, signals, deadline, network)
+        stops = StopSources(deadline, signals)
+        yield from self._iterate(plan, resume, watch, stops, network)
 
     def _plan(self, settings: Mapping[str, Any], passes: Passes | None = None) -> Run:
         """Return the run with ``settings`` of its length; keep the loader of its epochs."""
@@ -151,25 +153,24 @@ class Loop:
         plan: Callable[[], Run],
         resume: str | Path | None,
         watch: Watch | None,
-        signals: bool,
-        deadline: float | None,
+        stops: StopSources,
         network: bool,
     ) -> Iterator[Round]:
         """Yield the rounds that are left of the run that ``plan`` returns. Collective."""
         if self._follows:
             require_resumable(resume)
             plan()
-            yield from self._follows.rounds(self, signals)
+            yield from self._follows.rounds(self, stops.signals)
             return
         self._require_ready(resume)
         run = plan()
         resumed = str(resume or "")
-        open_here = partial(open_run, run, self.communicator, partial(self._begin, run))
+        open_here = partial(open_run, run, self.communicator, partial(self._begin, run), stops)
         membership = self.place.membership
         with (
             in_python(),
             self._watching(watch) as watch,
-            open_here(watch, resumed, deadline, signals, membership=membership) as recording,
+            open_here(watch, resumed, membership=membership) as recording,
         ):
             _, self._folder, record = recording
             self.run = self.training.run

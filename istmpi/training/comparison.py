@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.comm import Communicator
-from istmpi.comm.stopping import FILE as STOP_FILE
-from istmpi.comm.stopping import StopSign
+from istmpi.comm.stopping import StopSources
 from istmpi.config import Run
 from istmpi.config.methods import METHODS
 from istmpi.errors import (
@@ -123,9 +122,7 @@ class Comparison:
                 folder = self._choose_folder(run)
         self.folder = communicator.broadcast_from_root(folder)
         self.turns = list_turns(self._runs, repeats, self.folder)
-        self._stop = StopSign(communicator, self.folder / STOP_FILE, deadline)
-        if signals:
-            self._stop.listen()
+        self._stop = StopSources(deadline, signals).open(communicator, self.folder)
 
     def _choose_folder(self, run: Run) -> Path:
         """Return the folder of a new comparison, or of this one that an earlier job began."""

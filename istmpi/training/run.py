@@ -19,8 +19,7 @@ from istmpi.checkpoint.streamed import begin_with_function
 from istmpi.comm import Communicator, HangWatch
 from istmpi.comm.groups import Membership, Start
 from istmpi.comm.hang_watch import print_line
-from istmpi.comm.stopping import FILE as STOP_FILE
-from istmpi.comm.stopping import StopSign
+from istmpi.comm.stopping import StopSign, StopSources
 from istmpi.config import Run
 from istmpi.data.callable.source import is_function
 from istmpi.errors import DataError, DivergedError
@@ -61,17 +60,30 @@ def run_training(
     after saving the result so far; OutputError if a result cannot be written. Of a replica group
     only the leader gets the summary.
     """
-    membership = None
-    if run.train.group_size != 1:
-        membership = Membership(communicator, run.train.group_size)
-        if not membership.leads:
-            serve_leader(run, membership, signals, hang_watch)
-            return None
+    stops = StopSources(deadline, signals, shared=stop)
+    if run.train.group_size == 1:
+        return _train(run, communicator, stops, watch, resume, hang_watch)
+    membership = Membership(communicator, run.train.group_size)
+    if membership.leads:
         communicator = membership.communicator
+        return _train(run, communicator, stops, watch, resume, hang_watch, membership)
+    serve_leader(run, membership, signals, hang_watch)
+    return None
+
+
+def _train(
+    run: Run,
+    communicator: Communicator,
+    stops: StopSources,
+    watch: Watch | None,
+    resume: str,
+    hang_watch: HangWatch | None,
+    membership: Membership | None = None,
+) -> Summary | None:
+    """Do the work of `run_training` on a rank that is no member of another's group. Collective."""
     begin = partial(_begin_training, run, communicator, membership)
-    opening = partial(open_run, run, communicator, begin=begin, watch=watch, resume=resume)
-    stoppable = partial(opening, deadline=deadline, signals=signals, stop=stop)
-    with stoppable(membership=membership, hang_watch=hang_watch) as (training, _, record):
+    opening = open_run(run, communicator, begin, stops, watch, resume, hang_watch, membership)
+    with opening as (training, _, record):
         if record is None:
             return None
         for progress in training.rounds():
@@ -96,13 +108,11 @@ def open_run(
     run: Run,
     communicator: Communicator,
     begin: Callable[[StopSign, Copy | None], Training],
+    stops: StopSources,
     watch: Watch | None,
     resume: str,
-    deadline: float | None,
-    signals: bool,
-    stop: StopSign | None = None,
-    membership: Membership | None = None,
     hang_watch: HangWatch | None = None,
+    membership: Membership | None = None,
 ) -> Iterator[tuple[Training, RunFolder, RunRecord | None]]:
     """Set up a run as `run_training` does; yield the training that ``begin`` makes, folder, and
     record. Collective.
@@ -122,10 +132,8 @@ def open_run(
         at_the_end.push(hang_watch)
         keeper = _FolderKeeper(run, resume, communicator, locks, note)
         folder = keeper.folder
-        stop = stop or StopSign(communicator, folder.path / STOP_FILE, deadline)
+        stop = stops.open(communicator, folder.path)
         hang_watch.follow_run(folder.path, stop.wished, tell)
-        if signals:
-            stop.listen()
         start = _find_start(folder, resume, communicator, note, at_the_end)
         training = begin(stop, start)
         at_the_end.callback(training.close)

@@ -19,6 +19,7 @@ from typing import Any
 
 from istmpi.checkpoint.saver import Saver
 from istmpi.comm import Communicator
+from istmpi.comm.stopping import StopSources
 from istmpi.config import Run
 from istmpi.data.sources import open_for_training
 from istmpi.errors import ConfigError, DivergedError, IstmpiError, StoppedError
@@ -350,9 +351,9 @@ class TunedComparison(Comparison):
 
     def _train_to(self, run: Run, watch: Watch, rounds: int, seconds: float) -> None:
         begin = partial(Training, run, self._communicator)
-        opening = partial(open_run, run, self._communicator, begin=begin, watch=watch)
-        with opening(resume="auto", deadline=None, signals=False, stop=self._stop) as opened:
-            training, _, record = opened
+        stops = StopSources(shared=self._stop)
+        opening = open_run(run, self._communicator, begin, stops, watch, resume="auto")
+        with opening as (training, _, record):
             assert record is not None, "a trial saves no network that would end its run"
             for progress in training.rounds():
                 record.add(progress)
