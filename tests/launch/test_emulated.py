@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 from following import lines, wait_for_rounds, weights
+from masked_data import FILE
 from patience import patient
 
 from benchmarks.emulated import Cluster, alone, obstacle
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["train", "digits", "--rounds", "3", "--local-steps", "5", "--set", "evaluate.every=3"]
-WORDS += ["--set", "train.threads=1"]
-
+WORDS = ["train", "--rounds", "3", "--local-steps", "5", "--set", "evaluate.every=3", "--set", "train.threads=1"]
+GROUPS = ["--group-size", "2"]
+MOMENTUM = ["--method", "local-sgd", "--set", "optimizer.momentum=0.9"]
+UNEQUAL = ["--data", f"{FILE}:blank", "--model", f"{FILE}:Pairs", "--batch", "7"]
 OBSTACLE = obstacle()
 
 pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "none")
@@ -50,49 +52,47 @@ def test_a_delayed_network_loses_nothing_and_a_lossy_one_only_what_was_asked(env
     counts = count_frames(said)
     assert counts["lost"] == counts["overrun"] == 0 < counts["arrived"]
     assert counts["forwarded"] + counts["queue full"] <= counts["arrived"]
-    first_line = said.splitlines()[0]
-    least = float(re.search(r"\(([\d.]+) to", first_line)[1])
-    assert least >= 32, first_line
+    least = float(re.search(r"\(([\d.]+) to", said.splitlines()[0])[1])
+    assert least >= 32, said
     said, losses_with_loss = run_on_cluster(environment, tmp_path / "lossy", "--round-trip", "10ms", "--loss", "0.03")
     lossy = count_frames(said)
     assert lossy["lost"] > 0 == lossy["overrun"]
     assert losses_with_loss == losses
 
 
-def test_groups_of_two_on_two_hosts_compute_what_one_host_does_and_send_what_two_ranks_do(
-    environment, delayed, start, tmp_path
-):
-    groups = ("--group-size", "2")
-    together, _ = run_on_cluster(environment, tmp_path / "groups", "--members", 2, words=groups)
+def test_groups_on_two_hosts_compute_what_one_host_does_and_send_what_ranks_do(environment, delayed, start, tmp_path):
+    together, _ = run_on_cluster(environment, tmp_path / "groups", "--members", 2, words=GROUPS)
     of_ranks, _, ranks = delayed
-    crossed = {}
-    for members, said in {2: together, 1: of_ranks}.items():
-        counters = re.findall(r"^istmpi-test-\d +([\d.]+) +([\d.]+)$", said, re.MULTILINE)
-        assert len(counters) == 2, said
-        crossed[members] = sum(float(sent) for sent, _ in counters)
+    counters = [re.findall(r"^istmpi-test-\d +([\d.]+) +[\d.]+$", said, re.MULTILINE) for said in (together, of_ranks)]
+    assert [len(sent) for sent in counters] == [2, 2], together + of_ranks
+    crossed, expected = (sum(map(float, sent)) for sent in counters)
     # Headers and the messages of mpirun are not of one size.
-    assert crossed[2] == pytest.approx(crossed[1], rel=0.1)
-    plain = start(4, "istmpi", *WORDS, *groups, "--out", tmp_path / "plain").end(120)
+    assert crossed == pytest.approx(expected, rel=0.1)
+    plain = start(4, "istmpi", *WORDS, *GROUPS, "--out", tmp_path / "plain").end(120)
     assert plain.returncode == 0, plain
-    expected, *hosts = map(lines, (tmp_path / "plain", tmp_path / "groups", ranks))
-    for found in hosts:
-        assert [line["bytes"] for line in found] == [line["bytes"] for line in expected]
+    counts = [[line["bytes"] for line in lines(out)] for out in (tmp_path / "plain", tmp_path / "groups", ranks)]
+    assert counts[0] == counts[1] == counts[2]
     assert weights(tmp_path / "plain") == weights(tmp_path / "groups")
 
 
-def test_a_stopped_member_on_another_host_is_named(start, tmp_path, monkeypatch):
+def test_two_hosts_compute_what_one_does_and_name_a_stopped_member(start, series, tmp_path_factory, monkeypatch):
     cluster = Cluster("test")
-    words = [*WORDS, "--rounds", 10**6, "--group-size", 2, "--set", "comm.patience=3", "--out", tmp_path / "run"]
+    plain, hosts = map(tmp_path_factory.mktemp, ("plain", "hosts"))
+    commands = {name: [*WORDS, *GROUPS, *more, "--out", name] for name, more in {"a": MOMENTUM, "b": UNEQUAL}.items()}
+    words = [*WORDS, *GROUPS, "--rounds", 10**6, "--set", "comm.patience=3", "--out", hosts / "run"]
+    series(4, plain, commands).end(120)
     with alone("test"):
         cluster.up(2, "1gbit")
         try:
-            monkeypatch.setenv("MPIRUN", shlex.join(cluster.launcher(tmp_path, members=2)))
+            monkeypatch.setenv("MPIRUN", shlex.join(cluster.launcher(hosts, members=2)))
+            series(4, hosts, commands).end(120)
             job = start(4, "istmpi", *words)
-            wait_for_rounds(tmp_path / "run", 3, job)
+            wait_for_rounds(hosts / "run", 3, job)
             os.kill(job.ranks[3], signal.SIGSTOP)
             result = job.end(90)
         finally:
             cluster.down()
+    assert all(weights(plain / name) == weights(hosts / name) for name in commands)
     assert result.returncode == 76, result
     assert "a rank does not respond: process 3 (member 1 of rank 1) on istmpi-test-1" in result.errors[-1], result
 
