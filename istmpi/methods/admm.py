@@ -31,7 +31,7 @@ class ADMM(ReplicatedMethod):
             if parameter.grad is not None:
                 # The gradient of rho/2 |x - z + u|^2 is rho (x - z + u).
                 apart = parameter - self._consensus[name] + self._duals[name]
-                parameter.grad.add_(apart, alpha=self.job.run.method.penalty)
+                parameter.grad.add_(apart, alpha=self.settings.penalty)
 
     def exchange(self, number: int) -> None:
         weights = {name: self.subnet.tensors[name] for name in self._duals}

@@ -31,7 +31,7 @@ class Codistillation(ReplicatedMethod):
 
     def begin(self, number: int) -> None:
         super().begin(number)
-        if number >= self.job.run.method.burn_in:
+        if number >= self.settings.burn_in:
             tensors = self.of_this_rank()
             self._fetch_others({name: tensors[name] for name in select_weights(tensors)})
 

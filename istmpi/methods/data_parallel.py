@@ -69,7 +69,7 @@ class DataParallel(ReplicatedMethod):
             # The vote is under way during this step, so that no step waits for it.
             self._vote = self.job.communicator.start_allreduce_max(self.job.stop.asked())
         step = self._first + local_step
-        self._mean.key = rng.key(self.job.run.train.seed, "wire", "gradient", step)
+        self._mean.key = rng.key(self.seed, "wire", "gradient", step)
         return stop
 
     def _hand_over_gradients(self) -> MeanOverRanks:

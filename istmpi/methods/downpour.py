@@ -32,7 +32,7 @@ class Downpour(ReplicatedMethod):
         tensors = self.subnet.tensors
         self._server = {name: tensors[name].clone() for name in select_weights(tensors)}
         self._changed = []
-        for _ in range(self.job.run.method.staleness):
+        for _ in range(self.settings.staleness):
             zeros = {name: torch.zeros_like(values) for name, values in self._server.items()}
             self._changed.append(zeros)
 

@@ -52,13 +52,13 @@ class DynamicAveraging(ReplicatedMethod):
         # Rank 0 decides: a sum's last bit depends on processor and threads, and all must see the
         # same members.
         limit = communicator.broadcast_from_root(
-            self.job.run.method.threshold * _square_norm(self._reference)
+            self.settings.threshold * _square_norm(self._reference)
         )
         distance = _square_norm(self._reference, self.subnet.tensors)
         with clock("wait"):
             drifts = communicator.allgather(distance)
         members = [rank for rank, drift in enumerate(drifts) if drift > limit]
-        stream = rng.key(self.job.run.train.seed, "averaging", number)
+        stream = rng.key(self.seed, "averaging", number)
         order = rng.permutation(communicator.size, stream).tolist()
         near = not members
         while not near:

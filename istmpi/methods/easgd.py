@@ -22,9 +22,8 @@ class EASGD(ReplicatedMethod):
 
     @torch.no_grad()
     def exchange(self, number: int) -> None:
-        settings = self.job.run.method
         store = self.job.store
-        rate = settings.moving_rate / self.job.communicator.size
+        rate = self.settings.moving_rate / self.job.communicator.size
 
         def serve(name: str, rows: torch.Tensor) -> torch.Tensor:
             """Move the center by all ranks' weights; return the center that each met.
@@ -35,9 +34,9 @@ class EASGD(ReplicatedMethod):
             met = torch.empty_like(rows)
             for rank, weights in enumerate(rows):
                 met[rank] = center
-                if settings.order == "round-robin":
+                if self.settings.order == "round-robin":
                     center += rate * (weights - center)
-            if settings.order == "together":
+            if self.settings.order == "together":
                 center += rate * (rows - met).sum(dim=0)
             return met
 

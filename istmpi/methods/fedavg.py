@@ -21,8 +21,8 @@ class FedAvg(IST):
         self._examples = tuple(job.communicator.allgather(job.batches.examples))
 
     def drawn(self, number: int) -> tuple[int, ...]:
-        run = self.job.run
-        return draw_ranks(self.job.communicator.size, run.method.fraction, run.train.seed, number)
+        ranks = self.job.communicator.size
+        return draw_ranks(ranks, self.settings.fraction, self.seed, number)
 
     def holders(self, number: int) -> Replicated:
         return Replicated(

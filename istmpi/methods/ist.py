@@ -35,7 +35,7 @@ class IST(Method):
             self.subnet.release()
 
     def after_update(self, done: int) -> None:
-        last_steps = self.job.run.method.local_steps - done
+        last_steps = self.settings.local_steps - done
         if self.shards.leaves_early and last_steps == self.shards.route.early:
             self.subnet.settle()
             # method.delay: the weights arrive while this rank takes the last steps.

@@ -64,10 +64,9 @@ class Joint(ReplicatedMethod):
 
     def __init__(self, job: Job):
         super().__init__(job)
-        settings = job.run.method
-        self._local_steps: int = settings.local_steps
+        self._local_steps: int = self.settings.local_steps
         self.batches_in_a_round = count_batches(job.run)
-        self._sigma = settings.sigma or float(job.communicator.size)
+        self._sigma = self.settings.sigma or float(job.communicator.size)
         # One subnet is the whole sum, which it need not assume.
         self._is_alone = job.communicator.size == 1 and self._sigma == 1
         # A round of a single step passes its batch only once.
@@ -115,10 +114,9 @@ class Joint(ReplicatedMethod):
     def _look_ahead(self, number: int) -> None:
         """Read the round's batches, and begin to add up their outputs."""
         first = self.find_batch(self.first_step(number))
-        dtype = getattr(torch, self.job.run.model.dtype)
         self._batches = []
         for batch_number in range(first, first + self.batches_in_a_round):
-            self._batches.append(super().batch(batch_number).to(self.job.device, dtype))
+            self._batches.append(super().batch(batch_number).to(self.job.device, self.dtype))
         self.look_ahead(number, self._batches)
 
     def find_batch(self, step: int) -> int:

@@ -53,7 +53,12 @@ class LocalTraining(ABC):
 
     def __init__(self, job: LocalJob):
         self.job = job
-        self.spec = METHODS[job.run.method.name]
+        self.settings = job.run.method
+        """The settings of the phase's method."""
+        self.spec = METHODS[self.settings.name]
+        self.seed = job.run.train.seed
+        self.dtype: torch.dtype = getattr(torch, job.run.model.dtype)
+        """The type of the network's values."""
         self.subnet = Subnet(
             job,
             changes_gradients=self.spec.changes_gradients,
@@ -88,10 +93,9 @@ class LocalTraining(ABC):
     def first_step(self, number: int) -> int:
         """Return the number of this rank's first local step in a round; steps are numbered through
         all rounds."""
-        settings = self.job.run.method
         if self.spec.in_passes:
-            return number * settings.epochs * self.job.batches.in_a_pass
-        return number * settings.local_steps
+            return number * self.settings.epochs * self.job.batches.in_a_pass
+        return number * self.settings.local_steps
 
     def steps(self, number: int) -> int:
         """Return the number of this rank's local steps in a round."""
@@ -110,7 +114,7 @@ class LocalTraining(ABC):
         """Take the local step number ``step`` of the run, with a learning rate."""
         whole = self.batch(step)
         batch, share = self._take_part(whole)
-        batch = batch.to(self.job.device, getattr(torch, self.job.run.model.dtype))
+        batch = batch.to(self.job.device, self.dtype)
         number = self.find_batch(step)
         self.subnet.begin_step(number, rate, self.job.architecture.stochastic)
         minimised, loss = self.objective(self.subnet.averaging, batch)

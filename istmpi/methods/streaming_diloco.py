@@ -47,11 +47,10 @@ class StreamingDiLoCo(ReplicatedMethod):
 
     def __init__(self, job: Job):
         super().__init__(job)
-        settings = job.run.method
         planned = departures(
             job.architecture.parameters,
-            settings.fragments,
-            settings.local_steps,
+            self.settings.fragments,
+            self.settings.local_steps,
             self.spec.delay(job.run),
         )
         self._departures = {departure.leaves: departure for departure in planned}
@@ -109,7 +108,7 @@ class StreamingDiLoCo(ReplicatedMethod):
 
     @torch.no_grad()
     def _arrive(self, arrived: _UnderWay) -> None:
-        mix = self.job.run.method.mix
+        mix = self.settings.mix
         with self.job.clock("all-reduce"):
             change = arrived.mean.finish()
             self._leaving = bool(arrived.vote())
