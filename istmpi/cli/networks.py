@@ -69,7 +69,7 @@ class Described:
                 limits.require_usable(run, phase, self.data, network, ranks, members, examples)
                 # Without a job, the processes of a host are not known, but there may be two.
                 processes = group_size or run.train.group_size or FEWEST
-                require_groups(phase, name, network, processes)
+                require_groups(phase.train, name, network, processes)
         return costs
 
 

@@ -25,7 +25,7 @@ def show(run: Run, ranks: int, cluster: str | None = None, as_json: bool = False
     """Print the plan of a run on ``ranks`` ranks, with its seconds on a ``cluster``, or print it as
     JSON."""
     if cluster is not None:
-        require_size(run)
+        require_size(run.train.group_size)
     planned = describe_run(run, None, ranks=ranks)
     run = planned.run
     network = planned.architecture

@@ -36,9 +36,8 @@ def time_rounds(run: Run, architecture: Architecture, counted: Cost, cluster: Cl
     shared = hops * float(copies * counted.largest.memory.network) * inside.seconds_per_byte
     waits = hops * inside.latency + _wait_for_gradients(of_member, members, cluster)
     lengths = of_member.largest.part.lengths
-    waits += _wait_for_moments(
-        count_normalised_together(run, architecture, lengths), members, inside
-    )
+    sums = count_normalised_together(architecture, lengths, run.train.sync_batch_norm)
+    waits += _wait_for_moments(sums, members, inside)
     steps = counted.local_steps * waits
     return RoundTime(time.compute + steps, time.transfer + shared)
 

@@ -40,9 +40,9 @@ class Scenario:
     """True if methods that send in each step divide train.batch among the ranks."""
 
     def __post_init__(self) -> None:
-        require_size(self.run)
         members = self.run.train.group_size
-        require_groups(self.run, self.run.method.name, self.architecture, members)
+        require_size(members)
+        require_groups(self.run.train, self.run.method.name, self.architecture, members)
 
     def cost(self, method: str, ranks: int) -> Cost:
         return cost(self.run, self.architecture, ranks, method, self.shared_batch, self.examples)
@@ -76,7 +76,7 @@ class Scenario:
         """Return False if a method deals out units, but there are none, unless method.partition is
         empty, or needs outputs that replica groups do not exchange."""
         spec = find_method(method)
-        if not is_divisible(self.run, method, self.architecture):
+        if not is_divisible(self.run.train, method, self.architecture):
             return False
         if not spec.deals or self.run.method.partition == ():
             return True

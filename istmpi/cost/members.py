@@ -100,7 +100,7 @@ def _count_sent_inside(
     # Each of N members sends 2 (N-1) / N of all gradients in a step.
     sent = subnets * (count_shared_copies(run, counted.spec, local_steps) + 2 * local_steps)
     for part in counted.parts:
-        sums = count_normalised_together(run, architecture, part.part.lengths)
+        sums = count_normalised_together(architecture, part.part.lengths, run.train.sync_batch_norm)
         sent += 2 * local_steps * len(part.part.ranks) * sums.nbytes
     return counted.held.taking_part * sent
 
@@ -120,9 +120,10 @@ class NormalisedTogether:
 
 
 def count_normalised_together(
-    run: Run, architecture: Architecture, lengths: Mapping[str, Number]
+    architecture: Architecture, lengths: Mapping[str, Number], everywhere: bool
 ) -> NormalisedTogether:
-    """Return what members add up in a step of a subnet of some ``lengths``."""
+    """Return what members add up in a step of a subnet of some ``lengths``. ``everywhere``: as
+    train.sync_batch_norm."""
     if not architecture.batch_norms:
         return NormalisedTogether()
     from istmpi.network.norms import select_synchronised
@@ -131,7 +132,7 @@ def count_normalised_together(
     layers = architecture.batch_norm_layers(architecture.without_values(None, widths))
     number: Number = 0
     values: Number = 0
-    for name, norm in select_synchronised(layers, run.train.sync_batch_norm).items():
+    for name, norm in select_synchronised(layers, everywhere).items():
         odds = _find_odds(architecture, name, lengths)
         number += odds
         values += odds * (4 * norm.num_features + 1)

@@ -11,7 +11,7 @@ from istmpi.settings import shown
 from istmpi.tasks import GRAPH, SPARSE_ROWS
 
 if TYPE_CHECKING:
-    from istmpi.config import Run
+    from istmpi.config.sections import Train
     from istmpi.network.architecture import Architecture
 
 REFUSED = ("codistillation", "joint")
@@ -20,13 +20,12 @@ FEWEST = 2
 """The members of the smallest group that divides a batch."""
 
 
-def require_groups(run: Run, method: str, network: Architecture, members: int) -> None:
+def require_groups(train: Train, method: str, network: Architecture, members: int) -> None:
     """Raise ConfigError if a group of ``members`` cannot train a network by a method.
 
     A job, its plan and ``istmpi costmodel`` call this function, so that they refuse the same runs.
     """
-    train = run.train
-    setting = _describe_size(run)
+    setting = _describe_size(train.group_size)
     if members == 1:
         return
     if method in REFUSED:
@@ -39,7 +38,7 @@ def require_groups(run: Run, method: str, network: Architecture, members: int) -
 
         full = network.without_values(None)
         select_synchronised(network.batch_norm_layers(full), everywhere=True)
-    _require_examples(run, method, network, members, setting)
+    _require_examples(train, method, network, members, setting)
     weights = train.class_weights
     if isinstance(weights, tuple | list) and not all(weights):
         raise ConfigError(
@@ -48,8 +47,8 @@ def require_groups(run: Run, method: str, network: Architecture, members: int) -
         )
 
 
-def _describe_size(run: Run) -> str:
-    return f"train.group_size = {run.train.group_size or 'host'}"
+def _describe_size(group_size: int) -> str:
+    return f"train.group_size = {group_size or 'host'}"
 
 
 def _require_divided_inputs(network: Architecture, setting: str) -> None:
@@ -62,18 +61,18 @@ def _require_divided_inputs(network: Architecture, setting: str) -> None:
             )
 
 
-def is_divisible(run: Run, method: str, network: Architecture) -> bool:
+def is_divisible(train: Train, method: str, network: Architecture) -> bool:
     """Return False if the run asks for replica groups that cannot train by a method."""
     try:
-        require_groups(run, method, network, run.train.group_size)
+        require_groups(train, method, network, train.group_size)
     except ConfigError:
         return False
     return True
 
 
-def require_size(run: Run) -> None:
+def require_size(group_size: int) -> None:
     """Raise ConfigError if the size of a run's groups is known only in its job."""
-    if run.train.group_size == WHOLE_HOST:
+    if group_size == WHOLE_HOST:
         raise ConfigError(
             "train.group_size = host: seconds and memory need the processes of a group. Give "
             "train.group_size = N."
@@ -81,13 +80,13 @@ def require_size(run: Run) -> None:
 
 
 def _require_examples(
-    run: Run, method: str, network: Architecture, members: int, setting: str
+    train: Train, method: str, network: Architecture, members: int, setting: str
 ) -> None:
     """Raise ConfigError if a member may get fewer examples than it can compute with."""
-    batch = run.train.batch
+    batch = train.batch
     least = members
     reason = "an example"
-    if network.batch_norms and not run.train.sync_batch_norm:
+    if network.batch_norms and not train.sync_batch_norm:
         if runs_in_passes(method):
             raise ConfigError(
                 f"{setting} does not go with method {method} and batch normalisation: "
@@ -103,9 +102,9 @@ def _require_examples(
         )
 
 
-def require_no_groups(run: Run) -> None:
+def require_no_groups(group_size: int) -> None:
     """Raise ConfigError if a run asks for replica groups where there are none."""
-    if run.train.group_size != 1:
+    if group_size != 1:
         raise ConfigError(
-            f"{_describe_size(run)} is for istmpi train under mpirun. Leave it out here."
+            f"{_describe_size(group_size)} is for istmpi train under mpirun. Leave it out here."
         )

@@ -19,6 +19,7 @@ from istmpi.tasks import TASKS, NextToken
 
 if TYPE_CHECKING:
     from istmpi.config import Run
+    from istmpi.config.learner import Method
     from istmpi.config.sections import Train
     from istmpi.config.spec import MethodSpec
     from istmpi.data.dataset import Dataset
@@ -51,13 +52,13 @@ def require_usable(
     spec = find_method_spec(name, "method.name =" if is_first else "method.finish =")
     require_weights(run.train, len(network.table.output_names), run.model.name)
     require_wire(spec, phase)
-    require_state(spec, phase)
+    require_state(spec, phase.method.optimizer_state)
     require_dealable(spec, phase, network)
     require_classes(run.train, data.task, data.outputs, name)
     _require_outputs(spec, run, data, network, ranks)
     for count in examples:
         if spec.in_passes and network.batch_norms:
-            _require_last_batch(run, name, count)
+            _require_last_batch(name, run.train.batch, count, run.model.batch_statistics)
         steps = (rounds or run.train.rounds) * spec.steps(phase, 1, count)
         schedules.require_usable(run.optimizer, steps)
     require_room(spec, phase, network, ranks)
@@ -111,15 +112,14 @@ def _require_likelihood(spec: MethodSpec, run: Run, data: Dataset, network: Arch
         raise ConfigError(f"evaluate.form = 'likelihood' {problem}. Use another form.")
 
 
-def _require_last_batch(run: Run, method: str, examples: int) -> None:
+def _require_last_batch(method: str, batch: int, examples: int, normalisation: str) -> None:
     """Raise ConfigError if a pass over a rank's examples ends with a batch of one, of which batch
-    normalisation has no variance."""
-    batch = run.train.batch
+    normalisation has no variance. ``normalisation``: its setting; empty if it has none."""
     if (examples - 1) % batch == 0:
-        normalisation = run.model.batch_statistics or "batch normalisation"
+        subject = normalisation or "batch normalisation"
         raise ConfigError(
             f"train.batch = {batch} leaves {method} a last batch of one example (of {examples}), "
-            f"too few for {normalisation}. Use another train.batch or normalisation."
+            f"too few for {subject}. Use another train.batch or normalisation."
         )
 
 
@@ -215,9 +215,9 @@ def require_wire(spec: MethodSpec, run: Run) -> None:
         )
 
 
-def require_state(spec: MethodSpec, run: Run) -> None:
-    """Raise ConfigError if ranks cannot keep optimizer states of their own with the method."""
-    state = run.method.optimizer_state
+def require_state(spec: MethodSpec, state: str | None) -> None:
+    """Raise ConfigError if ranks cannot keep optimizer states of their own with the method.
+    ``state``: as method.optimizer_state."""
     if state == KEEP and not spec.always_carries and KEEP not in spec.states:
         keeping = " and ".join(name for name, other in METHODS.items() if KEEP in other.states)
         raise ConfigError(
@@ -246,13 +246,13 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
             f"Give at most {steps - 1}, or more local steps."
         )
     if settings.fragments is not None and "fragments" in spec.settings:
-        _require_fragments(spec, run, architecture, settings.fragments)
+        _require_fragments(settings.fragments, steps, spec.delay(run), architecture)
     if spec.share_every(run) > 1 and ranks > 1 and spec.takes_outer_step(run):
         raise ConfigError(
             f"method.share_every = {settings.share_every} does not go with an outer step "
             "(outer_lr, outer_momentum), which needs all weights in every round. Leave one out."
         )
-    _require_equal_shares(spec, run)
+    _require_equal_shares(settings, spec.holders(run))
     if spec.leaves_early(run, architecture, ranks):
         require_undivided(
             spec.groups(run, architecture), architecture, "method.delay", "Leave it out"
@@ -271,21 +271,17 @@ def require_room(spec: MethodSpec, run: Run, architecture: Architecture, ranks: 
         )
 
 
-def _require_equal_shares(spec: MethodSpec, run: Run) -> None:
+def _require_equal_shares(settings: Method, holders: int) -> None:
     """Raise ConfigError for shares of ranks where several ranks hold a unit."""
-    if spec.holders(run) > 1 and run.method.shares is not None:
+    if holders > 1 and settings.shares is not None:
         raise ConfigError(
-            f"method.shares does not go with method.holders = {run.method.holders}, whose ranks "
+            f"method.shares does not go with method.holders = {settings.holders}, whose ranks "
             "have equal shares. Leave one out."
         )
 
 
-def _require_fragments(
-    spec: MethodSpec, run: Run, architecture: Architecture, fragments: int
-) -> None:
+def _require_fragments(fragments: int, steps: int, delay: int, architecture: Architecture) -> None:
     """Raise ConfigError if the network and a round's steps do not allow so many fragments."""
-    steps = run.method.local_steps
-    delay = spec.delay(run)
     allowed = min(fragments, len(architecture.parameters))
     # Fragments that would not arrive before the next leaves have one departure together.
     while len(departures(architecture.parameters, allowed, steps, delay)) < allowed:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from istmpi.config import Run
     from istmpi.config.spec import MethodSpec
     from istmpi.data.dataset import Dataset
+    from istmpi.data.settings import Data as DataSettings
     from istmpi.network.architecture import Architecture
 
 
@@ -34,8 +35,8 @@ def require_sum(
             )
         return
     _require_settings(spec.name, run, data)
-    _require_passes(run)
-    _require_labels(run, ranks)
+    _require_passes(run.method.local_steps, run.method.passes)
+    _require_labels(run.data, run.method.local_steps, ranks)
     outputs = len(network.table.output_names)
     if outputs > 1:
         raise ConfigError(
@@ -83,10 +84,8 @@ def _require_settings(name: str, run: Run, data: Dataset) -> None:
         )
 
 
-def _require_passes(run: Run) -> None:
+def _require_passes(steps: int, passes: int) -> None:
     """Raise ConfigError unless the passes of a round are whole."""
-    steps = run.method.local_steps
-    passes = run.method.passes
     if steps % passes:
         raise ConfigError(
             f"method.passes = {passes} does not divide method.local_steps = {steps}. Give a "
@@ -94,9 +93,8 @@ def _require_passes(run: Run) -> None:
         )
 
 
-def _require_labels(run: Run, ranks: int) -> None:
+def _require_labels(data: DataSettings, local_steps: int, ranks: int) -> None:
     """Raise ConfigError if labels on one rank alone do not go with the run."""
-    data = run.data
     setting = f"data.labels_on = {data.labels_on}"
     if data.labels_on is None:
         return
@@ -104,9 +102,9 @@ def _require_labels(run: Run, ranks: int) -> None:
         raise ConfigError(f"{setting} is for data.columns. Leave it out, or divide the columns.")
     if data.labels_on >= ranks:
         raise ConfigError(f"{setting} must be a rank, 0 to {ranks - 1}.")
-    if run.method.local_steps > 1:
+    if local_steps > 1:
         raise ConfigError(
-            f"{setting} needs method.local_steps = 1, not {run.method.local_steps}: a rank without "
+            f"{setting} needs method.local_steps = 1, not {local_steps}: a rank without "
             "labels cannot take steps alone."
         )
     if data.validation or data.test:

@@ -205,9 +205,9 @@ class Setup:
         require_further(size.dataset, self.run.evaluate)
         if self._membership:
             members = self._membership.inside.size
-            require_groups(phase, phase.method.name, size.architecture, members)
+            require_groups(phase.train, phase.method.name, size.architecture, members)
         else:
-            require_no_groups(self.run)
+            require_no_groups(self.run.train.group_size)
 
     def _sends_in_pieces(self, several_hosts: bool) -> bool:
         exchange = self.run.comm.exchange

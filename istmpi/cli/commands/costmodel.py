@@ -185,7 +185,8 @@ def _methods(compare: str | None, scenario: Scenario) -> list[str]:
         named = compare.split(",")
     for method in named:
         find_method(method)  # refuses one that has no cost
-        require_groups(scenario.run, method, scenario.architecture, scenario.run.train.group_size)
+        train = scenario.run.train
+        require_groups(train, method, scenario.architecture, train.group_size)
         if not scenario.can(method):
             scenario.architecture.require_dealable(())
     if compare is None:

@@ -76,7 +76,7 @@ def _resolve(
     from istmpi.methods.group_limits import require_no_groups
 
     resolved = resolve(run, assignments, parameters)
-    require_no_groups(resolved)
+    require_no_groups(resolved.train.group_size)
     return resolved
 
 
