@@ -133,6 +133,11 @@ class Header:
         return Course.from_rounds(self.run.train.rounds)
 
     @property
+    def phases(self) -> Sequence[tuple[str, int]]:
+        """The methods of the run in turn, each with its number of rounds."""
+        return self.run.phases(self.course)
+
+    @property
     def is_sum(self) -> bool:
         """True if the network is the sum of its subnets."""
         # The method of a whole network may be one that this version does not know.

@@ -112,6 +112,11 @@ class Checkpoint:
         return Architecture(model.name, Table.from_tree(self.header.network), model.dtype, code)
 
     @property
+    def dtype(self) -> np.dtype:
+        """The type of the network's values."""
+        return np.dtype(self.header.run.model.dtype)
+
+    @property
     def calibrated(self) -> bool:
         """True if the file has the moments of all batch normalisations, to score examples one by
         one."""

@@ -32,7 +32,8 @@ def time_rounds(run: Run, architecture: Architecture, counted: Cost, cluster: Cl
     hops = (members - 1).bit_length()
     inside = cluster.inside
     # The leader gives its members values at the round's beginning, and some methods in each step.
-    copies = count_shared_copies(run, counted.spec, counted.local_steps)
+    slots = len(counted.spec.optimizer_slots(run))
+    copies = count_shared_copies(counted.spec, slots, counted.local_steps)
     shared = hops * float(copies * counted.largest.memory.network) * inside.seconds_per_byte
     waits = hops * inside.latency + _wait_for_gradients(of_member, members, cluster)
     lengths = of_member.largest.part.lengths

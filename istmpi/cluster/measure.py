@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from istmpi.cluster import timing, transfers
 from istmpi.cluster.alone import Alone, measure_alone
@@ -23,11 +22,13 @@ from istmpi.cluster.saving import time_file
 from istmpi.comm import Communicator, find_members, library, on_this_host
 from istmpi.config import Run
 from istmpi.config.method_settings import EVEN_DEAL
+from istmpi.config.sections import Optimizer, Train
 from istmpi.cost import Cost, cost
 from istmpi.cost.counts import PartCost
 from istmpi.devices import choose_device, choose_threads
 from istmpi.errors import ConfigError, IstmpiError
 from istmpi.network.architecture import Architecture
+from istmpi.network.table import Operator
 from istmpi.optim.optimizers import choose_optimizer
 from istmpi.record import home
 from istmpi.training.loop import Training
@@ -48,7 +49,8 @@ STEP_ROUNDS = 6
 def measure(run: Run, architecture: Architecture, communicator: Communicator) -> Cluster:
     """Measure this job's ranks with the shapes of the run's subnets; return the same result on
     every rank."""
-    run, device = choose_device_and_threads(run, communicator)
+    device, threads = choose_device_and_threads(run.train, communicator)
+    run = run.override({"train.threads": threads})
     return measure_beside(run, architecture, communicator, communicator, device)
 
 
@@ -104,22 +106,23 @@ def measure_computing(
 
     Products are those of ``ranks`` subnets. Collective over ``everyone``.
     """
-    flops_per_second, product_seconds, products = _products(
-        run, architecture, ranks, everyone, device
-    )
+    parts = list(_subnets(run, architecture, ranks))
+    shapes = _shapes(parts, architecture.operators, run.train.batch)
+    flops_per_second, product_seconds, products = _products(shapes, everyone, device)
+    make_step = partial(_make_step, run.optimizer, run.train.batch, architecture, device)
     touch_seconds, steps = _touch(
-        run, architecture, ranks, everyone, device, flops_per_second, product_seconds
+        parts, architecture, make_step, everyone, flops_per_second, product_seconds
     )
     return flops_per_second, product_seconds, touch_seconds, {"products": products, "steps": steps}
 
 
-def choose_device_and_threads(run: Run, communicator: Communicator) -> tuple[Run, torch.device]:
-    """Return the run with this rank's number of threads, which is set, and this rank's device."""
+def choose_device_and_threads(train: Train, communicator: Communicator) -> tuple[torch.device, int]:
+    """Return this rank's device, and its number of threads, which is set. Collective."""
     with on_this_host(communicator) as local:
         with communicator.agreed():
-            device = choose_device(run.train.device, local)
-        threads = choose_threads(run.train.threads, local)
-    return run.override({"train.threads": threads}), device
+            device = choose_device(train.device, local)
+        threads = choose_threads(train.threads, local)
+    return device, threads
 
 
 def _measure_network(communicator: Communicator) -> Cluster:
@@ -159,18 +162,14 @@ def _time_small_call(communicator: Communicator) -> float:
 
 
 def _products(
-    run: Run,
-    architecture: Architecture,
-    ranks: int,
-    everyone: Communicator,
-    device: torch.device,
+    shapes: Sequence[tuple[int, int, int]], everyone: Communicator, device: torch.device
 ) -> tuple[float, float, dict[str, Any]]:
-    """Measure products forward and backward; return FLOP/s, and the seconds of each product beyond
-    its FLOPs."""
+    """Measure products of (rows, inputs, outputs) forward and backward; return FLOP/s, and the
+    seconds of each product beyond its FLOPs."""
     rows: list[dict[str, Any]] = []
     flops: list[float] = []
     seconds: list[float] = []
-    for batch, inputs, outputs in _shapes(run, architecture, ranks):
+    for batch, inputs, outputs in shapes:
         x = torch.ones((batch, inputs), device=device)
         gradient = torch.ones((batch, outputs), device=device)
         weight = torch.ones((outputs, inputs), device=device)
@@ -194,14 +193,16 @@ def _products(
     return 1 / seconds_per_flop, product_seconds, {"points": rows, "median_relative_error": error}
 
 
-def _shapes(run: Run, architecture: Architecture, ranks: int) -> list[tuple[int, int, int]]:
-    """Return (rows, inputs, outputs) of the run's products with the most FLOPs; rows are limited by
-    MOST_ELEMENTS."""
+def _shapes(
+    parts: Sequence[PartCost], operators: Sequence[Operator], batch: int
+) -> list[tuple[int, int, int]]:
+    """Return (rows, inputs, outputs) of the subnets' products with the most FLOPs; rows are limited
+    by MOST_ELEMENTS."""
     shapes: list[tuple[int, int, int]] = []
-    for part in _subnets(run, architecture, ranks):
-        for operator in architecture.operators:
+    for part in parts:
+        for operator in operators:
             rows, inputs, outputs = map(int, operator.shape.shape(part.part.lengths))
-            rows *= run.train.batch**operator.examples
+            rows *= batch**operator.examples
             if inputs:  # 0 for a look-up
                 most_rows = max(MOST_ELEMENTS // max(inputs, outputs), 1)
                 shapes.append((min(rows, most_rows), inputs, outputs))
@@ -234,11 +235,10 @@ def _finish(device: torch.device) -> None:
 
 
 def _touch(
-    run: Run,
+    parts: Sequence[PartCost],
     architecture: Architecture,
-    ranks: int,
+    make_step: Callable[[PartCost], Callable[[], None]],
     everyone: Communicator,
-    device: torch.device,
     flops_per_second: float,
     product_seconds: float,
 ) -> tuple[float, dict[str, Any]]:
@@ -250,12 +250,10 @@ def _touch(
     """
     if architecture.nodes[1] or architecture.code.tokens or architecture.code.sparse:
         return 0.0, {}
-    shape = architecture.example_shape
     touched: list[float] = []
     seconds_left: list[float] = []
-    for part in _subnets(run, architecture, ranks):
-        network = architecture.build(_whole_lengths(part)).to(device)
-        seconds = timing.time_slowest(everyone, _step(run, network, shape, device))
+    for part in parts:
+        seconds = timing.time_slowest(everyone, make_step(part))
         touched.append(float(part.touched))
         seconds_of_products = float(part.flops.products) / flops_per_second
         seconds_of_products += part.flops.product_count * product_seconds
@@ -264,13 +262,18 @@ def _touch(
     return seconds_per_byte, {"median_relative_error": error}
 
 
-def _step(
-    run: Run, network: nn.Module, example_shape: Sequence[int], device: torch.device
+def _make_step(
+    settings: Optimizer,
+    batch: int,
+    architecture: Architecture,
+    device: torch.device,
+    part: PartCost,
 ) -> Callable[[], None]:
-    """Return a function that takes a local step on a batch of ones."""
-    optimizer = choose_optimizer(run.optimizer).make(network.parameters())
+    """Return a function that takes a local step of a subnet on a batch of ones."""
+    network = architecture.build(_whole_lengths(part)).to(device)
+    optimizer = choose_optimizer(settings).make(network.parameters())
     dtype = next(network.parameters()).dtype
-    x = torch.ones((run.train.batch, *example_shape), device=device, dtype=dtype)
+    x = torch.ones((batch, *architecture.example_shape), device=device, dtype=dtype)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -318,13 +321,13 @@ def _time_save(training: Training) -> float:
     return time_file(home(run.output.folder, run.name), training, training.communicator)
 
 
-def _make_tiny(run: Run, ranks: int) -> Run:
-    """Return a run of a tiny network on the run's device, with its folder."""
+def _make_tiny(device: str, folder: str, ranks: int) -> Run:
+    """Return a run of a tiny network, with train.device and output.folder of the measured run."""
     changes = {
         **TINY,
         "train.threads": torch.get_num_threads(),
-        "train.device": run.train.device,
-        "output.folder": str(home(run.output.folder, run.name)),
+        "train.device": device,
+        "output.folder": folder,
         "model.hidden": [max(16, ranks)],
     }
     return Run().override(changes)
@@ -362,7 +365,8 @@ def _overheads(
     If the run itself can train here, FLOP/s and the seconds of steps and saves come from it.
     """
     with communicator.agreed():
-        tiny = _make_tiny(run, communicator.size)
+        folder = str(home(run.output.folder, run.name))
+        tiny = _make_tiny(run.train.device, folder, communicator.size)
     training, seconds = _rounds(tiny, communicator, TINY_ROUNDS)
     plan = _find_cost(training)
     transfers = [seconds[phase] for phase in ("hop", "pull", "push") if phase in seconds]

@@ -33,7 +33,8 @@ def measure_groups(run: Run, architecture: Architecture, membership: Membership)
     every process."""
     world = membership.world
     members = membership.largest
-    run, device = choose_device_and_threads(run, world)
+    device, threads = choose_device_and_threads(run.train, world)
+    run = run.override({"train.threads": threads})
     group = join_group(membership, device)
     cluster = _measure_between(divide_batch(run, members), architecture, membership, device)
     if group is None:

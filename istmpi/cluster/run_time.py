@@ -75,7 +75,7 @@ def predict_run(
         of_evaluation += _predict_evaluation(run, architecture, data, cluster, last, plan)
     if form != "merged":
         of_evaluation += _predict_subnets(run, architecture, data, cluster, last)
-    shortest, longest = _predict_save(run, architecture, data, ranks, cluster, plan)
+    shortest, longest = _predict_save(form, architecture, data, ranks, cluster, plan)
     return RunTime(
         rounds=of_rounds,
         evaluations=evaluations * of_evaluation,
@@ -85,7 +85,7 @@ def predict_run(
 
 
 def _predict_save(
-    run: Run,
+    form: str,
     architecture: Architecture,
     data: Dataset,
     ranks: int,
@@ -93,8 +93,7 @@ def _predict_save(
     plan: EvaluationPlan,
 ) -> tuple[float | None, float | None]:
     """Return the least and the most seconds of the save of the network; None if they are not
-    known."""
-    form = choose_form(run)
+    known. ``form``: that in which the network is scored."""
     # The pass that chose the form has left its logits for the temperature.
     is_known = ranks == 1 or (plan.on_one and form in ("merged", "best"))
     if data.scoring.one_class and not is_known:

@@ -15,6 +15,7 @@ from istmpi.engine.output_sums import NAME, split_steps
 from istmpi.engine.route import FRAGMENT, GATHER, MEAN, PULL, PUSH, SPREAD, Leg, Parameters, Route
 
 if TYPE_CHECKING:
+    from istmpi.config.method_settings import MethodSettings
     from istmpi.config.received import RunSettings
     from istmpi.config.spec import MethodSpec
 
@@ -39,9 +40,9 @@ def fragments(
         yield Leg(FRAGMENT, sent, during=range(fragment.leaves, fragment.arrives))
 
 
-def count_batches(run: RunSettings) -> int:
+def count_batches(settings: MethodSettings) -> int:
     """Return the number of batches whose outputs are added up in a round."""
-    return run.method.local_steps // run.method.passes
+    return settings.local_steps // settings.passes
 
 
 def outputs(
@@ -52,7 +53,7 @@ def outputs(
     if route.outputs is None:
         raise AssertionError("the route has no outputs")
     # A step of a later pass takes the sum of the first one.
-    for steps in split_steps(count_batches(run)):
+    for steps in split_steps(count_batches(run.method)):
         yield Leg(
             MEAN,
             route.outputs.of_steps(steps),

@@ -181,7 +181,7 @@ class Run:
         if runs_in_passes(method.name):
             return Course.from_rounds(math.ceil(passes / method.epochs))
         # A batch counts once, however often a round passes over it.
-        in_a_round = count_batches(self) * self.train.batch
+        in_a_round = count_batches(self.method) * self.train.batch
         return Course.from_epochs(passes, in_a_round, most_examples)
 
     def sides(self, course: Course | None = None) -> list[tuple[int, int]]:

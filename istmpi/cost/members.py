@@ -11,7 +11,6 @@ from istmpi.cost.counts import PROCESS, Amount, Memory
 from istmpi.cost.run_cost import Cost, cost
 from istmpi.engine.axes import count_bytes
 from istmpi.engine.lengths import Number
-from istmpi.optim.optimizers import choose_optimizer
 
 if TYPE_CHECKING:
     from istmpi.config import Run
@@ -44,11 +43,10 @@ def divide_batch(run: Run, members: int) -> Run:
     return run.override({"train.batch": ceil(run.train.batch / members)})
 
 
-def count_shared_copies(run: Run, spec: MethodSpec, local_steps: int) -> int:
-    """Return how often a leader gives each other member the bytes of its subnet in a round."""
-    copies = 1
-    if spec.keeps_optimizer(run):
-        copies += len(choose_optimizer(run.optimizer).slots)
+def count_shared_copies(spec: MethodSpec, slots: int, local_steps: int) -> int:
+    """Return how often a leader gives each other member the bytes of its subnet in a round.
+    ``slots``: the kinds of optimizer slots that are kept between rounds."""
+    copies = 1 + slots
     if spec.changes_gradients:
         copies += local_steps
     if spec.delay_by_default:
@@ -97,8 +95,10 @@ def _count_sent_inside(
 ) -> Number:
     """Return the bytes of a round inside groups, for each member beside the leader."""
     subnets = sum(len(part.part.ranks) * part.memory.network for part in counted.parts)
+    slots = len(counted.spec.optimizer_slots(run))
+    copies = count_shared_copies(counted.spec, slots, local_steps)
     # Each of N members sends 2 (N-1) / N of all gradients in a step.
-    sent = subnets * (count_shared_copies(run, counted.spec, local_steps) + 2 * local_steps)
+    sent = subnets * (copies + 2 * local_steps)
     for part in counted.parts:
         sums = count_normalised_together(architecture, part.part.lengths, run.train.sync_batch_norm)
         sent += 2 * local_steps * len(part.part.ranks) * sums.nbytes

@@ -169,7 +169,7 @@ def _count_received(setup: Setup) -> Number:
     outputs = setup.route.outputs
     if outputs is None:
         return setup.route.means * setup.spec.received(setup.run, setup.held)
-    elements = count_batches(setup.run) * outputs.rows * outputs.values
+    elements = count_batches(setup.run.method) * outputs.rows * outputs.values
     return 2 * (setup.held.ranks - 1) * elements
 
 
@@ -233,7 +233,7 @@ def _copied_bytes(setup: Setup, part: Part) -> Number:
     copies: Number = subnet * spec.copies(setup.run, held.ranks, len(route.stored))
     if route.outputs:
         # The outputs of this rank and the sums of all ranks, for all batches of a round.
-        outputs = route.outputs.of_steps(range(count_batches(setup.run)))
+        outputs = route.outputs.of_steps(range(count_batches(setup.run.method)))
         copies += 2 * count_bytes(outputs, {})
     # The slots of a round's start, in case the round is dropped.
     copies += held.network_bytes * len(spec.own_slots(setup.run))

@@ -261,7 +261,7 @@ def _require_exact(checkpoint: Checkpoint) -> None:
     for what, offset in offsets.items():
         if offset is not None:
             narrow.append(list_features(np.flatnonzero(offset), what))
-    if narrow and checkpoint.header.run.model.dtype != "float64":
+    if narrow and checkpoint.dtype != np.float64:
         raise ConfigError(
             f"{checkpoint.path}: values of {' and '.join(narrow)} are too close together for an "
             "export's float32; istmpi subtracts an offset in float64. Use istmpi predict, "

@@ -121,7 +121,7 @@ def find_last_deal(header: Header, architecture: Architecture) -> Partition:
     last = max(header.round - 1, 0)
     first = 0
     # The method of the last round is that of the last phase that began by then.
-    for name, rounds in run.phases(header.course):
+    for name, rounds in header.phases:
         if first <= last:
             phase = run.override({"method.name": name})
         first += rounds

@@ -120,7 +120,7 @@ def chain_state(checkpoint: Checkpoint, moments: Moments) -> State:
     """
     layers = []
     network = checkpoint.architecture
-    dtype = np.dtype(checkpoint.header.run.model.dtype)
+    dtype = checkpoint.dtype
     if checkpoint.normalisation:
         mean, std = (values.astype(dtype) for values in checkpoint.normalisation.whole)
         # A batch normalisation divides by the root of the variance.

@@ -15,7 +15,7 @@ from istmpi.checkpoint.reader import Checkpoint
 from istmpi.checkpoint.state import Moments, fill, read_moments, read_own
 from istmpi.comm import Communicator, on_this_host
 from istmpi.config import Run
-from istmpi.config.sections import Evaluate
+from istmpi.config.sections import Evaluate, Train
 from istmpi.data.columns import OWN
 from istmpi.data.dataset import Dataset
 from istmpi.data.graph.split import GraphSplit
@@ -77,7 +77,7 @@ def evaluate(
         data = resize_images(data, header.side).reshape(network.example_shape)
         moments = _read_moments(checkpoint, calibrate)
         values_of = read_own(checkpoint)
-    device = _choose_device(run, communicator)
+    device = _choose_device(run.train, communicator)
     evaluator = Evaluator(run, network, data, store, communicator, header.ranks, device=device)
     _arrange(evaluator, header, network, values_of, moments)
     with _refuse_divergence(f"{path}: ", f"on the {split} split of {source}"):
@@ -164,12 +164,12 @@ def _load(
     return network, store
 
 
-def _choose_device(run: Run, communicator: Communicator) -> torch.device:
+def _choose_device(train: Train, communicator: Communicator) -> torch.device:
     """Choose this rank's threads and device. Collective."""
     with on_this_host(communicator) as local:
-        choose_threads(run.train.threads, local)
+        choose_threads(train.threads, local)
         # A GPU of the training machine may not be here.
-        return choose_device("cpu" if run.train.device == "cpu" else "auto", local)
+        return choose_device("cpu" if train.device == "cpu" else "auto", local)
 
 
 @contextmanager

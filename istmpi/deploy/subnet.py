@@ -7,7 +7,7 @@ which a block returns its input.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -200,7 +200,7 @@ class _Cut:
         stored = self.checkpoint.moments
         for name, units in self._units_of_norms.items():
             # A block that the rank lacked has none, and its outputs are zeros with any.
-            zeros = np.zeros(units, self.checkpoint.header.run.model.dtype)
+            zeros = np.zeros(units, self.checkpoint.dtype)
             mean, std = stored.get(f"{self.number}/{name}", (zeros, zeros + 1))
             moments[f"norm/{name}/mean"] = mean
             moments[f"norm/{name}/std"] = std
@@ -222,6 +222,4 @@ def _require_subnet(checkpoint: Checkpoint, deal: Partition, number: int) -> Non
 
 
 def _sums_outputs(checkpoint: Checkpoint) -> bool:
-    header = checkpoint.header
-    names: Sequence[str] = [name for name, _ in header.run.phases(header.course)]
-    return any(find_method_spec(name).sums_outputs for name in names)
+    return any(find_method_spec(name).sums_outputs for name, _ in checkpoint.header.phases)

@@ -65,7 +65,7 @@ class Joint(ReplicatedMethod):
     def __init__(self, job: Job):
         super().__init__(job)
         self._local_steps: int = self.settings.local_steps
-        self.batches_in_a_round = count_batches(job.run)
+        self.batches_in_a_round = count_batches(self.settings)
         self._sigma = self.settings.sigma or float(job.communicator.size)
         # One subnet is the whole sum, which it need not assume.
         self._is_alone = job.communicator.size == 1 and self._sigma == 1

@@ -108,7 +108,7 @@ def count_epochs(training: Measured, rounds: int) -> Fraction:
         raise ConfigError("round.epoch and round.ends_epoch go with job.epochs, not job.rounds.")
     if find_method_spec(run.method.name).in_passes:
         return Fraction(rounds * run.method.epochs)
-    in_a_round = count_batches(run) * run.train.batch
+    in_a_round = count_batches(run.method) * run.train.batch
     epochs = Fraction(0)
     changes = sorted(begin for begin in most_examples if begin < rounds)
     for begin, end in pairwise([*changes, rounds]):

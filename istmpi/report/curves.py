@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from istmpi.comm.ledger import ROUNDS
-from istmpi.config import Run
+from istmpi.config import Run, Train
 from istmpi.errors import DataError, UserError, kind_of
 from istmpi.files import appearing
 from istmpi.foreign import MOST, Fields, plain_value, printable
@@ -194,7 +194,7 @@ def _read_folder(folder: Path) -> Curve:
     # The later of two records knows better; a run that failed at its start has only the failure.
     records = [record for record in (summary, *lines[-1:], failure) if record]
     return Curve(
-        method=_name_method(run, folder),
+        method=_name_method(folder, run.method.name),
         points=_points([(line, line.score(key)) for line in scored], str(folder / METRICS)),
         seed=run.train.seed,
         ranks=next((record.whole("ranks", 1) for record in records if "ranks" in record), None),
@@ -204,7 +204,7 @@ def _read_folder(folder: Path) -> Curve:
         name=run.name,
         phases=_sum_phases(summary, lines),
         settings=run.flat(),
-        problem=_describe_problem(run, lines, summary, failure),
+        problem=_describe_problem(run.train, lines, summary, failure),
         source=printable(str(folder)),
         data=data,
         test=_find_test_score(lines, key),
@@ -215,13 +215,13 @@ def _read_folder(folder: Path) -> Curve:
     )
 
 
-def _name_method(run: Run, folder: Path) -> str:
-    """Return the run's name in its comparison, such as narrow, or its method."""
+def _name_method(folder: Path, method: str) -> str:
+    """Return a run's name in its comparison, such as narrow, or its ``method``."""
     # A comparison names its folders METHOD-SEED.
     name, _, _ = folder.name.rpartition("-")
     if name and (folder.parent / COMPARISON).is_file():
         return name
-    return run.method.name
+    return method
 
 
 def _find_score_key(lines: Sequence[Fields]) -> str:
@@ -278,7 +278,7 @@ def _read_failure(path: Path) -> Fields | None:
 
 
 def _describe_problem(
-    run: Run, lines: Sequence[Fields], summary: Fields | None, failure: Fields | None
+    train: Train, lines: Sequence[Fields], summary: Fields | None, failure: Fields | None
 ) -> str:
     """Return the reason why a run counts as incomplete; empty if it is complete."""
     if failure:
@@ -287,10 +287,10 @@ def _describe_problem(
     # Only a run that has ended has a summary, whatever its number of rounds.
     if summary:
         return ""
-    if run.train.epochs is not None:
-        return f"not finished: {done} rounds of {run.train.epochs:g} epochs"
-    if done < run.train.rounds:
-        return f"not finished: {done} of {run.train.rounds} rounds"
+    if train.epochs is not None:
+        return f"not finished: {done} rounds of {train.epochs:g} epochs"
+    if done < train.rounds:
+        return f"not finished: {done} of {train.rounds} rounds"
     return ""
 
 

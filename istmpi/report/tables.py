@@ -59,7 +59,8 @@ def plan(console: Console, run: Run, network: Architecture, figures: Mapping[str
     dealt = ", ".join(figures["dealt_out"]) or "nothing"
     console.print(head_text(run.name, f": {phases[0]['method']} on {ranks}, {dealt} dealt out"))
     console.print(_list_parameters(figures))
-    console.print(_list_costs(run, network, figures))
+    of_a_pass = float(pass_bytes(run, network, figures["ranks"]))
+    console.print(_list_costs(figures, of_a_pass))
     if isinstance(run.method.shares, str):
         console.print(CHANGING)
     for phase in phases:
@@ -150,8 +151,9 @@ def _list_parameters(figures: Mapping[str, Any]) -> Table:
     return table
 
 
-def _list_costs(run: Run, network: Architecture, figures: Mapping[str, Any]) -> Table:
-    """Return the table of weights, FLOPs, bytes and memory of a rank, all ranks, one process."""
+def _list_costs(figures: Mapping[str, Any], of_a_pass: float) -> Table:
+    """Return the table of weights, FLOPs, bytes and memory of a rank, all ranks, one process.
+    ``of_a_pass``: bytes of a pass of an evaluation."""
     ranks = figures["ranks"]
     # All ranks together; a process alone sends nothing.
     sent = figures["phases"][0]["round_bytes"]
@@ -168,7 +170,6 @@ def _list_costs(run: Run, network: Architecture, figures: Mapping[str, Any]) -> 
 
     # What a process takes of itself is the same for each, so that row has a single figure.
     process = sum(figures["memory_of_largest_rank"][kind] for kind in ("process", "owned"))
-    evaluation = float(pass_bytes(run, network, ranks))
     rows = (
         costs("weights trained", "weights"),
         costs("FLOPs a local step", "flops_per_local_step"),
@@ -176,7 +177,7 @@ def _list_costs(run: Run, network: Architecture, figures: Mapping[str, Any]) -> 
         ("memory: process, owned rows", size(process)),
         memory("network, gradients, optimizer", "network", "gradients", "optimizer"),
         memory("buffers, activations, copies", "buffers", "activations", "copies"),
-        ("memory: a pass of an evaluation, at least", size(evaluation)),
+        ("memory: a pass of an evaluation, at least", size(of_a_pass)),
     )
     return make_table(("", "each rank", "all ranks", "one process"), rows)
 

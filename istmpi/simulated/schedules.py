@@ -191,11 +191,11 @@ class Schedules:
                     return Schedule(seed, faults, outcomes, finding)
                 # The job that resumes has delays of the same seed, but loses no rank.
                 outcomes.append(self._simulate(program, Faults(seed)))
-            finding = _describe_error(outcomes[-1]) or self._compare_folder(run)
+            finding = _describe_error(outcomes[-1]) or self._compare_folder(Path(run.output.folder))
             return Schedule(seed, faults, outcomes, finding)
 
-    def _compare_folder(self, run: Run) -> str:
-        with open_checkpoint(Path(run.output.folder) / NETWORK) as checkpoint:
+    def _compare_folder(self, folder: Path) -> str:
+        with open_checkpoint(folder / NETWORK) as checkpoint:
             tensors = {}
             for name in checkpoint.architecture.parameters:
                 tensors[name] = checkpoint.tensors[name].rows().tobytes()
